@@ -93,8 +93,7 @@ class StreamConfig(_Keys):
     """What happens after `max_passes`. substitute: other streams take its place. end: the run ends
     there. error: the run is refused at the start."""
     check_remote: bool = False
-    """Fetch index.json again at every start, and refuse a cache of another version of the
-    stream."""
+    """Fetch index.json again at every start, and open the version that the store holds now."""
     check_dtypes: bool = True
     """Whether to refuse an integer type that the values in a column of bytes contradict."""
     stream_name: str | None = None

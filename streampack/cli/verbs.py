@@ -127,6 +127,17 @@ class Index:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Cache:
+    """List what a cache of remote streams contains: remotes, versions, shards and bytes."""
+
+    path: Annotated[Path, Argument(help="The streams' local folder, or a folder above several.")]
+    remove: Annotated[
+        str | None, Option(help="old: versions but the last of each remote; all: everything.")
+    ] = None
+    as_json: JsonOnly = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class StreamOptions:
     """Options of the verbs that open streams."""
 
@@ -239,6 +250,7 @@ VERBS: dict[str, type] = {
     "write": Write,
     "merge": Merge,
     "index": Index,
+    "cache": Cache,
     "inspect": Inspect,
     "run": Run,
     "simulate": Simulate,

@@ -69,6 +69,8 @@ class LengthFile:
     """An opened length file; its arrays are read on each access."""
 
     path: Path
+    origin: str
+    """Folder or URL of its stream, for messages."""
     column: str
     """The column whose values were counted."""
     num_samples: int
@@ -111,7 +113,7 @@ class LengthFile:
             raise DataError(
                 f"{self.path}: shard {shard} starts at sample {first} and its lengths add up to "
                 f"{total} tokens, but the header says {entry[0]} and {entry[1]}; "
-                f"{_way_out(self.path)}"
+                f"{_way_out(self.origin)}"
             )
         return lengths.astype(np.int64)
 
@@ -124,7 +126,7 @@ class LengthFile:
         if int(tokens.sum()) != self.num_tokens or tokens.min() < 0:
             raise DataError(
                 f"{self.path}: its shards' tokens add up to {tokens.sum()}, but its header says "
-                f"{self.num_tokens}; {_way_out(self.path)}"
+                f"{self.num_tokens}; {_way_out(self.origin)}"
             )
         return tokens
 
@@ -168,9 +170,19 @@ class LengthFile:
             num_bytes = file.readinto(values.view(np.uint8).data)
         if num_bytes != values.nbytes:
             raise DataError(
-                f"{self.path}: was truncated after it was opened; {_way_out(self.path)}"
+                f"{self.path}: was truncated after it was opened; {_way_out(self.origin)}"
             )
         return values.reshape(-1, 2) if width > 1 else values
+
+
+def describes(path: Path, text: bytes) -> bool:
+    """Return whether a path is a length file of an index.json of the bytes `text`."""
+    try:
+        with open_file(path) as file:
+            head = file.read(HEAD.size)
+    except (OSError, DataError):
+        return False
+    return len(head) == HEAD.size and HEAD.unpack(head)[6] == index_digest(text)
 
 
 def write_length_file(
@@ -240,8 +252,8 @@ def length_file_pieces(
         yield np.ascontiguousarray(part).data
 
 
-def _way_out(path: Path) -> str:
-    return f"write it again: streampack index {path.parent}"
+def _way_out(origin: str) -> str:
+    return f"write it again: streampack index {origin}"
 
 
 def _padded(num_bytes: int) -> int:
@@ -253,7 +265,8 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
 
     One with more shards after those of the index.json is not refused.
     """
-    way_out = _way_out(path)
+    origin = os.path.dirname(index.uri)
+    way_out = _way_out(origin)
     with open_file(path) as file:
         head = file.read(HEAD.size)
         file_bytes = os.fstat(file.fileno()).st_size
@@ -279,6 +292,7 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
         raise DataError(f"{path}: has {file_bytes} bytes, but should have {expected}; {way_out}")
     opened = LengthFile(
         path=path,
+        origin=origin,
         column=name.decode(errors="replace"),
         num_samples=samples,
         num_shards=shards,

@@ -109,7 +109,7 @@ def _refuse(views: Sequence[RankView]) -> None:
                     f"stream {stream['name']!r} (streams[{number}]) than rank 0: it lies in "
                     f"{own[ranks[0]]['folder']} there, in {stream['folder']} on rank 0. They "
                     "would plan other packs, and miss and repeat samples; delete the copy that is "
-                    f"out of date, or give it another local=; {WAY_OUT}"
+                    f"out of date, or set check_remote=True; {WAY_OUT}"
                 )
     way_out = (
         "they would miss and repeat samples; give every rank the same ones in the same order, with "

@@ -2,19 +2,20 @@
 
 ::
 
-    file, map --> whole? (verify.py) --no--> materialize.py: lock, fetch, check, unpack, record,
+    file, map --> whole? (verify.py) --no--> materialize.py: lock, fetch, check, unpack, note,
                                              rename
-    mark_planned, mark_finished --> manifest entry times, the eviction order (eviction.py)
+    mark_planned, mark_finished --> times of notes, the eviction order (eviction.py)
 
-A file under its final name is complete. A killed process leaves only temporary files, lock files
-and notes in `.streampack`, which a later start removes. An existing file is verified when a process
-first uses it. If it is damaged and streampack created it, it is fetched again. Files that
-streampack did not create are never removed or replaced. Compressed shards of a local stream are
-unpacked next to the originals. If that folder is not writable, they are unpacked in a private
-folder under the system's temporary folder.
+A remote stream's cache is a folder of its own inside `local` (names.py). Everything in it is
+streampack's: a file under its final name is complete, and a damaged one is fetched again. A killed
+process leaves only temporary files, lock files and notes in `.streampack`, which a later start
+removes. Files of MosaicML's layout, directly in `local`, are linked where they match, and never
+removed or replaced. Compressed shards of a local stream are unpacked to `.streampack` in its
+folder. If that folder is not writable, they are unpacked in a private folder under the system's
+temporary folder.
 
 Cost: one copy per shard and node; in each process a few `stat` calls per open, and one read of
-a manifest entry at the first.
+a note at the first.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import copy
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -31,15 +32,16 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from streampack.errors import DataError
-from streampack.mds.index import MdsIndex, Shard
+from streampack.mds.index import INDEX_FILE, MdsIndex, Shard
+from streampack.storage.checksum import is_hashed
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import FileLocks
+from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.manifest import Manifest
-from streampack.storage.materialize import Downloader, ShardMaterializer
+from streampack.storage.materialize import CachedPaths, Downloader, ShardMaterializer
 from streampack.storage.metadata import StreamMetadata
-from streampack.storage.owner import CacheOwner
+from streampack.storage.names import ShardNames, index_version, shard_names, without_hash
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
 from streampack.types import ByteArray
 
@@ -90,32 +92,32 @@ class ShardCache:
     ) -> None:
         self.location = location
         self.folder = location.folder
-        """The local folder, including the split."""
+        """The folder of the stream's local files."""
         self.is_remote = location.remote is not None
         """Whether shards may have to be fetched from a remote."""
         self.needs_fetch = self.is_remote
         """Whether shards may have to be fetched, or had to be decompressed at the last `check`."""
         self.is_emptied = False
         """Whether none of a local stream's shards existed at the last `check`."""
-        self._disk = disk or LocalFilesystem()
-        self._verifier = FileVerifier(location, self._disk)
+        self._disk = disk = disk or LocalFilesystem()
+        store = store or Downloader()
+        self._verifier = verifier = FileVerifier(location, disk)
         self._materializer = ShardMaterializer(
-            location=location,
-            disk=self._disk,
-            store=store or Downloader(),
-            verifier=self._verifier,
-            owner=CacheOwner(location, self._disk),
+            location=location, disk=disk, store=store, verifier=verifier
         )
-        self.metadata = StreamMetadata(self._materializer)
+        self.metadata = StreamMetadata(location, disk, store, verifier)
         """The stream's index.json and length file."""
-        self._locks = FileLocks(location.folder, self._disk)
-        self._uses_scratch = False
+        self._cache = location.folder if self.is_remote else location.folder / NOTES_FOLDER
+        # Whether shards without hashes in MosaicML's layout are of the opened version.
+        self._is_plain_same = False
+        self._not_linked: set[str] = set()
+        self._names: dict[str, ShardNames] = {}
         self._touched_s: dict[str, float] = {}
         # State of a local stream's files without hashes, as of when the stream was opened.
         self._at_start: dict[str, FileState] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_touched_s": {}, "_uses_scratch": False}
+        return {**self.__dict__, "_touched_s": {}, "_names": {}}
 
     def check(self, index: MdsIndex, *, may_be_emptied: bool = False) -> None:
         """Remove leftovers of dead processes, and compare the local files with index.json.
@@ -124,8 +126,9 @@ class ShardCache:
         `may_be_emptied`, all of them may be missing. A DataError says that a file is missing or has
         another size, or that `validate_hash` names a hash that index.json lacks.
         """
+        self._names = {}
         with suppress(OSError):
-            self._locks.sweep()
+            FileLocks(self._cache, self._disk).sweep()
         for shard in index.shards if self._verifier.validate_hash else ():
             self._verifier.expected(shard.stored, is_validated=True)
         self.is_emptied = may_be_emptied and not self.is_remote and not self._has_any(index)
@@ -135,7 +138,10 @@ class ShardCache:
             is_packed = [self._is_packed_only(i, shard) for i, shard in enumerate(index.shards)]
             self.needs_fetch = any(is_packed)
             return
-        num_bare = sum(not self._verifier.is_hashed(shard) for shard in index.shards)
+        with suppress(OSError, DataError):
+            plain = self._disk.read(self.location.plain_folder / INDEX_FILE) or b""
+            self._is_plain_same = index_version(plain, None) == self.metadata.version[:8]
+        num_bare = sum(not is_hashed(shard) for shard in index.shards)
         if num_bare:
             logger.warning(
                 "%s: has no hashes for %d of %d shards, so flipped bits in them cannot be "
@@ -152,33 +158,21 @@ class ShardCache:
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:
         """Return whether a local shard still has to be unpacked; refuse it if it cannot be."""
-        path = self.folder / shard.raw.basename
+        file, field = shard.raw, "raw_data"
+        path = self.folder / file.basename
         with as_data_error(path):
             state = self._disk.state(path)
-            if state is not None and state.num_bytes == shard.raw.num_bytes:
-                self._remember_source(shard, state)
-                return False
-            file, field = shard.raw, "raw_data"
-            is_ours = state is not None and Manifest(self.folder, self._disk).has(file.basename)
-            if shard.packed is not None and (state is None or is_ours):
+            if state is None and shard.packed is not None:
                 file, field = shard.packed, "zip_data"
                 path = self.folder / file.basename
                 state = self._disk.state(path)
-                if state is not None and state.num_bytes == file.num_bytes:
-                    self._remember_source(shard, state)
-                    return True
+            if state is not None and state.num_bytes == file.num_bytes:
+                if not is_hashed(shard):
+                    self._at_start[file.basename] = state
+                return file is not shard.raw
         where = f" ({self.location.index_uri}: shards.{number}.{field})"
         self._verifier.raise_if_damaged(path, file, where)
         return True
-
-    def _remember_source(self, shard: Shard, state: FileState) -> None:
-        """Record the state of a shard's source file, if no hash identifies its contents."""
-        if self._verifier.is_hashed(shard):
-            return
-        # The raw file may have been unpacked from the compressed one.
-        source = self._disk.state(self.folder / shard.packed.basename) if shard.packed else state
-        if source is not None:
-            self._at_start[shard.stored.basename] = source
 
     def under(self, limit: CacheLimit) -> ShardCache:
         """Return a copy of this cache that is subject to a size limit."""
@@ -201,22 +195,39 @@ class ShardCache:
 
     @property
     def _scratch(self) -> Path:
-        """A private folder for shards that cannot be unpacked next to the stream."""
+        """A private folder for shards that cannot be unpacked in the stream's folder."""
         digest = hashlib.blake2s(os.fsencode(self.folder.absolute()), digest_size=16)
         return private_root() / digest.hexdigest()
 
     def _folders_of(self, *shards: Shard) -> tuple[Path, ...]:
-        """Return the folders that may hold raw files of shards, in order of preference."""
-        if not self.is_remote and any(shard.packed for shard in shards):
-            with suppress(PermissionError):  # reported when a shard has to be unpacked there
-                return (self.folder, self._scratch)
-        return (self.folder,)
+        """Return the cache folders that may hold raw files of shards, in order of preference."""
+        if self.is_remote:
+            return (self._cache,)
+        if not any(shard.packed for shard in shards):
+            return ()
+        with suppress(PermissionError):  # reported when a shard has to be unpacked there
+            return (self._cache, self._scratch)
+        return (self._cache,)
+
+    def _names_of(self, shard: Shard) -> ShardNames:
+        key = shard.raw.basename
+        if key not in self._names:
+            tied = self._at_start.get(shard.stored.basename) or self.metadata.version
+            self._names[key] = shard_names(shard, tied)
+        return self._names[key]
+
+    def _paths_of(self, shard: Shard) -> Iterator[tuple[Path, bool]]:
+        """Yield the paths that may hold a shard's raw file, and whether each is in a cache."""
+        if not self.is_remote:
+            yield self.folder / shard.raw.basename, False
+        for folder in self._folders_of(shard):
+            yield folder / self._names_of(shard).raw, True
 
     def is_here(self, shard: Shard) -> bool:
         """Return whether a shard's raw file exists with the right size; usually one `stat`."""
-        for folder in self._folders_of(shard):
+        for path, _ in self._paths_of(shard):
             with suppress(OSError):
-                state = self._disk.state(folder / shard.raw.basename)
+                state = self._disk.state(path)
                 if state is not None and state.num_bytes == shard.raw.num_bytes:
                     return True
         return False
@@ -224,7 +235,8 @@ class ShardCache:
     def is_free(self, shard: Shard) -> bool:
         """Return whether no process is fetching a shard right now."""
         try:
-            with self._locks.try_hold(shard.raw.basename) as is_held:
+            locks = FileLocks(self._cache, self._disk)
+            with locks.try_hold(self._names_of(shard).raw) as is_held:
                 return is_held
         except OSError:
             return True  # no lock yet, or the fetching process will report the error
@@ -279,17 +291,17 @@ class ShardCache:
         ) from failure
 
     def _file(self, shard: Shard) -> tuple[CachedFile, bool]:
-        before = self._at_start.get(shard.stored.basename)
-        if before is not None and shard.packed is not None:
-            source = self.folder / shard.packed.basename
-            raise_if_changed(source, before, self.file_state(source))
-        path, is_new = self.folder / shard.raw.basename, False
-        state = self._verifier.verify(self.folder, shard.raw)
-        if before is not None and shard.packed is None:
-            raise_if_changed(path, before, state)
-        if state is None:
+        is_new, state = False, None
+        for path, is_cached in self._paths_of(shard):
+            state = self._verifier.verify(path, shard.raw, is_cached=is_cached)
+            if state is not None:
+                break
+        else:
             path, is_new = self._materialize(shard)
             state = self.file_state(path)
+        for basename in {shard.raw.basename, shard.stored.basename} & self._at_start.keys():
+            source = self.folder / basename
+            raise_if_changed(source, self._at_start[basename], self.file_state(source))
         if state is None:
             raise FileNotFoundError(f"{path} was removed while it was opened")
         return CachedFile(str(path), state), is_new
@@ -301,37 +313,52 @@ class ShardCache:
 
     def _materialize(self, shard: Shard) -> tuple[Path, bool]:
         """Return the path of a missing raw file, and whether this call created it."""
-        path = self.folder / shard.raw.basename
+        if not self.is_remote:
+            path = self.folder / shard.raw.basename
+            if shard.packed is None or self.file_state(path) is not None:
+                self._verifier.raise_if_damaged(path, shard.raw)
+                return path, False
+        paths = self._cached_paths(shard, self._cache)
         if self.is_remote:
-            with as_data_error(path, shard.raw.num_bytes):
-                return path, self._materializer.materialize(shard, self.folder)
-        if shard.packed is None:
-            self._verifier.raise_if_damaged(path, shard.raw)
-            return path, False
-        if self._uses_scratch and self._verifier.verify(self._scratch, shard.raw) is not None:
-            return self._scratch / shard.raw.basename, False
+            with as_data_error(paths.raw, shard.raw.num_bytes):
+                return paths.raw, self._materializer.materialize(shard, paths)
         try:
-            return path, self._materializer.materialize(shard, self.folder)
+            return paths.raw, self._materializer.materialize(shard, paths)
         except OSError as error:
-            logger.debug("%s: cannot be written: %s", self.folder, error)
-        with as_data_error(path, shard.raw.num_bytes):
+            logger.debug("%s: cannot be written: %s", paths.raw, error)
+        with as_data_error(paths.raw, shard.raw.num_bytes):
             scratch = self._scratch
             # The system's temporary folder is shared: another user may have taken the name.
             self._disk.make_folder(scratch.parent, is_private=True)
-            if not self._uses_scratch:
-                FileLocks(scratch, self._disk).sweep()
-                self._uses_scratch = True
-            is_new = self._materializer.materialize(shard, scratch)
-            return scratch / shard.raw.basename, is_new
+            FileLocks(scratch, self._disk).sweep()
+            paths = self._cached_paths(shard, scratch)
+            return paths.raw, self._materializer.materialize(shard, paths)
+
+    def _cached_paths(self, shard: Shard, folder: Path) -> CachedPaths:
+        names, has_hash = self._names_of(shard), is_hashed(shard)
+        other = None
+        if has_hash and shard.raw.hashes_from != INDEX_FILE:
+            # Its name before there was a length file with hashes.
+            other = folder / shard_names(without_hash(shard), self.metadata.version).raw
+        is_plain = self.is_remote and shard.raw.basename not in self._not_linked
+        is_plain = is_plain and (has_hash or self._is_plain_same)
+        return CachedPaths(
+            raw=folder / names.raw,
+            packed=folder / names.packed,
+            other=other,
+            plain=self.location.plain_folder if is_plain else None,
+        )
 
     def remove_damaged(self, shard: Shard, damaged: CachedFile) -> bool:
         """Remove a damaged raw file that we created; return whether there may be a new copy."""
-        basename = shard.raw.basename
-        packed = shard.packed.basename if shard.packed is not None else ""
         path = Path(damaged.path)
-        folder = next(f for f in self._folders_of(shard) if f / basename == path)
+        if (path, True) not in self._paths_of(shard):
+            return False
+        self._not_linked.add(shard.raw.basename)  # it may have come from there
         with as_data_error(path, is_retried=False):
-            return self._materializer.remove_damaged(folder, damaged.state, basename, packed)
+            paths = self._cached_paths(shard, path.parent)
+            self._materializer.remove_damaged(paths, damaged.state)
+        return True
 
     def mark_planned(self, shards: Iterable[Shard]) -> None:
         """Record that these shards will be read soon; a no-op without a limit."""
@@ -351,6 +378,6 @@ class ShardCache:
     def _touch(self, shard: Shard, time_s: float) -> None:
         for folder in self._folders_of(shard):
             manifest = Manifest(folder, self._disk)
-            for file in shard.files:
+            for name in self._names_of(shard):
                 with suppress(OSError):
-                    self._disk.touch(manifest.path(file.basename), time_s)
+                    self._disk.touch(manifest.path(name), time_s)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from streampack.errors import DataError
 from streampack.mds.codecs import HASHES
-from streampack.mds.index import ShardFile
+from streampack.mds.index import Shard, ShardFile
 from streampack.storage.filesystem import LocalFilesystem, Piece
 
 FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32", "sha1", "md5", "blake2b")
@@ -36,6 +36,11 @@ def expected_hash(file: ShardFile, validate_hash: str | None, uri: str) -> str:
     cheapest = next((name for name in (*FAST_HASHES, *known) if name in known), None)
     algorithm = validate_hash or cheapest
     return f"{algorithm}:{file.hashes[algorithm].lower()}" if algorithm else ""
+
+
+def is_hashed(shard: Shard) -> bool:
+    """Return whether a known hash verifies a shard's file, or the file unpacked from it."""
+    return not HASHES.keys().isdisjoint((*shard.stored.hashes, *shard.raw.hashes))
 
 
 class Digest:

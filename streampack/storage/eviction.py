@@ -2,132 +2,109 @@
 
 ::
 
-    sum of the files that have an entry + incoming files > limit
+    shards of any version in the cache folders + incoming files > limit
         --> first those marked finished, then those whose use was planned longest ago
-            |<- entry's time 0 ->|<----------- oldest ... latest ---------------->|
+            |<- note's time 0 ->|<----------- oldest ... latest ---------------->|
 
-Only files that streampack created and that have not changed since are evicted, and never one whose
-lock is held. One lock guards the limit for all streams of a dataset. A file in transit counts in
-full, and a compressed one counts in addition to its raw one. A process can keep reading a file that
-it has mapped; the disk space is freed when the last mapping is closed.
+All files in a cache folder are streampack's own. None is evicted while its lock is held. One lock
+guards the limit for all streams of a dataset. A file in transit counts in full, and a compressed
+one counts in addition to its raw one. A process can keep reading a file that it has mapped; the
+disk space is freed when the last mapping is closed.
 
-Cost: one listing of each stream's notes per fetched file; one `stat` and four system calls per
-evicted file.
+Cost: two listings of each folder per fetched file; one `stat` for each file seen first, and two
+`stat` and four system calls per evicted file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError
-from streampack.mds.index import Shard, ShardFile
 from streampack.storage.filesystem import LocalFilesystem, LockBusyError
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
-from streampack.storage.manifest import PENDING, Manifest
+from streampack.storage.manifest import CacheEntry, Manifest
+from streampack.storage.names import PACKED, SHARD
 
-LIMIT_LOCK = ".cache-limit.lock"  # no stream's file name starts with a dot
+LIMIT_LOCK = ".cache-limit.lock"
 LIMIT_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _CachedFile:
-    """A file that counts toward the limit."""
+def shards_in(folder: Path, disk: LocalFilesystem) -> set[str]:
+    """Return the names of the shards in a cache folder, and of those being fetched to it."""
+    names = {*disk.names(folder)}
+    names |= {
+        n.removesuffix(".json") for n in disk.names(folder / NOTES_FOLDER) if n[-5:] == ".json"
+    }
+    return {name for name in names if SHARD.fullmatch(name)}
 
-    folder: Path
-    file: ShardFile
-    lock: str  # basename of the file whose lock guards this one
+
+def evict(folder: Path, name: str, disk: LocalFilesystem) -> bool:
+    """Remove a shard from a cache folder unless a process is fetching it; return whether it did."""
+    with FileLocks(folder, disk).try_hold(name.removesuffix(PACKED)) as is_held:
+        if is_held:
+            disk.remove(folder / name)
+            Manifest(folder, disk).remove(name)
+        return is_held
 
 
 class CacheLimit:
-    """Limit on the bytes that cached files take on this node, over all streams of a dataset.
+    """Limit on the bytes of the shards in these cache folders, at least one; safe to pickle."""
 
-    `shards` holds those whose files may be in each folder; there is at least one folder.
-    """
-
-    def __init__(
-        self, num_bytes: int, shards: Mapping[Path, Sequence[Shard]], disk: LocalFilesystem
-    ) -> None:
+    def __init__(self, num_bytes: int, folders: Sequence[Path], disk: LocalFilesystem) -> None:
         self.num_bytes = num_bytes
-        self._shards = shards
+        self._folders = folders
         self._disk = disk
-        # For each folder its possible files by the name of their manifest entries; built lazily.
-        self._files: dict[Path, dict[str, _CachedFile]] = {}
+        self._sizes: dict[tuple[Path, str], int] = {}  # a name identifies its bytes
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_files": {}}
+        return {**self.__dict__, "_sizes": {}}
 
-    def reserve(self, folder: Path, files: Sequence[ShardFile]) -> None:
-        """Make room for a shard's files and reserve it; the shard's lock must be held.
+    def reserve(self, folder: Path, incoming: Mapping[str, int]) -> None:
+        """Make room for a shard's files, given as names and bytes, and reserve it.
 
-        None of the files may exist yet: an entry marks a file as ours.
+        None of the files may exist yet, and the shard's lock must be held.
         """
-        lock = next(iter(self._shards)) / NOTES_FOLDER / LIMIT_LOCK
+        lock = self._folders[0] / NOTES_FOLDER / LIMIT_LOCK
         self._disk.make_folder(lock.parent)
         try:
             with self._disk.lock(lock, LIMIT_TIMEOUT_S):
-                self._make_room(folder, files)
-                for file in files:
-                    Manifest(folder, self._disk).write(file.basename, PENDING)
+                self._make_room(folder, incoming)
+                for name, num_bytes in incoming.items():
+                    Manifest(folder, self._disk).write(name, CacheEntry(num_bytes=num_bytes))
         except LockBusyError as error:
             raise DataError(
                 f"{lock}: another process has held this lock for {LIMIT_TIMEOUT_S:.0f} s; "
                 "check whether it hangs"
             ) from error
 
-    def _make_room(self, folder: Path, files: Sequence[ShardFile]) -> None:
-        # An incoming file may have an old entry; count it once.
-        incoming = {(folder, file.basename) for file in files}
-        cached = [f for f in self._cached_files() if (f.folder, f.file.basename) not in incoming]
-        num_bytes = sum(file.num_bytes for file in (*files, *(f.file for f in cached)))
-        excess = num_bytes - self.num_bytes
+    def _make_room(self, folder: Path, incoming: Mapping[str, int]) -> None:
+        own = {(folder, name) for name in incoming}
+        cached = {key: self._num_bytes(*key) for key in self._cached() if key not in own}
+        excess = sum(incoming.values()) + sum(cached.values()) - self.num_bytes
         if excess <= 0:
             return
-        for oldest in sorted(cached, key=self._last_planned_ns):
-            if self._evict(oldest):
-                excess -= oldest.file.num_bytes
+        for oldest in sorted(cached, key=lambda key: self._last_planned_ns(*key)):
+            if evict(*oldest, self._disk):
+                excess -= cached[oldest]
             if excess <= 0:
                 return
         # The remainder is in transit in other processes, one shard each; do not wait for them.
 
-    def _cached_files(self) -> Iterator[_CachedFile]:
-        if not self._files:
-            self._files = {folder: self._possible_files(folder) for folder in self._shards}
-        for folder, files in self._files.items():
-            for name in self._disk.names(folder / NOTES_FOLDER):
-                if name in files:
-                    yield files[name]
+    def _cached(self) -> Iterator[tuple[Path, str]]:
+        for folder in self._folders:
+            for name in shards_in(folder, self._disk):
+                yield folder, name
 
-    def _possible_files(self, folder: Path) -> dict[str, _CachedFile]:
-        manifest = Manifest(folder, self._disk)
-        return {
-            manifest.path(file.basename).name: _CachedFile(
-                folder=folder, file=file, lock=shard.raw.basename
-            )
-            for shard in self._shards[folder]
-            for file in shard.files
-        }
+    def _num_bytes(self, folder: Path, name: str) -> int:
+        if (folder, name) not in self._sizes:
+            known = self._disk.state(folder / name) or Manifest(folder, self._disk).read(name)
+            if known is None:
+                return 0  # removed since it was listed
+            self._sizes[folder, name] = known.num_bytes
+        return self._sizes[folder, name]
 
-    def _last_planned_ns(self, cached: _CachedFile) -> int:
-        state = self._disk.state(Manifest(cached.folder, self._disk).path(cached.file.basename))
+    def _last_planned_ns(self, folder: Path, name: str) -> int:
+        state = self._disk.state(Manifest(folder, self._disk).path(name))
         return 0 if state is None else state.mtime_ns
-
-    def _evict(self, cached: _CachedFile) -> bool:
-        """Remove a file if it is ours and no process is fetching it; return whether it is gone."""
-        basename = cached.file.basename
-        path = cached.folder / basename
-        with FileLocks(cached.folder, self._disk).try_hold(cached.lock) as is_held:
-            if not is_held:
-                return False
-            manifest = Manifest(cached.folder, self._disk)
-            entry, state = manifest.read(basename), self._disk.state(path)
-            if state is None or (entry is not None and entry.matches(state)):
-                # In this order: a file without an entry would never be evicted.
-                self._disk.remove(path)
-            elif entry != PENDING:
-                return False  # another program put this file here
-            # If our fetch was killed, another program's file stays and does not count.
-            manifest.remove(basename)
-            return True

@@ -189,6 +189,10 @@ class LocalFilesystem:
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file another name, in an existing folder of the same file system."""
+        target.hardlink_to(source)
+
     def remove(self, path: Path) -> None:
         """Remove a file, or a folder and its contents, if it exists."""
         try:

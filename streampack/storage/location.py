@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import os
 import re
 import tempfile
@@ -23,6 +22,7 @@ from streampack._paths import folder_of
 from streampack.errors import ConfigError
 from streampack.mds.index import INDEX_FILE
 from streampack.storage.filesystem import private_root
+from streampack.storage.names import remote_digest
 
 # Methods of MosaicML's `Stream` that are never called here, but would change samples or weights.
 NOT_CALLED = (
@@ -48,9 +48,11 @@ class StreamLocation:
     stream: Any
     """A copy of the `Stream`, with defaults set; the user's object is never modified."""
     folder: Path
-    """Its local folder, including the split."""
+    """Folder of its local files: of a remote stream, the remote's own folder in `local`."""
+    plain_folder: Path
+    """`local` with the split, where MosaicML's loader and a stream without a remote keep files."""
     remote: str | None
-    """Its remote folder, including the split."""
+    """Its remote folder, including the split; None if that is `plain_folder`."""
     temporary_root: Path | None = None
     """The folder under the system's temporary one that was chosen for an unset `local`."""
     own_download: Callable[[str, Path], None] | None = None
@@ -72,14 +74,22 @@ class StreamLocation:
         copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
         split = copied.split or ""
         remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
+        plain = folder = Path(copied.local, split)
         own_download = None
         is_needed = urlsplit(remote or "").scheme in MOSAICML_SCHEMES
         if is_theirs or is_needed:
             compat = mosaicml(f"remote={remote!r}")
             own_download = compat.own_download(stream, copied, is_needed=is_needed)
+        if remote:
+            identity = remote_identity(remote)
+            if own_download is None and identity == os.path.realpath(plain):
+                remote = None
+            else:
+                folder = Path(copied.local, remote_digest(identity))
         return cls(
             stream=copied,
-            folder=Path(copied.local, split),
+            folder=folder,
+            plain_folder=plain,
             remote=remote,
             temporary_root=root,
             own_download=own_download,
@@ -95,19 +105,15 @@ class StreamLocation:
         return self.uri(INDEX_FILE)
 
     @property
+    def identity(self) -> str:
+        """The remote in one spelling and without a password; empty if there is none."""
+        return "" if self.remote is None else remote_identity(self.remote)
+
+    @property
     def remote_folder(self) -> Path | None:
         """The remote as a folder of this machine; None if it is an object store or unset."""
         folder = None if self.remote is None else folder_of(self.remote)
         return None if folder is None else Path(folder)
-
-    @property
-    def owner(self) -> str | None:
-        """The remote in canonical form, without a password; None if `local` is the origin."""
-        folder = self.remote_folder
-        if folder is not None:
-            path = os.path.realpath(folder)
-            return None if path == os.path.realpath(self.folder) else path
-        return None if self.remote is None else PASSWORD.sub(r"\1", urlsplit(self.remote).geturl())
 
 
 def _adopt(stream: Any, copied: Any) -> Path | None:
@@ -140,8 +146,20 @@ def _resolve(stream: Any, copied: Any) -> Path | None:
         root = private_root()
     except PermissionError as error:
         raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
-    copied.local = str(root / hashlib.blake2s(stream.remote.encode(), digest_size=16).hexdigest())
+    copied.local = str(root)
     return root
+
+
+def remote_identity(remote: str) -> str:
+    """Return a remote in one spelling and without a password; of a folder, its real path.
+
+    >>> remote_identity("SFTP://me:secret@host/code")
+    'sftp://me@host/code'
+    """
+    folder = folder_of(remote)
+    if folder is not None:
+        return os.path.realpath(folder)
+    return PASSWORD.sub(r"\1", urlsplit(remote).geturl())
 
 
 def is_mosaicml_stream(stream: object) -> bool:

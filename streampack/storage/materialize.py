@@ -1,10 +1,11 @@
-"""Make one shard available in a folder of this node: fetch or find it, unpack, record, rename.
+"""Make one shard available in a cache folder: fetch or find it, unpack, record, rename.
 
 ::
 
-    lock --> still missing? --> room --> fetch --> size, hash --> unpack --> size, hash
-                                           ^------ damaged: again ---'
-         --> manifest entry: ours, this size, time and hash --> rename --> unlock
+    lock --> still missing? --> room --> in MosaicML's layout? --> link it
+                                         else fetch --> size, hash --> unpack --> size, hash
+                                                ^------ damaged: again ---'
+         --> note: this size, time and hash --> rename --> unlock
 
 Cost: one copy, one decompression, one hash of each file that has one; a few MiB of memory.
 """
@@ -15,23 +16,27 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from streampack.errors import DataError
 from streampack.mds.index import Shard, ShardFile
-from streampack.storage.checksum import Digest
+from streampack.storage.checksum import Digest, is_hashed
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
-from streampack.storage.manifest import CacheEntry, Manifest
-from streampack.storage.owner import CacheOwner
+from streampack.storage.manifest import Manifest
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
 from streampack.stores.failures import DamagedError
 
 LEAST_LOCK_S = 30.0  # allowance for unpacking and checks, on top of the download
+
+
+def lock_s(location: StreamLocation, num_bytes: int | None = None) -> float:
+    """Return how long a process may hold the lock of a file that it fetches."""
+    return budget_s(location, num_bytes) + LEAST_LOCK_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,18 @@ class Downloader:
     fetch_if_there: Callable[..., bool] = fetch_if_there
 
 
+class CachedPaths(NamedTuple):
+    """The paths of one shard's files in a cache folder."""
+
+    raw: Path
+    packed: Path
+    """Its compressed form, which is kept with `keep_zip` only."""
+    other: Path | None = None
+    """Another name that its raw file may have there."""
+    plain: Path | None = None
+    """A folder in MosaicML's layout that may have its files, under their own names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardMaterializer:
     """Makes the shards of one stream available; safe to pickle."""
@@ -50,124 +67,103 @@ class ShardMaterializer:
     disk: LocalFilesystem
     store: Downloader
     verifier: FileVerifier
-    owner: CacheOwner
     limit: CacheLimit | None = None
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether the stream has a remote."""
-        return self.location.remote is not None
-
-    def lock_s(self, num_bytes: int | None = None) -> float:
-        """Return how long a process may hold a file's lock."""
-        return budget_s(self.location, num_bytes) + LEAST_LOCK_S
-
-    def materialize(self, shard: Shard, folder: Path) -> bool:
-        """Make a shard's raw file available in a folder; return False if it was there already.
+    def materialize(self, shard: Shard, paths: CachedPaths) -> bool:
+        """Make a shard's raw file available; return whether it was fetched or unpacked.
 
         An OSError says that a local stream's shard cannot be unpacked in this folder.
         """
-        locks, basename = FileLocks(folder, self.disk), shard.raw.basename
-        num_bytes = shard.stored.num_bytes
-        with locks.hold(basename, self.lock_s(num_bytes)):
-            if self.verifier.verify(folder, shard.raw) is not None:
+        raw, num_bytes = paths.raw, shard.stored.num_bytes
+        locks = FileLocks(raw.parent, self.disk)
+        with locks.hold(raw.name, lock_s(self.location, num_bytes)):
+            if self.verifier.verify(raw, shard.raw) is not None:
                 return False
-            locks.remove_leftovers(basename)
+            locks.remove_leftovers(raw.name)
             # Inside the lock, so that waiting processes also get the error for a full disk.
-            errors = as_data_error(folder / basename, num_bytes + shard.raw.num_bytes)
-            with errors if self.is_remote else nullcontext():
-                self._make(shard, folder, locks)
-        return True
+            errors = as_data_error(raw, num_bytes + shard.raw.num_bytes)
+            with errors if self.location.remote is not None else nullcontext():
+                return self._make(shard, paths, locks)
 
-    def remove_damaged(
-        self, folder: Path, damaged: FileState, basename: str, packed: str = ""
-    ) -> bool:
-        """Remove a damaged file of ours, and the compressed file that it was made from, if any.
+    def remove_damaged(self, paths: CachedPaths, damaged: FileState) -> None:
+        """Remove a damaged raw file, if it is still that one, and its compressed form."""
+        with FileLocks(paths.raw.parent, self.disk).hold(paths.raw.name, lock_s(self.location)):
+            if self.disk.state(paths.raw) == damaged:
+                self.disk.remove(paths.packed)
+                self.disk.remove(paths.raw)
 
-        Return whether a new copy may be available; False if the file is not ours to remove.
-        """
-        with FileLocks(folder, self.disk).hold(basename, self.lock_s()):
-            if self.disk.state(folder / basename) != damaged:
-                return True  # another process has replaced it
-            manifest = Manifest(folder, self.disk)
-            if not manifest.has(basename):
-                return False
-            for name in filter(None, (packed, basename)):
-                if manifest.has(name):
-                    self.disk.remove(folder / name)
-        return True
-
-    def _make(self, shard: Shard, folder: Path, locks: FileLocks) -> None:
-        if self._is_kept(folder, shard.raw):
-            return
-        files = shard.files if self.is_remote else (shard.raw,)
+    def _make(self, shard: Shard, paths: CachedPaths, locks: FileLocks) -> bool:
+        raw, packed = paths.raw, paths.packed
+        incoming = {raw: shard.raw.num_bytes}
+        if self.location.remote is not None and shard.packed is not None:
+            incoming[packed] = shard.packed.num_bytes
+        self.disk.remove(raw)  # damaged
         if self.limit is not None:
-            self.limit.reserve(folder, [file for file in files if self._is_missing(folder, file)])
-        if self.is_remote and not self.owner.claim():  # the folder may have been deleted
-            self.owner.refuse_others()
-        # Read before the fetch, so that a replacement during it is noticed later.
-        origin = self.verifier.origin(shard)
-        if origin:
-            self.verifier.raise_if_rewritten()
-        # Both temporary names use the raw file's name, because its lock guards them.
-        name, verifier = shard.raw.basename, self.verifier
+            sizes = {path.name: size for path, size in incoming.items() if self._is_missing(path)}
+            self.limit.reserve(raw.parent, sizes)
+        self.verifier.raise_if_rewritten(shard)
         try:
-            with locks.temporary(name) as raw, locks.temporary(name) as packed:
-                if shard.packed is None:
-                    self._fetch(shard, raw, None)
-                else:
-                    self._fetch_and_unpack(shard, shard.packed, packed, raw)
-                self.publish(raw, folder, name, verifier.expected(shard.raw), origin)
-                keeps_packed = bool(self.location.stream.safe_keep_zip)
-                if shard.packed and keeps_packed and self.disk.state(packed) is not None:
-                    expected = verifier.expected(shard.packed)
-                    to = self.location.folder
-                    self.publish(packed, to, shard.packed.basename, expected, origin)
+            # Both temporary names use the raw file's name, because its lock guards them.
+            with locks.temporary(raw.name) as new, locks.temporary(raw.name) as new_packed:
+                is_new = self._bring(shard, paths, new, new_packed)
+                self.verifier.raise_if_rewritten(shard)
+                self.publish(new, raw, self.verifier.expected(shard.raw))
+                if self.location.stream.safe_keep_zip and self.disk.state(new_packed) is not None:
+                    self.publish(new_packed, packed, self.verifier.expected(shard.stored))
         finally:
-            for file in files:
+            for path in incoming:
                 with suppress(OSError):
-                    if self._is_missing(folder, file):
-                        Manifest(folder, self.disk).remove(file.basename)
+                    if self._is_missing(path):
+                        Manifest(path.parent, self.disk).remove(path.name)
+        return is_new
 
-    def _is_missing(self, folder: Path, file: ShardFile) -> bool:
-        return self.disk.state(folder / file.basename) is None
+    def _is_missing(self, path: Path) -> bool:
+        return self.disk.state(path) is None
 
-    def _is_kept(self, folder: Path, file: ShardFile) -> bool:
-        """Remove a damaged file of ours; return whether a file of another program is complete.
-
-        A damaged file of another program is an error: it is not ours to remove.
-        """
-        if self._is_missing(folder, file):
-            return False
-        path = folder / file.basename
-        if not Manifest(folder, self.disk).has(file.basename):
-            self.verifier.raise_if_damaged(path, file)
+    def _bring(self, shard: Shard, paths: CachedPaths, new: Path, new_packed: Path) -> bool:
+        """Write a shard's raw file to `new`; return whether it was fetched or unpacked."""
+        if self.location.remote is None:
+            source = self.location.folder / shard.stored.basename
+            self.verifier.raise_if_damaged(source, shard.stored)
+            with attach_uri(source, shard.stored.basename):
+                self._unpack(source, str(source), shard, new)
             return True
-        self.disk.remove(path)
-        return False
-
-    def _fetch_and_unpack(self, shard: Shard, file: ShardFile, packed: Path, raw: Path) -> None:
-        """Unpack the local compressed file, fetching it first if it is missing or damaged."""
-        folder = self.location.folder
-        source = folder / file.basename
-        if not self.is_remote or self.verifier.verify(folder, file) is not None:
-            self.verifier.raise_if_damaged(source, file)
+        plain = paths.plain
+        if self._link(paths.other, shard.raw, new) or (
+            plain is not None and self._link(plain / shard.raw.basename, shard.raw, new)
+        ):
+            return False
+        if shard.packed is None:
+            self._fetch(shard, new, None)
+            return True
+        name, source = shard.packed.basename, paths.packed
+        is_here = self.verifier.verify(source, shard.packed) is not None
+        if not is_here and plain is not None:
+            source, is_here = new_packed, self._link(plain / name, shard.packed, new_packed)
+        if is_here:
             try:
-                with attach_uri(source, file.basename):
-                    self._unpack(source, str(source), shard, raw)
-                return
-            except DataError:
-                if not self.is_remote:
-                    raise
-        # Its size and hash (if any) match, but it does not unpack: refused if not ours.
-        if self._is_kept(folder, file):
-            raise DataError(
-                f"{source}: does not unpack to what index.json says, and streampack did not put it "
-                "there; delete it, so that it can be fetched",
-                uri=str(source),
-                shard=file.basename,
-            )
-        self._fetch(shard, packed, lambda path: self._unpack(path, file.basename, shard, raw))
+                self._unpack(source, str(source), shard, new)
+            except DataError:  # fetched again
+                self.disk.remove(source)
+            else:
+                return False
+        self._fetch(shard, new_packed, lambda path: self._unpack(path, name, shard, new))
+        return True
+
+    def _link(self, source: Path | None, file: ShardFile, to: Path) -> bool:
+        """Link a file under another name if it matches index.json; return whether it does."""
+        try:
+            state = None if source is None else self.disk.state(source)
+            if source is None or state is None or state.num_bytes != file.num_bytes:
+                return False
+            self.disk.link(source, to)
+            if self.verifier.problem(to, file) is None:
+                return True
+            self.disk.remove(to)
+        except OSError:  # e.g. of another user, or a file system without links: fetch it
+            with suppress(OSError):
+                self.disk.remove(to)
+        return False
 
     def _unpack(self, source: Path, where: str, shard: Shard, raw: Path) -> None:
         # Hashed in the same pass: a second pass over the file would cost half as much as unpacking.
@@ -204,20 +200,16 @@ class ShardMaterializer:
             to,
             num_bytes=file.num_bytes,
             check=check,
-            is_hashed=self.verifier.is_hashed(shard),
+            is_hashed=is_hashed(shard),
         )
         if failures:
             raise failures[0]
 
-    def publish(
-        self, temporary: Path, folder: Path, basename: str, hash_: str, origin: str
-    ) -> None:
-        """Rename a file to its final name, recorded as ours; hash and origin as in CacheEntry."""
+    def publish(self, temporary: Path, path: Path, hash_: str) -> None:
+        """Note that a file has this hash, and rename it to its final name."""
         state = self.disk.state(temporary)
         if state is None:
             raise FileNotFoundError(f"{temporary} was removed before it got its final name")
-        boot_id = self.verifier.boot_id(folder)
-        entry = CacheEntry.of(state, hash_=hash_, boot_id=boot_id, origin=origin)
-        # In this order: a file of ours without an entry would be taken for another program's.
-        Manifest(folder, self.disk).write(basename, entry)
-        self.disk.rename(temporary, folder / basename)
+        entry = self.verifier.entry(path, state, hash_)
+        Manifest(path.parent, self.disk).write(path.name, entry)
+        self.disk.rename(temporary, path)

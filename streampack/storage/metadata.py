@@ -1,31 +1,33 @@
-"""A stream's index.json and length file on this node: fetched, and compared with the remote's.
+"""A stream's index.json and length file on this node: the versions that were fetched.
 
 ::
 
-    index.json  --> this remote's folder? (owner.py) --no--> refused
-                --> here? --no--> fetch, parse, rename
-                --> is it still the remote's?        --no--> refused
-    lengths.bin --> here, and of the remote's version? --no--> fetch, record, rename
+    last version here? --no--> fetch, parse, rename to index.<version>.json, note it as the last
+                       --is it still the remote's?--no--^
+    lengths.<version>.bin here? --no--> fetch, rename
 
 Cost: a few `stat` calls per open. If the remote is a folder, its index.json is read and compared
-whenever the stream is opened. An object store is checked again only with `check_remote`.
+whenever the stream is opened. An object store is asked again only with `check_remote`.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from streampack.errors import DataError
 from streampack.mds.index import INDEX_FILE, MdsIndex, parse_index
-from streampack.mds.length_file import LENGTH_FILE, index_digest
-from streampack.storage.filesystem import FileState
-from streampack.storage.locks import FileLocks
-from streampack.storage.manifest import Manifest
-from streampack.storage.materialize import ShardMaterializer
-from streampack.storage.verify import as_data_error, attach_uri
+from streampack.mds.length_file import LENGTH_FILE, describes
+from streampack.storage.checksum import is_hashed
+from streampack.storage.filesystem import FileState, LocalFilesystem
+from streampack.storage.location import StreamLocation
+from streampack.storage.locks import NOTES_FOLDER, FileLocks
+from streampack.storage.materialize import Downloader, lock_s
+from streampack.storage.names import LAST, VERSION, index_version
+from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
 from streampack.stores.failures import DamagedError
 
 NAMED_SPLITS = 8  # in a message
@@ -35,41 +37,67 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
+class _Version(NamedTuple):
+    name: str
+    text: bytes
+
+
+def last_version(folder: Path, disk: LocalFilesystem) -> dict[str, str] | None:
+    """Return what a cache folder's note says of its `remote` and last `version`; None without."""
+    try:
+        note = json.loads(disk.read(folder / NOTES_FOLDER / LAST) or b"")
+        if VERSION.fullmatch(note["version"]):
+            return {"remote": str(note["remote"]), "version": note["version"]}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass  # a partial one after a power loss
+    return None
+
+
 class StreamMetadata:
     """The index.json and the length file of one stream; safe to pickle."""
 
-    def __init__(self, materializer: ShardMaterializer) -> None:
-        self._materializer = materializer
-        self._location = materializer.location
-        self._disk = materializer.disk
-        self._owner = materializer.owner
-        self._locks = FileLocks(self._location.folder, self._disk)
+    def __init__(
+        self,
+        location: StreamLocation,
+        disk: LocalFilesystem,
+        store: Downloader,
+        verifier: FileVerifier,
+    ) -> None:
+        self.version = ""
+        """The opened version of a remote stream's index.json, once it was read."""
+        self._location = location
+        self._disk = disk
+        self._store = store
+        self._verifier = verifier
+        self._locks = FileLocks(location.folder, disk)
+        self._remote_folder = location.remote_folder
+
+    @property
+    def length_path(self) -> Path:
+        """The path of the length file in a cache, or next to a local stream's index.json."""
+        if self._location.remote is None:
+            return self._location.folder / LENGTH_FILE
+        return self._location.folder / f"lengths.{self.version}.bin"
 
     def index_bytes(self) -> bytes:
         """Return the bytes of index.json, fetched on the first call on this node.
 
-        A DataError says that there is none, that the remote now holds a different one, or that the
-        local folder belongs to another remote or another user.
+        A DataError says that there is none, or that the local folder belongs to another user.
         """
         path = self._location.folder / INDEX_FILE
         with as_data_error(path, is_retried=False):
             self._make_root_private()
-            self._owner.refuse_others()
-            text = self._read_index(path)
-            if text is None and self._location.remote is None:
+            if self._location.remote is not None:
+                self.version, text = self._current()
+                return text
+            local = self._disk.read(path)
+            if local is None:
                 raise DataError(
                     f"{path}: does not exist; {self._split_hint()}give the folder of an MDS "
                     "stream as local=, or set remote= to where it can be fetched; `streampack "
                     "write` makes a stream of text, rows or token ids"
                 )
-            is_cached = text is not None
-            if text is None:
-                with self._locks.hold(INDEX_FILE, self._materializer.lock_s()):
-                    text = self._read_index(path) or self._fetch_index(path)
-            if not self._owner.claim():
-                self._owner.refuse_others()
-        self._compare_with_remote(text, is_cached=is_cached)
-        return text
+            return local
 
     def _make_root_private(self) -> None:
         """Make the default folder private to this user; its name is predictable."""
@@ -85,17 +113,6 @@ class StreamMetadata:
                 uri=str(root),
             ) from error
 
-    def _read_index(self, path: Path) -> bytes | None:
-        """Return the local index.json; None if it is missing, or was fetched and is damaged."""
-        text = self._disk.read(path)
-        digest = self._owner.digest
-        if text is None or digest in ("", index_digest(text).hex()):
-            return text
-        logger.warning(
-            "%s: is not what was fetched from %s; fetching it again", path, self._location.remote
-        )
-        return None
-
     def _split_hint(self) -> str:
         """Return a hint on a stream in the folder above, or in subfolders."""
         folder = Path(self._location.stream.local)
@@ -109,8 +126,56 @@ class StreamMetadata:
         more = ", ..." if splits[NAMED_SPLITS:] else ""
         return f"set {options}{more}, whose folders hold one; or "
 
-    def _fetch_index(self, path: Path) -> bytes:
-        uri = self._location.index_uri
+    def _current(self) -> _Version:
+        """Return the remote's version where that is free or `check_remote` asks, else the last."""
+        last = self._last()
+        if self._remote_folder is not None:
+            path = self._remote_folder / INDEX_FILE
+            try:
+                state, text = self._disk.state(path), self._disk.read(path)
+            except OSError:
+                state = text = None
+            self._verifier.watch_index(path, state)
+            if last is not None and (text is None or _is_same(last, text, state)):
+                return last  # without the remote, fetched files remain usable
+            return self._fetch(state, lambda last: text is not None and _is_same(last, text, state))
+        if last is None:
+            return self._fetch(None, lambda _: True)
+        if not getattr(self._location.stream, "check_remote", False):
+            return last
+        try:
+            return self._fetch(None, lambda _: False)
+        except (DataError, OSError) as error:
+            logger.warning(
+                "%s: check_remote cannot tell whether the store still holds the version in %s, "
+                "so the run continues with that version: %s",
+                self._location.index_uri,
+                self._location.folder,
+                error,
+            )
+            return last
+
+    def _last(self) -> _Version | None:
+        """Return the last version; None if it is missing or damaged."""
+        folder = self._location.folder
+        note = last_version(folder, self._disk)
+        if note is None:
+            return None
+        path = folder / f"index.{note['version']}.json"
+        text = self._disk.read(path)
+        if text is None or note["version"][:8] == index_version(text, None):
+            return None if text is None else _Version(note["version"], text)
+        logger.warning(
+            "%s: is not what was fetched from %s; fetching it again", path, self._location.remote
+        )
+        return None
+
+    def _fetch(self, state: FileState | None, is_enough: Callable[[_Version], bool]) -> _Version:
+        """Fetch index.json and keep it as the last version.
+
+        One that another process has fetched in the meantime is used if it `is_enough`.
+        """
+        location, uri = self._location, self._location.index_uri
         downloads: list[bytes] = []
         parsed: list[MdsIndex] = []
 
@@ -125,90 +190,45 @@ class StreamMetadata:
                     raise
                 raise DamagedError(str(error).removeprefix(f"{uri}: ")) from error
 
-        with self._locks.temporary(INDEX_FILE) as temporary:
-            self._materializer.store.fetch(self._location, INDEX_FILE, temporary, check=check)
-            text = downloads[-1]
-            digest, owned = index_digest(text).hex(), self._owner.digest
-            # Shards of two versions may have equal sizes: only hashes distinguish them.
-            hashes = (self._materializer.verifier.expected(one.stored) for one in parsed[-1].shards)
-            if owned not in ("", digest) and not all(hashes):
-                raise self._other_version(owned, digest)
-            if self._owner.claim(digest):
-                self._disk.rename(temporary, path)
-        return text
+        with self._locks.hold(INDEX_FILE, lock_s(location)):
+            last = self._last()
+            if last is not None and is_enough(last):
+                return last
+            with self._locks.temporary(INDEX_FILE) as temporary:
+                self._store.fetch(location, INDEX_FILE, temporary, check=check)
+                text = downloads[-1]
+                are_hashed = all(map(is_hashed, parsed[-1].shards))
+                version = index_version(text, None if are_hashed else state)
+                note = {"remote": location.identity, "version": version}
+                self._disk.rename(temporary, location.folder / f"index.{version}.json")
+                path = location.folder / NOTES_FOLDER / LAST
+                self._locks.replace(LAST, path, json.dumps(note).encode())
+        return _Version(version, text)
 
-    def _compare_with_remote(self, text: bytes, *, is_cached: bool) -> None:
-        """Refuse a cache that differs from the remote's index.json, if that is known or checked."""
-        folder, current = self._location.remote_folder, None
-        if folder is not None:
-            path = folder / INDEX_FILE
-            try:
-                state, current = self._disk.state(path), self._disk.read(path)
-            except OSError:
-                return  # fetched files remain usable without the remote
-            self._materializer.verifier.watch_index(path, state)
-        elif self._location.remote and getattr(self._location.stream, "check_remote", False):
-            current = self._fetch_current() if is_cached else None
-        if current is not None and current != text:
-            raise self._other_version(index_digest(text).hex(), index_digest(current).hex())
-
-    def _fetch_current(self) -> bytes | None:
-        """Fetch index.json again, which works with any store; etags differ between copies."""
-        lock_s = self._materializer.lock_s()
-        try:
-            with (
-                self._locks.hold(INDEX_FILE, lock_s),
-                self._locks.temporary(INDEX_FILE) as temporary,
-            ):
-                self._materializer.store.fetch(self._location, INDEX_FILE, temporary)
-                return self._disk.read(temporary) or b""
-        except (DataError, OSError) as error:
-            logger.warning(
-                "%s: check_remote cannot tell whether the store still holds the version in %s, "
-                "so the run continues with that version: %s",
-                self._location.index_uri,
-                self._location.folder,
-                error,
-            )
-            return None
-
-    def _other_version(self, here: str, there: str) -> DataError:
-        folder = self._location.folder
-        return DataError(
-            f"{folder}: was fetched from another version of {self._location.remote}: index.json "
-            f"is {here[:8]} here, {there[:8]} there; delete {folder}, or name another local=",
-            uri=self._location.index_uri,
-        )
-
-    def length_file_path(self) -> Path | None:
+    def length_file_path(self, text: bytes) -> Path | None:
         """Return the path of the length file, fetched if the remote has one; None if there is none.
 
-        A DataError says that the store neither returns it nor reports that it does not exist.
+        One of MosaicML's layout is used if it describes an index.json of the bytes `text`. A
+        DataError says that the store neither returns it nor reports that it does not exist.
         """
-        path = self._location.folder / LENGTH_FILE
+        path, plain = self.length_path, self._location.plain_folder / LENGTH_FILE
         with as_data_error(path, is_retried=False):
+            if self._disk.state(path) is not None:
+                return path
             if self._location.remote is None:
-                return path if self._disk.state(path) is not None else None
-            if not self._has_lengths(path):
-                with self._locks.hold(LENGTH_FILE, self._materializer.lock_s()):
-                    if not self._has_lengths(path) and not self._fetch_lengths():
-                        return None
-            return path
+                return None
+            if describes(plain, text):
+                return plain
+            with self._locks.hold(path.name, lock_s(self._location)):
+                if self._disk.state(path) is not None or self._fetch_lengths(path):
+                    return path
+            return None
 
-    def _has_lengths(self, path: Path) -> bool:
-        """Return whether the length file is present and matches the remote's version."""
-        if self._disk.state(path) is None:
-            return False
-        entry = Manifest(path.parent, self._disk).read(LENGTH_FILE)
-        return entry is None or not self._materializer.verifier.is_replaced(entry)
-
-    def _fetch_lengths(self) -> bool:
-        materializer, location = self._materializer, self._location
-        origin = materializer.verifier.version(LENGTH_FILE)
-        with self._locks.temporary(LENGTH_FILE) as temporary:
-            is_there = materializer.store.fetch_if_there(location, LENGTH_FILE, temporary)
+    def _fetch_lengths(self, path: Path) -> bool:
+        with self._locks.temporary(path.name) as temporary:
+            is_there = self._store.fetch_if_there(self._location, LENGTH_FILE, temporary)
             if is_there:
-                materializer.publish(temporary, location.folder, LENGTH_FILE, "", origin)
+                self._disk.rename(temporary, path)
         return is_there
 
     def read_lengths(self, read: Callable[[], _T]) -> _T | None:
@@ -216,24 +236,31 @@ class StreamMetadata:
 
         If our copy was deleted, or is damaged, it is fetched again first.
         """
-        folder, state = self._location.folder, None
-        path = folder / LENGTH_FILE
+        path, state = self.length_path, None
         try:
             with as_data_error(path):
                 state = self._disk.state(path)
             return read()
         except (DataError, OSError, RuntimeError) as failure:
             with attach_uri(path), as_data_error(path):
-                if not isinstance(failure, FileNotFoundError) and not (
-                    isinstance(failure, DataError) and self._remove_damaged_lengths(state)
-                ):
+                is_gone = isinstance(failure, FileNotFoundError)
+                if not is_gone and not self._remove_damaged_lengths(failure, state):
                     raise
-                return None if self.length_file_path() is None else read()
+                return None if self.length_file_path(b"") is None else read()
 
-    def _remove_damaged_lengths(self, damaged: FileState | None) -> bool:
+    def _remove_damaged_lengths(self, failure: Exception, damaged: FileState | None) -> bool:
         """Remove a damaged length file that we fetched; return whether there may be a new copy."""
-        if damaged is None or self._location.remote is None:
+        is_ours = damaged is not None and self._location.remote is not None
+        if not is_ours or not isinstance(failure, DataError):
             return False
-        folder = self._location.folder
-        with as_data_error(folder / LENGTH_FILE):
-            return self._materializer.remove_damaged(folder, damaged, LENGTH_FILE)
+        path = self.length_path
+        with as_data_error(path), self._locks.hold(path.name, lock_s(self._location)):
+            if self._disk.state(path) == damaged:  # else another process has replaced it
+                self._disk.remove(path)
+        return True
+
+
+def _is_same(last: _Version, text: bytes, state: FileState | None) -> bool:
+    """Return whether the last version is that of an index.json in a folder of this machine."""
+    names = (index_version(text, None), index_version(text, state))
+    return last.text == text and last.name in names

@@ -3,14 +3,11 @@
 ::
 
     stat --same as last time in this process--> whole
-         --size of index.json--> manifest entry vouches for this version --> whole
-                                 else hash it --> whole, recorded | damaged
-                                 no hash: is its source unchanged, a file of the remote folder
-                                 or a compressed file here?
+         --size of index.json--> its note vouches for this size, time, hash and boot --> whole
+                                 else hash it --> whole, noted | damaged
 
-Cost: one `stat`. A file's first use in a process reads its manifest entry. Its first use on a node,
-or after a reboot, reads the file. Without a hash, one `stat` in the remote folder, if that is
-a folder of this machine.
+Cost: one `stat`. A file's first use in a process reads its note. Its first use on a node, or after
+a reboot, reads the file. Without a hash, only the size is compared.
 """
 
 from __future__ import annotations
@@ -22,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError, raise_if_limited
-from streampack.mds.codecs import HASHES
 from streampack.mds.index import Shard, ShardFile
-from streampack.storage.checksum import expected_hash, file_digest
+from streampack.storage.checksum import expected_hash, file_digest, is_hashed
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.manifest import PENDING, CacheEntry, Manifest
+from streampack.storage.manifest import CacheEntry, Manifest
 
 
 @contextmanager
@@ -71,9 +67,6 @@ class FileVerifier:
 
     def __init__(self, location: StreamLocation, disk: LocalFilesystem) -> None:
         self.validate_hash: str | None = location.stream.validate_hash or None
-        # The source folder of our files, if it is on this machine.
-        self._source = location.folder if location.remote is None else location.remote_folder
-        self._folder = location.folder
         self._index_uri = location.index_uri
         self._opened: tuple[Path, FileState] | None = None
         self._disk = disk
@@ -91,81 +84,50 @@ class FileVerifier:
         is_used = is_validated or self.validate_hash in file.hashes
         return expected_hash(file, self.validate_hash if is_used else None, self._index_uri)
 
-    def is_hashed(self, shard: Shard) -> bool:
-        """Return whether a known hash verifies a shard's file, or the file unpacked from it."""
-        return not HASHES.keys().isdisjoint((*shard.stored.hashes, *shard.raw.hashes))
-
-    def verify(self, folder: Path, file: ShardFile) -> FileState | None:
+    def verify(self, path: Path, file: ShardFile, *, is_cached: bool = True) -> FileState | None:
         """Return the state of a file that matches index.json; None if it is missing or damaged.
 
-        A hash of our own file is recorded on disk, and that of any other in this process only. A
-        DataError says that the file may belong to a newer version than the opened stream.
+        The hash of a file in a cache is recorded on disk, and that of any other in this process
+        only.
         """
-        path = folder / file.basename
         try:
             state = self._disk.state(path)
             if state is None or state.num_bytes != file.num_bytes:
                 return None
-            if self._verified.get(path) == state:
-                return state
-            manifest = Manifest(folder, self._disk)
-            entry, expected = manifest.read(file.basename), self.expected(file)
-            boot_id = self.boot_id(folder)
-            is_known = entry is not None and entry.is_verified(state, expected, boot_id)
-            if expected and not is_known and file_digest(self._disk, path, expected) != expected:
+            expected = "" if self._verified.get(path) == state else self.expected(file)
+            if expected and not self._is_verified(path, state, expected, is_cached):
                 return None
-            if entry is not None and self.is_replaced(entry):
-                return None
-            if entry is not None and entry.origin:
-                self.raise_if_rewritten()  # another process may have fetched the new version
-            if entry not in (None, PENDING) and not is_known:
-                verified = CacheEntry.of(
-                    state, hash_=expected, boot_id=boot_id, origin=entry.origin
-                )
-                with suppress(OSError):  # only an optimization
-                    manifest.write(file.basename, verified)
         except OSError:
             return None
         self._verified[path] = state
         return state
 
-    def boot_id(self, folder: Path) -> str:
-        """Return the boot id for manifest entries; empty if several machines share the folder."""
-        return "" if self._disk.is_network(folder) else self._disk.boot_id()
+    def _is_verified(self, path: Path, state: FileState, expected: str, is_cached: bool) -> bool:
+        manifest, entry = Manifest(path.parent, self._disk), self.entry(path, state, expected)
+        if is_cached and manifest.read(path.name) == entry:
+            return True
+        if file_digest(self._disk, path, expected) != expected:
+            return False
+        if is_cached:
+            with suppress(OSError):  # only an optimization
+                manifest.write(path.name, entry)
+        return True
 
-    def origin(self, shard: Shard) -> str:
-        """Return the current version of a shard's source, as in the manifest; empty if hashed."""
-        # A hash of the fetched file does not vouch for a raw file next to a newer one.
-        is_vouched = self.expected(shard.raw) or self._source != self._folder
-        return "" if self.is_hashed(shard) and is_vouched else self.version(shard.stored.basename)
-
-    def version(self, basename: str) -> str:
-        """Return the version of a file at its source; empty if it cannot be seen."""
-        if self._source is not None:
-            with suppress(OSError):
-                state = self._disk.state(self._source / basename)
-                if state is not None:
-                    inode = f":{state.inode}" if state.inode else ""
-                    return f"{basename}:{state.num_bytes}:{state.mtime_ns}{inode}"
-        return ""
-
-    def is_replaced(self, entry: CacheEntry) -> bool:
-        """Return whether the file's source has been replaced by another version."""
-        basename = entry.origin.partition(":")[0]  # no name in index.json contains a colon
-        now = self.version(basename) if basename else ""
-        # Entries of earlier releases have no inode.
-        return bool(now) and not f"{now}:".startswith(f"{entry.origin}:")
+    def entry(self, path: Path, state: FileState, hash_: str) -> CacheEntry:
+        """Return the note of a file that has this hash."""
+        is_shared = self._disk.is_network(path.parent)  # several machines use its notes
+        return CacheEntry.of(state, hash_, "" if is_shared else self._disk.boot_id())
 
     def watch_index(self, path: Path, state: FileState | None) -> None:
         """Record the index.json that the stream was opened with, where checking it is free."""
         self._opened = None if state is None else (path, state)
 
-    def raise_if_rewritten(self) -> None:
-        """Refuse to continue with a stream whose index.json was replaced since it was opened.
+    def raise_if_rewritten(self, shard: Shard) -> None:
+        """Refuse to fetch a shard without a hash if index.json was replaced since it was opened.
 
-        The bytes may be equal: without hashes they do not identify a shard's version.
+        The text may be the same: without hashes it does not identify a shard's version.
         """
-        if self._opened is not None:
+        if self._opened is not None and not is_hashed(shard):
             path, before = self._opened
             raise_if_changed(path, before, self._disk.state(path), "was written again")
 

@@ -24,7 +24,7 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.mds.columns import Column, check_layout, sample_spans
 from streampack.mds.index import Layout, MdsIndex
-from streampack.mds.length_file import LENGTH_FILE, LengthFile
+from streampack.mds.length_file import LengthFile
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
@@ -162,7 +162,7 @@ class MdsStream:
             raise DataError(
                 f"{self.length_file.path}: shard {shard} has {lengths.sum()} tokens there, but "
                 f"only {self.raw_bytes[shard]} bytes; write it again: streampack index "
-                f"{self.length_file.path.parent}",
+                f"{self.length_file.origin}",
                 uri=str(self.length_file.path),
             )
         return lengths
@@ -225,7 +225,7 @@ class MdsStream:
             raise DataError(
                 f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
                 "remote has none; make it again with `streampack index`, and start again",
-                uri=str(self.cache.folder / LENGTH_FILE),
+                uri=str(self.cache.metadata.length_path),
             )
         return lengths
 

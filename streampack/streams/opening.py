@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError, DataError
-from streampack.mds.index import Shard, index_of, parse_entries
+from streampack.mds.index import index_of, parse_entries
 from streampack.mds.length_file import LENGTH_FILE, index_digest, open_length_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
@@ -53,7 +52,7 @@ def open_stream(
         entries = parse_entries(text, location.index_uri)
         index = index_of(entries, location.index_uri)
         column = check_columns(index, columns, name)
-        path, length_file = cache.metadata.length_file_path(), None
+        path, length_file = cache.metadata.length_file_path(text), None
         if path is not None:
             read = partial(open_length_file, path, text, index)
             length_file = cache.metadata.read_lengths(read)
@@ -107,10 +106,9 @@ def open_streams(
 
     `cache_limit` limits the bytes of their fetched and decompressed files on this node. Without a
     `disk` and a `store`, they use this machine's disk and their own downloaders. With
-    `may_be_emptied`, all shards of a local stream may be missing. A ConfigError says that streams
-    of two remotes share a local folder, or that other nodes may use a folder with a limit.
+    `may_be_emptied`, all shards of a local stream may be missing. A ConfigError says that other
+    nodes may use a folder with a limit.
     """
-    _refuse_shared_folders([StreamLocation.of(stream) for stream in streams])
     opened = tuple(
         open_stream(stream, number, disk=disk, store=store, may_be_emptied=may_be_emptied)
         for number, stream in enumerate(streams)
@@ -118,36 +116,20 @@ def open_streams(
     folders = [stream.cache.cache_folders(stream.index) for stream in opened]
     if cache_limit is None or not any(folders):
         return opened
-    shards = defaultdict[Path, tuple[Shard, ...]](tuple)  # streams may share a folder
-    for stream, own in zip(opened, folders, strict=True):
-        for folder in own:
-            shards[folder] += stream.index.shards
+    shared = tuple(dict.fromkeys(chain.from_iterable(folders)))  # streams may share a folder
     disk = disk or LocalFilesystem()
-    for folder in shards:
+    for folder in shared:
         if disk.is_network(folder):
             raise ConfigError(
                 f"cache_limit={cache_limit}: {folder} is on a network file system, where "
                 "other nodes may use its files; set local= to a folder of this node's own disk, "
                 "or leave cache_limit out"
             )
-    limit = CacheLimit(cache_limit, shards, disk)
+    limit = CacheLimit(cache_limit, shared, disk)
     return tuple(
         replace(stream, cache=stream.cache.under(limit)) if is_evictable else stream
         for stream, is_evictable in zip(opened, folders, strict=True)
     )
-
-
-def _refuse_shared_folders(locations: Sequence[StreamLocation]) -> None:
-    """Refuse two streams whose files would collide."""
-    first: dict[str, int] = {}
-    for number, location in enumerate(locations):
-        other = first.setdefault(os.path.realpath(location.folder), number)
-        if locations[other].owner != location.owner:
-            raise ConfigError(
-                f"streams {other} and {number} share the local folder {locations[other].folder}, "
-                f"but have remote={locations[other].remote!r} and remote={location.remote!r}; set "
-                "another local= for one of them"
-            )
 
 
 def _default_name(location: StreamLocation) -> str:

@@ -39,10 +39,9 @@ class Stream:
 
     Args:
         remote: Folder to fetch from: a store's URL, `file://`, or a plain path.
-        local: Folder that caches the files; without a remote, the stream itself. It belongs to
-            the first remote that is used with it. None: a private folder inside the system's
-            temporary folder, derived from `remote` and reused. `~` is this user's home folder,
-            here and in a `remote` that is a plain path.
+        local: Folder that caches the files, for any number of remotes; without a remote, the
+            stream itself. None: a private folder inside the system's temporary folder, which is
+            reused. `~` is this user's home folder, here and in a `remote` that is a plain path.
         split: Subfolder of both `remote` and `local`.
         proportion: Share of an epoch, relative to the other streams. At most one of proportion,
             repeat and choose may be set; without them, an epoch takes each sample once.
@@ -74,8 +73,8 @@ class Stream:
         on_exhausted: What happens after `max_passes`. "substitute": other streams take its place.
             "end": the run ends with the stream's last pack. "error": a run that would need more is
             refused at the start.
-        check_remote: Fetch index.json again at every start, and refuse a `local` that was fetched
-            from another version of the stream. A remote that is a folder is always compared.
+        check_remote: Fetch index.json again at every start, and open the version that the store
+            holds now; otherwise the last one on this disk. A folder's is always read.
 
     Raises:
         ConfigError: If the arguments are invalid or contradict each other.

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.caches import cached_shards, plain_name
 from tests.helpers.faults import harness
 from tests.helpers.faults.launch import Bench, outcome, segments
 
@@ -31,8 +32,8 @@ from tests.helpers.faults.launch import Bench, outcome, segments
 def check_no_part_of_a_shard(cache: Path, datasets: list[harness.DataSet]) -> None:
     """Check that what has a shard's name in a cache is the whole shard."""
     for dataset in datasets:
-        for path in (cache / dataset.folder.name).glob("*.mds"):
-            assert path.read_bytes() == (dataset.folder / path.name).read_bytes(), path
+        for path in cached_shards(cache / dataset.folder.name):
+            assert path.read_bytes() == (dataset.folder / plain_name(path.name)).read_bytes(), path
 
 
 def check_says_that_the_disk_is_full(folder: Path, cache: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_disk_that_fills_up_while_unpacking_is_the_same_error(bench, tmp_path,
     assert job.status == 3, job.errors()
     check_says_that_the_disk_is_full(job.folder, cache)
     whole = {shard["raw_data"]["bytes"] for shard in packed[0].index["shards"]}
-    assert {path.stat().st_size for path in seen.rglob("*.mds")} <= whole
+    assert {path.stat().st_size for path in seen.rglob("shard.*.mds.????????")} <= whole
     assert harness.temporary_names(seen) == []
 
     bench.jobs.remount(cache, "size=8m")
@@ -141,7 +142,7 @@ def test_a_cache_that_is_deleted_in_mid_run_is_fetched_again(bench, num_workers)
     job.go_on()
     assert job.join() == 0, job.errors()
     bench.check_exact(config, num_epochs=2)
-    assert list(bench.cache().rglob("*.mds")), "nothing was fetched again"
+    assert list(bench.cache().rglob("shard.*.mds.????????")), "nothing was fetched again"
 
 
 @pytest.fixture

@@ -143,5 +143,5 @@ def test_a_scratch_folder_of_another_user_is_not_used(small, tmp_path):
     assert job.status == 0, job.errors()
     small.check_exact(config)
     assert list(root.iterdir()) == []
-    unpacked = root.with_name(f"{root.name}-1").rglob("*.mds")
+    unpacked = root.with_name(f"{root.name}-1").rglob("shard.*.mds.????????")
     assert len(list(unpacked)) == len(packed.shards)

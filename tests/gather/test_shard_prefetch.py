@@ -225,7 +225,7 @@ def test_processes_beside_each_other_begin_with_other_shards(stream):
         until(lambda own=fetcher: len(own._here) == 8)
         fetcher.close()
         firsts.append(list(stream.asked))
-        for path in stream.cache.folder.glob("*.mds"):
+        for path in stream.cache.folder.glob("*.mds.*"):
             path.unlink()
     assert sorted(firsts[0]) == sorted(firsts[1]) == list(range(8))
     assert firsts[0][0] != firsts[1][0]
@@ -335,8 +335,8 @@ def test_a_cache_that_was_emptied_in_between_is_filled_again(stream):
 
 def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_others(stream):
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    basename = stream.index.shards[0].raw.basename
-    with FileLocks(stream.cache.folder, LocalFilesystem()).hold(basename, 60):
+    name = stream.cache._names_of(stream.index.shards[0]).raw
+    with FileLocks(stream.cache.folder, LocalFilesystem()).hold(name, 60):
         fetcher.update_plan(ShardDelta(ahead=rows(0, 1, 2)))
         fetcher.wait_for([(0, 1), (0, 2)])
         assert not stream.is_here(0)

@@ -105,7 +105,7 @@ def test_a_shard_that_cannot_be_had_is_a_data_error_at_once(tmp_path, loader):
 
 def cached_bytes(local: Path) -> int:
     sizes = []
-    for path in local.glob("*.mds*"):
+    for path in local.glob("*/shard.*"):
         with suppress(FileNotFoundError):  # evicted meanwhile
             sizes.append(path.stat().st_size)
     return sum(sizes)

@@ -21,6 +21,7 @@ from streampack.errors import DataError
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
+from tests.helpers.caches import NOTES, cache_of, cached, cached_shards, plain_name
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 COMPRESSIONS = ["br", "br:3", "bz2", "gz", "gz:1", "snappy", "zstd", "zstd:7"]
@@ -53,8 +54,8 @@ def test_local_compressed_shards_are_read_and_kept(tmp_path, compression, length
     )
     before = names(path)
     assert_reads(open_stream(Stream(local=str(path)), 0), samples)
-    assert before < names(path)
-    assert len(names(path) - before) == len({n for n in before if n.startswith("shard")})
+    assert names(path) == before
+    assert len(names(path / NOTES)) == len({n for n in before if n.startswith("shard")})
 
 
 @pytest.mark.parametrize("keep_zip", [False, True])
@@ -76,9 +77,9 @@ def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compressio
     assert opened.has_length_file
     assert_reads(opened, samples)
     assert names(path) == before
-    packed = {name for name in names(local) if not name.endswith((".mds", ".json", ".bin"))}
+    packed = {name for name in names(cache_of(local)) if name.endswith(".zip")}
     assert bool(packed) == (keep_zip and compression is not None)
-    assert not list((local / ".streampack").glob("*.tmp*"))
+    assert not list(local.rglob("*.tmp*"))
 
 
 def test_remote_without_a_length_file_is_read_all_the_same(tmp_path):
@@ -92,7 +93,8 @@ def test_split_is_a_subfolder_of_remote_and_local(tmp_path):
     _, samples = builders.write_stream_files(tmp_path / "r" / "train", LENGTHS)
     stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), split="train")
     assert_reads(open_stream(stream, 0), samples)
-    assert (tmp_path / "l" / "train" / "index.json").is_file()
+    same = Stream(remote=str(tmp_path / "r" / "train"), local=str(tmp_path / "l"))
+    assert StreamLocation.of(same).folder == cache_of(tmp_path / "l")
 
 
 def test_remote_that_is_also_local_keeps_its_files(tmp_path):
@@ -142,14 +144,14 @@ def test_a_cached_shard_cut_short_is_fetched_again(tmp_path):
     path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
     local = tmp_path / "l"
     assert_reads(open_stream(Stream(remote=str(path), local=str(local)), 0), samples)
-    shard = local / "shard.00000.mds"
+    shard = cached(local, "shard.00000.mds")
     content = shard.read_bytes()
     shard.unlink()  # the old one is still mapped
     shard.write_bytes(content[:99])
     other = tmp_path / "l2"
     shutil.copytree(local, other)
     assert_reads(open_stream(Stream(remote=str(path), local=str(other)), 0), samples)
-    assert (other / "shard.00000.mds").read_bytes() == content
+    assert cached(other, "shard.00000.mds").read_bytes() == content
 
 
 def test_a_truncated_local_shard_is_refused_with_both_sizes(tmp_path):
@@ -172,8 +174,8 @@ def test_a_truncated_remote_shard_is_refused_and_leaves_no_file(tmp_path, compre
     local = tmp_path / "l"
     with pytest.raises(DataError, match=rf"{shard}: has 99 bytes, but index\.json says"):
         open_stream(Stream(remote=str(path), local=str(local)), 0).open_shard(0)
-    assert names(local) == {"index.json", "lengths.bin"}
-    assert not list((local / ".streampack").glob("*.tmp*"))
+    assert {plain_name(n) for n in names(cache_of(local))} == {"index.json", "lengths.bin"}
+    assert not list(local.rglob("*.tmp*"))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -188,12 +190,13 @@ def test_a_flipped_shard_is_refused_by_its_hash(tmp_path, compression):
     stream = Stream(remote=str(path), local=str(tmp_path / "l"), validate_hash="sha1")
     message = (
         r"shard\.00000\.mds.*: its sha1 is \w+, but index\.json says \w+; the same in 4 downloads, "
-        rf".*: write the stream again, or, if it was replaced since .*, delete {tmp_path / 'l'}"
+        rf".*: write the stream again, or, if it was replaced since .*, delete {tmp_path / 'l'}/"
     )
     with pytest.raises(DataError, match=message) as caught:
         open_stream(stream, 0).open_shard(0)
     assert (caught.value.attempts, caught.value.shard) == (4, shard.name)
-    assert names(tmp_path / "l") == {"index.json", "lengths.bin"}
+    left = {plain_name(name) for name in names(cache_of(tmp_path / "l"))}
+    assert left == {"index.json", "lengths.bin"}
 
 
 @pytest.mark.parametrize("algorithm", ["md5", "nonsense"])
@@ -321,22 +324,24 @@ def test_shards_are_decompressed_elsewhere_where_the_folder_cannot_be_written(
     before = names(path)
     assert_reads(open_stream(Stream(local=str(path)), 0), samples)
     assert names(path) == before
-    assert list(elsewhere.rglob("*.mds"))
+    assert list(elsewhere.rglob("shard.00000.mds.*"))
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     local = tmp_path / "l"
     opened = open_stream(Stream(remote=str(path), local=str(local)), 0)
-    shutil.rmtree(local / ".streampack")
-    (local / ".streampack").write_text("")
+    notes = cache_of(local) / NOTES
+    shutil.rmtree(notes)
+    notes.write_text("")
     with pytest.raises(DataError, match=r"cannot be written \(.*\); \d+ bytes are needed: free"):
         opened.open_shard(0)
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
     path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    remains = tmp_path / "l" / ".streampack"
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    remains = StreamLocation.of(stream).folder / NOTES
     remains.mkdir(parents=True)
     half = uuid.uuid4().hex
     for name in (f"shard.00000.mds.{half}.tmp", f"shard.00000.mds.{half}.tmp.2"):
@@ -344,7 +349,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     (remains / f"index.json.{half}.tmp.1").mkdir()
     (remains / f"index.json.{half}.tmp.1" / "index.json").write_bytes(b"{")
     (remains / "shard.00001.mds.failed").write_text("{}")
-    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
+    opened = open_stream(stream, 0)
     left = {file.name for file in remains.iterdir()}
     assert not {name for name in left if ".tmp" in name or name.endswith(".failed")}
     assert_reads(opened, samples)
@@ -357,7 +362,7 @@ def test_many_threads_fetch_a_shard_once(tmp_path):
         found = list(pool.map(lambda _: read_all(opened), range(8)))
     for tokens in found:
         assert [t.tolist() for t in tokens] == [t.tolist() for t in samples]
-    assert len(list((tmp_path / "l").glob("*.mds"))) == opened.num_shards
+    assert len(cached_shards(tmp_path / "l")) == opened.num_shards
 
 
 def _sum_of(stream) -> int:
@@ -386,38 +391,24 @@ def test_the_remote_is_not_needed_once_all_is_cached(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
 @pytest.mark.parametrize("has_local", [False, True])
-def test_a_cache_of_another_version_of_the_remote_is_refused(
-    tmp_path, monkeypatch, scheme, has_local
-):
+def test_another_version_of_a_remote_folder_is_opened(tmp_path, monkeypatch, scheme, has_local):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    local = str(tmp_path / "l") if has_local else None
-    stream = Stream(remote=f"{scheme}{path}", local=local)
+    stream = Stream(remote=f"{scheme}{path}", local=str(tmp_path / "l") if has_local else None)
     assert_reads(open_stream(stream, 0), samples)
-    assert_reads(open_stream(stream, 0), samples)  # the same version is no other one
     shutil.rmtree(path)
     builders.write_stream_files(path, LENGTHS[:-1])
-
-    local = StreamLocation.of(stream).folder
-    message = (
-        rf"{local}: was fetched from another version of {path}: index\.json is \w{{8}} here, "
-        rf"\w{{8}} there; delete {local}, or name another local="
-    )
-    with pytest.raises(DataError, match=message):
-        open_stream(stream, 0)
-
-    shutil.rmtree(local)
     assert_reads(open_stream(stream, 0), samples[:-1])
 
 
 def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(tmp_path, monkeypatch):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     monkeypatch.setattr("streampack.storage.materialize.LEAST_LOCK_S", 0.0)
-    locks = tmp_path / "l" / ".streampack"
-    locks.mkdir(parents=True)
     stream = Stream(
         remote=str(path), local=str(tmp_path / "l"), download_timeout=0.01, download_retry=0
     )
+    locks = StreamLocation.of(stream).folder / NOTES
+    locks.mkdir(parents=True)
     message = (
         r"index\.json\.lock: another process has held this lock for 0 s; check whether it "
         "hangs, or raise download_timeout= if its downloads are only slow"

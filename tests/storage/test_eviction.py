@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 from streampack.errors import ConfigError, DataError
-from streampack.mds.index import INDEX_FILE
 from streampack.storage import eviction as eviction_module
 from streampack.storage.download import fetch, fetch_if_there
 from streampack.storage.filesystem import LocalFilesystem
-from streampack.storage.manifest import Manifest
 from streampack.storage.materialize import Downloader
 from streampack.streams import Stream, open_stream, open_streams
 from streampack.streams.shard_pool import ShardPool
 from tests.helpers import builders
+from tests.helpers.caches import NOTES, cache_of, cached_shards, plain_name
 
 LENGTHS = [200] * 40  # 10 shards of 4 samples, all of one size
 
@@ -35,7 +34,10 @@ class NetworkDisk(LocalFilesystem):
 
 def limited(tmp_path, num_shards: float, **options):
     """Return a stream whose cache may hold so many shards, and the samples of it."""
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, lengths_file=False)
+    shutil.rmtree(tmp_path / "r", ignore_errors=True)
+    path, samples = builders.write_stream_files(
+        tmp_path / "r", LENGTHS, lengths_file=False, hashes=["xxh64"]
+    )
     stream = Stream(remote=str(path), local=str(tmp_path / "l"))
     size = open_stream(stream, 0).raw_bytes[0]
     (opened,) = open_streams([stream], cache_limit=int(num_shards * size), **options)
@@ -44,13 +46,18 @@ def limited(tmp_path, num_shards: float, **options):
     return opened, samples
 
 
-def here(folder: Path) -> list[int]:
-    return sorted(int(file.name.split(".")[1]) for file in folder.glob("*.mds"))
+def here(local: Path) -> list[int]:
+    return sorted(int(file.name.split(".")[1]) for file in cached_shards(local))
 
 
-def set_planned(folder: Path, times: dict[int, float]) -> None:
-    for shard, time_s in times.items():
-        os.utime(folder / ".streampack" / f"shard.{shard:05}.mds.json", (time_s, time_s))
+def notes(local: Path) -> list[Path]:
+    return sorted((cache_of(local) / NOTES).glob("shard*.json"))
+
+
+def set_planned(local: Path, times: dict[int, float]) -> None:
+    for note in notes(local):
+        time_s = times[int(note.name.split(".")[1])]
+        os.utime(note, (time_s, time_s))
 
 
 def test_the_files_here_never_take_more_than_the_limit(tmp_path):
@@ -98,8 +105,8 @@ def test_plans_are_noted_at_most_once_a_second_for_each_shard(tmp_path):
             return self.time_s
 
         def touch(self, path, time_s):
-            if path.name.endswith(".json"):
-                touched.append((path.name, time_s))
+            if path.name.endswith(".json") and ".zip" not in path.name:
+                touched.append((plain_name(path.name.removesuffix(".json")), time_s))
             super().touch(path, time_s)
 
     disk = Clock()
@@ -109,7 +116,7 @@ def test_plans_are_noted_at_most_once_a_second_for_each_shard(tmp_path):
     opened.mark_planned(shards)
     disk.time_s = 1000.9
     opened.mark_planned(shards)
-    names = ["shard.00000.mds.json", "shard.00001.mds.json"]
+    names = ["shard.00000.mds", "shard.00001.mds"]
     assert touched == [(name, 1000.0) for name in names]
     disk.time_s = 1001.1
     opened.mark_planned(shards)
@@ -120,7 +127,7 @@ def test_without_a_limit_plans_leave_no_trace_and_nothing_goes(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     (opened,) = open_streams([Stream(remote=str(path), local=str(tmp_path / "l"))])
     opened.fetch(0)
-    record = tmp_path / "l" / ".streampack" / "shard.00000.mds.json"
+    (record,) = notes(tmp_path / "l")
     before = record.stat().st_mtime_ns
     opened.mark_planned(np.array([0]))
     opened.mark_finished(np.array([0]))
@@ -130,64 +137,33 @@ def test_without_a_limit_plans_leave_no_trace_and_nothing_goes(tmp_path):
     assert len(here(tmp_path / "l")) == opened.num_shards
 
 
+def test_a_linked_file_of_mosaicmls_layout_goes_and_the_original_stays(tmp_path):
+    opened, _ = limited(tmp_path, 2)
+    local = tmp_path / "l"
+    for name in ("index.json", *(f"shard.{shard:05}.mds" for shard in (3, 4, 5))):
+        shutil.copy(tmp_path / "r" / name, local)
+    opened.cache.check(opened.index)
+    for shard in range(opened.num_shards):
+        assert bool(opened.fetch(shard)) == (shard not in (3, 4, 5))
+        opened.mark_finished(np.array([shard]))
+        assert len(here(local)) <= 2
+    assert {3, 4, 5} == {int(file.name.split(".")[1]) for file in local.glob("*.mds")}
+
+
 @pytest.mark.processes
-@pytest.mark.parametrize("is_damaged", [False, True])
-def test_a_file_that_came_after_a_killed_download_is_not_ours(tmp_path, is_damaged):
+def test_room_kept_by_a_process_that_was_killed_is_given_back(tmp_path):
     def die(*_, **__):
         os._exit(9)
 
-    opened, _ = limited(tmp_path, 2, store=Downloader(fetch=die))
+    opened, _ = limited(tmp_path, 1, store=Downloader(fetch=die))
     child = multiprocessing.get_context("fork").Process(target=opened.fetch, args=(3,))
     child.start()
     child.join(30)
     assert child.exitcode == 9
-    local, theirs = tmp_path / "l", tmp_path / "l" / "shard.00003.mds"
-    record = local / ".streampack" / f"{theirs.name}.json"
-    assert record.exists()
-    shutil.copy(tmp_path / "r" / theirs.name, local)
-    if is_damaged:
-        theirs.write_bytes(b"theirs")
-
-    stream = Stream(remote=str(tmp_path / "r"), local=str(local))
-    limit = 2 * int(opened.raw_bytes[0])
-    (again,) = open_streams([stream], cache_limit=limit)
-    if is_damaged:
-        with pytest.raises(
-            DataError, match=r"shard\.00003\.mds: has 6 bytes, but index\.json says"
-        ):
-            again.fetch(3)
-        assert theirs.read_bytes() == b"theirs"
-    else:
-        again.fetch(3)
-    again.mark_finished(np.array([3]))
-    for shard in range(3):
-        again.fetch(shard)
-    assert here(local) == [1, 2, 3]  # theirs takes none of the room
-    assert not record.exists()
-
-
-def test_a_file_that_we_did_not_bring_never_goes(tmp_path):
-    opened, _ = limited(tmp_path, 2)
-    local = tmp_path / "l"
-    for shard in (3, 4, 5):
-        shutil.copy(tmp_path / "r" / f"shard.{shard:05}.mds", local)
-    for shard in range(opened.num_shards):
-        opened.open_shard(shard)
-        opened.mark_finished(np.array([shard]))
-    assert {3, 4, 5} <= set(here(local))
-    assert len(set(here(local)) - {3, 4, 5}) <= 2
-
-
-def test_a_file_of_ours_that_somebody_replaced_never_goes(tmp_path):
+    assert [note.name.split(".")[1] for note in notes(tmp_path / "l")] == ["00003"]
     opened, _ = limited(tmp_path, 1)
-    opened.fetch(0)
-    theirs = tmp_path / "l" / "shard.00000.mds"
-    theirs.unlink()
-    theirs.write_bytes(b"their only copy")
     opened.fetch(1)
-    opened.fetch(2)
-    assert theirs.read_bytes() == b"their only copy"
-    assert here(tmp_path / "l") == [0, 2]
+    assert [note.name.split(".")[1] for note in notes(tmp_path / "l")] == ["00001"]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -200,8 +176,8 @@ def test_local_streams_lose_nothing_but_what_was_unpacked(tmp_path, compression)
         first = int(opened.first_sample[shard])
         np.testing.assert_array_equal(data.tokens.read(data.data, 0), samples[first])
     now = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
-    assert before.items() <= now.items()
-    assert len(now) - len(before) == (0 if compression is None else 1)
+    assert before == now
+    assert len(list((path / NOTES).glob("*.mds.*"))) == (0 if compression is None else 1)
 
 
 def test_kept_compressed_files_count_and_go_too(tmp_path):
@@ -212,7 +188,7 @@ def test_kept_compressed_files_count_and_go_too(tmp_path):
     (opened,) = open_streams([stream], cache_limit=2 * pair + 99)
     for shard in range(opened.num_shards):
         opened.fetch(shard)
-        files = [file.stat().st_size for file in (tmp_path / "l").glob("shard*")]
+        files = [file.stat().st_size for file in cache_of(tmp_path / "l").glob("shard*")]
         assert sum(files) <= 2 * pair + 99
 
 
@@ -332,10 +308,10 @@ def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, ke
     opened.fetch(1)
     assert seen == [2]
     # Once a file is here, what does not stay does not count.
-    records = Manifest(tmp_path / "l", LocalFilesystem())
-    for shard in shards[1:3]:
-        assert records.read(shard.raw.basename) is not None
-        assert (records.read(shard.packed.basename) is not None) == keep_zip
+    names = [note.name.removesuffix(".json") for note in notes(tmp_path / "l")]
+    names = [name for name in names if not name.startswith("shard.00000")]
+    assert sum(name.endswith(".zip") for name in names) == (2 if keep_zip else 0)
+    assert sum(not name.endswith(".zip") for name in names) == 2
 
 
 def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):
@@ -345,27 +321,7 @@ def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):
     (path / opened.index.shards[0].packed.basename).unlink()
     with pytest.raises(DataError, match="cannot be fetched"):
         opened.fetch(0)
-    assert not list((tmp_path / "l" / ".streampack").glob("shard*.json"))
-
-
-def test_a_compressed_file_of_somebody_else_is_not_taken_for_ours(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    (opened,) = open_streams([stream], cache_limit=1)
-    theirs = tmp_path / "l" / opened.index.shards[0].packed.basename
-    shutil.copy(path / theirs.name, theirs)
-    opened.fetch(0)
-    opened.fetch(1)
-    assert here(tmp_path / "l") == [1]
-    assert theirs.exists()
-
-
-def test_room_kept_by_a_process_that_was_killed_is_given_back(tmp_path):
-    opened, _ = limited(tmp_path, 1)
-    opened.cache._materializer.limit.reserve(tmp_path / "l", [opened.index.shards[0].raw])
-    assert (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").is_file()
-    opened.fetch(1)
-    assert not (tmp_path / "l" / ".streampack" / "shard.00000.mds.json").exists()
+    assert not notes(tmp_path / "l")
 
 
 def test_a_failed_download_keeps_no_room(tmp_path):
@@ -373,13 +329,13 @@ def test_a_failed_download_keeps_no_room(tmp_path):
     (tmp_path / "r" / "shard.00000.mds").unlink()
     with pytest.raises(DataError, match=r"shard\.00000\.mds: cannot be fetched"):
         opened.fetch(0)
-    assert not list((tmp_path / "l" / ".streampack").glob("shard*.json"))
+    assert not notes(tmp_path / "l")
 
 
 def test_a_limit_on_a_network_file_system_is_refused(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    message = r"cache_limit=5: .*/l is on a network file system, .*; set local= to a folder of"
+    message = r"cache_limit=5: .*/l/\w+ is on a network file system, .*; set local= to a folder of"
     with pytest.raises(ConfigError, match=message):
         open_streams([stream], cache_limit=5, disk=NetworkDisk())
     # Nothing of a local stream would go.
@@ -389,20 +345,9 @@ def test_a_limit_on_a_network_file_system_is_refused(tmp_path):
 def test_a_limit_whose_lock_is_never_given_back_is_an_error_that_names_it(tmp_path, monkeypatch):
     opened, _ = limited(tmp_path, 2)
     monkeypatch.setattr(eviction_module, "LIMIT_TIMEOUT_S", 0.0)
-    lock = tmp_path / "l" / ".streampack" / ".cache-limit.lock"
+    lock = cache_of(tmp_path / "l") / NOTES / ".cache-limit.lock"
     with (
         LocalFilesystem().lock(lock, 1),
         pytest.raises(DataError, match=r"cache-limit\.lock: another process has held this lock"),
     ):
         opened.fetch(0)
-
-
-def test_what_mosaicml_has_cached_is_used_and_stays(tmp_path):
-    opened, samples = limited(tmp_path, 1)
-    shutil.copy(tmp_path / "r" / "shard.00000.mds", tmp_path / "l")
-    shard = opened.open_shard(0)
-    np.testing.assert_array_equal(shard.tokens.read(shard.data, 0), samples[0])
-    for other in range(1, opened.num_shards):
-        opened.fetch(other)
-    assert 0 in here(tmp_path / "l")
-    assert INDEX_FILE in os.listdir(tmp_path / "l")

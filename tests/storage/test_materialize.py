@@ -23,9 +23,9 @@ from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_stream, open_streams
 from tests.helpers import builders
+from tests.helpers.caches import NOTES, cache_of, cached, cached_shards
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(30)]
-NOTES = ".streampack"
 
 
 class Origin:
@@ -96,6 +96,10 @@ def replaced(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def note_of(file: Path) -> dict:
+    return json.loads((file.parent / NOTES / f"{file.name}.json").read_text())
+
+
 def leftovers(folder: Path) -> list[str]:
     return [file.name for file in folder.rglob("*") if ".tmp" in file.name]
 
@@ -142,7 +146,7 @@ def test_what_unpacks_to_other_bytes_than_the_raw_hash_says_is_refused(tmp_path)
     opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
     with pytest.raises(DataError, match=r"unpacked, its md5 is \w+, but index\.json says 0{32}"):
         opened.fetch(0)
-    assert not list((tmp_path / "l").glob("shard*"))
+    assert not cached_shards(tmp_path / "l")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +164,7 @@ def test_the_cheapest_hash_is_used_unless_another_is_asked_for(
     stream = remote(tmp_path, validate_hash=validate_hash)
     opened = open_stream(stream, 0, store=Origin(path).store)
     opened.fetch(0)
-    record = json.loads((tmp_path / "l" / NOTES / "shard.00000.mds.json").read_text())
+    record = note_of(cached(tmp_path / "l", "shard.00000.mds"))
     assert record["hash"].split(":")[0] == expected
     assert record["num_bytes"] == opened.raw_bytes[0]
 
@@ -209,11 +213,12 @@ def test_a_cached_file_is_hashed_once_for_each_version_of_it_and_boot(tmp_path, 
 
     assert len(use()) == 1
     assert use() == []
-    os.utime(tmp_path / "l" / "shard.00000.mds")
-    assert use() == ["shard.00000.mds"]
+    file = cached(tmp_path / "l", "shard.00000.mds")
+    os.utime(file)
+    assert use() == [file.name]
     assert use() == []
     disk.boot = "second"
-    assert use() == ["shard.00000.mds"]
+    assert use() == [file.name]
     assert use() == []
 
 
@@ -222,7 +227,7 @@ def test_what_is_unpacked_is_hashed_on_its_way_and_not_read_again(tmp_path, hash
     opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
     assert_reads(opened, samples)
     assert len(hashed) == opened.num_shards  # of what was fetched, before it is unpacked
-    record = json.loads((tmp_path / "l" / NOTES / "shard.00000.mds.json").read_text())
+    record = note_of(cached(tmp_path / "l", "shard.00000.mds"))
     assert record["hash"] == f"xxh64:{opened.index.shards[0].raw.hashes['xxh64']}"
 
 
@@ -242,25 +247,11 @@ def test_a_cached_file_of_ours_that_was_damaged_is_brought_again(tmp_path, compr
     path, samples = written(tmp_path, compression=compression)
     origin = Origin(path)
     assert_reads(open_stream(remote(tmp_path), 0, store=origin.store), samples)
-    for file in (tmp_path / "l").glob("*.mds"):
+    for file in cached_shards(tmp_path / "l"):
         replaced(file, damage(file.read_bytes()))
     opened = open_stream(remote(tmp_path), 0, store=origin.store)
     assert_reads(opened, samples)
     assert len(origin.shards_asked()) == 2 * opened.num_shards
-
-
-def test_a_damaged_file_that_we_did_not_bring_is_refused_and_stays(tmp_path):
-    path, _ = written(tmp_path)
-    opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
-    theirs = tmp_path / "l" / "shard.00000.mds"
-    theirs.write_bytes(flip((path / "shard.00000.mds").read_bytes()))
-    message = r"l/shard\.00000\.mds: its xxh64 is \w+, but .* if it is a cached copy, delete it"
-    with pytest.raises(DataError, match=message):
-        opened.fetch(0)
-    assert theirs.read_bytes() == flip((path / "shard.00000.mds").read_bytes())
-    theirs.unlink()
-    opened.fetch(0)
-    assert theirs.read_bytes() == (path / "shard.00000.mds").read_bytes()
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -283,62 +274,6 @@ def test_a_remote_without_hashes_is_warned_of_once(tmp_path, caplog):
     (record,) = caplog.records
     count = opened.num_shards
     assert f"s3://bucket/r/index.json: has no hashes for {count} of {count}" in record.message
-
-
-def in_folder(tmp_path, origin, **options):
-    """Open a stream whose remote is a folder, in a process that knows nothing of it."""
-    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), **options)
-    return open_stream(stream, 0, store=origin.store)
-
-
-def test_a_shard_without_hashes_that_its_folder_replaced_is_fetched_again(tmp_path):
-    path, samples = written(tmp_path, hashes=[])
-    _, others = builders.write_stream_files(tmp_path / "other", LENGTHS, seed=1)
-    origin = Origin(path)
-    assert_reads(in_folder(tmp_path, origin), samples)
-    for name in ("shard.00000.mds", "shard.00002.mds"):
-        replaced(path / name, (tmp_path / "other" / name).read_bytes())
-    origin.asked.clear()
-
-    opened = in_folder(tmp_path, origin)
-    first = opened.first_sample.tolist()
-    mixed = [*samples]
-    for shard in (0, 2):
-        mixed[first[shard] : first[shard + 1]] = others[first[shard] : first[shard + 1]]
-    assert_reads(opened, mixed)
-    assert_reads(in_folder(tmp_path, origin), mixed)
-    assert origin.shards_asked() == ["shard.00000.mds", "shard.00002.mds"]
-
-
-@pytest.mark.parametrize("keep_zip", [False, True])
-def test_what_was_unpacked_of_a_replaced_shard_is_brought_again(tmp_path, keep_zip):
-    path, samples = written(tmp_path, hashes=[], compression="zstd")
-    origin = Origin(path)
-    assert_reads(in_folder(tmp_path, origin, keep_zip=keep_zip), samples)
-    os.utime(path / "shard.00001.mds.zstd", (1, 1))  # of an older time, as of an earlier version
-    origin.asked.clear()
-
-    assert_reads(in_folder(tmp_path, origin, keep_zip=keep_zip), samples)
-    assert_reads(in_folder(tmp_path, origin, keep_zip=keep_zip), samples)
-    assert origin.shards_asked() == ["shard.00001.mds.zstd"]
-
-
-@pytest.mark.parametrize("change", ["hashes", "gone", "theirs"])
-def test_what_a_hash_vouches_for_or_nobody_can_fetch_stays(tmp_path, change):
-    path, samples = written(tmp_path, hashes=["xxh64"] if change == "hashes" else [])
-    origin = Origin(path)
-    if change == "theirs":
-        shutil.copytree(path, tmp_path / "l")
-    assert_reads(in_folder(tmp_path, origin), samples)
-    origin.asked.clear()
-    for file in path.glob("shard*"):
-        if change == "gone":
-            file.unlink()
-        else:
-            os.utime(file, (1, 1))
-
-    assert_reads(in_folder(tmp_path, origin), samples)
-    assert origin.asked == []
 
 
 def test_neither_remotes_with_hashes_nor_local_streams_are_warned_of(tmp_path, caplog):
@@ -371,7 +306,7 @@ def test_a_bad_index_is_not_kept(tmp_path):
     origin = Origin(path, lambda name, content: content[:50] if name == "index.json" else content)
     with pytest.raises(DataError, match=r"s3://bucket/r/index\.json: 50 bytes that are not JSON"):
         open_stream(remote(tmp_path), 0, store=origin.store)
-    assert not (tmp_path / "l" / "index.json").exists()
+    assert not list((tmp_path / "l").rglob("index.*.json"))
     assert_reads(open_stream(remote(tmp_path), 0, store=Origin(path).store), samples)
 
 
@@ -416,17 +351,17 @@ def test_no_mutation_of_a_hashed_shard_alters_a_sample(tmp_path, compression, nu
     store = Origin(path, change).store
     opened = open_stream(remote(tmp_path), 0, store=store)
     assert_reads(opened, samples)
-    cached = tmp_path / "l" / "shard.00000.mds"
-    whole = cached.read_bytes()
+    file = cached(tmp_path / "l", "shard.00000.mds")
+    whole = file.read_bytes()
     for number in range(num_mutations):
         if number % 2:
-            replaced(cached, mutated(whole, rng))
+            replaced(file, mutated(whole, rng))
         else:
-            cached.unlink()
+            file.unlink()
             to_damage[0] = 1
         assert_reads(opened, samples)
         assert to_damage[0] == 0
-    assert cached.read_bytes() == whole
+    assert file.read_bytes() == whole
 
 
 # ---------------------------------------------------------------------------- one at a time
@@ -469,7 +404,8 @@ def test_processes_that_bring_the_same_shards_at_once_fetch_each_once(tmp_path):
 def test_a_shard_that_somebody_else_brings_is_skipped_by_who_will_not_wait(tmp_path):
     path, _ = written(tmp_path)
     opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
-    with LocalFilesystem().lock(tmp_path / "l" / NOTES / "shard.00000.mds.lock", 1):
+    name = opened.cache._names_of(opened.index.shards[0]).raw
+    with LocalFilesystem().lock(cache_of(tmp_path / "l") / NOTES / f"{name}.lock", 1):
         assert opened.fetch(0, is_waiting=False) is None
         assert opened.fetch(1, is_waiting=False)
     assert not opened.is_here(0)
@@ -521,12 +457,10 @@ def test_a_full_disk_is_an_error_that_says_what_is_needed_and_leaves_no_half_fil
     )
     stream = Stream(remote=str(path), local=str(place), tokens="text_ids")
     opened = open_stream(stream, 0)
-    message = (
-        r"small/shard\.00000\.mds: cannot be written \(.*No space left.*\); \d+ bytes are need"
-    )
+    message = r"shard\.00000\.mds\.\w+: cannot be written \(.*No space left.*\); \d+ bytes are need"
     with pytest.raises(DataError, match=message):
         opened.fetch(0)
-    assert not list(place.glob("shard*"))
+    assert not cached_shards(place)
     assert not leftovers(place)
 
 
@@ -619,6 +553,7 @@ for _name in (
     "map",
     "write",
     "rename",
+    "link",
     "remove",
     "touch",
     "make_folder",
@@ -698,8 +633,8 @@ def test_killed_at_any_use_of_the_disk_the_next_start_needs_nothing_by_hand(tmp_
         status = killed_at(at, tmp_path, path, samples)
         read_all(tmp_path, LocalFilesystem(), path, samples)
         assert not leftovers(tmp_path / "l")
-        records = {file.name for file in (tmp_path / "l" / NOTES).glob("*.json")}
-        assert records == {f"{file.name}.json" for file in (tmp_path / "l").glob("*.mds")}
+        records = {file.name for file in (cache_of(tmp_path / "l") / NOTES).glob("*.json")}
+        assert records == {f"{file.name}.json" for file in cached_shards(tmp_path / "l")}
         shutil.rmtree(tmp_path / "l")
         if status == 0:
             break

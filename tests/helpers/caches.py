@@ -1,0 +1,120 @@
+"""Where the files of a cache are: for tests that look at them, or damage them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from streampack.mds.length_file import write_length_file
+from streampack.storage.materialize import Downloader
+from streampack.storage.names import FOLDER
+from tests.helpers import builders
+
+NOTES = ".streampack"
+
+
+def cache_of(local: Path) -> Path:
+    """Return the one remote's folder in a `local`."""
+    (folder,) = (path for path in Path(local).iterdir() if FOLDER.fullmatch(path.name))
+    return folder
+
+
+def cached(local: Path, name: str) -> Path:
+    """Return the one file of a cache that is a copy of `name`."""
+    stem, _, suffix = name.partition(".")
+    other = rf"{stem}\.[0-9a-f-]+\.{suffix}"  # index.json and lengths.bin
+    pattern = re.compile(rf"{re.escape(name)}\.[0-9a-f]{{8}}|{other}")
+    (path,) = (path for path in cache_of(local).iterdir() if pattern.fullmatch(path.name))
+    return path
+
+
+def cached_shards(local: Path) -> list[Path]:
+    """Return the raw shards in a cache, by name."""
+    return sorted(cache_of(local).glob("*.mds.????????"))
+
+
+def plain_name(name: str) -> str:
+    """Return the name at its origin of a cache's file.
+
+    >>> plain_name("shard.00000.mds.1b7e40d2"), plain_name("index.1b7e40d2-1b7e40d2.json")
+    ('shard.00000.mds', 'index.json')
+    """
+    name = re.sub(r"^(index|lengths)\.[0-9a-f-]+\.", r"\1.", name)
+    return re.sub(r"\.[0-9a-f]{8}(\.zip)?$", "", name)
+
+
+def at_once(function: Any, arguments: list[Any]) -> list[Any]:
+    """Call a function in as many processes, which begin together; return what they put."""
+    context = multiprocessing.get_context("fork")
+    barrier, results = context.Barrier(len(arguments)), context.SimpleQueue()
+    jobs = [context.Process(target=function, args=(*each, barrier, results)) for each in arguments]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert [job.exitcode for job in jobs] == [0] * len(jobs)
+    return [results.get() for _ in jobs]
+
+
+def read_all(opened: Any) -> list[list[int]]:
+    """Return the tokens of every sample of a stream."""
+    tokens = []
+    for shard in range(opened.num_shards):
+        data = opened.open_shard(shard)
+        tokens += [data.tokens.read(data.data, i).tolist() for i in range(len(data.tokens.counts))]
+    return tokens
+
+
+def assert_reads(opened: Any, samples: Any) -> None:
+    """Check that a stream has these samples."""
+    assert read_all(opened) == [sample.tolist() for sample in samples]
+
+
+class Buckets:
+    """A store whose buckets are folders; counts what it is asked for."""
+
+    def __init__(self, **folders: Path) -> None:
+        self.folders = folders
+        self.asked: list[str] = []
+
+    def fetch(self, files: Any, basename: str, to: Path, *, check: Any = None, **_: Any) -> None:
+        """Copy an object to a path."""
+        self.asked.append(basename)
+        folder = self.folders[files.remote.partition("://")[2].partition("/")[0]]
+        to.write_bytes((folder / basename).read_bytes())
+        if check is not None:
+            check(to)
+
+    def fetch_if_there(self, files: Any, basename: str, to: Path) -> bool:
+        """Copy an object if it exists."""
+        folder = self.folders[files.remote.partition("://")[2].partition("/")[0]]
+        if (folder / basename).is_file():
+            self.fetch(files, basename, to)
+        return (folder / basename).is_file()
+
+    @property
+    def store(self) -> Downloader:
+        """What `open_stream` takes."""
+        return Downloader(fetch=self.fetch, fetch_if_there=self.fetch_if_there)
+
+
+LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
+
+
+def write_bare(
+    folder: Path, lengths: Sequence[int] = LENGTHS, *, seed: int = 0, **options: Any
+) -> tuple[Path, list[Any]]:
+    """Write a stream whose index.json is the same, byte for byte, whatever the seed.
+
+    Its length file is of version 1, as earlier releases wrote it, and holds no hashes of shards.
+    """
+    with patch("streampack.write.lengths.write_length_file", _without_hashes):
+        return builders.write_stream_files(folder, lengths, seed=seed, **options)
+
+
+def _without_hashes(*arguments: Any) -> None:
+    write_length_file(*arguments[:6])

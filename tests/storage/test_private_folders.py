@@ -1,0 +1,145 @@
+"""Folders with predictable names, of an unset `local` and of unpacked shards, are private."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+import streaming
+
+from streampack.errors import ConfigError, DataError
+from streampack.storage.cache import ShardCache
+from streampack.storage.location import StreamLocation
+from streampack.streams import Stream, open_stream
+from tests.helpers.caches import NOTES, assert_reads, write_bare
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_an_unset_local_is_closed_to_other_users(tmp_path, temporary):
+    path, samples = write_bare(tmp_path / "r", seed=0)
+    stream = Stream(remote=str(path))
+    assert not list(temporary.iterdir())
+    assert_reads(open_stream(stream, 0), samples)
+    (root,) = temporary.iterdir()
+    assert folder_of(stream).is_relative_to(root)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert folder_of(Stream(remote=f"file://{path}", split="")) == folder_of(stream)
+
+
+def folder_of(stream: Stream) -> Path:
+    return StreamLocation.of(stream).folder
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+
+
+def poisoned(folder: Path, tmp_path) -> None:
+    """Make a stream's folder as another user would, with a stream of theirs in it."""
+    theirs, _ = write_bare(tmp_path / "theirs", seed=1)
+    shutil.copytree(theirs, folder)
+    top = Path(tempfile.gettempdir())
+    for folder in top.iterdir():
+        for each in (folder, *folder.rglob("*")):
+            os.chown(each, 65534, 65534)
+            if each.is_dir():
+                each.chmod(0o777)
+
+
+@needs_root
+def test_a_folder_that_another_user_made_first_is_not_used(tmp_path, temporary):
+    path, samples = write_bare(tmp_path / "r", seed=0)
+    stream = Stream(remote=str(path))
+    taken = StreamLocation.of(stream)
+    poisoned(taken.folder, tmp_path)
+    assert folder_of(stream) == folder_of(Stream(remote=str(path))) != taken.folder
+    assert_reads(open_stream(stream, 0), samples)
+    root = temporary / folder_of(stream).relative_to(temporary).parts[0]
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+
+    # What was chosen before the other user came is refused, by name.
+    message = r"belongs to another user.*set local="
+    with pytest.raises(DataError, match=message):
+        ShardCache(taken).metadata.index_bytes()
+
+
+@needs_root
+@pytest.mark.usefixtures("temporary")
+def test_a_folder_that_mosaicml_chose_is_refused_if_another_user_made_it(tmp_path, monkeypatch):
+    path, samples = write_bare(tmp_path / "r", seed=0)
+    theirs = streaming.Stream(remote=str(path), split="")
+    assert_reads(open_stream(theirs, 0), samples)
+    root = Path(theirs.local)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    shutil.rmtree(root)
+    poisoned(root, tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # which does not look whether it is there
+    with pytest.raises(DataError, match=rf"{root}.*belongs to another user.*set local="):
+        open_stream(streaming.Stream(remote=str(path)), 0)
+    named = streaming.Stream(remote=str(path), local=str(tmp_path / "named"))
+    assert_reads(open_stream(named, 0), samples)
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_the_scratch_folder_of_another_user_is_not_used(tmp_path, temporary, kind):
+    path, samples = write_bare(tmp_path / "s", seed=0, compression="zstd")
+    (path / NOTES).write_text("")  # so that nothing can be written there
+    root = temporary / f"streampack-{os.getuid()}"
+    if kind == "folder":
+        root.mkdir(mode=0o777)
+        os.chown(root, 65534, 65534)
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        root.symlink_to(tmp_path / "elsewhere")
+    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
+    assert not list(root.rglob("*"))
+    (own,) = [each for each in temporary.iterdir() if each != root]
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+
+
+@needs_root
+def test_a_user_whose_every_folder_is_taken_is_told_what_to_set(tmp_path, temporary):
+    path, samples = write_bare(tmp_path / "r", seed=0)
+    for number in range(100):
+        folder = temporary / (f"streampack-{os.getuid()}" + (f"-{number}" if number else ""))
+        folder.mkdir()
+        os.chown(folder, 65534, 65534)
+    with pytest.raises(ConfigError, match=r"local=None: .* other users.*; set local= or TMPDIR"):
+        open_stream(Stream(remote=str(path)), 0)
+    named = Stream(remote=str(path), local=str(tmp_path / "l"))
+    assert_reads(open_stream(named, 0), samples)
+    packed, _ = write_bare(tmp_path / "s", seed=0, compression="zstd")
+    (packed / NOTES).write_text("")
+    opened = open_stream(Stream(local=str(packed)), 0)
+    with pytest.raises(DataError, match=r"cannot be written \(.* belong to other users"):
+        opened.open_shard(0)
+
+
+def test_a_folder_that_a_class_chose_for_itself_keeps_its_mode(tmp_path, temporary):
+    path, samples = write_bare(tmp_path / "r", seed=0)
+    theirs = streaming.Stream(remote=str(path))
+    theirs.local = str(temporary / "shared" / "cache")
+    (temporary / "shared").mkdir(mode=0o755)
+    assert_reads(open_stream(theirs, 0), samples)
+    assert stat.S_IMODE((temporary / "shared").stat().st_mode) == 0o755
+
+
+def test_a_folder_of_ours_that_others_could_write_is_closed(tmp_path, temporary):
+    root = temporary / f"streampack-{os.getuid()}"
+    root.mkdir()
+    root.chmod(0o777)
+    path, samples = write_bare(tmp_path / "r", seed=0)
+    assert_reads(open_stream(Stream(remote=str(path)), 0), samples)
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
