@@ -21,13 +21,32 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.stores.failures import ChangedError, NoRangesError, NoStoreError
-from streampack.stores.found import Found, Page, version_of_tag
-from streampack.stores.parts import fetch_parts, is_large
+from streampack.stores.objects import Found, Page, fetch_parts, is_large, version_of_tag
+from streampack.stores.s3 import S3_SCHEMES
 from streampack.stores.threads import seconds_left
 
+PACKAGES = {
+    **dict.fromkeys(S3_SCHEMES, "boto3"),
+    **dict.fromkeys(("gs", "gcs"), "'streampack[gcs]'"),
+    **dict.fromkeys(("az", "abfs", "abfss", "azure"), "'streampack[azure]'"),
+    **dict.fromkeys(("http", "https"), "aiohttp"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "hf": "'streampack[hf]'",
+}
+"""What pip installs for a scheme; fsspec knows more schemes."""
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "version_id")
 TIMES = ("mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 CONNECT_S = 10.0
+
+
+def is_known(scheme: str) -> bool:
+    """Return whether there is a driver for a scheme, installed or not.
+
+    >>> is_known("s3"), is_known("nonsense")
+    (True, False)
+    """
+    fsspec: Any = None if scheme in PACKAGES else import_module("fsspec")
+    return fsspec is None or scheme in fsspec.available_protocols()
 
 
 class DriverStore:

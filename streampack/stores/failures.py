@@ -15,8 +15,6 @@ import errno
 from collections.abc import Iterator
 from enum import Enum
 
-from streampack.stores.schemes import PACKAGES
-
 DENIED = (401, 403)
 MISSING = (404, 410)
 CHANGED = (412, 416)  # If-Match failed; the range is beyond the end
@@ -99,7 +97,7 @@ def classify(error: BaseException, target: str) -> FailureKind:
     >>> classify(ConnectionResetError("reset by peer"), "/local/x.tmp")
     <FailureKind.PASSING: 'passing'>
     """
-    chain = list(_chain(error))
+    chain = list(causes_of(error))
     if any(isinstance(cause, ChangedError) for cause in chain):
         return FailureKind.CHANGED
     status = status_of(error)
@@ -124,7 +122,7 @@ def status_of(error: BaseException) -> int | None:
     >>> status_of(ConnectionResetError("reset by peer")) is None
     True
     """
-    statuses = map(_status_of, _chain(error))
+    statuses = map(_status_of, causes_of(error))
     return next((status for status in statuses if status is not None), None)
 
 
@@ -135,7 +133,7 @@ def text_of(error: BaseException) -> str:
     'ConnectionResetError: reset by peer'
     """
     status, name, message = status_of(error), type(error).__name__, str(error)
-    for cause in _chain(error):
+    for cause in causes_of(error):
         response = getattr(cause, "response", None)
         if isinstance(response, dict) and response.get("Error"):
             # Some of botocore's classes are named by the code, others are not.
@@ -160,31 +158,8 @@ def codes_of(error: BaseException) -> set[str]:
     return {str(each) for each in (code, status) if each}
 
 
-def way_out_of(error: BaseException, kind: FailureKind, url: str) -> str:
-    """Return what to do about a failure; empty if that depends on what was done.
-
-    >>> way_out_of(ImportError("No module named 'gcsfs'"), FailureKind.BROKEN, "gs://bucket/en")
-    "install the driver of this store: pip install 'streampack[gcs]'"
-    """
-    if "NoSuchBucket" in codes_of(error):
-        return "the store has no such bucket: check its name, and S3_ENDPOINT_URL"
-    if kind is not FailureKind.BROKEN:
-        return WAYS_OUT.get(kind, "")
-    scheme = url.partition(":")[0]
-    if is_library_missing(error):
-        package = PACKAGES.get(scheme)
-        return f"install the driver of this store{(package and f': pip install {package}') or ''}"
-    if any(isinstance(cause, NoRangesError) for cause in _chain(error)):
-        return "copy the file to this machine, or to a server that sends ranges"
-    return f"nothing reads {scheme}: URLs; install an fsspec driver for it, or copy the files"
-
-
-def is_library_missing(error: BaseException) -> bool:
-    """Return whether the store's client library is not installed."""
-    return any(isinstance(cause, ImportError) for cause in _chain(error))
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

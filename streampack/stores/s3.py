@@ -26,10 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from streampack.stores.failures import CHANGED, ChangedError, DamagedError, codes_of, status_of
-from streampack.stores.found import Found, Page, version_of_tag
-from streampack.stores.parts import PART_BYTES, fetch_parts, is_large
+from streampack.stores.objects import (
+    PART_BYTES,
+    Found,
+    Page,
+    fetch_parts,
+    is_large,
+    version_of_tag,
+)
 from streampack.stores.threads import cut_when_abandoned
 
+S3_SCHEMES = ("s3", "r2")
 CONNECT_S = 10.0
 CHUNK_BYTES = 1 << 20
 MAX_CONNECTIONS = 128

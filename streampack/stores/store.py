@@ -5,8 +5,8 @@
     open_store("s3://bucket/en/shard.00000.mds")    S3Store of s3://bucket
     open_store("gs://bucket/en/shard.00000.mds")    DriverStore of gs://bucket, through gcsfs
 
-The methods of a store make one attempt and raise the exceptions of the library. `retries.py`
-retries them.
+Methods make one attempt and raise the exceptions of the library. `retries.py` retries them. They
+raise ChangedError if an object is not the version that was asked for.
 
 A forked child inherits its parent's stores in memory. It neither uses nor finalizes them, because
 finalizing one may close a connection that the parent still uses.
@@ -18,12 +18,11 @@ import os
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from streampack.stores.drivers import DriverStore
-from streampack.stores.found import Found, Page
-from streampack.stores.s3 import S3Store
-from streampack.stores.schemes import S3_SCHEMES
+from streampack.stores.objects import Found, Page
+from streampack.stores.s3 import S3_SCHEMES, S3Store
 
 TIMEOUT_S = 60.0
 ADDRESSES = ("S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
@@ -49,24 +48,13 @@ class Store(Protocol):
     def read(
         self, url: str, start: int = 0, stop: int | None = None, *, version: str | None = None
     ) -> bytes:
-        """Return the bytes of an object from `start` up to `stop`, None for its end.
-
-        Raises:
-            ChangedError: If the object is not this version.
-        """
+        """Return the bytes of an object from `start` up to `stop`, None for its end."""
 
     def download(self, url: str, to: Path, num_bytes: int | None, *, is_checked: bool) -> None:
-        """Write an object to a file; a large one is read in parallel ranges.
+        """Write an object to a new file, a large one in parallel ranges.
 
-        Args:
-            url: The object.
-            to: A new file.
-            num_bytes: The expected size, None if it is unknown.
-            is_checked: Compare the checksum that the store reports, where there is one that the
-                library can compute. The object is then read by one request.
-
-        Raises:
-            ChangedError: If the object changed meanwhile.
+        `num_bytes` is its expected size. With `is_checked` it is read by one request, and the
+        checksum that the store reports is compared, where the library can compute it.
         """
 
     def write(self, url: str, data: bytes) -> None:
@@ -75,18 +63,11 @@ class Store(Protocol):
     def write_if_absent(self, url: str, data: bytes) -> bool:
         """Write an object and return True; return False if there is one of its name.
 
-        Raises:
-            ConfigError: If the store has no such request.
+        A ConfigError says that the store has no such request.
         """
 
     def remove(self, url: str) -> None:
         """Remove an object."""
-
-
-class _Key(NamedTuple):
-    host: str
-    timeout_s: float
-    addresses: tuple[str | None, ...]
 
 
 @dataclass(slots=True)
@@ -95,7 +76,7 @@ class _Slot:
     store: Store | None = None
 
 
-_slots: dict[int, dict[_Key, _Slot]] = {}
+_slots: dict[int, dict[tuple[object, ...], _Slot]] = {}
 
 
 def open_store(url: str, timeout_s: float = TIMEOUT_S) -> Store:
@@ -125,6 +106,6 @@ def _slot(url: str, timeout_s: float) -> _Slot:
     # Stores of the parents stay in the dictionary, so that they are never finalized here. They are
     # not touched either: their locks may be held by threads that do not exist in this process.
     slots = _slots.get(os.getpid()) or _slots.setdefault(os.getpid(), {})
-    addresses = tuple(os.environ.get(name) for name in ADDRESSES)
-    key = _Key("/".join(url.split("/")[:3]), timeout_s, addresses)
+    addresses = (os.environ.get(name) for name in ADDRESSES)
+    key = ("/".join(url.split("/")[:3]), timeout_s, *addresses)
     return slots.get(key) or slots.setdefault(key, _Slot())

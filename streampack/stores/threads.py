@@ -15,80 +15,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from streampack.errors import naming_limits
 
 _T = TypeVar("_T")
 
 
-def run_attempt(work: Callable[[], _T], timeout_s: float) -> _T:
-    """Return what `work` returns in a thread of its own; raise its exception.
-
-    Raises:
-        TimeoutError: If it is overdue. The thread is abandoned, and ends on its own.
-        ConfigError: If no thread can be started.
-    """
-    results: list[_T] = []
-    thread = AttemptThread(lambda: results.append(work()))
-    thread.scope.deadline = time.monotonic() + timeout_s
-    with naming_limits():
-        thread.start()
-    try:
-        thread.ended.wait(max(0.0, timeout_s))
-    finally:
-        is_abandoned = thread.abandon()
-    if is_abandoned:
-        raise TimeoutError(f"not done within {timeout_s:.1f} s{_waiting_threads()}")
-    if thread.error is not None:
-        raise thread.error
-    return results[0]
-
-
-def _waiting_threads() -> str:
-    threads = [thread for thread in threading.enumerate() if isinstance(thread, AttemptThread)]
-    num_waiting = sum(thread.scope.is_abandoned for thread in threads)
-    return f", {num_waiting} overdue requests are still open" if num_waiting > 1 else ""
-
-
 class AttemptThread(threading.Thread):
     """A daemon thread of one attempt, or of a part of the attempt that creates it."""
 
-    def __init__(self, work: Callable[[], object], *, is_part: bool = False) -> None:
+    def __init__(self, work: Callable[[], object], deadline: float | None = None) -> None:
         super().__init__(name="streampack-fetch", daemon=True)
         self._work = work
-        self.scope = _current.scope if is_part else _Scope()
-        self.ended = threading.Event()
+        self.scope = _current.scope if deadline is None else _Scope(deadline)
+        self.result: Any = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work, and keep its exception."""
+        """Do the work, and keep its result or its exception."""
         _current.scope = self.scope
         try:
-            self._work()
+            self.result = self._work()
         except BaseException as error:  # re-raised in the waiting thread
             self.error = error
-        with self.scope.lock:
-            self.ended.set()
-
-    def abandon(self) -> bool:
-        """Cut off the work unless it has ended; return whether it is abandoned."""
-        with self.scope.lock:
-            self.scope.is_abandoned = not self.ended.is_set()
-            cuts = list(self.scope.cuts) if self.scope.is_abandoned else []
-        for cut in cuts:
-            _call_quietly(cut)
-        return self.scope.is_abandoned
 
 
 class _Scope:
     """What the threads of one attempt share."""
 
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, deadline: float | None = None) -> None:
+        self.deadline = deadline
         self.is_abandoned = False
-        self.deadline: float | None = None
         self.cuts: list[Callable[[], object]] = []
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+        for cut in list(self.cuts):
+            with suppress(Exception):  # the answer may have ended
+                cut()
 
 
 class _Current(threading.local):
@@ -97,6 +62,32 @@ class _Current(threading.local):
 
 
 _current = _Current()
+
+
+def run_attempt(work: Callable[[], _T], timeout_s: float) -> _T:
+    """Return the result of `work` from a thread of its own, or raise its exception.
+
+    Raises:
+        TimeoutError: If it is overdue. The thread is abandoned, and ends on its own.
+        ConfigError: If no thread can be started.
+    """
+    thread = AttemptThread(work, time.monotonic() + timeout_s)
+    with naming_limits():
+        thread.start()
+    try:
+        thread.join(max(0.0, timeout_s))
+    finally:
+        if is_overdue := thread.is_alive():
+            thread.scope.abandon()
+    if is_overdue:
+        threads = [each for each in threading.enumerate() if isinstance(each, AttemptThread)]
+        num_open = sum(each.scope.is_abandoned for each in threads)
+        count = f", {num_open} overdue requests are still open" if num_open > 1 else ""
+        raise TimeoutError(f"not done within {timeout_s:.1f} s{count}")
+    if thread.error is not None:
+        raise thread.error
+    result: _T = thread.result
+    return result
 
 
 def is_abandoned() -> bool:
@@ -114,18 +105,10 @@ def seconds_left() -> float | None:
 def cut_when_abandoned(cut: Callable[[], object]) -> Iterator[None]:
     """Call `cut` from another thread if this attempt is abandoned within the block."""
     scope = _current.scope
-    with scope.lock:
-        scope.cuts.append(cut)
-        is_late = scope.is_abandoned
+    scope.cuts.append(cut)
     try:
-        if is_late:
-            _call_quietly(cut)
+        if scope.is_abandoned:
+            scope.abandon()
         yield
     finally:
-        with scope.lock:
-            scope.cuts.remove(cut)
-
-
-def _call_quietly(cut: Callable[[], object]) -> None:
-    with suppress(Exception):  # the answer may have ended
-        cut()
+        scope.cuts.remove(cut)

@@ -28,7 +28,7 @@ from streampack.chapters import OnExhausted
 from streampack.errors import ConfigError, suggest
 from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
-from streampack.stores.schemes import PACKAGES, is_known
+from streampack.stores.drivers import PACKAGES, is_known
 
 MAX_RETRY = 10**6
 MAX_TIMEOUT_S = 10**6

@@ -18,7 +18,7 @@ import pytest
 
 from streampack.errors import ConfigError, DataError
 from streampack.stores.failures import ChangedError, FailureKind
-from streampack.stores.parts import PART_BYTES
+from streampack.stores.objects import PART_BYTES
 from streampack.stores.retries import kind_of, list_objects, request
 from streampack.stores.store import open_store
 from tests.helpers.faults import servers

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NoReturn
 
 from streampack.errors import DataError, naming_limits
-from streampack.stores.found import Found
+from streampack.stores.objects import Found
 from streampack.write.inputs.places import (
     MAGIC,
     Listing,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from streampack.errors import DataError
-from streampack.stores.found import Found
+from streampack.stores.objects import Found
 
 MAGIC = re.compile(r"[*?[]")
 SLASH = re.compile("/")

@@ -15,9 +15,9 @@ from functools import partial
 
 from streampack.errors import DataError
 from streampack.stores.failures import FailureKind
-from streampack.stores.found import Found
+from streampack.stores.objects import Found
 from streampack.stores.retries import kind_of, list_objects, request
-from streampack.stores.schemes import S3_SCHEMES
+from streampack.stores.s3 import S3_SCHEMES
 from streampack.stores.store import Store
 from streampack.write.inputs.places import (
     MAGIC,

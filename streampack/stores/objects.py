@@ -1,4 +1,4 @@
-"""A large object in parallel ranges.
+"""Objects of a store in one version, and the parts that a large one is read in.
 
 ::
 
@@ -10,11 +10,39 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from streampack.stores.threads import AttemptThread
 
 PART_BYTES = 8 << 20
 NUM_THREADS = 4
+
+
+class Found(NamedTuple):
+    """An object that was found."""
+
+    url: str
+    version: str
+    """Its tag, as "etag:...", or what the store has instead, as "size:...,mtime_ns:..."."""
+    num_bytes: int
+    """Its size; -1 if the store does not state it."""
+
+
+class Page(NamedTuple):
+    """A part of a listing."""
+
+    found: list[Found]
+    after: str | None
+    """Where the next page begins; None after the last."""
+
+
+def version_of_tag(tag: str) -> str:
+    """Return the version of an object that its store has tagged.
+
+    >>> version_of_tag('"900150983cd24fb0"')
+    'etag:900150983cd24fb0'
+    """
+    return f"etag:{tag.strip(chr(34))}"
 
 
 def is_large(num_bytes: int | None) -> bool:
@@ -27,10 +55,7 @@ def is_large(num_bytes: int | None) -> bool:
 
 
 def fetch_parts(fetch: Callable[[int, int], object], start: int, stop: int) -> None:
-    """Call `fetch(start, stop)` for each part in threads, and raise its first exception.
-
-    Threads that are abandoned end after the part that they are at.
-    """
+    """Call `fetch(start, stop)` for each part in threads, and raise its first exception."""
     starts = iter(range(start, stop, PART_BYTES))
     lock, errors = threading.Lock(), list[BaseException]()
 
@@ -45,7 +70,7 @@ def fetch_parts(fetch: Callable[[int, int], object], start: int, stop: int) -> N
             except BaseException as error:  # re-raised in the waiting thread
                 errors.append(error)
 
-    threads = [AttemptThread(work, is_part=True) for _ in range(NUM_THREADS)]
+    threads = [AttemptThread(work) for _ in range(NUM_THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
