@@ -13,7 +13,8 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any
 
 BLOCK_BYTES = 8 << 20
@@ -43,7 +44,7 @@ class RangeFile(io.RawIOBase):
         self._position = 0
         self._begin, self._block = 0, b""
         self._ahead: tuple[int, Future[bytes]] | None = None
-        self._threads = ThreadPoolExecutor(1, "streampack-input") if reads_ahead else None
+        self._reads_ahead = reads_ahead
 
     def readable(self) -> bool:
         return True
@@ -72,9 +73,7 @@ class RangeFile(io.RawIOBase):
         return len(piece)
 
     def close(self) -> None:
-        """Drop the blocks, and end the thread."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
+        """Drop the blocks; a block that is being fetched is not waited for."""
         self._ahead, self._block = None, b""
         super().close()
 
@@ -88,6 +87,20 @@ class RangeFile(io.RawIOBase):
             self._block = self._fetch(begin, min(begin + num_bytes, self._num_bytes))
         self._begin = begin
         after = begin + len(self._block)
-        if self._threads is not None and after < self._num_bytes:
+        if self._reads_ahead and after < self._num_bytes:
             stop = min(after + self._block_bytes, self._num_bytes)
-            self._ahead = after, self._threads.submit(self._fetch, after, stop)
+            self._ahead = after, _in_thread(self._fetch, after, stop)
+
+
+def _in_thread(fetch: Callable[[int, int], bytes], start: int, stop: int) -> Future[bytes]:
+    """Fetch a block in a daemon thread, so that Ctrl-C need not wait for a store that is down."""
+    future: Future[bytes] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(fetch(start, stop))
+        except BaseException as error:  # raised where the bytes are read
+            future.set_exception(error)
+
+    Thread(target=work, name="streampack-input", daemon=True).start()
+    return future

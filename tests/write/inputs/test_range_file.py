@@ -73,3 +73,21 @@ def test_a_failure_to_read_ahead_is_raised_where_its_bytes_are_read():
         assert file.read(1000) == DATA[1000:2000]
         with pytest.raises(OSError, match="broken"):
             file.read(1)
+
+
+def test_closing_does_not_wait_for_a_block_of_a_store_that_is_down():
+    is_closed = threading.Event()
+
+    def fetch(start: int, stop: int) -> bytes:
+        if start:
+            assert is_closed.wait(30)
+        return DATA[start:stop]
+
+    with RangeFile(len(DATA), fetch, 1000, reads_ahead=True) as file:
+        assert file.read(10) == DATA[:10]
+        [thread] = [t for t in threading.enumerate() if t.name == "streampack-input"]
+        file.close()
+        assert thread.is_alive()
+    is_closed.set()
+    thread.join(30)
+    assert not thread.is_alive()
