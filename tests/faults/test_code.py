@@ -49,9 +49,9 @@ BANNED_CALLS = {
 # command line was asked for, which is one of its own verbs.
 IMPORTS_BY_NAME = {
     "__init__.py": {"_LATE[name]"},
+    "_extras.py": {"module"},  # modules of extras, written out by the callers
     "cli/app.py": {"module"},
     "write/__init__.py": {"f'streampack.write.{_FILES[name]}'"},
-    "write/inputs/tables.py": {"name"},  # modules of pyarrow, written out by the callers
 }
 # Writing a pickle runs nothing: whether an error can go from a worker to its rank.
 MAY_WRITE_PICKLES = {"runtime/worker_main.py", "_numba.py"}
