@@ -80,7 +80,6 @@ NAMES = (
     "net_close_short_once",
     "net_down_20s_midrun",
     "net_down_at_start",
-    "net_flip_in_flight_once",
     "net_flip_in_flight_once_hash",
     "net_reset_forever",
     "net_reset_once_each",
@@ -194,9 +193,6 @@ STORES: dict[tuple[str, str], tuple[str, ...]] = {
         "net_close_short_once",
         "net_reset_once_each",
         "net_stall_headers_once",
-    ),
-    (NETWORK, "test_a_bit_that_flips_in_flight_is_caught_by_the_stores_own_sum"): (
-        "net_flip_in_flight_once",
     ),
     (NETWORK, "test_an_outage_within_the_budget_is_ridden_out"): ("net_down_20s_midrun",),
     (NETWORK, "test_net_down_at_start_is_a_typed_error_within_30_s"): ("net_down_at_start",),
