@@ -45,6 +45,7 @@ def run(program: str, tree: Path, *arguments: str, **environment: str) -> tuple[
     begin = time.perf_counter()
     with subprocess.Popen(
         [sys.executable, "-c", program + END, *arguments],
+        cwd=tree,
         env={**os.environ, "PYTHONPATH": str(tree.resolve()), **environment},
         stdout=subprocess.PIPE,
         text=True,
