@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+FIRST_LINES = PYTHON_BLOCK.findall(README)[0]
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +44,7 @@ def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *target]
     subprocess.run([*pip, wheel], check=True, capture_output=True)
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:1]
-    code = f"{block}\nimport streampack; print(streampack.__file__)"
+    code = f"{FIRST_LINES}\nimport streampack; print(streampack.__file__)"
     # The dependencies are those of this environment; the package is the wheel's.
     env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
     done = subprocess.run(
@@ -57,3 +58,12 @@ def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
 def test_the_wheel_has_the_demos_config(dist):
     (wheel,) = dist.glob("*.whl")
     assert "streampack/cli/demo/demo.yaml" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_pip_finds_a_solution_for_the_wheel_beside_transformers_5(dist):
+    (wheel,) = dist.glob("*.whl")
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "transformers>=5", wheel]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert not done.returncode, done.stderr
+    assert "mosaicml" not in done.stdout
