@@ -9,7 +9,11 @@
 Delivered packs are recorded on demand and when a queue is planned further, not after every batch.
 A batch therefore costs the same for one queue as for a hundred.
 
-Cost: about 10 ns a segment, and 10 us a queue when a chunk of its samples is planned or delivered.
+Where a chapter begins, queues that it uses turn to it, after the packs that are delivered. Others
+are parked: only a snapshot is kept, until they are used again.
+
+Cost: about 10 ns a segment, and 10 us a queue when a chunk of its samples is planned or delivered;
+at the start of a chapter, two windows a queue.
 Memory: the queues, and one copy of the last result of `gather`.
 """
 
@@ -21,9 +25,12 @@ import numpy as np
 
 from streampack.errors import ResumeError
 from streampack.plan.device import BatchPacks
+from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.run_samples import num_substituted
 from streampack.plan.slot_kernels import LANE, PACK, QUEUE
 from streampack.plan.slots import ENDLESS
 from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
@@ -32,9 +39,10 @@ from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 class PackQueues:
     """The pack queues of one device, by lane and queue.
 
-    Queues without a snapshot are planned from the start of `first_epoch`. `served` are the slots
-    of each queue delivered before, shape (num_lanes, num_queues). Samples over max_seq_len are
-    counted in `counted_lanes`.
+    They begin in epoch or chapter `number`. Queues without a snapshot are planned from the start of
+    `first_epoch`, or with chapters from that of the `run`. `served` are the slots of each queue
+    delivered before, shape (num_lanes, num_queues). Samples over max_seq_len are counted in
+    `counted_lanes`.
     """
 
     def __init__(
@@ -44,12 +52,20 @@ class PackQueues:
         served: Int64Array,
         snapshots: list[State],
         counted_lanes: range,
+        run: RunPlan | None = None,
     ) -> None:
         self._recipe = recipe
-        self._shapes = recipe.shapes
+        self._run = run
         passed = served // recipe.shapes.slots_per_pack
         self._first_epoch = first_epoch
         self._loaded = {(saved["lane"], saved["queue"]): saved for saved in snapshots}
+        # Packs of a queue before each chapter from one on, as far as they are known.
+        self._chapter_begins = {
+            key: dict(enumerate(saved.get("begins", ()), saved.get("chapter", 0) + 1))
+            for key, saved in self._loaded.items()
+        }
+        # Samples left out by queues that are parked. Their snapshots may lack the last.
+        self._parked_dropped = {key: saved["dropped"] for key, saved in self._loaded.items()}
         self._queues: dict[tuple[int, int], PackQueue] = {}
         self._planned = np.zeros_like(passed)  # known packs of each queue
         self._crossings = np.full_like(passed, ENDLESS)  # packs at which the next snapshot applies
@@ -82,7 +98,19 @@ class PackQueues:
             for (lane, _), pack_queue in self._queues.items():
                 if lane in self._counted_lanes:
                     self._dropped += pack_queue.dropped
+            if self._run is not None:
+                for lane, queue in self._loaded:
+                    if lane in self._counted_lanes:
+                        self._dropped += self._parked_dropped[lane, queue]
         return self._dropped.copy()
+
+    @property
+    def num_substituted(self) -> int:
+        """Draws of the counted lanes that went to other streams because theirs was exhausted."""
+        queues, parked = self._queues.items(), self._loaded.items()
+        draws = [(lane, pack_queue.num_substituted) for (lane, _), pack_queue in queues]
+        draws += [(lane, num_substituted(saved["arrivals"])) for (lane, _), saved in parked]
+        return sum(num for lane, num in draws if lane in self._counted_lanes)
 
     def get(self, lane: int, queue: int) -> PackQueue:
         """Return a queue; create it on the first call."""
@@ -94,10 +122,52 @@ class PackQueues:
         return pack_queue
 
     def _make(self, lane: int, queue: int, snapshot: State | None) -> PackQueue:
-        pack_queue = PackQueue(self._recipe, lane, queue, self._first_epoch)
+        run, recipe, first = self._run, self._recipe, 0
+        if run is not None:
+            first = snapshot["chapter"] if snapshot else 0
+            recipe = run.recipes[first]
+        pack_queue = PackQueue(recipe, lane, queue, self._first_epoch)
         if snapshot is not None:
             pack_queue.restore(snapshot)
+        if run is not None:
+            for chapter in range(first + 1, self._chapter + 1):
+                pack_queue.turn(run.recipes[chapter], self._begin_of(lane, queue, chapter))
         return pack_queue
+
+    # Chapters.
+
+    @property
+    def _chapter(self) -> int:
+        return self._recipe.chapter.number if self._recipe.chapter else 0
+
+    def _begin_of(self, lane: int, queue: int, chapter: int) -> int:
+        """Return the packs of a queue before a chapter."""
+        known = self._chapter_begins.get((lane, queue), {})
+        if chapter in known or self._run is None:
+            return int(known[chapter])
+        return int(self._run.start(chapter).served[lane, queue])
+
+    def turn(self, recipe: Recipe, lanes: set[int]) -> None:
+        """Begin a chapter after the packs that are delivered; this device plans `lanes` in it."""
+        self._recipe = recipe
+        for key in [*self._queues, *self._loaded]:
+            self._chapter_begins.setdefault(key, {})[self._chapter] = int(self.passed[key])
+        for (lane, queue), pack_queue in list(self._queues.items()):
+            if lane in lanes and is_used(recipe, lane, queue):
+                pack_queue.turn(recipe, int(self.passed[lane, queue]))
+                self._note(lane, queue)
+            else:
+                self._park(lane, queue, pack_queue)
+        self.num_changes += 1
+
+    def _park(self, lane: int, queue: int, pack_queue: PackQueue) -> None:
+        key = lane, queue
+        self._loaded[key] = pack_queue.rest(int(self.passed[key]))
+        self._parked_dropped[key] = pack_queue.dropped
+        del self._queues[key]
+        self._saved.pop(key, None)
+        self._changed.discard(key)
+        self._planned[key], self._crossings[key] = 0, ENDLESS
 
     def extend(self, lane: int, queue: int) -> PackQueue:
         """Plan a queue one chunk further, and return it."""
@@ -129,7 +199,7 @@ class PackQueues:
         """Record that the packs of these slots are delivered, in order."""
         # The packs of a queue ascend, and numpy keeps the last value written.
         queues = slots[:, QUEUE]
-        passed = self._shapes.packs_before(queues, slots[:, PACK] + 1)
+        passed = self._recipe.shapes.packs_before(queues, slots[:, PACK] + 1)
         self.passed[slots[:, LANE], queues] = passed
         for lane, queue in np.argwhere(self.passed >= self._crossings).tolist():
             self._queues[lane, queue].release(int(self.passed[lane, queue]))
@@ -138,7 +208,7 @@ class PackQueues:
     def num_quiet(self, slots: Int64Array) -> int:
         """Return how many of these slots can be delivered before a snapshot changes."""
         queues = slots[:, QUEUE]
-        passed = self._shapes.packs_before(queues, slots[:, PACK] + 1)
+        passed = self._recipe.shapes.packs_before(queues, slots[:, PACK] + 1)
         # The first slot whose pack lies behind the next snapshot of its queue.
         crossed = np.flatnonzero(passed >= self._crossings[slots[:, LANE], queues])
         return int(crossed[0]) if len(crossed) else len(slots)
@@ -151,17 +221,31 @@ class PackQueues:
                 for snapshot in self._queues[lane, queue].snapshot(int(self.passed[lane, queue]))
             ]
         self._changed.clear()
-        return [snapshot for key in self._queues for snapshot in self._saved[key]]
+        parked = (
+            []
+            if self._run is None
+            else [
+                self._labelled(lane, queue, snapshot)
+                for (lane, queue), snapshot in self._loaded.items()
+                if not is_used(self._recipe, lane, queue)
+            ]
+        )
+        return [snapshot for key in self._queues for snapshot in self._saved[key]] + parked
 
     def _labelled(self, lane: int, queue: int, snapshot: State) -> State:
-        return {"lane": lane, "queue": queue, **snapshot}
+        labelled = {"lane": lane, "queue": queue, **snapshot}
+        if self._run is not None:
+            chapters = range(snapshot["chapter"] + 1, self._chapter + 1)
+            begins = [self._begin_of(lane, queue, chapter) for chapter in chapters]
+            labelled["begins"] = begins
+        return labelled
 
     def gather(self, slots: Int64Array, batch_size: int) -> BatchPacks:
         """Return the packs of some slots, in order, as batches of `batch_size` slots.
 
         All of these slots are known; see `know`.
         """
-        slots_per_pack = self._shapes.slots_per_pack[slots[::batch_size, QUEUE]]
+        slots_per_pack = self._recipe.shapes.slots_per_pack[slots[::batch_size, QUEUE]]
         return BatchPacks(self._packs(self._begins(slots)), slots_per_pack, batch_size)
 
     def know(self, slots: Int64Array, num_slots: int, batch_size: int) -> Int64Array:
@@ -171,7 +255,7 @@ class PackQueues:
         """
         self._plan(self._begins(slots[:num_slots]))
         lanes, queues = slots[:, LANE], slots[:, QUEUE]
-        packs = self._shapes.packs_before(queues, slots[:, PACK])
+        packs = self._recipe.shapes.packs_before(queues, slots[:, PACK])
         # What is known for free is taken too, up to the end of the last whole batch.
         missing = np.flatnonzero(packs >= self._planned[lanes, queues])
         if len(missing):
@@ -180,10 +264,10 @@ class PackQueues:
 
     def _begins(self, slots: Int64Array) -> Int64Array:
         """Return the slots at which packs begin, with the numbers of these packs."""
-        if self._shapes.is_uniform:
+        if self._recipe.shapes.is_uniform:
             return slots
-        slots = slots[slots[:, PACK] % self._shapes.slots_per_pack[slots[:, QUEUE]] == 0]
-        slots[:, PACK] = self._shapes.packs_before(slots[:, QUEUE], slots[:, PACK])
+        slots = slots[slots[:, PACK] % self._recipe.shapes.slots_per_pack[slots[:, QUEUE]] == 0]
+        slots[:, PACK] = self._recipe.shapes.packs_before(slots[:, QUEUE], slots[:, PACK])
         return slots
 
     def _packs(self, slots: Int64Array) -> Packs:

@@ -18,9 +18,9 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.plan.lane_stream import LaneStream
+from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_queues import RunQueues
 from streampack.plan.slots import SlotWalker, extend_nothing
 from streampack.types import Int64Array
 
@@ -59,7 +59,8 @@ def drained(recipes: Sequence[Recipe], ended_by: str) -> RunPlan:
 def _limits(run: RunPlan, limits: Int64Array, served: Int64Array) -> Int64Array:
     """Return the packs that each queue has in all, where a stream ends it."""
     last = len(run) - 1
-    recipe, queues = run.recipes[last], RunQueues(run, last, [], range(0))
+    recipe = run.recipes[last]
+    queues = PackQueues(recipe, 0, run.start(0).served, [], range(0), run)
     limits = limits.copy()
     for lane, queue in np.ndindex(*limits.shape):
         ends = [n for n in recipe.streams_in(queue) if recipe.ends_with(n)]

@@ -4,7 +4,7 @@
 
     chapter 0            chapter 1            chapter 2
     a walk    --edge-->  a walk    --edge-->  ...          one after another, as one sequence
-        '----- RunQueues: the queues live on -----'
+        '----- PackQueues: the queues live on ----'
 
 Each chapter has positions of its own, from 0. Steps to be skipped are walked, and planned only as
 far as a lane needs them for what follows.
@@ -24,8 +24,8 @@ from streampack.plan.device import (
     touched_lanes,
 )
 from streampack.plan.lane_stream import is_used
+from streampack.plan.pack_queues import PackQueues
 from streampack.plan.run_plan import RunPlan, exhausted
-from streampack.plan.run_queues import RunQueues
 from streampack.plan.sequence import EpochSequence
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import SlotWalker, WalkState
@@ -39,8 +39,6 @@ class RunSequence(EpochSequence):
     `walk_state` returned at `start`. Steps of the run in `skips`, ranges [first, stop), are not
     delivered. `stop` is one past the last chapter to deliver; None: the run's last.
     """
-
-    _queues: RunQueues
 
     def __init__(
         self,
@@ -60,8 +58,9 @@ class RunSequence(EpochSequence):
         self._substituted_before = 0  # in chapters before
         start = start or Progress()
         chapter = start.epoch
-        counted = counted_lanes(run.recipes[chapter], views[chapter])
-        self._queues = RunQueues(run, chapter, start.snapshots, counted)
+        recipe = run.recipes[chapter]
+        counted, served = counted_lanes(recipe, views[chapter]), run.start(0).served
+        self._queues = PackQueues(recipe, 0, served, start.snapshots, counted, run)
         self._begin(chapter, start.position, walk)
         num_slots = run.num_slots(chapter)
         if num_slots is not None and start.position >= num_slots and chapter + 1 < self._stop:
@@ -164,7 +163,7 @@ class RunSequence(EpochSequence):
         self._run.note_end(self.epoch, self._walk.state())
         self.close()
         chapter = self.epoch + 1
-        self._queues.turn(chapter, self._lanes(chapter, 0))
+        self._queues.turn(self._run.recipes[chapter], self._lanes(chapter, 0))
         self._begin(chapter, 0)
 
     def walk_state(self, chapter: int, position: int) -> WalkState | None:

@@ -105,7 +105,7 @@ def drawn_segments(sequence: RunSequence, views: Sequence[DeviceView]) -> Int64A
         rest = pack_queue._packs.slice(passed - pack_queue.first_known, len(pack_queue._packs))
         rows += [
             rest.segments,
-            pack_queue._packer.buffered,
-            pack_queue._arrivals.undelivered.segments,
+            pack_queue.windows.packer.buffered,
+            pack_queue.windows.undelivered,
         ]
     return np.concatenate(rows)

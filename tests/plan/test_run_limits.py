@@ -179,7 +179,7 @@ def test_draws_that_give_way_are_counted_once_over_all_devices(unit, num_devices
             total += sequence.substituted
             for queue in sequence._queues:
                 if queue._lane in counted_lanes(plan.recipes[1], views[1]):
-                    draws += int(queue._arrivals._cursors.sum())
+                    draws += int(queue.windows.arrivals._cursors.sum())
         return total, draws
 
     assert counted({}) == (0, counted({})[1])

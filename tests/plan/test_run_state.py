@@ -14,8 +14,8 @@ import pytest
 from streampack.chapters import Chapter
 from streampack.errors import ResumeError
 from streampack.plan import state_text
+from streampack.plan.pack_queue import PackQueue
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_queue import RunPackQueue
 from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import decode_run_state, encode_run_state
 from streampack.plan.slot_kernels import CHOSEN, HOLDS, LEFT, SERVING, TURN
@@ -150,10 +150,10 @@ def test_undelivered_segments_may_be_longer_than_the_packs_of_the_chapter():
     snapshots = json.loads(state["snapshots"])
     snapshots[0]["undelivered"] = rows_as_text(np.array([[0, 0, 5, 0, 65, 70]]))
     progress, _ = decode_run_state(state | {"snapshots": snapshots}, make())
-    pack_queue = RunPackQueue(make().recipes[0], 0, 0)
+    pack_queue = PackQueue(make().recipes[0], 0, 0)
     pack_queue.restore(progress.snapshots[0])
     pack_queue.extend()
-    rows = np.concatenate([pack_queue.segments, pack_queue._packer.buffered]).tolist()
+    rows = np.concatenate([pack_queue.segments, pack_queue.windows.packer.buffered]).tolist()
     pieces = [row for row in rows if row[SAMPLE] == 5 and row[TOTAL] == 70]
     assert sorted(row[LENGTH] for row in pieces) == [1, 64]
 

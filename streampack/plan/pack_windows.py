@@ -1,0 +1,338 @@
+"""The packs of one queue of a lane, made one window after another.
+
+::
+
+    queue 0   arrivals -> overflow -> packer -> a b c d -> shuffle -> [ c | a | d | b ]
+    queue 1   arrivals -> overflow -> packer -> e f     -> shuffle -> [ f | e ]
+
+The pieces of a long sample leave the packer one after the other. So that a batch holds pieces of
+many samples, the packs of a window are shuffled; `pack_order` spreads those of equal cost. A window
+has the packs or the samples of `Recipe.window`, rounded up to whole chunks of samples; a smaller
+one is a part of a chunk. Its order depends only on the seed, the lane, the queue and its first
+pack. A packer of windows gets the segments of all its chunks together.
+
+Cost: about 0.2-0.4 us a sample. Memory: one window of segments (48 bytes each), the packer's
+buffer, and one shuffle block of each stream: 16 bytes per sample, by default at most 262,144.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.pack import Packer, count_dropped, fit_samples, make_packer
+from streampack.pack.overflow import count_pieces, fit_segments
+from streampack.plan.pack_order import even_order, take_packs
+from streampack.plan.recipe import Recipe
+from streampack.plan.run_samples import UNDELIVERED, RunSamples
+from streampack.plan.sample_order import SampleSequence
+from streampack.plan.small_passes import SmallPass, settle, small_pass, window_starts
+from streampack.rng import permutation
+from streampack.types import (
+    LENGTH,
+    NO_SEGMENTS,
+    PASS,
+    SAMPLE,
+    STREAM,
+    TOKENS,
+    Int64Array,
+    Packs,
+    State,
+)
+
+RAMP_PARTS = 32  # a block of draws and a window take at most this part of a change of shares
+
+
+class PackWindows:
+    """The packs of a queue of a lane, window after window.
+
+    Attributes:
+        recipe: What determines the packs; `turn` changes it.
+        packing: How samples share packs.
+        packer: What packs them.
+        arrivals: Where samples come from.
+        begin: Packs of the queue before the chapter.
+        is_complete: Whether all packs are made.
+        dropped: Samples without segments so far, shape (num_streams,).
+
+    Arguments as in `PackQueue`.
+    """
+
+    def __init__(
+        self, recipe: Recipe, lane: int, queue: int, epoch: int, *, is_shuffled: bool
+    ) -> None:
+        self._lane = lane
+        self._queue = queue
+        self._is_shuffled = is_shuffled
+        self.arrivals: SampleSequence | RunSamples
+        self._seed_path: tuple[int | str, ...]
+        if recipe.chapter is None:
+            self.arrivals = SampleSequence(recipe, lane, queue, epoch)
+            self._seed_path = ("packs", queue, lane, epoch)
+        else:
+            self.arrivals = RunSamples(recipe, lane, queue)
+            self._seed_path = ("packs", "all" if recipe.is_mixed else recipe.key_of(queue), lane)
+        self._use(recipe, 0)
+        self.packer = self._new_packer()
+        self.is_complete = False
+        self._num_dropped = 0  # consecutive samples that were all dropped
+        self.dropped = np.zeros(len(recipe.streams), np.int64)
+
+    def _use(self, recipe: Recipe, begin: int) -> None:
+        """Set the packing, and the windows in which packs are made and shuffled."""
+        lane, queue = self._lane, self._queue
+        self.recipe, self.begin = recipe, begin
+        self._small = small_pass(recipe, lane, queue)
+        self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
+        packs_windows = self.packing.packs_windows if self._small else recipe.packs_windows
+        self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
+        has_windows = self._is_shuffled or packs_windows
+        self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
+        if self._small:
+            self._max_samples = min(self._max_samples, self._small.num_samples)
+        chapter = recipe.chapter
+        self._ramp_packs = Fraction(0)  # packs of the queue over which shares change
+        if recipe.is_mixed and chapter is not None and chapter.ramps:
+            self._ramp_packs = Fraction(chapter.ramp_slots, recipe.num_lanes)
+            self._max_packs = min(self._max_packs, math.ceil(self._ramp_packs / RAMP_PARTS))
+
+    def _new_packer(self) -> Packer:
+        return make_packer(self.packing, passes_once=self._small is not None)
+
+    # Chapters.
+
+    def turn(self, recipe: Recipe, begin: int, rest: Int64Array) -> bool:
+        """Begin a chapter after `begin` packs; `rest` are the segments of packs from there on.
+
+        Return whether the streams draw them again: then nothing of them is delivered otherwise.
+        """
+        before, arrivals = self.packing, self.arrivals
+        self._use(recipe, begin)
+        self.is_complete = False
+        if not isinstance(arrivals, RunSamples):
+            return False
+        arrivals.turn(recipe)
+        draws_again = recipe.is_mixed or self.packing != before
+        if draws_again:
+            undelivered = arrivals.undelivered.segments
+            arrivals.give_back(np.concatenate([undelivered, rest, self.packer.buffered]))
+            self.packer = self._new_packer()
+        return draws_again
+
+    @property
+    def undelivered(self) -> Int64Array:
+        """Segments that streams draw before new samples, shape (n, 6)."""
+        arrivals = self.arrivals
+        return arrivals.undelivered.segments if isinstance(arrivals, RunSamples) else NO_SEGMENTS
+
+    @property
+    def buffered(self) -> Int64Array:
+        """Segments that are drawn and not packed yet, shape (n, 6)."""
+        again = self.undelivered
+        if not len(again):
+            return self.packer.buffered
+        is_used = np.isin(again[:, STREAM], self.recipe.used)
+        return np.concatenate([self.packer.buffered, again[is_used]])
+
+    # State.
+
+    def state(self, num_known: int) -> State:
+        """Return what `restore` needs to continue from here, after `num_known` packs."""
+        state = {
+            "num_packs": num_known,
+            "arrivals": self.arrivals.state(),
+            "packer": self.packer.state_dict(),
+            "dropped": self.dropped.tolist(),
+        }
+        if self.recipe.chapter is not None:
+            state |= {"chapter": self.recipe.chapter.number, "begin": self.begin}
+            state["undelivered"] = self.undelivered
+        return state
+
+    def restore(self, state: State) -> None:
+        """Continue from a `state`, with a packer that was never used."""
+        self.packer = self._new_packer()
+        self.arrivals.restore([int(value) for value in state["arrivals"]])
+        self.packer.load_state_dict(state["packer"])
+        self.dropped = np.array(state["dropped"], np.int64).reshape(self.dropped.shape)
+        self.is_complete = False
+        if isinstance(self.arrivals, RunSamples):
+            self.begin = int(state["begin"])
+            self.arrivals.give_back(state["undelivered"])
+
+    # Windows.
+
+    def next(self, num_known: int) -> Packs:
+        """Return the packs of the next chunks, shuffled; at the end, flush the packer.
+
+        `num_known` packs of the queue were made before.
+        """
+        if self._small:
+            parts = self._pack_passes(self._small, num_known)
+        else:
+            parts = [self._pack_window(num_known)]
+        packs = Packs.join([part for part, _ in parts]) if len(parts) > 1 else parts[0][0]
+        if not self._is_shuffled or not self._max_packs or not len(packs.ends):
+            return packs
+        bounds = [0]
+        for part, num_windows in parts:
+            num_packs, first = len(part.ends), bounds[-1]
+            num = min(num_windows, num_packs)
+            bounds += [first + num_packs * window // num for window in range(1, num + 1)]
+        return take_packs(packs, self._order_of(packs, bounds, num_known))
+
+    def _pack_passes(self, small: SmallPass, num_known: int) -> list[tuple[Packs, int]]:
+        """Return the packs of the next chunks, of one pass after the other, as `_pack_window`."""
+        segments = np.concatenate(self._next_chunks(num_known)[0])
+        most = self._packing_window or len(segments)
+        packs = []
+        for part in np.split(segments, window_starts(segments, small.least, most)):
+            packs += [settle(self.packer, part)] if small.settles else []
+            packs.append(self.packer.add(part))
+        packs += [self.packer.flush()] if self.is_complete else []
+        return [(part, self._num_windows(len(part), len(part.segments))) for part in packs]
+
+    def _pack_window(self, num_known: int) -> tuple[Packs, int]:
+        """Return the packs of the next chunks, and the number of windows that share them."""
+        make = self._pack_together if self._packing_window else self._pack_chunks
+        packs, num_chunks, num_samples = make(num_known)
+        # A window may be smaller than a chunk.
+        return packs, 1 if num_chunks > 1 else self._num_windows(len(packs.ends), num_samples)
+
+    def _num_windows(self, num_packs: int, num_samples: int) -> int:
+        """Return the windows that share so many packs and samples."""
+        if not self._max_packs:
+            return 1
+        return max(-(-num_packs // self._max_packs), -(-num_samples // self._max_samples))
+
+    def _next_rows(self, num_planned: int) -> Int64Array:
+        """Return the next samples, where this many packs of the queue are planned."""
+        arrivals = self.arrivals
+        if not self._ramp_packs or not isinstance(arrivals, RunSamples):
+            return arrivals.next()
+        # The mean of shares that change linearly is that in the middle of the draws.
+        done, part = (num_planned - self.begin) / self._ramp_packs, Fraction(1, RAMP_PARTS)
+        arrivals.fraction = min(done + part / 2, Fraction(1))
+        tokens = self._ramp_packs * part * self.packing.max_seq_len
+        return arrivals.next(math.ceil(tokens / arrivals.tokens_per_draw()))
+
+    def _pack_chunks(self, num_known: int) -> tuple[Packs, int, int]:
+        """Return the packs, chunks and samples of a window whose chunks are packed as they come."""
+        chunks: list[Packs] = []
+        num_packs = num_samples = 0
+        while not self.is_complete:
+            rows = self._next_rows(num_known + num_packs)
+            segments = self._next_segments(rows)
+            chunks.append(self.packer.flush() if self.is_complete else self.packer.add(segments))
+            num_packs += len(chunks[-1])
+            num_samples += len(rows)
+            if self._ends_window(num_packs >= self._max_packs, num_samples):
+                break
+        packs = Packs.join(chunks) if len(chunks) > 1 else chunks[0]
+        return packs, len(chunks), num_samples
+
+    def _pack_together(self, num_known: int) -> tuple[Packs, int, int]:
+        """Return the packs, chunks and samples of a window that is packed as a whole."""
+        chunks, num_samples = self._next_chunks(num_known)
+        segments = np.concatenate(chunks)
+        # As for the shuffle, a window may be smaller than a chunk.
+        num_windows = -(-num_samples // self._packing_window) if len(chunks) == 1 else 1
+        packs = [self.packer.add(part) for part in np.array_split(segments, max(num_windows, 1))]
+        if self.is_complete:
+            packs.append(self.packer.flush())
+        return Packs.join(packs), len(chunks), num_samples
+
+    def _next_chunks(self, num_known: int) -> tuple[list[Int64Array], int]:
+        """Return the segments of the chunks that begin in a window, and their samples."""
+        chunks: list[Int64Array] = []
+        num_tokens = num_samples = 0
+        max_seq_len = self.packing.max_seq_len
+        max_tokens = self._max_packs * max_seq_len
+        while not self.is_complete:
+            rows = self._next_rows(num_known + num_tokens // max_seq_len)
+            chunks.append(self._next_segments(rows))
+            num_tokens += int(chunks[-1][:, LENGTH].sum())
+            num_samples += len(rows)
+            if self._ends_window(num_tokens >= max_tokens, num_samples):
+                break
+        return chunks, num_samples
+
+    def _ends_window(self, is_full: bool, num_samples: int) -> bool:
+        # What was drawn before a stream ran out is not shuffled with what takes its place.
+        return is_full or num_samples >= self._max_samples or self.arrivals.ran_out
+
+    def _order_of(self, packs: Packs, bounds: list[int], num_known: int) -> Int64Array:
+        """Return the order in which the packs of windows leave, shape (len(packs),)."""
+        seed = self.recipe.order.seed
+        windows = [
+            first + permutation(stop - first, seed, *self._seed_path, num_known + first)
+            for first, stop in pairwise(bounds)
+        ]
+        if self.recipe.packing.max_cost is not None:
+            lengths = np.append(0, np.cumsum(packs.segments[:, LENGTH]))[packs.ends]
+            tokens = np.diff(lengths, prepend=0)
+            windows = [order[even_order(tokens[order])] for order in windows]
+        return np.concatenate(windows)
+
+    # Segments.
+
+    def _next_segments(self, rows: Int64Array) -> Int64Array:
+        """Return the segments of a chunk of samples. A chunk without samples is the last."""
+        self.is_complete = not len(rows)
+        arrivals = self.arrivals
+        is_again = rows[:, PASS] == UNDELIVERED
+        if not isinstance(arrivals, RunSamples) or not is_again.any():
+            return self._fit(rows)
+        new, max_seq_len = rows[~is_again], self.packing.max_seq_len
+        pieces = count_pieces(new, max_seq_len, self.packing.overflow)
+        again = fit_segments(arrivals.undelivered.of(rows[is_again, SAMPLE]), max_seq_len)
+        # Another sample begins where its stream, pass or number changes.
+        keys = again[:, : SAMPLE + 1]
+        samples = np.cumsum((np.diff(keys, axis=0, prepend=keys[:1]) != 0).any(axis=1))
+        places = [np.repeat(np.flatnonzero(~is_again), pieces), np.flatnonzero(is_again)[samples]]
+        segments = np.concatenate([self._fit(new), again])
+        return segments[np.argsort(np.concatenate(places), kind="stable")]
+
+    def _fit(self, rows: Int64Array) -> Int64Array:
+        """Return the segments of new samples, in order."""
+        max_seq_len = self.packing.max_seq_len
+        self.dropped += count_dropped(rows, max_seq_len, self.packing.overflow, len(self.dropped))
+        segments = fit_samples(rows, max_seq_len, self.packing.overflow, self.recipe.names)
+        if len(rows):
+            self._check_empty(rows)
+            self._check_drops(rows, segments)
+        return segments
+
+    def _check_empty(self, rows: Int64Array) -> None:
+        """Raise a DataError for an empty sample where other lanes count on one token a sample."""
+        recipe = self.recipe
+        if recipe.num_lanes == 1 or rows[:, TOKENS].all():
+            return
+        for number, _, sample, _ in rows[rows[:, TOKENS] == 0].tolist():
+            if not recipe.streams[number].may_be_empty:
+                raise DataError(
+                    f"stream {recipe.names[number]!r}, sample {sample}: 0 tokens; with several "
+                    "lanes (num_lanes, or more than one node), empty samples are skipped only if "
+                    "the stream has a length file: run `streampack index` on it"
+                )
+
+    def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
+        """Raise a DataError if more samples in a row were dropped than the streams hold."""
+        self._num_dropped = 0 if len(segments) else self._num_dropped + len(rows)
+        limit = self.recipe.max_consecutive_drops(self._queue)
+        if limit is not None and self._num_dropped > limit:
+            names = [self.recipe.names[number] for number in np.unique(rows[:, 0])]
+            if not rows[:, TOKENS].any():
+                raise DataError(
+                    f"stream {names}: all of {self._num_dropped} samples in a row have no tokens; "
+                    "leave the stream out, or write it with tokens"
+                )
+            raise DataError(
+                f"stream {names}: all of {self._num_dropped} samples in a row are longer than "
+                f"max_seq_len={self.packing.max_seq_len}, and overflow='drop' leaves "
+                "nothing; raise max_seq_len, or set overflow to split or truncate"
+            )
