@@ -34,10 +34,9 @@ import workloads
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import Weight, resolve_weights
-from streampack.plan import DeviceView, EpochSequence, PlanStream, Recipe
+from streampack.plan import DeviceView, PackSequence, PlanStream, Recipe, epoch_sequence
 from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_sequence import RunSequence
 from streampack.plan.sample_order import SampleSequence
 from streampack.plan.sequence import touched_lanes
 from streampack.types import Int64Array
@@ -172,11 +171,11 @@ def make_run(recipe: Recipe, num_chapters: int) -> RunPlan:
     return RunPlan(recipes)
 
 
-def begin_plan(recipe: Recipe, view: DeviceView, num_chapters: int) -> EpochSequence:
+def begin_plan(recipe: Recipe, view: DeviceView, num_chapters: int) -> PackSequence:
     """Return the sequence of a device."""
     if not num_chapters:
-        return EpochSequence(recipe, view)
-    return RunSequence(make_run(recipe, num_chapters), [view] * num_chapters)
+        return epoch_sequence(recipe, view)
+    return PackSequence(make_run(recipe, num_chapters), [view] * num_chapters)
 
 
 def plan(

@@ -33,7 +33,7 @@ from bench_plan import plan_stream
 
 from streampack.balance import AttentionCost, Balance
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan import DeviceView, Recipe, epoch_sequence
 from streampack.plan.deal import deal_by_cost, step_time
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
@@ -61,7 +61,7 @@ def recipe_of(
 def batches_of(recipe: Recipe) -> Iterator[Packs]:
     """Yield the packs of each whole global batch."""
     size = recipe.global_batch_size
-    sequence = EpochSequence(recipe, DeviceView(batch_size=size))
+    sequence = epoch_sequence(recipe, DeviceView(batch_size=size))
     while (batch := sequence.next()) is not None:
         if len(batch.packs) == size:
             yield batch.packs

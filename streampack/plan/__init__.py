@@ -10,7 +10,7 @@ Cost: about 0.4 us a sample, regardless of the number of streams and lanes.
 from streampack.plan.device import DevicePlan, DeviceView, touched_lanes
 from streampack.plan.lane_ends import count_slots, slots_in
 from streampack.plan.recipe import PlanStream, Recipe
-from streampack.plan.sequence import EpochSequence
+from streampack.plan.sequence import PackSequence, epoch_sequence
 from streampack.plan.shard_window import ShardDelta
 from streampack.plan.state import (
     Progress,
@@ -27,7 +27,7 @@ from streampack.plan.state import (
 __all__ = [
     "DevicePlan",
     "DeviceView",
-    "EpochSequence",
+    "PackSequence",
     "PlanStream",
     "Progress",
     "Recipe",
@@ -37,6 +37,7 @@ __all__ = [
     "count_slots",
     "decode_state",
     "encode_state",
+    "epoch_sequence",
     "nearest_divisors",
     "plan_fingerprint",
     "run_shape",

@@ -40,23 +40,25 @@ class PackQueues:
     """The pack queues of one device, by lane and queue.
 
     They begin in epoch or chapter `number`. Queues without a snapshot are planned from the start of
-    `first_epoch`, or with chapters from that of the `run`. `served` are the slots of each queue
-    delivered before, shape (num_lanes, num_queues). Samples over max_seq_len are counted in
+    `first_epoch`, or with chapters from that of the `run`. Samples over max_seq_len are counted in
     `counted_lanes`.
+
+    Attributes:
+        passed: Delivered packs of each queue, shape (num_lanes, num_queues).
+        num_changes: Number of times that a queue was planned further, or released packs.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         first_epoch: int,
-        served: Int64Array,
         snapshots: list[State],
         counted_lanes: range,
         run: RunPlan | None = None,
     ) -> None:
         self._recipe = recipe
         self._run = run
-        passed = served // recipe.shapes.slots_per_pack
+        passed = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
         self._first_epoch = first_epoch
         self._loaded = {(saved["lane"], saved["queue"]): saved for saved in snapshots}
         # Packs of a queue before each chapter from one on, as far as they are known.
@@ -107,6 +109,8 @@ class PackQueues:
     @property
     def num_substituted(self) -> int:
         """Draws of the counted lanes that went to other streams because theirs was exhausted."""
+        if self._run is None:
+            return 0
         queues, parked = self._queues.items(), self._loaded.items()
         draws = [(lane, pack_queue.num_substituted) for (lane, _), pack_queue in queues]
         draws += [(lane, num_substituted(saved["arrivals"])) for (lane, _), saved in parked]

@@ -12,7 +12,7 @@ Cost: about 100 ns a slot of the chapters before, and only if a state does not s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,6 +49,41 @@ class RunPlan:
 
     def __len__(self) -> int:
         return len(self.recipes)
+
+    # As in `Epochs`.
+
+    def index(self, number: int) -> int:
+        """Return the place of a chapter's view and recipe."""
+        return number
+
+    def recipe_of(self, number: int) -> Recipe:
+        """Return the recipe of a chapter."""
+        return self.recipes[number]
+
+    def first(self, number: int) -> int:  # noqa: ARG002 - as in Epochs
+        """Return the chapter at which the queues begin."""
+        return 0
+
+    def lane_offset(self, number: int) -> int:
+        """Return the slots after which the next visit is to the lane that begins a chapter."""
+        recipe = self.recipes[number]
+        first_lane = (int(self.start(number).turn[TURN]) + 1) % recipe.num_lanes
+        return first_lane * recipe.lane_run
+
+    def walker(
+        self,
+        number: int,
+        position: int,
+        extend_queue: Callable[[int, int], None],
+        walk: WalkState | None = None,
+    ) -> SlotWalker:
+        """Return the walk of a chapter, from `walk` if it is known, on the way to `position`."""
+        recipe = self.recipes[number]
+        walker = SlotWalker(recipe, 0, extend_queue, walk or self.start(number))
+        if recipe.is_mixed and not self.chapters[number].drains:
+            size = recipe.global_batch_size
+            walker.skip(position // size * size - walker.slot)
+        return walker
 
     def num_slots(self, chapter: int) -> int | None:
         """Return the packs of a chapter; None: it has no end."""

@@ -72,6 +72,7 @@ class SlotWalker:
     Attributes:
         served: Packs taken from each queue so far, shape (num_lanes, num_queues).
         known: Lower bound on the packs of each queue; same shape, to be raised in place.
+        slot: Slots of the epoch or chapter so far.
         complete: 1 if `known` is the exact number of packs; same shape, to be set in place.
         states: The last states of a chapter from which its walk can resume.
     """
@@ -96,12 +97,12 @@ class SlotWalker:
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
         self._asked = np.zeros(0, np.int64)  # wanted queues of the next slots
         self.states: deque[WalkState] = deque(maxlen=KEPT_STATES)
-        self._num_slots = 0
+        self.slot = 0
         self._limits = np.full_like(self.served, ENDLESS)
         self._schedule = self._make_schedule(epoch, start)
         self._wanted = self._wanted_queues()
         if start is not None:
-            self._num_slots = start.slot
+            self.slot = start.slot
             self.served[:], self._turn[:] = start.served, start.turn
             self._limits = start.limits
             self._set_ends()
@@ -128,10 +129,11 @@ class SlotWalker:
         self._set_ends()
         if recipe.is_mixed:
             self.skip(epoch * recipe.packs_per_carry_epoch)
-            return
-        for _ in range(epoch):
-            self.pass_over(recipe.packs_per_carry_epoch)
-            self._queues[EXPECTED] = self.served + expected_packs(recipe)
+        else:
+            for _ in range(epoch):
+                self.pass_over(recipe.packs_per_carry_epoch)
+                self._queues[EXPECTED] = self.served + expected_packs(recipe)
+        self.slot = 0
 
     def skip(self, num_slots: int) -> None:
         """Skip the next slots, in O(lanes). Each lane must be endless or empty.
@@ -147,7 +149,7 @@ class SlotWalker:
         # At the end of a visit, its lane is still current and has no packs left in its run.
         self._turn[TURN] = lanes[turn] if inside else lanes[turn - 1]
         self._turn[LEFT] = run - inside if inside else 0
-        self._num_slots += num_slots
+        self.slot += num_slots
 
     def pass_over(self, num_slots: int) -> int:
         """Walk the next slots, and return how many are missing because all lanes ran dry."""
@@ -177,7 +179,7 @@ class SlotWalker:
             )
             self._asked = self._asked[filled:]
             done += filled
-            self._num_slots += filled
+            self.slot += filled
             if lane == DRY or (lane >= 0 and not may_extend):
                 break
             if lane >= 0:
@@ -187,7 +189,7 @@ class SlotWalker:
     def state(self) -> WalkState:
         """Return where the walk stands; a chapter's can resume only from some of these states."""
         return WalkState(
-            slot=self._num_slots,
+            slot=self.slot,
             served=self.served.copy(),
             turn=self._turn.copy(),
             schedule=self._schedule.now.copy() if self._schedule else None,
@@ -199,7 +201,7 @@ class SlotWalker:
         schedule = self._schedule
         if schedule is None or schedule.now.slot % schedule.resumable_slots:
             return
-        if schedule.now.slot * self._recipe.choice_slots == self._num_slots:
+        if schedule.now.slot * self._recipe.choice_slots == self.slot:
             self.states.append(self.state())
 
     def _make_schedule(self, epoch: int, start: WalkState | None) -> Schedule | None:

@@ -29,7 +29,7 @@ from streampack.gather.shard_prefetch import (
     ShardPrefetcher,
     cached_bytes,
 )
-from streampack.plan import DevicePlan, EpochSequence, Recipe, touched_lanes
+from streampack.plan import DevicePlan, PackSequence, Recipe, touched_lanes
 from streampack.plan.lane_stream import LaneStream
 from streampack.planned.build import DatasetSpec
 from streampack.planned.device_view import device_view, ranks_of_node
@@ -145,7 +145,7 @@ def fetch_limits(
 class ReadAhead:
     """The prefetch of one iteration; does nothing if there is nothing to fetch."""
 
-    def __init__(self, fetcher: ShardPrefetcher | None, sequence: EpochSequence) -> None:
+    def __init__(self, fetcher: ShardPrefetcher | None, sequence: PackSequence) -> None:
         self._fetcher = fetcher
         self._sequence = sequence
         if fetcher is not None:

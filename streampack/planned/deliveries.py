@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from streampack.plan import DevicePlan, EpochSequence, Progress, Recipe
+from streampack.plan import DevicePlan, PackSequence, Progress, Recipe
 from streampack.planned.cache_budget import ReadAhead
 from streampack.planned.refusals import check_not_empty
 from streampack.runtime.stats import DeliveryStats
@@ -91,7 +91,7 @@ class PlannedBatches:
 class IterationPlans:
     """The plans of one iteration, recorded as they are requested, and followed by the prefetch."""
 
-    def __init__(self, sequence: EpochSequence, recipe: Recipe, ahead: ReadAhead) -> None:
+    def __init__(self, sequence: PackSequence, recipe: Recipe, ahead: ReadAhead) -> None:
         self.sequence = sequence
         self.ahead = ahead
         self._recipe = recipe

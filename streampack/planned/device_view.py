@@ -2,7 +2,7 @@
 
 ::
 
-    World, batch_size, Balance --> DeviceView --> EpochSequence
+    World, batch_size, Balance --> DeviceView --> PackSequence
                                        '--> "balance" in a state from inside a global batch
 
 A balanced global batch is dealt as a whole. A state from inside it therefore fits only the world,

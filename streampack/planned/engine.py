@@ -2,7 +2,7 @@
 
 ::
 
-    begin --> EpochSequence --plan--> BatchReader --> batch
+    begin --> PackSequence --plan--> BatchReader --> batch
                    |
                    '-- ShardPrefetcher follows the plan
 
@@ -31,7 +31,7 @@ from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
 from streampack.plan import (
     DevicePlan,
-    EpochSequence,
+    PackSequence,
     Progress,
     Recipe,
     RunShape,
@@ -39,6 +39,7 @@ from streampack.plan import (
     count_slots,
     decode_state,
     encode_state,
+    epoch_sequence,
     plan_fingerprint,
     run_shape,
     slots_in,
@@ -71,7 +72,7 @@ from streampack.runtime.whole_batch import whole
 from streampack.types import State
 
 
-class PlanEngine(ResumableRun[EpochSequence, Progress]):
+class PlanEngine(ResumableRun[PackSequence, Progress]):
     """Plans, reads and resumes the epochs of a planned dataset."""
 
     ROLLED_BACK = (*ResumableRun.ROLLED_BACK, "_latest", "_worker_start")
@@ -114,7 +115,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         self._view = device_view(self.world, self.batch_size, self.balance)
         self._totals: dict[int, int] = {}  # packs of epochs
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
-        self._latest: EpochSequence | None = None
+        self._latest: PackSequence | None = None
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the plan's fingerprint, and the shape that a run keeps."""
@@ -197,7 +198,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         return fetch_limits(limit, needs, self.world, num_workers=num_workers, planner=planner)
 
     def read_ahead(
-        self, sequence: EpochSequence, num_workers: int = 0, planner: int | None = None
+        self, sequence: PackSequence, num_workers: int = 0, planner: int | None = None
     ) -> ReadAhead:
         """Return the shard prefetch of an iteration; arguments as `fetch_limits`."""
         streams, fetcher = self._spec.streams, None
@@ -208,12 +209,12 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
 
     # Iteration.
 
-    def _begin(self, worker: int, key: str) -> EpochSequence:
+    def _begin(self, worker: int, key: str) -> PackSequence:
         sequence = self._next_sequence(worker, key)
         self.at = Progress(epoch=sequence.epoch, position=sequence.position)
         return sequence
 
-    def _next_sequence(self, worker: int, key: str) -> EpochSequence:
+    def _next_sequence(self, worker: int, key: str) -> PackSequence:
         self._take_over_run()
         start, self._worker_start = self._worker_start, None
         if start is not None:
@@ -233,8 +234,8 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         check_at_batch(sequence.position, self._start.position, self.batch_size)
         return sequence
 
-    def _sequence(self, start: Progress) -> EpochSequence:
-        self._latest = EpochSequence(
+    def _sequence(self, start: Progress) -> PackSequence:
+        self._latest = epoch_sequence(
             self.recipe, self._view, replace(start, snapshots=self._snapshots_at(start))
         )
         return self._latest
@@ -247,7 +248,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
             return start.snapshots or latest.snapshots()
         return start.snapshots
 
-    def note_end(self, sequence: EpochSequence) -> None:
+    def note_end(self, sequence: PackSequence) -> None:
         """Record that an iteration is finished."""
         progress = Progress(epoch=sequence.epoch + 1)
         self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
@@ -275,7 +276,7 @@ class PlanEngine(ResumableRun[EpochSequence, Progress]):
         return close_at_exit(self._batches(self.begin(), info.id, num_workers))
 
     def _batches(
-        self, begun: EpochSequence | None, worker: int, num_workers: int
+        self, begun: PackSequence | None, worker: int, num_workers: int
     ) -> Generator[Batch, None, None]:
         """Yield the batches of an iteration without a `PackedDataLoader`, or a worker's share.
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from streampack.batch.batch import Batch
-from streampack.plan import DevicePlan, EpochSequence
+from streampack.plan import DevicePlan, PackSequence
 from streampack.planned.batch_groups import ReadGroup, in_groups, most_together, read_group
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
 from streampack.planned.deliveries import IterationPlans, PlannedBatches, Totals
@@ -156,7 +156,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self.engine.ask()
         return close_at_exit(self._deliver())
 
-    def _begin(self, sequence: EpochSequence, num_fetched: int) -> IterationPlans:
+    def _begin(self, sequence: PackSequence, num_fetched: int) -> IterationPlans:
         """Record the beginning of an iteration; `num_fetched` as in `_begin_stats`."""
         self._settle()
         if self._is_new:

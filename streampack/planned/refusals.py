@@ -6,7 +6,7 @@ from torch.utils.data import get_worker_info
 
 from streampack.config import Order
 from streampack.errors import ConfigError, DataError, ResumeError
-from streampack.plan import DeviceView, EpochSequence, Recipe, nearest_divisors, saving_worker
+from streampack.plan import DeviceView, PackSequence, Recipe, nearest_divisors, saving_worker
 from streampack.types import State
 
 
@@ -53,7 +53,7 @@ def check_whole_batches(recipe: Recipe) -> None:
             )
 
 
-def check_within_epoch(sequence: EpochSequence, position: int, saved_size: int) -> None:
+def check_within_epoch(sequence: PackSequence, position: int, saved_size: int) -> None:
     """Refuse a loaded state whose position lies after the epoch.
 
     The sequence begins there, or at its end; `saved_size` is the global batch size of the state.

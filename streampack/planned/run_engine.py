@@ -23,9 +23,8 @@ from streampack.batch.batch import Batch
 from streampack.batch.slices import context_slice
 from streampack.config import Packing
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan import DevicePlan, EpochSequence, Progress
+from streampack.plan import DevicePlan, PackSequence, Progress
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
     chapter_record,
     check_common,
@@ -85,7 +84,7 @@ class RunEngine(PlanEngine):
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
         self._views = [device_view(own.world, own.batch_size, own.balance) for own in self._specs]
         self._walk = walk
-        self._running: RunSequence | None = None
+        self._running: PackSequence | None = None
 
     def _use_chapter(self, number: int) -> None:
         """Let recipe, batch size and view be those of a chapter."""
@@ -134,7 +133,7 @@ class RunEngine(PlanEngine):
         is_over = slots is not None and reached.position >= slots
         return not (is_over and reached.epoch + 1 == len(self.run))
 
-    def _begin(self, worker: int, key: str) -> RunSequence:
+    def _begin(self, worker: int, key: str) -> PackSequence:
         if get_worker_info() is not None:
             self._begin_in_worker(worker, key)
         start = self._reached
@@ -144,7 +143,7 @@ class RunEngine(PlanEngine):
         stop = first + 1
         while stop < len(self.run) and (self._reads_all or self._shape(stop) == self._shape(first)):
             stop += 1
-        self._running = RunSequence(
+        self._running = PackSequence(
             self.run,
             self._views,
             start,
@@ -186,14 +185,14 @@ class RunEngine(PlanEngine):
             walk = self._walk if self._walk.slot <= progress.position else None
         return walk
 
-    def note_end(self, sequence: EpochSequence) -> None:
+    def note_end(self, sequence: PackSequence) -> None:
         """Record that an iteration is finished."""
         position = sequence.num_slots if sequence.num_slots is not None else sequence.position
         end = Progress(epoch=sequence.epoch, position=position, snapshots=sequence.snapshots())
         self.note(sequence, end)
 
     def _batches(
-        self, begun: EpochSequence | None, worker: int, num_workers: int
+        self, begun: PackSequence | None, worker: int, num_workers: int
     ) -> Generator[Batch, None, None]:
         self._reads_all = True
         try:

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from streampack.balance import Balance
-from streampack.plan import DevicePlan, DeviceView, EpochSequence, Progress
+from streampack.plan import DevicePlan, DeviceView, Progress, epoch_sequence
 from streampack.plan.deal import dealt_costs, step_time
-from streampack.plan.run_sequence import RunSequence
+from streampack.plan.sequence import PackSequence
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.device_view import device_view
 from streampack.planned.engine import PlanEngine
@@ -85,7 +85,7 @@ def _simulate_run(engine: RunEngine, steps: int) -> dict[str, Any]:
     """Plan the first steps of a run of chapters."""
     tally, num_devices = DeliveryStats(engine.recipe), engine.world.num_devices
     views = [DeviceView(batch_size=size * num_devices) for size in engine.batch_sizes]
-    sequence = RunSequence(engine.run, views, skips=engine.skips)
+    sequence = PackSequence(engine.run, views, skips=engine.skips)
     num_steps = 0
     while num_steps < steps:
         plan = sequence.next(min(PLAN_BATCHES, steps - num_steps))
@@ -173,7 +173,7 @@ class _Run:
 
     def plan(self, epoch: int, most: int | None) -> None:
         """Plan an epoch, or at most `most` steps of it."""
-        sequence = EpochSequence(
+        sequence = epoch_sequence(
             self._recipe, self._view, Progress(epoch=epoch, snapshots=self._snapshots)
         )
         before = sequence.dropped

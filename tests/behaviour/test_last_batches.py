@@ -20,7 +20,7 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.plan import DeviceView, EpochSequence, count_slots
+from streampack.plan import DeviceView, count_slots, epoch_sequence
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
@@ -114,7 +114,7 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
     assert set(pieces.values()) == {1}
 
     for view in world_views(2, RUN):  # each knows the lanes of the other by its count of packs
-        sequence = EpochSequence(r, view)
+        sequence = epoch_sequence(r, view)
         while sequence.next() is not None:
             pass
         assert sequence.num_omitted == sum(lost)
@@ -138,7 +138,7 @@ def test_a_run_resumes_near_the_ends_of_its_streams(method, epoch_end, num_lanes
     r = make(method, epoch_end, num_lanes)
     view = world_views(1, RUN)[0]
     plans = device_batches(r, view)
-    sequence = EpochSequence(r, view)
+    sequence = epoch_sequence(r, view)
     for number, plan in enumerate(plans):
         sequence.next()
         if number < len(plans) - 8:

@@ -13,7 +13,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.plan import DevicePlan, DeviceView
 from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_sequence import RunSequence
+from streampack.plan.sequence import PackSequence
 from tests.helpers.planning import Int64Array, plan_stream, world_views
 
 
@@ -68,13 +68,13 @@ def run_packs(
     """The packs of a run, read by all devices of a world: (chapter, slot, rows), in order."""
     packs = []
     for views in views_of(batch_sizes, num_devices):
-        sequence = RunSequence(run, views, **kwargs)
+        sequence = PackSequence(run, views, **kwargs)
         packs += device_packs(sequence, views, most)
         sequence.close()
     return sorted(packs, key=lambda pack: pack[:2])
 
 
-def device_packs(sequence: RunSequence, views: Sequence[DeviceView], most: int = 1) -> list:
+def device_packs(sequence: PackSequence, views: Sequence[DeviceView], most: int = 1) -> list:
     """What is left of a device's packs: (chapter, slot, rows)."""
     packs = []
     while (plan := sequence.next(most)) is not None:
@@ -92,10 +92,10 @@ def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]
     return packs
 
 
-def drawn_segments(sequence: RunSequence, views: Sequence[DeviceView]) -> Int64Array:
+def drawn_segments(sequence: PackSequence, views: Sequence[DeviceView]) -> Int64Array:
     """All that a device's lanes draw to the run's end: what is delivered, and what still waits."""
     rows = [np.array(pack) for _, _, pack in device_packs(sequence, views, most=8)]
-    sequence._note_passed()
+    sequence._at.note_passed()
     queues = sequence._queues
     for lane, queue in list(queues._loaded):  # those that rest
         queues.get(lane, queue)

@@ -15,7 +15,7 @@ from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import PlanStream, Recipe
-from streampack.plan.sequence import EpochSequence
+from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
 
@@ -78,7 +78,7 @@ def recipe(
 
 def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -> list:
     """All of one device's batches of an epoch."""
-    sequence = EpochSequence(recipe, view, Progress(epoch=epoch, **kwargs))
+    sequence = epoch_sequence(recipe, view, Progress(epoch=epoch, **kwargs))
     batches = []
     while (batch := sequence.next()) is not None:
         batches.append(batch)
@@ -127,7 +127,7 @@ def covered(
 def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list, bool]]:
     """The packs of each global batch, and whether no stream had run out in any lane by then."""
     size = recipe.global_batch_size
-    sequence = EpochSequence(recipe, DeviceView(batch_size=size), Progress(epoch=epoch, **kwargs))
+    sequence = epoch_sequence(recipe, DeviceView(batch_size=size), Progress(epoch=epoch, **kwargs))
     batches = []
     while (batch := sequence.next()) is not None:
         packs = [batch.packs[i].tolist() for i in range(len(batch.packs))]

@@ -17,7 +17,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.mix import Quota
 from streampack.order import assign_to_lanes
-from streampack.plan import DeviceView, EpochSequence, PlanStream, Progress, Recipe
+from streampack.plan import DeviceView, PlanStream, Progress, Recipe, epoch_sequence
 from streampack.plan.lane_stream import LaneStream
 from streampack.types import LENGTH
 from tests.helpers.planning import covered, global_batches, recipe, synthetic_stream
@@ -60,7 +60,7 @@ def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
     begin = time.perf_counter()
     r = large(FIFTY_MILLION, method, num_lanes, asked, epoch_end=epoch_end, weight_unit=unit)
     view = DeviceView(place=num_lanes - 1, num_devices=num_lanes, batch_size=4)
-    sequence = EpochSequence(r, view, Progress(epoch=epoch))
+    sequence = epoch_sequence(r, view, Progress(epoch=epoch))
     for _ in range(3):
         assert len(sequence.next().packs) == 4
     sequence.close()
@@ -93,7 +93,7 @@ def test_by_tokens_an_epoch_begins_where_the_one_before_was_seen_to_end(method):
     r = replace(r, num_lanes=1)
     for epoch in range(3):
         asked.clear()
-        sequence = EpochSequence(r, DeviceView(batch_size=64), Progress(epoch=epoch))
+        sequence = epoch_sequence(r, DeviceView(batch_size=64), Progress(epoch=epoch))
         sequence.next()
         # Of two streams the blocks of a chunk: four of 32 shards and the cut ones.
         assert len(set(asked)) <= 2 * 4 * 34
@@ -107,13 +107,13 @@ def test_by_tokens_going_on_from_snapshots_asks_for_no_lengths_of_what_lies_befo
     r = counting(small(60_000, weight_unit="tokens", epoch_size=700_000), asked)
     r = replace(r, num_lanes=1)
     view = DeviceView(batch_size=64)
-    first = EpochSequence(r, view, Progress(epoch=1))
+    first = epoch_sequence(r, view, Progress(epoch=1))
     for _ in range(40):
         position = first.next().position
     state = json.loads(json.dumps(first.snapshots()))
     first.close()
     asked.clear()
-    again = EpochSequence(replace(r), view, Progress(epoch=1, position=position, snapshots=state))
+    again = epoch_sequence(replace(r), view, Progress(epoch=1, position=position, snapshots=state))
     again.next()
     assert len(set(asked)) <= 2 * 4 * 34
 
@@ -130,7 +130,7 @@ def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(mo
     lengths = [np.full(n, 9) for n in (4000, 3000, 50)]  # the last one is shared by all lanes
     r = recipe(lengths, mixing=Mixing(batching_method="stratified"), num_lanes=8)
     for _ in range(2):
-        sequence = EpochSequence(r, DeviceView(batch_size=4))
+        sequence = epoch_sequence(r, DeviceView(batch_size=4))
         while sequence.next() is not None:
             pass
     assert num_deals == 3
@@ -180,7 +180,7 @@ def small(num_samples: int, method: str = "random", **kwargs) -> Recipe:
 @pytest.mark.parametrize("epoch_end", ["pad", "carry"])
 def test_the_memory_of_a_whole_epoch_does_not_grow_with_it(method, epoch_end):
     def read(r: Recipe) -> None:
-        sequence = EpochSequence(r, DeviceView(batch_size=64))
+        sequence = epoch_sequence(r, DeviceView(batch_size=64))
         while sequence.next() is not None:
             sequence.snapshots()
 
@@ -196,7 +196,7 @@ def test_going_on_late_without_snapshots_holds_no_more_than_going_on_early(epoch
     r = small(60_000, epoch_end=epoch_end)
 
     def go_on(position: int) -> None:
-        sequence = EpochSequence(r, DeviceView(batch_size=64), Progress(position=position))
+        sequence = epoch_sequence(r, DeviceView(batch_size=64), Progress(position=position))
         assert sequence.next() is not None
         sequence.close()
 
@@ -219,7 +219,7 @@ def test_no_packer_ever_holds_more_than_its_bounds(lengths, method, buffer_token
         num_lanes=1,
         global_batch_size=4,
     )
-    sequence = EpochSequence(r, DeviceView(batch_size=2))
+    sequence = epoch_sequence(r, DeviceView(batch_size=2))
     while sequence.next() is not None:
         for own in sequence.snapshots():
             held = own["packer"]["buffered"]
@@ -246,7 +246,7 @@ def test_an_epoch_asks_for_the_lengths_of_each_shard_a_few_times_at_most(method,
         return replace(r.streams[number], lengths_of=ask)
 
     r = replace(r, streams=tuple(counted(number) for number in range(2)))
-    sequence = EpochSequence(r, DeviceView(place=0, num_devices=num_lanes, batch_size=1))
+    sequence = epoch_sequence(r, DeviceView(place=0, num_devices=num_lanes, batch_size=1))
     while sequence.next() is not None:
         pass
     sequence.close()
@@ -273,7 +273,7 @@ def test_streams_of_which_everything_is_dropped_are_an_error_where_they_would_ne
     r = replace(r, num_lanes=num_lanes)
 
     with pytest.raises(DataError, match=r"stream \['s\d.*longer than max_seq_len=64, and overflow"):
-        EpochSequence(r, DeviceView(batch_size=8), Progress(epoch=epoch)).next()
+        epoch_sequence(r, DeviceView(batch_size=8), Progress(epoch=epoch)).next()
 
 
 @pytest.mark.parametrize("method", METHODS)

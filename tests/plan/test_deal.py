@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streampack.balance import AttentionCost, Balance
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError
-from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan import DeviceView, Recipe, epoch_sequence
 from streampack.plan.deal import deal_by_cost, step_time
 from streampack.types import Packs
 from tests.helpers.examples import examples
@@ -118,7 +118,7 @@ def test_a_run_resumes_at_any_step_of_the_same_world(
     r = make(method, 2, epoch_end=epoch_end)
     for view in views_of(*world, within):
         wanted = device_batches(r, view)
-        sequence = EpochSequence(r, view)
+        sequence = epoch_sequence(r, view)
         position, snapshots = 0, sequence.snapshots()
         for _ in range(min(stop, len(wanted))):
             position, snapshots = sequence.next().position, sequence.snapshots()
@@ -134,7 +134,7 @@ def test_batches_planned_together_are_those_planned_one_by_one(within):
     r = make("stratified", 2)
     view = views_of(4, 3, within)[1]
     single = [b.packs.segments.tolist() for b in device_batches(r, view)]
-    sequence = EpochSequence(r, view)
+    sequence = epoch_sequence(r, view)
     together = []
     while (batch := sequence.next(5)) is not None:
         together += [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
-from streampack.plan import DeviceView, EpochSequence, Recipe, count_slots
+from streampack.plan import DeviceView, Recipe, count_slots, epoch_sequence
 from streampack.plan.lane_ends import LaneEndFinder
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
@@ -183,11 +183,11 @@ def test_a_pad_epoch_smaller_than_one_global_batch_is_one_step_of_every_rank():
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 def test_asking_for_the_slots_of_an_epoch_changes_nothing(epoch_end):
     r = recipe([np.full(1000, 9)], mixing=Mixing(epoch_end=epoch_end), global_batch_size=8)
-    sequence = EpochSequence(r, DeviceView(batch_size=2))
-    sequence._walk_to(10**6)
-    total = sequence._total
+    sequence = epoch_sequence(r, DeviceView(batch_size=2))
+    sequence._at.walk_to(10**6)
+    total = sequence._at.total
     num_slots = sequence.num_slots
-    assert sequence._total == total
+    assert sequence._at.total == total
     assert (num_slots // 8 * 8, num_slots) == (num_slots, sequence.num_slots)
     assert epoch_end == "pad" or total == num_slots
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import DevicePlan, DeviceView, EpochSequence, Progress, Recipe, sequence
+from streampack.plan import DevicePlan, DeviceView, Progress, Recipe, epoch_sequence, sequence
 from streampack.plan.pack_queues import PackQueues
 from tests.helpers.planning import recipe
 
@@ -31,7 +31,7 @@ def make(method: str, epoch_end: str) -> Recipe:
 
 def seen(r: Recipe, view: DeviceView) -> list:
     """All that a sequence tells after each batch; every third batch is passed over."""
-    own = EpochSequence(r, view, Progress(epoch=1))
+    own = epoch_sequence(r, view, Progress(epoch=1))
     told: list = []
     while (batch := own.next(fetch=len(told) % 3 != 1)) is not None:
         needs = own.shards_ahead()
@@ -94,7 +94,7 @@ def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devic
         packs = plan.packs
         return packs.segments.tolist(), packs.ends.tolist(), plan.position, json.dumps(snapshots)
 
-    alone, together = (EpochSequence(r, view, Progress(epoch=1)) for _ in range(2))
+    alone, together = (epoch_sequence(r, view, Progress(epoch=1)) for _ in range(2))
     sizes = []
     while (plan := together.next(len(sizes) % 7 + 1)) is not None:
         sizes.append(plan.num_batches)

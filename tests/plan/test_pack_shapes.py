@@ -14,12 +14,12 @@ from streampack.config import Mixing, Order, Packing
 from streampack.plan import (
     DevicePlan,
     DeviceView,
-    EpochSequence,
     Progress,
     Recipe,
     count_slots,
     decode_state,
     encode_state,
+    epoch_sequence,
     slots_in,
 )
 from streampack.plan.pack_shapes import PackShapes
@@ -156,7 +156,7 @@ def test_every_world_gets_the_same_packs_of_streams_of_one_to_five(
         lane_run=run,
         global_batch_size=run * num_lanes * num_batches,
     )
-    alone = EpochSequence(r, DeviceView(batch_size=run), Progress(epoch=1))
+    alone = epoch_sequence(r, DeviceView(batch_size=run), Progress(epoch=1))
     while alone.next() is not None:
         pass
     assert alone.num_slots == slots_in(r, count_slots(r, 1))
@@ -207,7 +207,7 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream(method, num_lan
 def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num_lanes, data):
     slots = data.draw(st.sampled_from([SLOTS, [1, 1, 1]]))
     r = make(method, epoch_end, num_lanes=num_lanes, lane_run=16, slots=slots)
-    sequence = EpochSequence(r, DeviceView(batch_size=8))
+    sequence = epoch_sequence(r, DeviceView(batch_size=8))
     plans, states = [], []
     while (plan := sequence.next()) is not None:
         plans += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
@@ -251,7 +251,7 @@ def test_streams_take_turns_by_tokens_whatever_the_length_of_their_packs(method)
 @pytest.mark.parametrize("slots", [SLOTS, [1, 1, 1]])
 def test_slots_are_counted_as_they_are_walked(method, epoch_end, slots):
     r = make(method, epoch_end, num_lanes=3, slots=slots)
-    sequence = EpochSequence(r, DeviceView(batch_size=RUN))
+    sequence = epoch_sequence(r, DeviceView(batch_size=RUN))
     while sequence.next() is not None:
         pass
 
@@ -265,7 +265,7 @@ def test_slots_are_counted_as_they_are_walked(method, epoch_end, slots):
 def test_several_batches_planned_together_have_packs_of_one_length():
     r = make("device_per_stream", "pad", num_lanes=2)
     alone = device_batches(r, DeviceView(batch_size=RUN))
-    sequence = EpochSequence(r, DeviceView(batch_size=RUN))
+    sequence = epoch_sequence(r, DeviceView(batch_size=RUN))
     together, most = [], 0
     while (plan := sequence.next(16)) is not None:
         most = max(most, plan.num_batches)

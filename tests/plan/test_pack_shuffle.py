@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.mix.draw import CHUNK
-from streampack.plan import DeviceView, EpochSequence, Progress, Recipe
+from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence
 from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.state import plan_fingerprint
@@ -142,7 +142,7 @@ def test_a_run_resumes_inside_a_window_in_any_world_with_or_without_snapshots(
     epoch = data.draw(st.sampled_from([0, 2]))
     wanted = all_packs(r, world_views(1, 16), epoch)
     view = DeviceView(batch_size=16)
-    sequence = EpochSequence(r, view, Progress(epoch=epoch))
+    sequence = epoch_sequence(r, view, Progress(epoch=epoch))
     stop = data.draw(st.integers(0, len(wanted) // 16))
     position, snapshots = 0, sequence.snapshots()
     for _ in range(stop):

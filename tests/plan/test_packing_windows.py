@@ -14,7 +14,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix.draw import CHUNK
 from streampack.pack import fit_samples, make_packer
 from streampack.pack.best_fit_decreasing import PASSING_PACKS
-from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan import DeviceView, Recipe, epoch_sequence
 from streampack.plan.pack_queue import PackQueue
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
@@ -83,7 +83,7 @@ def fill_of(packs: Packs, size: int) -> float:
 def planned(lengths: np.ndarray, size: int) -> Packs:
     """All packs of an epoch in one lane, with the defaults."""
     r = recipe([lengths], packing=Packing(max_seq_len=size), global_batch_size=512)
-    sequence = EpochSequence(r, DeviceView(batch_size=512))
+    sequence = epoch_sequence(r, DeviceView(batch_size=512))
     parts = []
     while (batch := sequence.next()) is not None:
         parts.append(batch.packs)
@@ -167,7 +167,7 @@ def test_a_run_resumes_anywhere_in_any_world_with_or_without_snapshots(
 ):
     r = make(order, method, 2, epoch_end=epoch_end)
     wanted = all_packs(r, world_views(1, 16), 0)
-    sequence = EpochSequence(r, DeviceView(batch_size=16))
+    sequence = epoch_sequence(r, DeviceView(batch_size=16))
     stop = data.draw(st.integers(0, len(wanted) // 16))
     position, snapshots = 0, sequence.snapshots()
     for _ in range(stop):
@@ -225,7 +225,7 @@ def test_the_first_batch_needs_no_more_shards_than_with_exact_fit(num_lanes, max
             lane_run=2,
             global_batch_size=16,
         )
-        sequence = EpochSequence(r, DeviceView(batch_size=16))
+        sequence = epoch_sequence(r, DeviceView(batch_size=16))
         sequence.next()
         sequence.close()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ResumeError
-from streampack.plan import DeviceView, EpochSequence, Progress, Recipe, check_resized
+from streampack.plan import DeviceView, Progress, Recipe, check_resized, epoch_sequence
 from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, device_batches, recipe, world_views
 
@@ -52,7 +52,7 @@ def make(
 
 def states_of(r: Recipe, view: DeviceView, epoch: int) -> list[tuple[int, str]]:
     """The position and the snapshots, as JSON, before each batch of an epoch and after the last."""
-    sequence = EpochSequence(r, view, Progress(epoch=epoch))
+    sequence = epoch_sequence(r, view, Progress(epoch=epoch))
     states = [(0, json.dumps(sequence.snapshots()))]
     while (batch := sequence.next()) is not None:
         states.append((batch.position, json.dumps(sequence.snapshots())))
@@ -110,7 +110,7 @@ def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
     for (num_devices, batch_size), (_, next_size) in pairwise(worlds):
         # One rank's snapshots may be missing what another rank's lanes need.
         place = data.draw(st.integers(0, num_devices - 1))
-        sequence = EpochSequence(
+        sequence = epoch_sequence(
             r,
             DeviceView(place=place, num_devices=num_devices, batch_size=batch_size),
             Progress(epoch=epoch, position=position, snapshots=snapshots),
@@ -215,7 +215,7 @@ def test_a_global_batch_size_that_cannot_go_on_is_refused_with_what_can(
 def test_saving_changes_nothing(method, epoch_end):
     r = make(method, epoch_end, 2)
     view = DeviceView(batch_size=4)
-    sequence = EpochSequence(r, view)
+    sequence = epoch_sequence(r, view)
     batches = []
     while (batch := sequence.next()) is not None:
         assert sequence.snapshots() == sequence.snapshots()
@@ -229,7 +229,7 @@ def test_saving_changes_nothing(method, epoch_end):
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 def test_snapshots_are_json_and_hold_no_numbers_but_integers(method, epoch_end, unit):
     r = make(method, epoch_end, 2, unit)
-    sequence = EpochSequence(r, DeviceView(batch_size=4), Progress(epoch=1))
+    sequence = epoch_sequence(r, DeviceView(batch_size=4), Progress(epoch=1))
     for _ in range(5):
         sequence.next()
     snapshots = sequence.snapshots()
@@ -275,7 +275,7 @@ def test_with_snapshots_a_resume_plans_no_more_than_a_chunk_again():
     stream = replace(r.streams[0], lengths_of=count)
     again = replace(r, streams=(stream,))
     view = DeviceView(batch_size=600)
-    EpochSequence(again, view, Progress(position=position, snapshots=json.loads(snapshots))).next()
+    epoch_sequence(again, view, Progress(position=position, snapshots=json.loads(snapshots))).next()
     assert len(asked) <= 625 * 2  # the shards of one block, asked for once or twice
 
 
@@ -290,14 +290,16 @@ def test_snapshots_hold_all_that_a_planner_of_many_chunks_goes_on_with(method, u
     view = DeviceView(batch_size=12)
     whole = device_batches(r, view)
     states = states_of(r, view, 0)
-    sequence = EpochSequence(r, view)
+    sequence = epoch_sequence(r, view)
     while sequence.next() is not None:
         pass
 
     for done in range(100, len(whole), 150):
         position, snapshots = states[done]
         assert all(own["arrivals"] for own in json.loads(snapshots))
-        again = EpochSequence(r, view, Progress(position=position, snapshots=json.loads(snapshots)))
+        again = epoch_sequence(
+            r, view, Progress(position=position, snapshots=json.loads(snapshots))
+        )
         for batch in whole[done:]:
             assert show(again.next()) == show(batch)
         assert again.next() is None

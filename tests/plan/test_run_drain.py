@@ -15,7 +15,7 @@ from streampack.config import Order, Packing
 from streampack.errors import ConfigError
 from streampack.plan import Progress, run_samples
 from streampack.plan.run_drain import drained
-from streampack.plan.run_sequence import RunSequence
+from streampack.plan.sequence import PackSequence
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.chapters import device_packs, plan_packs, run_packs, run_plan, views_of
 from tests.helpers.examples import examples
@@ -148,7 +148,7 @@ def test_every_world_gets_the_same_packs_to_the_end(tune, run, method, num_lanes
 def test_a_resume_anywhere_gives_the_rest(tune, run, method, num_lanes, part, is_bare):
     plan = plan_of(STREAMS[tune], RUNS[run], method, num_lanes=num_lanes)
     (views,) = views_of([RUN] * len(plan), 1)
-    sequence, got = RunSequence(plan, views), []
+    sequence, got = PackSequence(plan, views), []
     num_batches = sum(chapter.num_slots for chapter in plan.chapters) // RUN
     for _ in range(int(part * num_batches)):
         step = sequence.next()
@@ -157,7 +157,7 @@ def test_a_resume_anywhere_gives_the_rest(tune, run, method, num_lanes, part, is
     snapshots = [] if is_bare else sequence.snapshots()
     start = Progress(epoch=at[0], position=at[1], snapshots=snapshots)
     walk = None if is_bare else sequence.walk_state(*at)
-    rest = device_packs(RunSequence(plan, views, start, walk=walk), views)
+    rest = device_packs(PackSequence(plan, views, start, walk=walk), views)
     assert got + rest == run_packs(plan, [RUN] * len(plan))
 
 
@@ -172,7 +172,7 @@ def test_the_mixture_stays_until_the_stream_ends(method):
     ]
     assert min(shares) > 0.3
     assert max(shares) < 0.6
-    sequence = RunSequence(plan, views_of([RUN], 1)[0])
+    sequence = PackSequence(plan, views_of([RUN], 1)[0])
     while sequence.next() is not None:
         pass
     assert sequence.substituted == 0

@@ -22,7 +22,6 @@ from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.plan import Progress, run_samples
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import (
     check_common,
     check_past,
@@ -30,6 +29,7 @@ from streampack.plan.run_state import (
     encode_run_state,
     saved_chapters,
 )
+from streampack.plan.sequence import PackSequence
 from streampack.planned.run_chapters import RunChapters
 from streampack.types import STREAM
 from tests.helpers.chapters import plan_packs, run_packs, run_plan, views_of
@@ -168,7 +168,7 @@ class History(RuleBasedStateMachine):
             num_devices = 1  # a step of more devices would hold a part of one that is skipped
         ends, joined = set(), {}
         for views in views_of([batch_size] * len(self.run), num_devices):
-            sequence = RunSequence(
+            sequence = PackSequence(
                 plan,
                 views,
                 start,

@@ -18,7 +18,7 @@ from streampack.errors import ConfigError, DataError
 from streampack.plan import run_samples
 from streampack.plan.device import counted_lanes
 from streampack.plan.run_limits import check_limits
-from streampack.plan.run_sequence import RunSequence
+from streampack.plan.sequence import PackSequence
 from streampack.types import PASS, START, STREAM
 from tests.helpers.chapters import device_packs, run_packs, run_plan, views_of
 from tests.helpers.examples import examples
@@ -174,7 +174,7 @@ def test_draws_that_give_way_are_counted_once_over_all_devices(unit, num_devices
         plan = plan_of(run, passes, "random", unit=unit)
         total = draws = 0
         for views in views_of([RUN] * 2, num_devices):
-            sequence = RunSequence(plan, views)
+            sequence = PackSequence(plan, views)
             device_packs(sequence, views, 8)
             total += sequence.substituted
             for queue in sequence._queues:

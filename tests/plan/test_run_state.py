@@ -16,8 +16,8 @@ from streampack.errors import ResumeError
 from streampack.plan import state_text
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_sequence import RunSequence
 from streampack.plan.run_state import decode_run_state, encode_run_state
+from streampack.plan.sequence import PackSequence
 from streampack.plan.slot_kernels import CHOSEN, HOLDS, LEFT, SERVING, TURN
 from streampack.plan.state import Progress
 from streampack.plan.state_text import rows_as_text, text_as_rows, text_as_walk, walk_as_text
@@ -39,7 +39,7 @@ def make(method: str = "random", more: str | None = None) -> RunPlan:
 def state_of(plan: RunPlan) -> dict[str, Any]:
     """The state after 20 packs."""
     [views] = views_of([2] * len(RUN), 1)
-    sequence = RunSequence(plan, views)
+    sequence = PackSequence(plan, views)
     while sequence.position < 20:
         sequence.next()
     progress = Progress(epoch=0, position=20, snapshots=sequence.snapshots())

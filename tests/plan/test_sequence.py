@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
-from streampack.plan import DeviceView, EpochSequence, Recipe
+from streampack.plan import DeviceView, Recipe, epoch_sequence
 from streampack.plan.lane_stream import LaneStream
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.examples import examples
@@ -198,7 +198,7 @@ def test_truncated_and_dropped_samples_are_left_out_as_asked_and_counted(method,
 @pytest.mark.parametrize("overflow", ["truncate", "drop", "split"])
 def test_samples_that_are_left_out_are_counted_per_stream(overflow):
     r = make(LENGTHS, "random", "samples", 1, 2, packing=Packing(max_seq_len=64, overflow=overflow))
-    sequence = EpochSequence(r, DeviceView(batch_size=2))
+    sequence = epoch_sequence(r, DeviceView(batch_size=2))
     while sequence.next() is not None:
         pass
 

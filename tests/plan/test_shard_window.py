@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.config.packing import Method
 from streampack.order import Extents, Lengths, Passes
-from streampack.plan import DeviceView, EpochSequence, Progress, Recipe
+from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sequence import touched_lanes
 from streampack.types import SAMPLE, STREAM
@@ -60,7 +60,7 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
 ):
     r = make(method, epoch_end, num_lanes)
     view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=2)
-    sequence = EpochSequence(r, view, Progress(epoch=1))
+    sequence = epoch_sequence(r, view, Progress(epoch=1))
     # At a padded end a device also comes to lanes that it did not look at.
     has_all = epoch_end == "carry" or len(touched_lanes(r, view)) == num_lanes
     needed: set[tuple[int, int]] = set(keys(sequence.shards_ahead().ahead))
@@ -96,7 +96,7 @@ def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
         packing=Packing(max_seq_len=64, method=method, **options),
         order=Order(seed=3, shuffle_block_size=block),
     )
-    sequence = EpochSequence(r, DeviceView(batch_size=8))
+    sequence = epoch_sequence(r, DeviceView(batch_size=8))
     needed = set(keys(sequence.shards_ahead().ahead))
     num_finished = 0
     while (batch := sequence.next()) is not None:
@@ -115,7 +115,7 @@ def test_shards_are_finished_along_the_way(epoch_end):
         mixing=Mixing(epoch_end=epoch_end),
         order=Order(seed=3, shuffle_block_size=2000),
     )
-    sequence = EpochSequence(r, DeviceView(batch_size=40))
+    sequence = epoch_sequence(r, DeviceView(batch_size=40))
     most, num_finished = 0, 0
     while sequence.next() is not None:
         needs = sequence.shards_ahead()
@@ -129,7 +129,7 @@ def test_shards_are_finished_along_the_way(epoch_end):
 
 def test_a_shard_is_needed_once_in_a_pass():
     r = make("random", "pad", 1)
-    sequence = EpochSequence(r, DeviceView(batch_size=2))
+    sequence = epoch_sequence(r, DeviceView(batch_size=2))
     came: list[tuple[int, int]] = []
     needed: set[tuple[int, int]] = set()
     more = True
@@ -145,7 +145,7 @@ def test_a_shard_is_needed_once_in_a_pass():
 
 def test_what_comes_first_is_needed_first_and_no_more_than_three_blocks_are_asked_for():
     r = make("random", "carry", 1, shuffle=False)
-    sequence = EpochSequence(r, DeviceView(batch_size=2))
+    sequence = epoch_sequence(r, DeviceView(batch_size=2))
     first = [shard for stream, shard in keys(sequence.shards_ahead().ahead) if stream == 0]
     # Shards hold 64 samples and blocks 150: block 0 goes through shards 0 to 2, block 1 to 4.
     assert first == [0, 1, 2, 3, 4]
@@ -163,7 +163,7 @@ def test_nothing_beyond_the_epochs_end_is_asked_for():
         order=Order(seed=3, shuffle_block_size=128),
         packing=Packing(max_seq_len=64),
     )
-    sequence = EpochSequence(r, DeviceView(batch_size=2))
+    sequence = epoch_sequence(r, DeviceView(batch_size=2))
     needs = sequence.shards_ahead()
     block = LaneStream(r, 0, 0).shards_in(0)
     assert keys(needs.ahead) == [(0, shard) for shard in block.tolist()]
@@ -173,11 +173,11 @@ def test_nothing_beyond_the_epochs_end_is_asked_for():
 def test_after_a_resume_the_shards_of_buffered_samples_are_needed_too(method):
     r = make(method, "pad", 2)
     view = DeviceView(batch_size=2)
-    sequence = EpochSequence(r, view)
+    sequence = epoch_sequence(r, view)
     for _ in range(150):
         batch = sequence.next()
     snapshots = json.loads(json.dumps(sequence.snapshots()))
-    again = EpochSequence(r, view, Progress(position=batch.position, snapshots=snapshots))
+    again = epoch_sequence(r, view, Progress(position=batch.position, snapshots=snapshots))
     needed = set(keys(again.shards_ahead().ahead))
     for _ in range(3):
         assert shards_of(r, again.next()) <= needed
@@ -189,7 +189,7 @@ def test_looking_costs_nothing_like_the_size_of_the_stream():
     asked: list[int] = []
     r = recipe([np.ones(10, np.int64)])
     r = replace(r, streams=(synthetic_stream(50_000_000, asked=asked),))
-    sequence = EpochSequence(r, DeviceView(batch_size=2))
+    sequence = epoch_sequence(r, DeviceView(batch_size=2))
     assert len(sequence.shards_ahead().ahead) <= 16
     assert not asked, "no length is needed to look ahead"
 

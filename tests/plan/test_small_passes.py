@@ -16,11 +16,11 @@ from streampack.config.packing import OPTION_METHODS, Method
 from streampack.errors import ResumeError
 from streampack.plan import (
     DeviceView,
-    EpochSequence,
     Progress,
     Recipe,
     decode_state,
     encode_state,
+    epoch_sequence,
 )
 from streampack.plan.lane_stream import LaneStream, lane_drift
 from streampack.plan.pack_queue import PackQueue
@@ -245,7 +245,7 @@ def test_a_saved_packer_of_a_small_stream_is_that_of_its_queue():
         mixing=Mixing(epoch_end="carry", epoch_size=400),
         global_batch_size=1,
     )
-    sequence = EpochSequence(r, DeviceView(batch_size=1))
+    sequence = epoch_sequence(r, DeviceView(batch_size=1))
     sequence.next()
     state = encode_state(r, ["s"], Progress(position=1, snapshots=sequence.snapshots()))
     sequence.close()

@@ -21,11 +21,11 @@ from streampack.config import packing as packing_config
 from streampack.errors import ResumeError
 from streampack.plan import (
     DeviceView,
-    EpochSequence,
     Progress,
     Recipe,
     decode_state,
     encode_state,
+    epoch_sequence,
     run_shape,
     saving_worker,
 )
@@ -44,7 +44,7 @@ def make(**kwargs) -> Recipe:
 
 
 def snapshots_of(r: Recipe, epoch: int, num_batches: int = 1) -> list[dict]:
-    sequence = EpochSequence(r, DeviceView(batch_size=16), Progress(epoch=epoch))
+    sequence = epoch_sequence(r, DeviceView(batch_size=16), Progress(epoch=epoch))
     for _ in range(num_batches):
         sequence.next()
     snapshots = json.loads(json.dumps(sequence.snapshots()))
@@ -413,7 +413,7 @@ def first_batch(state: dict, r: Recipe) -> None:
     progress = decode_state(state, r, DIGESTS)
     if progress.epoch > 100 or progress.position > 1000:
         return  # possible, and long to walk to
-    sequence = EpochSequence(r, DeviceView(batch_size=16), progress)
+    sequence = epoch_sequence(r, DeviceView(batch_size=16), progress)
     batch = sequence.next()
     sequence.close()
     assert batch is None or batch.num_rows == 16
@@ -452,12 +452,12 @@ def test_a_snapshot_twice_or_of_another_lane_is_refused():
 @pytest.mark.parametrize("number", range(len(RECIPES)))
 def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
     r = RECIPES[number]
-    sequence = EpochSequence(r, DeviceView(batch_size=16), Progress(epoch=1))
+    sequence = epoch_sequence(r, DeviceView(batch_size=16), Progress(epoch=1))
     sequence.next()
     state = encode_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots()))
     progress = decode_state(json.loads(json.dumps(state)), r, DIGESTS)
     assert progress.snapshots
-    again = EpochSequence(r, DeviceView(batch_size=16), progress)
+    again = epoch_sequence(r, DeviceView(batch_size=16), progress)
     wanted, found = sequence.next(), again.next()
     assert wanted.packs.segments.tolist() == found.packs.segments.tolist()
     sequence.close()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing
-from streampack.plan import DeviceView, EpochSequence, Progress, Recipe, touched_lanes
+from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence, touched_lanes
 from streampack.plan.lane_stream import skips_lanes
 from tests.helpers.planning import recipe
 
@@ -38,7 +38,7 @@ def test_no_device_plans_a_lane_that_it_does_not_touch(method, sampling, shape, 
     for place in range(num_devices):
         view = DeviceView(place=place, num_devices=num_devices, batch_size=run)
         touched = touched_lanes(r, view, before=epoch * r.packs_per_carry_epoch)
-        sequence = EpochSequence(r, view, Progress(epoch=epoch))
+        sequence = epoch_sequence(r, view, Progress(epoch=epoch))
         while (plan := sequence.next()) is not None:
             assert plan.num_rows == run
         assert {queue._lane for queue in sequence._queues} <= touched

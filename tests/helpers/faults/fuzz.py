@@ -42,7 +42,7 @@ import zstandard
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError, StreampackError
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, EpochSequence
+from streampack.plan import DeviceView, epoch_sequence
 from streampack.planned.build import DatasetSpec, build_recipe
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
@@ -158,7 +158,7 @@ def _read_epoch(opened: Any) -> None:
         keeps_packed=(False,),
     )
     recipe = build_recipe(blueprint)
-    sequence = EpochSequence(recipe, DeviceView(batch_size=4))
+    sequence = epoch_sequence(recipe, DeviceView(batch_size=4))
     gatherer = Gatherer((opened,), packing)
     try:
         for _ in range(MAX_BATCHES):

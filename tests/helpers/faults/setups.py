@@ -20,7 +20,7 @@ import numpy as np
 
 from streampack.config import Mixing, Order, Packing
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, EpochSequence, Progress, Recipe, RunShape
+from streampack.plan import DeviceView, PackSequence, Progress, Recipe, RunShape, epoch_sequence
 from streampack.planned.build import DatasetSpec, build_recipe
 from streampack.planned.cache_budget import cache_needs
 from streampack.storage.materialize import Downloader
@@ -241,7 +241,7 @@ def _unbroken(
     recipe: Recipe, streams: tuple[MdsStream, ...], epoch: int, lengths: list[list[int]]
 ) -> tuple[Int64Array, int]:
     """Run an epoch without faults, compare it with what was written, and return its rows."""
-    sequence = EpochSequence(recipe, DeviceView(), Progress(epoch=epoch))
+    sequence = epoch_sequence(recipe, DeviceView(), Progress(epoch=epoch))
     gatherer = Gatherer(streams, recipe.packing)
     rows, left = [], [np.array(of_stream) for of_stream in lengths]
     num_packs = 0
@@ -285,7 +285,7 @@ class Planner:
         self._recipe = recipe
         self._view = view
         self._at = start
-        self._sequence: EpochSequence | None = None
+        self._sequence: PackSequence | None = None
 
     def next(self) -> Any:
         """Return a plan, its slot, changed needs for shards, and snapshots; None at the end."""
@@ -293,7 +293,7 @@ class Planner:
         sequence, self._sequence = self._sequence, None
         try:
             if sequence is None:
-                sequence = EpochSequence(self._recipe, self._view, at)
+                sequence = epoch_sequence(self._recipe, self._view, at)
             slot = sequence.position
             plan = sequence.next()
             if plan is None:
