@@ -39,8 +39,8 @@ from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 class PackQueues:
     """The pack queues of one device, by lane and queue.
 
-    They begin in epoch or chapter `number`. Queues without a snapshot are planned from the start of
-    `first_epoch`, or with chapters from that of the `run`. Samples over max_seq_len are counted in
+    They begin in epoch or chapter `number` of a run. Queues without a snapshot are planned from its
+    start, or from that of the run if it is endless. Samples over max_seq_len are counted in
     `counted_lanes`.
 
     Attributes:
@@ -49,17 +49,12 @@ class PackQueues:
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        first_epoch: int,
-        snapshots: list[State],
-        counted_lanes: range,
-        run: RunPlan | None = None,
+        self, run: RunPlan, number: int, snapshots: list[State], counted_lanes: range
     ) -> None:
-        self._recipe = recipe
+        self._recipe = recipe = run.recipe_of(number)
         self._run = run
+        self._first_epoch = 0 if recipe.is_endless else number
         passed = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
-        self._first_epoch = first_epoch
         self._loaded = {(saved["lane"], saved["queue"]): saved for saved in snapshots}
         # Packs of a queue before each chapter from one on, as far as they are known.
         self._chapter_begins = {
@@ -100,7 +95,7 @@ class PackQueues:
             for (lane, _), pack_queue in self._queues.items():
                 if lane in self._counted_lanes:
                     self._dropped += pack_queue.dropped
-            if self._run is not None:
+            if self._recipe.chapter is not None:
                 for lane, queue in self._loaded:
                     if lane in self._counted_lanes:
                         self._dropped += self._parked_dropped[lane, queue]
@@ -109,7 +104,7 @@ class PackQueues:
     @property
     def num_substituted(self) -> int:
         """Draws of the counted lanes that went to other streams because theirs was exhausted."""
-        if self._run is None:
+        if self._recipe.chapter is None:
             return 0
         queues, parked = self._queues.items(), self._loaded.items()
         draws = [(lane, pack_queue.num_substituted) for (lane, _), pack_queue in queues]
@@ -126,16 +121,13 @@ class PackQueues:
         return pack_queue
 
     def _make(self, lane: int, queue: int, snapshot: State | None) -> PackQueue:
-        run, recipe, first = self._run, self._recipe, 0
-        if run is not None:
-            first = snapshot["chapter"] if snapshot else 0
-            recipe = run.recipes[first]
-        pack_queue = PackQueue(recipe, lane, queue, self._first_epoch)
+        first = snapshot.get("chapter", 0) if snapshot else 0
+        recipes = self._run.recipes
+        pack_queue = PackQueue(recipes[first], lane, queue, self._first_epoch)
         if snapshot is not None:
             pack_queue.restore(snapshot)
-        if run is not None:
-            for chapter in range(first + 1, self._chapter + 1):
-                pack_queue.turn(run.recipes[chapter], self._begin_of(lane, queue, chapter))
+        for chapter in range(first + 1, self._chapter + 1):
+            pack_queue.turn(recipes[chapter], self._begin_of(lane, queue, chapter))
         return pack_queue
 
     # Chapters.
@@ -147,7 +139,7 @@ class PackQueues:
     def _begin_of(self, lane: int, queue: int, chapter: int) -> int:
         """Return the packs of a queue before a chapter."""
         known = self._chapter_begins.get((lane, queue), {})
-        if chapter in known or self._run is None:
+        if chapter in known:
             return int(known[chapter])
         return int(self._run.start(chapter).served[lane, queue])
 
@@ -227,7 +219,7 @@ class PackQueues:
         self._changed.clear()
         parked = (
             []
-            if self._run is None
+            if self._recipe.chapter is None
             else [
                 self._labelled(lane, queue, snapshot)
                 for (lane, queue), snapshot in self._loaded.items()
@@ -238,10 +230,9 @@ class PackQueues:
 
     def _labelled(self, lane: int, queue: int, snapshot: State) -> State:
         labelled = {"lane": lane, "queue": queue, **snapshot}
-        if self._run is not None:
+        if self._recipe.chapter is not None:
             chapters = range(snapshot["chapter"] + 1, self._chapter + 1)
-            begins = [self._begin_of(lane, queue, chapter) for chapter in chapters]
-            labelled["begins"] = begins
+            labelled["begins"] = [self._begin_of(lane, queue, chapter) for chapter in chapters]
         return labelled
 
     def gather(self, slots: Int64Array, batch_size: int) -> BatchPacks:

@@ -60,7 +60,7 @@ def _limits(run: RunPlan, limits: Int64Array, served: Int64Array) -> Int64Array:
     """Return the packs that each queue has in all, where a stream ends it."""
     last = len(run) - 1
     recipe = run.recipes[last]
-    queues = PackQueues(recipe, 0, [], range(0), run)
+    queues = PackQueues(run, last, [], range(0))
     limits = limits.copy()
     for lane, queue in np.ndindex(*limits.shape):
         ends = [n for n in recipe.streams_in(queue) if recipe.ends_with(n)]

@@ -1,11 +1,14 @@
-"""Where each chapter of a run begins: counts of packs, lanes and debts, as integers.
+"""The epochs or the chapters of a run, and where each begins: counts of packs, lanes and debts.
 
 ::
 
+    epoch_end=pad, drop    each epoch has a walk of its own, and drains
+    epoch_end=carry        each epoch has so many packs of one walk
     chapter 0 --walk--> counts by lane and queue, lags --edge--> chapter 1 --walk--> ...
 
-At an edge, counts continue. The next chapter begins with a new visit to the next lane. What a
-stream is behind its share is kept too, as long as a choice of the schedule holds as many tokens.
+At a chapter's edge, counts continue. The next chapter begins with a new visit to the next lane.
+What a stream is behind its share is kept too, as long as a choice of the schedule has as many
+tokens.
 
 Cost: about 100 ns a slot of the chapters before, and only if a state does not say where they end.
 """
@@ -31,8 +34,9 @@ from streampack.types import Int64Array
 class RunPlan:
     """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    `ended_by` is the stream that ends the run before its last chapter does; None: none. It drains
-    the chapter, in which queues end at `limits`.
+    A run without chapters has one recipe, that of all its epochs. `ended_by` is the stream that ends
+    the run before its last chapter does; None: none. It drains the chapter, in which queues end at
+    `limits`.
     """
 
     def __init__(
@@ -45,28 +49,34 @@ class RunPlan:
         self._limits = limits
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
-        self._starts = {0: self._limited(0, start_of_run(self.recipes[0]))}
+        self._starts: dict[int, WalkState] = {}
+        if self.chapters:
+            self._starts[0] = self._limited(0, start_of_run(self.recipes[0]))
 
     def __len__(self) -> int:
         return len(self.recipes)
 
-    # As in `Epochs`.
-
     def index(self, number: int) -> int:
-        """Return the place of a chapter's view and recipe."""
-        return number
+        """Return the place of a chapter's recipe and view; all epochs have the same."""
+        return number if self.chapters else 0
 
     def recipe_of(self, number: int) -> Recipe:
-        """Return the recipe of a chapter."""
-        return self.recipes[number]
+        """Return the recipe of an epoch or a chapter."""
+        return self.recipes[self.index(number)]
 
-    def first(self, number: int) -> int:  # noqa: ARG002 - as in Epochs
-        """Return the chapter at which the queues begin."""
-        return 0
+    def num_slots(self, number: int) -> int | None:
+        """Return the packs of an epoch or a chapter; None: it drains, or has no end."""
+        if self.chapters:
+            return self.chapters[number].num_slots
+        recipe = self.recipes[0]
+        return recipe.packs_per_carry_epoch if recipe.is_endless else None
 
     def lane_offset(self, number: int) -> int:
-        """Return the slots after which the next visit is to the lane that begins a chapter."""
-        recipe = self.recipes[number]
+        """Return the slots before an epoch or a chapter, modulo a round of all lanes."""
+        recipe = self.recipe_of(number)
+        if not self.chapters:
+            return number * recipe.packs_per_carry_epoch if recipe.is_endless else 0
+        # Each chapter begins a visit to a lane.
         first_lane = (int(self.start(number).turn[TURN]) + 1) % recipe.num_lanes
         return first_lane * recipe.lane_run
 
@@ -77,17 +87,21 @@ class RunPlan:
         extend_queue: Callable[[int, int], None],
         walk: WalkState | None = None,
     ) -> SlotWalker:
-        """Return the walk of a chapter, from `walk` if it is known, on the way to `position`."""
-        recipe = self.recipes[number]
+        """Return the walk of an epoch, or of a chapter on the way to `position`.
+
+        It begins at `walk`, if that is known.
+        """
+        recipe = self.recipe_of(number)
+        if not self.chapters:
+            walker = SlotWalker(recipe, 0 if recipe.is_endless else number, extend_queue)
+            if recipe.is_endless:
+                walker.go_to_epoch(number)
+            return walker
         walker = SlotWalker(recipe, 0, extend_queue, walk or self.start(number))
         if recipe.is_mixed and not self.chapters[number].drains:
             size = recipe.global_batch_size
             walker.skip(position // size * size - walker.slot)
         return walker
-
-    def num_slots(self, chapter: int) -> int | None:
-        """Return the packs of a chapter; None: it has no end."""
-        return self.chapters[chapter].num_slots
 
     def steps_before(self, chapter: int) -> int:
         """Return the steps of the run before a chapter."""

@@ -42,7 +42,6 @@ from streampack.plan.run_plan import RunPlan
 from streampack.plan.shard_window import ShardDelta, ShardTracker
 from streampack.plan.slots import WalkState
 from streampack.plan.span_slots import SpanSlots
-from streampack.plan.spans import Epochs
 from streampack.plan.state import Progress
 from streampack.types import NO_PACKS, Float64Array, Int64Array, State
 
@@ -52,7 +51,7 @@ TOGETHER = 512  # maximum number of packs gathered together, in whole batches
 def epoch_sequence(recipe: Recipe, view: DeviceView, start: Progress | None = None) -> PackSequence:
     """Return one device's batches of one epoch, from a position on."""
     start = start or Progress()
-    return PackSequence(Epochs(recipe), [view], start, stop=start.epoch + 1)
+    return PackSequence(RunPlan([recipe]), [view], start, stop=start.epoch + 1)
 
 
 class PackSequence:
@@ -71,7 +70,7 @@ class PackSequence:
 
     def __init__(
         self,
-        run: Epochs | RunPlan,
+        run: RunPlan,
         views: Sequence[DeviceView],
         start: Progress | None = None,
         *,
@@ -84,12 +83,9 @@ class PackSequence:
         self._skips = sorted(skips)
         start = start or Progress()
         number = start.epoch
-        chapters = run if isinstance(run, RunPlan) else None
-        self._stop = len(chapters) if chapters is not None and stop is None else stop
-        recipe = run.recipe_of(number)
-        counted = counted_lanes(recipe, self._views[run.index(number)])
-        first = run.first(number)
-        self._queues = PackQueues(recipe, first, start.snapshots, counted, chapters)
+        self._stop = len(run) if stop is None else stop
+        counted = counted_lanes(run.recipe_of(number), self._views[run.index(number)])
+        self._queues = PackQueues(run, number, start.snapshots, counted)
         self._walk_states: dict[int, deque[WalkState]] = {}
         self._substituted_before = 0  # in chapters before
         self.num_skipped = 0
@@ -339,8 +335,6 @@ class PackSequence:
 
     def _skip(self, most: int) -> int:
         """Pass over steps that are skipped; return the batches that may follow, up to `most`."""
-        if not isinstance(self._run, RunPlan):
-            return most
         size = self._recipe.global_batch_size
         before = self._run.steps_before(self.epoch)
         for first, stop in self._skips:
@@ -364,12 +358,11 @@ class PackSequence:
         """Begin the next chapter."""
         self._substituted_before += self._at.substituted
         self._at.note_passed()
-        if isinstance(self._run, RunPlan):
-            self._run.note_end(self.epoch, self._at.walk.state())
+        self._run.note_end(self.epoch, self._at.walk.state())
         self.close()
         number = self.epoch + 1
-        recipe, view = self._run.recipe_of(number), self._views[self._run.index(number)]
-        lanes = touched_lanes(recipe, view, 0, self._run.lane_offset(number))
+        recipe = self._run.recipe_of(number)
+        lanes = touched_lanes(recipe, self._views[number], 0, self._run.lane_offset(number))
         self._queues.turn(recipe, lanes)
         self._begin(number, 0)
 

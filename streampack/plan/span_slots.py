@@ -23,7 +23,6 @@ from streampack.plan.pack_queues import PackQueues
 from streampack.plan.run_plan import RunPlan, exhausted
 from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS, WalkState
-from streampack.plan.spans import Epochs
 from streampack.types import State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to be planned for it
@@ -48,7 +47,7 @@ class SpanSlots:
 
     def __init__(
         self,
-        run: Epochs | RunPlan,
+        run: RunPlan,
         number: int,
         position: int,
         view: DeviceView,
