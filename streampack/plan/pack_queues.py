@@ -23,7 +23,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from streampack.errors import ResumeError
 from streampack.plan.device import BatchPacks
 from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_order import copy_packs
@@ -179,17 +178,6 @@ class PackQueues:
             passed = int(self.passed[lane, queue])
             pack_queue.know(passed - 1, keep=passed)
             self._note(lane, queue)
-
-    def check_passed(self, position: int) -> None:
-        """Raise a ResumeError if a queue, at this position, has released undelivered packs."""
-        for (lane, queue), pack_queue in self._queues.items():
-            if pack_queue.first_known > self.passed[lane, queue]:
-                raise ResumeError(
-                    f"the state's snapshots of lane {lane} lie at pack {pack_queue.first_known}, "
-                    f"but at position {position} only {self.passed[lane, queue]} are delivered; "
-                    "load the state unchanged, or take 'snapshots' out of it: they are only a "
-                    "speed-up"
-                )
 
     def pass_by(self, slots: Int64Array) -> None:
         """Record that the packs of these slots are delivered, in order."""

@@ -140,18 +140,19 @@ class PackWindows:
 
     # State.
 
-    def state(self, num_known: int) -> State:
-        """Return what `restore` needs to continue from here, after `num_known` packs."""
+    def state(self, num_known: int) -> tuple[Int64Array, State]:
+        """Return what is buffered, and what `restore` needs to continue after `num_known` packs."""
+        buffered, packer = self.buffered, self.packer.state_dict()
         state = {
             "num_packs": num_known,
             "arrivals": self.arrivals.state(),
-            "packer": self.packer.state_dict(),
+            "packer": packer,
             "dropped": self.dropped.tolist(),
         }
         if self.recipe.chapter is not None:
             state |= {"chapter": self.recipe.chapter.number, "begin": self.begin}
             state["undelivered"] = self.undelivered
-        return state
+        return buffered, state
 
     def restore(self, state: State) -> None:
         """Continue from a `state`, with a packer that was never used."""

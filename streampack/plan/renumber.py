@@ -17,7 +17,6 @@ from dataclasses import replace
 from typing import Any
 
 from streampack.plan.slots import WalkState
-from streampack.plan.snapshots import CHECKS
 from streampack.plan.state_text import rows_as_text, text_as_rows
 from streampack.types import STREAM, State
 
@@ -27,17 +26,13 @@ class Renumbering:
 
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
         self._before = list(before)
-        # A dict, because a list would take negative numbers of a damaged state.
-        self._new = {n: after.index(name) if name in after else -1 for n, name in enumerate(before)}
+        self._new = [after.index(name) if name in after else -1 for name in before]
         self._num_after = len(after)
         self.is_needed = list(before) != list(after)
 
     def snapshots(self, snapshots: Sequence[State], *, is_mixed: bool) -> list[State]:
-        """Return snapshots with the new numbers, or raise a ResumeError if they are damaged."""
-        try:
-            renumbered = [self._snapshot(snapshot, is_mixed) for snapshot in snapshots]
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise CHECKS.failure(f"{type(error).__name__}: {error}") from error
+        """Return snapshots with the new numbers."""
+        renumbered = [self._snapshot(snapshot, is_mixed) for snapshot in snapshots]
         return [snapshot for snapshot in renumbered if snapshot["queue"] >= 0]
 
     def _snapshot(self, snapshot: State, is_mixed: bool) -> State:
@@ -69,10 +64,8 @@ class Renumbering:
 
     def _values(self, values: Sequence[Any]) -> list[Any]:
         """Return a value for each stream; 0 for new ones."""
-        if len(values) != len(self._before):
-            raise ValueError(f"{len(values)} values of {len(self._before)} streams")
         new = [0] * self._num_after
-        for number, value in zip(self._new.values(), values, strict=True):
+        for number, value in zip(self._new, values, strict=True):
             if number >= 0:
                 new[number] = value
         return new

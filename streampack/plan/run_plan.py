@@ -34,9 +34,9 @@ from streampack.types import Int64Array
 class RunPlan:
     """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    A run without chapters has one recipe, that of all its epochs. `ended_by` is the stream that ends
-    the run before its last chapter does; None: none. It drains the chapter, in which queues end at
-    `limits`.
+    A run without chapters has one recipe, that of all its epochs. `ended_by` is the stream that
+    ends the run before its last chapter does; None: none. It drains the chapter, in which queues
+    end at `limits`.
     """
 
     def __init__(

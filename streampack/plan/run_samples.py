@@ -220,10 +220,8 @@ class RunSamples:
         return [self._chunk, self._yielded, *self._due.tolist(), *self._cursors.tolist()]
 
     def restore(self, state: list[int]) -> None:
-        """Resume from a saved `state`, or raise a ValueError if it has another number of values."""
+        """Resume from a saved `state`."""
         num = len(self.streams)
-        if len(state) != 2 + 2 * num:
-            raise ValueError(f"{len(state)} values where {2 + 2 * num} are needed")
         self._chunk, self._yielded = state[:2]
         self._due = np.array(state[2 : 2 + num], np.int64)
         self._cursors = np.array(state[2 + num :], np.int64)

@@ -18,7 +18,6 @@ Cost: O(streams x lanes): 10 KB for 100 streams and 64 lanes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from hashlib import blake2b
@@ -32,7 +31,7 @@ from streampack.plan.renumber import Renumbering
 from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkState
-from streampack.plan.snapshots import MAX_INTEGER, check_run_snapshots, parse_snapshots
+from streampack.plan.snapshots import MAX_INTEGER, snapshots_in, with_snapshots
 from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
 from streampack.plan.state_text import CHECKS, text_as_walk, walk_as_text
 from streampack.types import State
@@ -107,7 +106,7 @@ def encode_run_state(
     run: RunPlan, digests: Sequence[str], progress: Progress, walk: WalkState | None
 ) -> State:
     """Return the state of a run at this position."""
-    return {
+    state = {
         "version": STATE_VERSION,
         "kind": KIND,
         "epoch": progress.epoch,
@@ -118,8 +117,8 @@ def encode_run_state(
         "chain": chain(run, progress.epoch),
         "fingerprint": run_fingerprint(run, digests, progress.epoch),
         "walk": "" if walk is None else walk_as_text(walk),
-        "snapshots": json.dumps(progress.snapshots, separators=(",", ":")),
     }
+    return with_snapshots(state, progress.snapshots)
 
 
 def check_kind(state: State) -> None:
@@ -271,7 +270,7 @@ def decode_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkState | 
     """
     current, names = state["epoch"], saved_names(state)
     recipe = run.recipes[current]
-    snapshots = parse_snapshots(state.get("snapshots"))
+    snapshots = snapshots_in(state)
     walk = text_as_walk(state.get("walk"), recipe, len(names))
     renumbering = Renumbering(names, recipe.names)
     if renumbering.is_needed:
@@ -280,5 +279,4 @@ def decode_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkState | 
         CHECKS.integer("walk's slot", walk.slot, 0, state["position"])
         unused = replace(run.start(0), limits=limits_at(run.recipes, current))
         walk = renumbering.walk(walk, unused, saved_streams(state))
-    snapshots = check_run_snapshots(snapshots, run.recipes, current)
     return Progress(epoch=current, position=state["position"], snapshots=snapshots), walk

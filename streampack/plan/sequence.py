@@ -118,7 +118,6 @@ class PackSequence:
         self._walk_states[number] = self._at.walk.states
         self._pass_over(position)
         self._at.note_passed()
-        self._queues.check_passed(self.position)
 
     @property
     def _is_last(self) -> bool:

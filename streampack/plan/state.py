@@ -15,7 +15,6 @@ of planned lanes varies.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, cast, get_args
@@ -27,7 +26,7 @@ from streampack.config.packing import OPTION_METHODS, Method
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
-from streampack.plan.snapshots import MAX_INTEGER, check_snapshots
+from streampack.plan.snapshots import MAX_INTEGER, snapshots_in, with_snapshots
 from streampack.types import State
 
 STATE_VERSION = 6  # incremented when the same config gives different packs
@@ -116,7 +115,7 @@ def _shares(recipe: Recipe) -> list[int] | None:
 
 def encode_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
     """Return the state of a run at this position."""
-    return {
+    state = {
         "version": STATE_VERSION,
         "epoch": progress.epoch,
         "position": progress.position,
@@ -124,8 +123,8 @@ def encode_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> 
         "lane_run": recipe.lane_run,
         "global_batch_size": recipe.global_batch_size,
         "fingerprint": plan_fingerprint(recipe, digests),
-        "snapshots": json.dumps(progress.snapshots, separators=(",", ":")),
     }
+    return with_snapshots(state, progress.snapshots)
 
 
 def decode_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
@@ -147,11 +146,7 @@ def decode_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progre
     most = MAX_WALKED_EPOCHS if is_walked else MAX_EPOCH
     epoch = CHECKS.integer("epoch", state.get("epoch"), 0, most)
     position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
-    return Progress(
-        epoch=epoch,
-        position=position,
-        snapshots=check_snapshots(state.get("snapshots"), recipe, epoch),
-    )
+    return Progress(epoch=epoch, position=position, snapshots=snapshots_in(state))
 
 
 def _are_same_streams(saved: Any, own: list[str]) -> bool:

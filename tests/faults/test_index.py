@@ -307,7 +307,6 @@ ALIEN_STATES = {
     "negative_epoch": {"epoch": -1},
     "of_another_seed": {"fingerprint": None},
     "of_another_version": {"version": 99},
-    "hostile_snapshots": {"snapshots": [{"lane": "x"}]},
     "no_lanes": {"num_lanes": 0},
 }
 

@@ -438,15 +438,32 @@ def test_what_is_no_state_of_this_version_is_refused(state):
         run_shape(state)
 
 
-def test_a_snapshot_twice_or_of_another_lane_is_refused():
+@pytest.mark.parametrize("changed", [{"num_packs": 3}, {"lane": 1}, {"digest": ""}, {"more": 1}])
+def test_a_damaged_snapshot_is_dropped_with_a_warning(changed, caplog):
     saved = state_of(make())
-    state = saved | {"snapshots": json.loads(saved["snapshots"]) * 2}
-    with pytest.raises(ResumeError, match=r"two are of lane 0, queue 0"):
-        decode_state(state, make(), DIGESTS)
-    state = saved | {"snapshots": json.loads(saved["snapshots"])}
-    state["snapshots"][0]["lane"] = 2
-    with pytest.raises(ResumeError, match=r"lane is 2, not an integer of at least 0 and at most 1"):
-        decode_state(state, make(), DIGESTS)
+    first, second = json.loads(saved["snapshots"])
+
+    progress = decode_state(saved | {"snapshots": [first | changed, second]}, make(), DIGESTS)
+
+    assert [kept["lane"] for kept in progress.snapshots] == [second["lane"]]
+    assert "1 of the state's snapshots are damaged, or of another state" in caplog.text
+    assert decode_state(saved, make(), DIGESTS).snapshots == snapshots_of(make(), 3)
+
+
+@pytest.mark.parametrize("snapshots", [7, None, "{", "[" * 9999, "[7]", '"abc"', ["x"], [{}]])
+def test_what_is_no_list_of_snapshots_is_dropped_with_a_warning(snapshots, caplog):
+    state = state_of(make(), snapshots=snapshots)
+
+    assert decode_state(state, make(), DIGESTS) == Progress(epoch=3, position=48)
+    assert "all of the state's snapshots are damaged" in caplog.text
+
+
+@pytest.mark.parametrize("place", [{"position": 32}, {"epoch": 2}])
+def test_snapshots_of_another_state_are_dropped(place, caplog):
+    progress = decode_state(state_of(make()) | place, make(), DIGESTS)
+
+    assert not progress.snapshots
+    assert "2 of the state's snapshots" in caplog.text
 
 
 @pytest.mark.parametrize("number", range(len(RECIPES)))
