@@ -29,6 +29,7 @@ from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.planned.build import DatasetSpec
 from streampack.planned.engine import PlanEngine
+from streampack.planned.epoch_engine import EpochEngine
 from streampack.planned.run_build import check_run
 from streampack.planned.run_engine import RunEngine
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
@@ -125,7 +126,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             cache_limit=self.buffers.cache_bytes,
             keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
         )
-        make_engine = PlanEngine
+        make_engine: type[PlanEngine] = EpochEngine
         if spec.chapters:
             check_run(spec, streams, batch_format)
             make_engine = RunEngine

@@ -1,4 +1,4 @@
-"""The engine of `PackedStreamingDataset`: epochs of plans, their readers, and states.
+"""What the engines of `PackedStreamingDataset` share: readers, memory, caches, iterations.
 
 ::
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -26,7 +25,7 @@ from streampack.batch.batch import Batch
 from streampack.batch.buffer_pool import BufferPool
 from streampack.batch.formats.registry import Formatter
 from streampack.config import Buffers
-from streampack.errors import ConfigError, ResumeError
+from streampack.errors import ResumeError
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
 from streampack.plan import (
@@ -34,19 +33,9 @@ from streampack.plan import (
     PackSequence,
     Progress,
     Recipe,
-    RunShape,
-    check_resized,
-    count_slots,
-    decode_state,
-    encode_state,
-    epoch_sequence,
-    plan_fingerprint,
-    run_shape,
-    slots_in,
 )
-from streampack.plan.lane_ends import packs_in
 from streampack.plan.lane_stream import skips_lanes
-from streampack.planned.build import METHODS, DatasetSpec, build_recipe, kept_shape
+from streampack.planned.build import DatasetSpec
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
     ReadAhead,
@@ -54,14 +43,9 @@ from streampack.planned.cache_budget import (
     fetch_limits,
     lane_cycle,
 )
-from streampack.planned.device_view import balance_in_state, check_balance, device_view
+from streampack.planned.device_view import device_view
 from streampack.planned.refusals import (
-    check_at_batch,
-    check_lanes,
     check_not_empty,
-    check_saving_worker,
-    check_whole_batches,
-    check_within_epoch,
 )
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.batch_reader import BatchReader
@@ -73,9 +57,7 @@ from streampack.types import State
 
 
 class PlanEngine(ResumableRun[PackSequence, Progress]):
-    """Plans, reads and resumes the epochs of a planned dataset."""
-
-    ROLLED_BACK = (*ResumableRun.ROLLED_BACK, "_latest", "_worker_start")
+    """Plans, reads and resumes a planned dataset; its kinds are `EpochEngine` and `RunEngine`."""
 
     def __init__(
         self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool
@@ -87,25 +69,12 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         self.fetched_for_lengths = spec.fetched_for_lengths
         """Bytes of each shard that this process fetched to learn its lengths; grows."""
         self._convert = convert
-        self._digests = self._stream_digests()
         self._start = Progress()
         self._build()
-        self._saved_size = self.recipe.global_batch_size  # of the state loaded last
-        self._worker_start: Progress | None = None
         self.num_changes = 0
         """How often the run was changed; an iteration that began before ends there."""
         max_prefetch(buffers, self.footprint(), 1)
         self.check_cache()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
-
-    def _stream_digests(self) -> list[str]:
-        return [stream.full_digest for stream in self._spec.streams]
-
-    def _build(self) -> None:
-        """Build what determines the sequence."""
-        self._use_recipe(build_recipe(self._spec))
 
     def _use_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -113,17 +82,39 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         self.batch_size = self._spec.batch_size
         self.size = f"max_seq_len={self._spec.packing.max_seq_len}"
         self._view = device_view(self.world, self.batch_size, self.balance)
-        self._totals: dict[int, int] = {}  # packs of epochs
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
-        self._latest: PackSequence | None = None
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return the plan's fingerprint, and the shape that a run keeps."""
-        recipe = self.recipe
-        shape = ("num_lanes", "lane_run", "global_batch_size")
-        return plan_fingerprint(recipe, self._digests) | {
-            key: getattr(recipe, key) for key in shape
-        }
+    _digests: list[str]
+    """A digest of each stream's contents."""
+
+    def _build(self) -> None:
+        """Build what determines the sequence, and set the digests of the streams."""
+        raise NotImplementedError
+
+    def note_end(self, sequence: PackSequence) -> None:
+        """Record that an iteration is finished."""
+        raise NotImplementedError
+
+    def continues(self) -> bool:
+        """Whether a loop continues after an iteration."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in the next loop."""
+        raise NotImplementedError
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch or chapter of the next iteration, without beginning it."""
+        raise NotImplementedError
+
+    def state_here(self) -> State:
+        """Return the state of this process's own iterations, ignoring other processes."""
+        raise NotImplementedError
+
+    def _state_of(self, progress: Progress) -> State:
+        """Return the state at a position."""
+        raise NotImplementedError
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""
@@ -144,17 +135,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             "balance": None if balance is None else [balance.within, balance.digest()],
         }
         return {"streams": streams, "recipe": recipe}
-
-    def __len__(self) -> int:
-        """Return the number of batches of this rank in the current epoch, or else the next."""
-        epoch = self.at.epoch if self.at else self.counter.next_epoch
-        return -(-self._slots_in(epoch) // self._view.window)
-
-    def _slots_in(self, epoch: int) -> int:
-        """Return the slots of an epoch over all ranks, including the padding of its last batch."""
-        if epoch not in self._totals:
-            self._totals[epoch] = count_slots(self.recipe, epoch)
-        return slots_in(self.recipe, self._totals[epoch])
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
         """Return the peak memory of a rank, to check against `Buffers`."""
@@ -209,59 +189,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     # Iteration.
 
-    def _begin(self, worker: int, key: str) -> PackSequence:
-        sequence = self._next_sequence(worker, key)
-        self.at = Progress(epoch=sequence.epoch, position=sequence.position)
-        return sequence
-
-    def _next_sequence(self, worker: int, key: str) -> PackSequence:
-        self._take_over_run()
-        start, self._worker_start = self._worker_start, None
-        if start is not None:
-            self.counter.begin(worker, key, start.epoch)
-            return self._sequence(start)
-        epoch = self.counter.begin(worker, key)
-        if epoch != self._start.epoch or not self._start.position:
-            # Not in the constructor: a loaded state may have another lane_run.
-            check_whole_batches(self.recipe)
-            return self._sequence(self._start_of(epoch))
-        sequence = self._sequence(self._start)
-        check_within_epoch(sequence, self._start.position, self._saved_size)
-        if sequence.is_finished:
-            # The state was taken after the epoch's last batch, so the next epoch follows.
-            self.counter.begin(worker, key, epoch + 1)
-            return self._sequence(Progress(epoch=epoch + 1))
-        check_at_batch(sequence.position, self._start.position, self.batch_size)
-        return sequence
-
-    def _sequence(self, start: Progress) -> PackSequence:
-        self._latest = epoch_sequence(
-            self.recipe, self._view, replace(start, snapshots=self._snapshots_at(start))
-        )
-        return self._latest
-
-    def _snapshots_at(self, start: Progress) -> list[State]:
-        """Return snapshots from which planning can resume, as far as they are known."""
-        latest = self._latest if self.recipe.mixing.epoch_end == "carry" else None
-        if latest and (latest.epoch, latest.position) <= (start.epoch, start.position):
-            # Lanes continue across epochs: start from where the last epoch left them.
-            return start.snapshots or latest.snapshots()
-        return start.snapshots
-
-    def note_end(self, sequence: PackSequence) -> None:
-        """Record that an iteration is finished."""
-        progress = Progress(epoch=sequence.epoch + 1)
-        self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
-
-    def continues(self) -> bool:
-        """Whether a loop continues after an iteration; each epoch is a loop of its own."""
-        return False
-
-    def abandon(self) -> None:
-        """Note that an iteration failed: the next one plans from its start."""
-        self._latest = None  # planning may have stopped halfway
-        super().abandon()
-
     def batches(self) -> Iterator[Batch]:
         """Iterate the next epoch; in a torch worker, every num_workers-th batch of it."""
         info = get_worker_info()
@@ -312,10 +239,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     # State.
 
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin at the start of an epoch."""
-        self._resume_from(Progress(epoch=epoch))
-
     def state_dict(self) -> State:
         """Return the state after the batch last delivered; in a torch worker, that worker's own."""
         if self.is_elsewhere:
@@ -328,31 +251,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             state |= {"worker": [info.id, info.num_workers], "window": self._view.window}
         return state
 
-    def state_here(self) -> State:
-        """Return the state of this process's own iterations, ignoring other processes."""
-        progress = self.at or self._worker_start or self._start_of(self.counter.next_epoch)
-        return self._state_of(progress)
-
-    def _state_of(self, progress: Progress) -> State:
-        state = encode_state(self.recipe, self._digests, progress)
-        return state | balance_in_state(self.recipe, self._view, progress.position)
-
-    def _start_of(self, epoch: int) -> Progress:
-        """Return where an epoch begins: at the loaded state, if it is in this epoch."""
-        return self._start if epoch == self._start.epoch else Progress(epoch=epoch)
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch of the next iteration, without beginning it."""
-        start = self._worker_start or self._start_of(self.counter.next_epoch)
-        position, window = start.position, self._view.window
-        if not position:
-            return start.epoch
-        slots = self._slots_in(start.epoch)
-        if position >= packs_in(self.recipe, self._totals[start.epoch]):
-            position = -(-position // window) * window  # padding completes the step
-        return start.epoch + (position >= slots)
-
     def state_after(self, batch: Mapping[str, Any]) -> State:
         """Return the state of a run that has trained on `batch`, delivered by any loader."""
         keys = set(batch) if isinstance(batch, Mapping) else set()
@@ -364,43 +262,3 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             )
         progress = Progress(epoch=int(batch["epoch"]), position=int(batch["position"]))
         return self._state_of(progress)
-
-    def load_state_dict(self, state: State) -> None:
-        """Resume from `state`, with its run's lanes and packing method."""
-        shape = run_shape(state)
-        check_lanes(self._spec.order, shape.num_lanes)
-        size = self._spec.mixing.global_batch_size or shape.global_batch_size
-        try:
-            saved = recipe = build_recipe(self._spec, shape)
-            if size != shape.global_batch_size:
-                recipe = build_recipe(self._spec, shape._replace(global_batch_size=size))
-        except ConfigError as error:
-            raise ResumeError(f"the state does not fit this dataset: {error}") from error
-        progress = decode_state(state, saved, self._digests)
-        check_resized(saved, recipe, progress)
-        check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
-        is_of_worker = check_saving_worker(state, self._view)
-        self._use_recipe(recipe)
-        self._saved_size = saved.global_batch_size
-        if is_of_worker:
-            self._worker_start, self.at, self._current = progress, None, None
-        else:
-            self._resume_from(progress)
-
-    def _resume_from(self, progress: Progress) -> None:
-        self._start = progress
-        self.num_moves += 1
-        self.go_to(progress.epoch)
-        self.counter.run = [1, progress.epoch, progress.position, *kept_shape(self.recipe)]
-
-    def _take_over_run(self) -> None:
-        """Adopt a state that the training process loaded since this persistent worker started."""
-        is_set, epoch, position, *kept = self.counter.run
-        if not is_set:
-            return
-        if tuple(kept) != kept_shape(self.recipe):
-            num_lanes, lane_run, size, method = kept
-            shape = RunShape(num_lanes, lane_run, size, METHODS[method])
-            self._use_recipe(build_recipe(self._spec, shape))
-        if (epoch, position) != (self._start.epoch, self._start.position):
-            self._start = Progress(epoch=epoch, position=position)

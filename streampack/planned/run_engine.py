@@ -53,6 +53,7 @@ class RunEngine(PlanEngine):
         return super().__getstate__() | {"_running": None}
 
     def _build(self) -> None:
+        self._digests = [stream.growing_digest for stream in self._spec.streams]
         self._whole = self._spec
         self._written = RunChapters.written(self._spec.chapters)
         self.skips = list(self._spec.skip)
@@ -71,9 +72,6 @@ class RunEngine(PlanEngine):
         for number, stream in enumerate(self._whole.streams):
             if stream.cache.is_emptied and any(plan.uses(number) for plan in plans):
                 stream.cache.check(stream.index)
-
-    def _stream_digests(self) -> list[str]:
-        return [stream.growing_digest for stream in self._spec.streams]
 
     def _use_run(self, run: RunPlan, chapters: RunChapters, walk: WalkState | None = None) -> None:
         """Plan these chapters from now on; the walk resumes from `walk`, if it is known."""

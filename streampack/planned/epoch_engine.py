@@ -1,0 +1,207 @@
+"""The engine of a `PackedStreamingDataset` without chapters: its epochs, and their states.
+
+::
+
+    loop --> an epoch, or what is left after a loaded state --> the next loop: the next epoch
+
+Cost: as `planned/engine.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from streampack.errors import ConfigError, ResumeError
+from streampack.plan import (
+    PackSequence,
+    Progress,
+    Recipe,
+    RunShape,
+    check_resized,
+    count_slots,
+    decode_state,
+    encode_state,
+    epoch_sequence,
+    plan_fingerprint,
+    run_shape,
+    slots_in,
+)
+from streampack.plan.lane_ends import packs_in
+from streampack.planned.build import METHODS, build_recipe, kept_shape
+from streampack.planned.device_view import balance_in_state, check_balance
+from streampack.planned.engine import PlanEngine
+from streampack.planned.refusals import (
+    check_at_batch,
+    check_lanes,
+    check_saving_worker,
+    check_whole_batches,
+    check_within_epoch,
+)
+from streampack.runtime.resumable import ResumableRun
+from streampack.types import State
+
+
+class EpochEngine(PlanEngine):
+    """Plans, reads and resumes the epochs of a dataset."""
+
+    ROLLED_BACK = (*ResumableRun.ROLLED_BACK, "_latest", "_worker_start")
+
+    def _build(self) -> None:
+        self._digests = [stream.full_digest for stream in self._spec.streams]
+        self._use_recipe(build_recipe(self._spec))
+        self._saved_size = self.recipe.global_batch_size  # of the state loaded last
+        self._worker_start: Progress | None = None
+
+    def _use_recipe(self, recipe: Recipe) -> None:
+        super()._use_recipe(recipe)
+        self._totals: dict[int, int] = {}  # packs of epochs
+        self._latest: PackSequence | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the plan's fingerprint, and the shape that a run keeps."""
+        recipe = self.recipe
+        shape = ("num_lanes", "lane_run", "global_batch_size")
+        return plan_fingerprint(recipe, self._digests) | {
+            key: getattr(recipe, key) for key in shape
+        }
+
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in the current epoch, or else the next."""
+        epoch = self.at.epoch if self.at else self.counter.next_epoch
+        return -(-self._slots_in(epoch) // self._view.window)
+
+    def _slots_in(self, epoch: int) -> int:
+        """Return the slots of an epoch over all ranks, including the padding of its last batch."""
+        if epoch not in self._totals:
+            self._totals[epoch] = count_slots(self.recipe, epoch)
+        return slots_in(self.recipe, self._totals[epoch])
+
+    # Iteration.
+
+    def _begin(self, worker: int, key: str) -> PackSequence:
+        sequence = self._next_sequence(worker, key)
+        self.at = Progress(epoch=sequence.epoch, position=sequence.position)
+        return sequence
+
+    def _next_sequence(self, worker: int, key: str) -> PackSequence:
+        self._take_over_run()
+        start, self._worker_start = self._worker_start, None
+        if start is not None:
+            self.counter.begin(worker, key, start.epoch)
+            return self._sequence(start)
+        epoch = self.counter.begin(worker, key)
+        if epoch != self._start.epoch or not self._start.position:
+            # Not in the constructor: a loaded state may have another lane_run.
+            check_whole_batches(self.recipe)
+            return self._sequence(self._start_of(epoch))
+        sequence = self._sequence(self._start)
+        check_within_epoch(sequence, self._start.position, self._saved_size)
+        if sequence.is_finished:
+            # The state was taken after the epoch's last batch, so the next epoch follows.
+            self.counter.begin(worker, key, epoch + 1)
+            return self._sequence(Progress(epoch=epoch + 1))
+        check_at_batch(sequence.position, self._start.position, self.batch_size)
+        return sequence
+
+    def _sequence(self, start: Progress) -> PackSequence:
+        self._latest = epoch_sequence(
+            self.recipe, self._view, replace(start, snapshots=self._snapshots_at(start))
+        )
+        return self._latest
+
+    def _snapshots_at(self, start: Progress) -> list[State]:
+        """Return snapshots from which planning can resume, as far as they are known."""
+        latest = self._latest if self.recipe.mixing.epoch_end == "carry" else None
+        if latest and (latest.epoch, latest.position) <= (start.epoch, start.position):
+            # Lanes continue across epochs: start from where the last epoch left them.
+            return start.snapshots or latest.snapshots()
+        return start.snapshots
+
+    def note_end(self, sequence: PackSequence) -> None:
+        """Record that an iteration is finished."""
+        progress = Progress(epoch=sequence.epoch + 1)
+        self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
+
+    def continues(self) -> bool:
+        """Whether a loop continues after an iteration; each epoch is a loop of its own."""
+        return False
+
+    def abandon(self) -> None:
+        """Note that an iteration failed: the next one plans from its start."""
+        self._latest = None  # planning may have stopped halfway
+        super().abandon()
+
+    # State.
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration begin at the start of an epoch."""
+        self._resume_from(Progress(epoch=epoch))
+
+    def state_here(self) -> State:
+        """Return the state of this process's own iterations, ignoring other processes."""
+        progress = self.at or self._worker_start or self._start_of(self.counter.next_epoch)
+        return self._state_of(progress)
+
+    def _state_of(self, progress: Progress) -> State:
+        state = encode_state(self.recipe, self._digests, progress)
+        return state | balance_in_state(self.recipe, self._view, progress.position)
+
+    def _start_of(self, epoch: int) -> Progress:
+        """Return where an epoch begins: at the loaded state, if it is in this epoch."""
+        return self._start if epoch == self._start.epoch else Progress(epoch=epoch)
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next iteration, without beginning it."""
+        start = self._worker_start or self._start_of(self.counter.next_epoch)
+        position, window = start.position, self._view.window
+        if not position:
+            return start.epoch
+        slots = self._slots_in(start.epoch)
+        if position >= packs_in(self.recipe, self._totals[start.epoch]):
+            position = -(-position // window) * window  # padding completes the step
+        return start.epoch + (position >= slots)
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from `state`, with its run's lanes and packing method."""
+        shape = run_shape(state)
+        check_lanes(self._spec.order, shape.num_lanes)
+        size = self._spec.mixing.global_batch_size or shape.global_batch_size
+        try:
+            saved = recipe = build_recipe(self._spec, shape)
+            if size != shape.global_batch_size:
+                recipe = build_recipe(self._spec, shape._replace(global_batch_size=size))
+        except ConfigError as error:
+            raise ResumeError(f"the state does not fit this dataset: {error}") from error
+        progress = decode_state(state, saved, self._digests)
+        check_resized(saved, recipe, progress)
+        check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
+        is_of_worker = check_saving_worker(state, self._view)
+        self._use_recipe(recipe)
+        self._saved_size = saved.global_batch_size
+        if is_of_worker:
+            self._worker_start, self.at, self._current = progress, None, None
+        else:
+            self._resume_from(progress)
+
+    def _resume_from(self, progress: Progress) -> None:
+        self._start = progress
+        self.num_moves += 1
+        self.go_to(progress.epoch)
+        self.counter.run = [1, progress.epoch, progress.position, *kept_shape(self.recipe)]
+
+    def _take_over_run(self) -> None:
+        """Adopt a state that the training process loaded since this persistent worker started."""
+        is_set, epoch, position, *kept = self.counter.run
+        if not is_set:
+            return
+        if tuple(kept) != kept_shape(self.recipe):
+            num_lanes, lane_run, size, method = kept
+            shape = RunShape(num_lanes, lane_run, size, METHODS[method])
+            self._use_recipe(build_recipe(self._spec, shape))
+        if (epoch, position) != (self._start.epoch, self._start.position):
+            self._start = Progress(epoch=epoch, position=position)
