@@ -50,8 +50,7 @@ TOGETHER = 512  # maximum number of packs gathered together, in whole batches
 
 def epoch_sequence(recipe: Recipe, view: DeviceView, start: Progress | None = None) -> PackSequence:
     """Return one device's batches of one epoch, from a position on."""
-    start = start or Progress()
-    return PackSequence(RunPlan([recipe]), [view], start, stop=start.epoch + 1)
+    return PackSequence(RunPlan([recipe]), [view], start)
 
 
 class PackSequence:
@@ -59,7 +58,8 @@ class PackSequence:
 
     `views` are the parts that this device gets: of all epochs, or of each chapter. `walk` is what
     `walk_state` returned at `start`. Steps of the run in `skips`, ranges [first, stop), are not
-    delivered. `stop` is one past the last epoch or chapter to deliver; None: the last chapter.
+    delivered. `stop` is one past the last chapter to deliver; None: the run's last. An epoch
+    is delivered alone.
     Without snapshots in `start`, the lanes are planned from the start of the epoch or the run.
 
     Attributes:
@@ -83,7 +83,8 @@ class PackSequence:
         self._skips = sorted(skips)
         start = start or Progress()
         number = start.epoch
-        self._stop = len(run) if stop is None else stop
+        last = len(run) if run.chapters else number + 1
+        self._stop = last if stop is None else stop
         counted = counted_lanes(run.recipe_of(number), self._views[run.index(number)])
         self._queues = PackQueues(run, number, start.snapshots, counted)
         self._walk_states: dict[int, deque[WalkState]] = {}
