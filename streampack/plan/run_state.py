@@ -7,7 +7,7 @@
      "chain": "5c1f...",              hash of the chapters before this one
      "fingerprint": {"streams": {"web": "5f2c..."}, "seed": 17, ...},
      "skip": [[34017, 34161]],
-     "walk": "eJx...",                the state of a walk, compressed
+     "walk": "91aa...:eJx...",        the state of a walk, compressed, after its digest
      "snapshots": "[...]"}
 
 Chapters before the position are as they were. The running one may change its length, unless a share
@@ -31,7 +31,7 @@ from streampack.plan.renumber import Renumbering
 from streampack.plan.run_limits import limits_at
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkState
-from streampack.plan.snapshots import MAX_INTEGER, snapshots_in, with_snapshots
+from streampack.plan.snapshots import MAX_INTEGER, snapshots_in, walk_in, with_snapshots, with_walk
 from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
 from streampack.plan.state_text import CHECKS, text_as_walk, walk_as_text
 from streampack.types import State
@@ -116,8 +116,8 @@ def encode_run_state(
         "chapters": [chapter_record(recipe) for recipe in run.recipes],
         "chain": chain(run, progress.epoch),
         "fingerprint": run_fingerprint(run, digests, progress.epoch),
-        "walk": "" if walk is None else walk_as_text(walk),
     }
+    state = with_walk(state, "" if walk is None else walk_as_text(walk))
     return with_snapshots(state, progress.snapshots)
 
 
@@ -266,17 +266,16 @@ def _check_order(ran: Sequence[str], own: Sequence[str]) -> None:
 def decode_run_state(state: State, run: RunPlan) -> tuple[Progress, WalkState | None]:
     """Return where a state stands, and a state from which its walk resumes, by this run's streams.
 
-    Raises a ResumeError if a value is damaged.
+    Without such a state, the run is walked from its start.
     """
     current, names = state["epoch"], saved_names(state)
     recipe = run.recipes[current]
-    snapshots = snapshots_in(state)
-    walk = text_as_walk(state.get("walk"), recipe, len(names))
+    snapshots, text = snapshots_in(state), walk_in(state)
+    walk = text_as_walk(text, recipe, len(names)) if text else None
     renumbering = Renumbering(names, recipe.names)
     if renumbering.is_needed:
         snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
     if walk is not None:
-        CHECKS.integer("walk's slot", walk.slot, 0, state["position"])
         unused = replace(run.start(0), limits=limits_at(run.recipes, current))
         walk = renumbering.walk(walk, unused, saved_streams(state))
     return Progress(epoch=current, position=state["position"], snapshots=snapshots), walk

@@ -74,6 +74,24 @@ def snapshots_in(state: State) -> list[State]:
     return intact
 
 
+def with_walk(state: State, text: str) -> State:
+    """Return a state with the text of a walk, which has a digest like snapshots; "": none."""
+    return state | {"walk": text and f"{_digest(_place(state), text)}:{text}"}
+
+
+def walk_in(state: State) -> str:
+    """Return the text of a state's walk; "" where there is none. Warn if it is damaged."""
+    saved = state.get("walk", "")
+    digest, _, text = saved.partition(":") if isinstance(saved, str) else ("", "", "")
+    if saved == "" or digest == _digest(_place(state), text):
+        return text
+    logger.warning(
+        "the state's walk is damaged, or of another state: the run is walked from its start, "
+        "which takes longer and gives the same batches"
+    )
+    return ""
+
+
 def _as_json(value: State) -> str:
     return json.dumps(value, separators=(",", ":"))
 

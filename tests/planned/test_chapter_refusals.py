@@ -277,7 +277,6 @@ def test_a_state_without_chapters_is_refused_and_the_other_way_round(make, folde
         (lambda state: state.update(epoch=7), "epoch"),
         (lambda state: state.update(chapters=[]), "chapters|epoch"),
         (lambda state: state.update(streams=["web", "web"]), "streams"),
-        (lambda state: state.update(walk="AAAA"), "walk"),
         (lambda state: state.update(origins=[0]), "origins"),
         (lambda state: state.update(amended=[99]), "amended"),
         (lambda state: state.update(skip=[[3, 1]]), "skip"),
