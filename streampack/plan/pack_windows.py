@@ -141,7 +141,10 @@ class PackWindows:
     # State.
 
     def state(self, num_known: int) -> tuple[Int64Array, State]:
-        """Return what is buffered, and what `restore` needs to continue after `num_known` packs."""
+        """Return the buffered segments, and the state from which `restore` continues.
+
+        `num_known` packs of the queue are made.
+        """
         buffered, packer = self.buffered, self.packer.state_dict()
         state = {
             "num_packs": num_known,

@@ -10,7 +10,8 @@
 
 Snapshots only save time, so without one its lane is planned from its start. The digest covers what
 the snapshot was made for, too: the run, the epoch and the position. So it finds damage, and
-snapshots of another state. It is no signature: whoever writes a state can write its digests too.
+snapshots of another state. It is not a signature: a forged state can
+have valid digests.
 
 Cost: about 2 us a KB.
 """
