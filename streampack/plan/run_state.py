@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from hashlib import blake2b
 from typing import Any
 
-from streampack._state import UNCHANGED, as_text
+from streampack._state import UNCHANGED, FieldChecks, as_text
 from streampack.chapters import SHAPES
 from streampack.errors import ResumeError
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
@@ -33,9 +33,10 @@ from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER, snapshots_in, walk_in, with_snapshots, with_walk
 from streampack.plan.state import STATE_VERSION, Progress, is_same_stream
-from streampack.plan.state_text import CHECKS, text_as_walk, walk_as_text
+from streampack.plan.state_text import text_as_walk, walk_as_text
 from streampack.types import State
 
+CHECKS = FieldChecks("the state's ", UNCHANGED)
 KIND = "chapters"
 MAX_CHAPTERS = 10_000
 MAX_STREAMS = 1_000_000

@@ -17,14 +17,12 @@ import zlib
 
 import numpy as np
 
-from streampack._state import UNCHANGED, FieldChecks
 from streampack.mix import ScheduleState
 from streampack.mix.schedule import OWED_STEP
 from streampack.plan.recipe import Recipe
 from streampack.plan.slots import ENDLESS, WalkState
 from streampack.types import NO_SEGMENTS, NUM_COLUMNS, Int64Array
 
-CHECKS = FieldChecks("the state's ", UNCHANGED)
 NUMBER_BYTES = 8
 
 

@@ -21,8 +21,7 @@ from streampack.chapters import Chapter
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import Progress
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_state import chapter_record, check_past
-from streampack.plan.state_text import CHECKS
+from streampack.plan.run_state import CHECKS, chapter_record, check_past
 from streampack.planned.build import DatasetSpec
 from streampack.planned.run_build import build_run, chapter_steps, run_recipes
 from streampack.planned.run_chapters import RunChapters
