@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import DevicePlan, DeviceView, Progress, Recipe, epoch_sequence, sequence
+from streampack.plan import (
+    DevicePlan,
+    DeviceView,
+    Progress,
+    Recipe,
+    epoch_sequence,
+    sequence,
+    span_slots,
+)
 from streampack.plan.pack_queues import PackQueues
 from tests.helpers.planning import recipe
 
@@ -59,7 +67,7 @@ def test_batches_planned_together_are_those_planned_one_by_one(
     r = make(method, epoch_end)
     view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=batch_size)
     together = seen(r, view)
-    monkeypatch.setattr(sequence, "AHEAD", 0)
+    monkeypatch.setattr(span_slots, "AHEAD", 0)
     monkeypatch.setattr(sequence, "TOGETHER", 1)
 
     assert seen(r, view) == together
