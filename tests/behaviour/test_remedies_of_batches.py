@@ -33,8 +33,7 @@ from streampack.formats import (
     to_llama_factory,
 )
 from streampack.testing import assert_no_leak
-from streampack.write import write_stream
-from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed
+from tests.helpers.remedies import PACKING, ROWS, Remedy, mds
 from tests.helpers.slices import context_worlds
 
 
@@ -150,18 +149,6 @@ def yaml_of(folder: Path, *lines: str) -> Path:
     return path
 
 
-def two_remotes(folder: Path, *local: str) -> int:
-    remotes = [mds(folder), folder / "other"]
-    if not remotes[1].exists():
-        write_stream(ROWS, remotes[1])
-    return packed(
-        [
-            Stream(remote=str(remote), local=folder / name)
-            for remote, name in zip(remotes, local, strict=True)
-        ]
-    )
-
-
 OTHERS = {
     "a config that is not there": Remedy(
         lambda folder: read_config(folder / "none.yaml"),
@@ -177,11 +164,6 @@ OTHERS = {
         lambda folder: read_config(yaml_of(folder, "batch_size: 1", "batch_size: 2")),
         r"'batch_size' .*keep one of them$",
         lambda folder: read_config(yaml_of(folder, "batch_size: 1")),
-    ),
-    "two remotes in one folder": Remedy(
-        lambda folder: two_remotes(folder, "here", "here"),
-        r"set another (local)= for one of them$",
-        lambda folder, _: two_remotes(folder, "here", "there"),
     ),
     "a class of streams that is not registered": Remedy(
         lambda folder: PackedStreamingDataset(

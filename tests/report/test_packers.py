@@ -98,5 +98,5 @@ def test_the_verb_compares_made_up_lengths_and_those_of_a_stream(tmp_path, monke
 
 
 def test_a_kind_that_is_not_known_is_refused():
-    with pytest.raises(ConfigError, match=r"--kind wep is not one of web\|.* did you mean 'web'"):
+    with pytest.raises(ConfigError, match=r"kind='wep' is not one of web\|.* did you mean 'web'"):
         call("--kind", "wep", "--samples", 10)
