@@ -264,6 +264,7 @@ def main() -> None:
     join_others("nccl" if device.type == "cuda" else "gloo")
     args.out.mkdir(parents=True, exist_ok=True)
     train(args, device)
+    dist.barrier()  # rank 0 has saved: a rank that fails while it leaves costs no step
     dist.destroy_process_group()
 
 

@@ -90,7 +90,7 @@ def test_a_killed_rank_costs_a_restart_and_the_samples_consumed_are_the_epoch_ex
         kill(pids[1])
         job.wait()
 
-    runs = consumed.runs_of(out)
+    runs = consumed.runs_that_trained(out)
     assert len(runs) == 2
     assert consumed.first_step(runs[1]) >= SAVE_EVERY
     assert consumed.first_step(runs[1]) % SAVE_EVERY == 0
@@ -107,7 +107,7 @@ def test_rank_0_may_be_killed_too_and_again(tmp_path):
             kill(pids_when(job, out, run=run, step=step)[rank])
         job.wait()
 
-    assert len(consumed.runs_of(out)) == 4
+    assert len(consumed.runs_that_trained(out)) == 4
     check_consumed(out)
 
 
@@ -127,7 +127,7 @@ def test_a_killed_job_goes_on_with_another_number_of_ranks(tmp_path):
                 kill(pid)
 
     assert consumed.first_step(consumed.runs_of(out)[0]) == 0
-    assert len(consumed.runs_of(out)) == 4
+    assert len(consumed.runs_that_trained(out)) == 4
     check_consumed(out)
 
 

@@ -33,6 +33,15 @@ def runs_of(out: Path) -> list[Path]:
     return sorted((out / "consumed").glob("run-*"))
 
 
+def runs_that_trained(out: Path) -> list[Path]:
+    """Every start of the training that took a step, in order.
+
+    A process group's threads can abort a rank while its interpreter ends: "terminate called without
+    an active exception". torchrun then starts a job that has nothing left to do.
+    """
+    return [run for run in runs_of(out) if lines_of(run)]
+
+
 def first_step(run: Path) -> int:
     """Return the steps done when a run began."""
     return int(run.name.rpartition("-")[2])
