@@ -168,7 +168,7 @@ def test_the_targets_are_the_responses_and_their_end_of_turn_tokens(chat, name, 
     responses = [m["content"] + END[name] for m in chat if m["role"] == "assistant"]
 
     sample = ChatEncoder(tokenizer)(chat)
-    assert sample["tokens"].tolist() == tokenizer.apply_chat_template(chat)
+    assert sample["tokens"].tolist() == tokenizer.apply_chat_template(chat, return_dict=False)
     assert (sample["tokens"].dtype, sample["loss_mask"].dtype) == (np.int32, np.uint8)
     assert without_put_in_spaces(learned(sample, tokenizer), kind) == without_put_in_spaces(
         "".join(responses), kind

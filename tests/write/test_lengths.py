@@ -128,7 +128,8 @@ def test_an_indexed_shard_that_rots_in_the_cache_is_fetched_again(tmp_path):
     cache = tmp_path / "cache"
     read_all(Stream(remote=str(path), local=str(cache)))
     moved = cache.rename(tmp_path / "moved")  # as another process finds it
-    flip(moved / "shard.00002.mds", 0.5)
+    [cached] = moved.glob("*/shard.00002.mds.*")
+    flip(cached, 0.5)
     stream = Stream(remote=str(path), local=str(moved))
     assert read_all(stream) == [tokens.tolist() for tokens in samples]
 
