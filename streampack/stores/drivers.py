@@ -37,6 +37,7 @@ PACKAGES = {
 TAGS = ("ETag", "etag", "blob_id", "md5Hash", "content_md5", "version_id")
 TIMES = ("mtime", "LastModified", "Last-Modified", "last_modified", "updated", "created")
 CONNECT_S = 10.0
+AZURE_SCOPE = "https://storage.azure.com/.default"
 
 
 def is_known(scheme: str) -> bool:
@@ -63,6 +64,10 @@ class DriverStore:
             self._files, _ = core.url_to_fs(_known(url), skip_instance_cache=True, **options)
         except ValueError as error:
             raise NoStoreError(f"{url}: {error}") from error
+        # Azure's clients take a missing token for a failed request, and retry for over a minute.
+        credential = getattr(self._files, "sync_credential", None)
+        if credential is not None:
+            credential.get_token(AZURE_SCOPE)
         self._scheme = scheme
         self.has_served = False
 

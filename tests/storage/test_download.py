@@ -20,6 +20,7 @@ import boto3
 import pytest
 import streaming
 from botocore.exceptions import NoCredentialsError
+from fsspec.registry import _registry as drivers
 
 from streampack.errors import DataError
 from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
@@ -584,6 +585,8 @@ def test_a_remote_of_an_unknown_kind_is_an_error_at_once(tmp_path):
 )
 def test_a_driver_that_is_missing_is_named(tmp_path, monkeypatch, remote, module, package):
     monkeypatch.setitem(sys.modules, module, None)
+    # A driver that another test has used.
+    monkeypatch.delitem(drivers, remote.partition(":")[0], raising=False)
     files = replace(files_of(str(tmp_path), tmp_path / "l", 60.0), remote=remote)
     with pytest.raises(DataError, match=rf"1 attempt in .*; install .*: pip install {package}$"):
         fetch(files, "a.mds", tmp_path / "l" / "xyz.tmp")
