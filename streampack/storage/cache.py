@@ -135,8 +135,11 @@ class ShardCache:
         if self.is_emptied:
             return
         if not self.is_remote:
-            is_packed = [self._is_packed_only(i, shard) for i, shard in enumerate(index.shards)]
-            self.needs_fetch = any(is_packed)
+            waiting = [
+                self._is_packed_only(number, shard) and not self.is_here(shard)
+                for number, shard in enumerate(index.shards)
+            ]
+            self.needs_fetch = any(waiting)
             return
         with suppress(OSError, DataError):
             plain = self._disk.read(self.location.plain_folder / INDEX_FILE) or b""
@@ -157,7 +160,7 @@ class ShardCache:
         return any(self._disk.state(self.folder / file.basename) for file in files)
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:
-        """Return whether a local shard still has to be unpacked; refuse it if it cannot be."""
+        """Return whether only a local shard's compressed file is there; refuse a damaged one."""
         file, field = shard.raw, "raw_data"
         path = self.folder / file.basename
         with as_data_error(path):

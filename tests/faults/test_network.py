@@ -11,6 +11,7 @@ import os
 import time
 
 import pytest
+import streaming
 
 from streampack.errors import DataError, StreampackError
 from streampack.streams import Stream
@@ -266,7 +267,7 @@ def test_a_store_that_is_back_serves_the_rest_after_an_error(store, dataset):
 
 
 def test_the_error_is_the_same_with_a_custom_stream_class(store, dataset):
-    class Counted(Stream):
+    class Counted(streaming.Stream):
         names: list[str] = []  # noqa: RUF012 - shared with the loader's copies on purpose
 
         def _download_file(self, from_basename, to_basename=None):
@@ -275,7 +276,7 @@ def test_the_error_is_the_same_with_a_custom_stream_class(store, dataset):
 
     ds = store.put(dataset(**SMALL))
     stream = Counted(remote=f"s3://{store.bucket}/ds", local=str(store.caches / "own"))
-    run_epoch(lambda: make_loader(stream), ds).assert_exact()
+    run_epoch(lambda: make_loader([stream]), ds).assert_exact()
     assert {path.name for path in ds.shards} <= set(Counted.names)
 
 
