@@ -20,13 +20,15 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self
 
 from streampack.balance import Balance
 from streampack.batch.formats.registry import BatchFormat, check_format
 from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.errors import ConfigError
 from streampack.planned.build import DatasetSpec
 from streampack.planned.engine import PlanEngine
 from streampack.planned.epoch_engine import EpochEngine
@@ -55,9 +57,9 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         mixing: The share of each stream, and how batches mix them.
         order: The order of samples.
         buffers: Memory limits.
-        batch_size: Packs in a device batch.
+        batch_size: Packs in a device batch. None: 1, unless `with_batches` sets it later.
         batch_format: "native", a trainer's format by name such as "hf", or a function of the
-            native batch; see `streampack.formats`.
+            native batch; see `streampack.formats`. None: "native", unless `with_batches` sets it.
         balance: How the packs of a global batch are dealt to ranks so that their batches cost the
             same; None: they are not.
         chapters: The mixture of each part of the run, instead of the streams' own weights; None:
@@ -90,8 +92,8 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         mixing: Mixing | None = None,
         order: Order | None = None,
         buffers: Buffers | None = None,
-        batch_size: int = 1,
-        batch_format: BatchFormat = "native",
+        batch_size: int | None = None,
+        batch_format: BatchFormat | None = None,
         balance: Balance | None = None,
         chapters: Sequence[Chapter] | None = None,
         skip: Sequence[tuple[int, int]] = (),
@@ -99,7 +101,18 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
     ) -> None:
         configs = {"packing": packing, "mixing": mixing, "order": order, "buffers": buffers}
         check_configs(**configs, balance=balance, world=world)
-        batch_size = check_batch_size(batch_size, packing.row_tokens)
+        self.arguments: dict[str, Any] = {
+            **configs,
+            "batch_size": batch_size,
+            "batch_format": batch_format,
+            "balance": balance,
+            "chapters": chapters,
+            "skip": skip,
+            "world": world,
+        }
+        """The arguments as they were passed, but for the streams; None: left open."""
+        batch_size = check_batch_size(1 if batch_size is None else batch_size, packing.row_tokens)
+        batch_format = "native" if batch_format is None else batch_format
         convert = check_format(batch_format, packing, batch_size)
         finds_world = world is None
         world = world or World.from_env(os.environ)
@@ -139,6 +152,57 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         for stream in streams:
             stream._downloader = None
         return self.__dict__ | {"streams": streams}
+
+    def with_batches(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        batch_format: BatchFormat | None = None,
+        world: World | None = None,
+    ) -> Self:
+        """Return a new dataset in which arguments are set that were left open in this one.
+
+        It begins at epoch 0, whatever the state of this one.
+
+        Args:
+            batch_size: Packs in a device batch; None, here and below: as it is.
+            global_batch_size: Packs in an optimizer step, over all ranks; that of `Mixing`.
+            batch_format: The format of batches.
+            world: Rank and number of ranks.
+
+        Raises:
+            ConfigError: If an argument was set before, to another value.
+        """
+        mixing = self.arguments["mixing"] or Mixing()
+        before = {**self.arguments, "global_batch_size": mixing.global_batch_size}
+        values: dict[str, Any] = {
+            "batch_size": batch_size,
+            "global_batch_size": global_batch_size,
+            "batch_format": batch_format,
+            "world": world,
+        }
+        changed = {name: value for name, value in values.items() if value is not None}
+        for name, value in changed.items():
+            if before[name] not in (None, value):
+                raise ConfigError(
+                    f"{name}={value!r} was asked for, but the dataset was made with "
+                    f"{name}={before[name]!r}; leave it out of the dataset, or make both the same"
+                )
+        if (packs := changed.pop("global_batch_size", None)) is not None:
+            changed["mixing"] = replace(mixing, global_batch_size=packs)
+        return self.with_arguments(**changed)
+
+    def with_arguments(self, **arguments: Any) -> Self:
+        """Return a new dataset with these arguments and otherwise those of this one.
+
+        ``with_arguments(order=Order(shuffle=False))`` reads the samples in stored order, for
+        example. It begins at epoch 0, whatever the state of this one.
+
+        Raises:
+            ConfigError: If the arguments cannot work together.
+        """
+        return type(self)(**{"streams": self.streams, **self.arguments, **arguments})
 
     @property
     def batch_size(self) -> int:

@@ -315,6 +315,7 @@ def test_users_see_only_what_is_theirs(written):
     dataset = conformance.make(written)
     names = {name for name in dir(dataset) if not name.startswith("_")}
     assert names - set(dir(IterableDataset)) == {
+        "arguments",
         "batch_size",
         "buffers",
         "digest",
@@ -324,6 +325,8 @@ def test_users_see_only_what_is_theirs(written):
         "state_dict",
         "stream_names",
         "streams",
+        "with_arguments",
+        "with_batches",
         "world",
     }
 
@@ -338,3 +341,43 @@ def test_a_shallow_copy_of_a_dataset_has_its_own_position(written):
     next(batches)
     assert dataset.state_dict()["position"] == 2 * state["position"]
     assert other.state_dict()["epoch"] == 3
+
+
+def test_arguments_that_were_left_open_are_set_later(written):
+    left_open = conformance.make(written, batch_size=None, world=None)
+    assert {left_open.arguments[name] for name in ("batch_size", "batch_format")} == {None}
+    dataset = left_open.with_batches(
+        batch_size=2, global_batch_size=4, batch_format="hf", world=World(rank=1, num_ranks=2)
+    )
+    wanted = conformance.make(
+        written,
+        mixing={"global_batch_size": 4},
+        batch_size=2,
+        batch_format="hf",
+        world=World(rank=1, num_ranks=2),
+    )
+    assert dataset.digest == wanted.digest
+    batches, others = list(dataset), list(wanted)
+    assert len(batches) == len(others) == len(dataset)
+    for batch, other in zip(batches, others, strict=True):
+        assert batch["input_ids"].equal(other["input_ids"])
+    again = dataset.with_batches(batch_size=2, batch_format="hf")
+    assert (again.batch_size, again.world) == (2, dataset.world)
+    in_order = left_open.with_arguments(order=Order(shuffle=False, seed=3))
+    wanted = conformance.make(written, batch_size=None, order={"shuffle": False})
+    assert in_order.digest == wanted.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "made_with"),
+    [
+        ("batch_size", 4, {"batch_size": 2}),
+        ("global_batch_size", 8, {"mixing": {"global_batch_size": 4}}),
+        ("batch_format", "hf", {"batch_format": "native"}),
+        ("world", World(rank=0, num_ranks=2), {"world": World(rank=0, num_ranks=1)}),
+    ],
+)
+def test_an_argument_that_was_set_is_not_changed(written, name, value, made_with):
+    dataset = conformance.make(written, **made_with)
+    with pytest.raises(ConfigError, match=rf"{name}=.*the dataset was made with {name}="):
+        dataset.with_batches(**{name: value})
