@@ -37,7 +37,7 @@ from streampack.mix import Weight, resolve_weights
 from streampack.plan import DeviceView, PackSequence, PlanStream, Recipe, epoch_sequence
 from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.sample_order import SampleSequence
+from streampack.plan.sample_order import SampleOrder
 from streampack.plan.sequence import touched_lanes
 from streampack.types import Int64Array
 
@@ -198,7 +198,7 @@ def draw(recipe: Recipe) -> float:
     """Go through order and mixing of an epoch; return the processor seconds it took."""
     begin = time.process_time()
     for lane, queue in itertools.product(range(recipe.num_lanes), range(recipe.num_queues)):
-        arrivals = SampleSequence(recipe, lane, queue, 0)
+        arrivals = SampleOrder(recipe, lane, queue, 0)
         while len(arrivals.next()):
             pass
     return time.process_time() - begin

@@ -99,7 +99,7 @@ class LaneStream:
         if self._passes is None:
             return 0, 0
         if self._recipe.chapter is not None:
-            return 0, MAX_CURSOR
+            return 0, self.most_samples
         amount = self.stream.quota.amount
         if self._fixed:
             return 0, self._part(amount)

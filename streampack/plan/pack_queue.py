@@ -34,7 +34,6 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.plan.pack_windows import PackWindows
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_samples import RunSamples
 from streampack.plan.sample_order import Blocks
 from streampack.plan.slots import ENDLESS
 from streampack.plan.state_text import rows_as_text, text_as_rows
@@ -102,8 +101,7 @@ class PackQueue:
     @property
     def num_substituted(self) -> int:
         """Draws of a run of chapters that went to other streams because theirs was exhausted."""
-        arrivals = self.windows.arrivals
-        return arrivals.num_substituted if isinstance(arrivals, RunSamples) else 0
+        return self.windows.arrivals.num_substituted
 
     def extend(self) -> None:
         """Plan one more window."""

@@ -29,7 +29,7 @@ from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_samples import num_substituted
+from streampack.plan.sample_order import num_substituted
 from streampack.plan.slot_kernels import LANE, PACK, QUEUE
 from streampack.plan.slots import ENDLESS
 from streampack.types import NUM_COLUMNS, Int64Array, Packs, State

@@ -28,13 +28,11 @@ from streampack.pack import Packer, count_dropped, fit_samples, make_packer
 from streampack.pack.overflow import count_pieces, fit_segments
 from streampack.plan.pack_order import even_order, take_packs
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_samples import UNDELIVERED, RunSamples
-from streampack.plan.sample_order import SampleSequence
+from streampack.plan.sample_order import UNDELIVERED, SampleOrder
 from streampack.plan.small_passes import SmallPass, settle, small_pass, window_starts
 from streampack.rng import permutation
 from streampack.types import (
     LENGTH,
-    NO_SEGMENTS,
     PASS,
     SAMPLE,
     STREAM,
@@ -68,13 +66,9 @@ class PackWindows:
         self._lane = lane
         self._queue = queue
         self._is_shuffled = is_shuffled
-        self.arrivals: SampleSequence | RunSamples
-        self._seed_path: tuple[int | str, ...]
-        if recipe.chapter is None:
-            self.arrivals = SampleSequence(recipe, lane, queue, epoch)
-            self._seed_path = ("packs", queue, lane, epoch)
-        else:
-            self.arrivals = RunSamples(recipe, lane, queue)
+        self.arrivals = SampleOrder(recipe, lane, queue, epoch)
+        self._seed_path: tuple[int | str, ...] = ("packs", queue, lane, epoch)
+        if recipe.chapter is not None:
             self._seed_path = ("packs", "all" if recipe.is_mixed else recipe.key_of(queue), lane)
         self._use(recipe, 0)
         self.packer = self._new_packer()
@@ -113,26 +107,18 @@ class PackWindows:
         before, arrivals = self.packing, self.arrivals
         self._use(recipe, begin)
         self.is_complete = False
-        if not isinstance(arrivals, RunSamples):
-            return False
         arrivals.turn(recipe)
         draws_again = recipe.is_mixed or self.packing != before
         if draws_again:
-            undelivered = arrivals.undelivered.segments
-            arrivals.give_back(np.concatenate([undelivered, rest, self.packer.buffered]))
+            again = [arrivals.undelivered, rest, self.packer.buffered]
+            arrivals.give_back(np.concatenate(again))
             self.packer = self._new_packer()
         return draws_again
 
     @property
-    def undelivered(self) -> Int64Array:
-        """Segments that streams draw before new samples, shape (n, 6)."""
-        arrivals = self.arrivals
-        return arrivals.undelivered.segments if isinstance(arrivals, RunSamples) else NO_SEGMENTS
-
-    @property
     def buffered(self) -> Int64Array:
         """Segments that are drawn and not packed yet, shape (n, 6)."""
-        again = self.undelivered
+        again = self.arrivals.undelivered
         if not len(again):
             return self.packer.buffered
         is_used = np.isin(again[:, STREAM], self.recipe.used)
@@ -154,7 +140,7 @@ class PackWindows:
         }
         if self.recipe.chapter is not None:
             state |= {"chapter": self.recipe.chapter.number, "begin": self.begin}
-            state["undelivered"] = self.undelivered
+            state["undelivered"] = self.arrivals.undelivered
         return buffered, state
 
     def restore(self, state: State) -> None:
@@ -164,7 +150,7 @@ class PackWindows:
         self.packer.load_state_dict(state["packer"])
         self.dropped = np.array(state["dropped"], np.int64).reshape(self.dropped.shape)
         self.is_complete = False
-        if isinstance(self.arrivals, RunSamples):
+        if self.recipe.chapter is not None:
             self.begin = int(state["begin"])
             self.arrivals.give_back(state["undelivered"])
 
@@ -216,7 +202,7 @@ class PackWindows:
     def _next_rows(self, num_planned: int) -> Int64Array:
         """Return the next samples, where this many packs of the queue are planned."""
         arrivals = self.arrivals
-        if not self._ramp_packs or not isinstance(arrivals, RunSamples):
+        if not self._ramp_packs:
             return arrivals.next()
         # The mean of shares that change linearly is that in the middle of the draws.
         done, part = (num_planned - self.begin) / self._ramp_packs, Fraction(1, RAMP_PARTS)
@@ -287,13 +273,12 @@ class PackWindows:
     def _next_segments(self, rows: Int64Array) -> Int64Array:
         """Return the segments of a chunk of samples. A chunk without samples is the last."""
         self.is_complete = not len(rows)
-        arrivals = self.arrivals
         is_again = rows[:, PASS] == UNDELIVERED
-        if not isinstance(arrivals, RunSamples) or not is_again.any():
+        if not is_again.any():
             return self._fit(rows)
         new, max_seq_len = rows[~is_again], self.packing.max_seq_len
         pieces = count_pieces(new, max_seq_len, self.packing.overflow)
-        again = fit_segments(arrivals.undelivered.of(rows[is_again, SAMPLE]), max_seq_len)
+        again = fit_segments(self.arrivals.segments_of(rows[is_again]), max_seq_len)
         # Another sample begins where its stream, pass or number changes.
         keys = again[:, : SAMPLE + 1]
         samples = np.cumsum((np.diff(keys, axis=0, prepend=keys[:1]) != 0).any(axis=1))

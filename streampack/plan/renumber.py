@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from streampack.plan.slots import WalkState
@@ -40,9 +41,11 @@ class Renumbering:
         if not is_mixed:
             new["queue"] = self._new[snapshot["queue"]]
         else:
-            chunk, yielded, *values = snapshot["arrivals"]
-            due, cursors = values[: len(self._before)], values[len(self._before) :]
-            new["arrivals"] = [chunk, yielded, *self._values(due), *self._values(cursors)]
+            # Epoch, chunk and draws that gave way; dues, cursors and offsets, one for each stream.
+            first, values = snapshot["arrivals"][:3], snapshot["arrivals"][3:]
+            num = len(self._before)
+            parts = [self._values(values[n * num : (n + 1) * num]) for n in range(3)]
+            new["arrivals"] = [*first, *chain.from_iterable(parts)]
         new["dropped"] = self._values(snapshot["dropped"])
         new["packer"] = self._packer(snapshot["packer"])
         rows = text_as_rows(snapshot["undelivered"])

@@ -6,14 +6,22 @@
     mixed        a b a a c a ... by samples          packs that hold all streams
                  a b a c a a ... by token deficit
 
-Each order is a few cursors over `LaneStream`s, so its state is a few integers. The output rows are
-(stream, pass, sample, tokens). Cost: about 30 ns a sample, most of it the shuffle.
+    chapter 0    web 3/4, code 1/4         a a b a  a a b a
+    chapter 1    web 1/2, math 1/2                            a c c a    b rests at its third sample
+    chapter 2    web 1/2, code 1/2                                       b a b a
+
+By samples, each block of at most 4,096 draws takes every stream as often as its quota requires, or
+the running integral of its share, in shuffled order. By tokens, the running deficit decides; see
+`mix/draw.py`. No chapter resets the cursors. Where a stream has undelivered samples of earlier
+chapters, its first draws take those.
+
+The state is a few integers a stream. Cost: about 30 ns a sample, most of it the shuffle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
@@ -27,267 +35,294 @@ from streampack.mix.draw import (
     drawn_before,
     lookaheads,
 )
+from streampack.mix.schedule_kernels import SCALE
 from streampack.plan.lane_stream import LaneStream, is_used
 from streampack.plan.recipe import Recipe
-from streampack.types import TOKENS, Int64Array
+from streampack.plan.stream_cursor import StreamCursor
+from streampack.plan.undelivered import Undelivered
+from streampack.types import NO_SEGMENTS, SAMPLE, TOKENS, Int64Array
+
+YIELD_SCALE = 1 << 16
+LEAST_CHUNK = 32  # samples of one stream that are drawn together in a run, however few there are
+UNDELIVERED = -1  # in place of the pass: the row names an undelivered sample by its number
 
 Blocks: TypeAlias = dict[int, tuple[int, int]]
+Draws: TypeAlias = tuple[Int64Array, Int64Array]  # of each stream, and their places by stream
 
 
-class StreamCursor:
-    """The part of one stream that an epoch takes in a lane: a range of the endless sequence.
+class SampleOrder:
+    """The samples of a queue of a lane: from one epoch on, or from a run's start.
 
-    Counted in tokens, a sample belongs to the epoch that contains its first token.
+    With carry, those of later epochs follow. In a run of chapters, `epoch` is 0; it begins with the
+    recipe of the first chapter, or of a later one before `restore`.
     """
 
-    def __init__(self, lane_stream: LaneStream, recipe: Recipe, epoch: int) -> None:
-        self.lane_stream = lane_stream
-        mixing = recipe.mixing
-        self._rolls_on = mixing.epoch_end == "carry" and mixing.sampling_method == "balanced"
-        self.by_tokens = lane_stream.stream.quota.unit == "tokens"
-        self._first, self._end = lane_stream.range_of(epoch)
-        self._position: tuple[int, int] | None = None
-
-    @cached_property
-    def _begin(self) -> tuple[int, int]:
-        """Cursor and offset at which the epoch begins."""
-        return self.lane_stream.find_tokens(self._first) if self.by_tokens else (self._first, 0)
-
-    @property
-    def _at(self) -> tuple[int, int]:
-        """Cursor and offset. The start is not searched for if `go_to` sets another position."""
-        return self._position or self._begin
-
-    @property
-    def cursor(self) -> int:
-        """Index of the next sample in the lane's endless sequence."""
-        return self._at[0]
-
-    @property
-    def offset(self) -> int:
-        """Tokens before the next sample; 0 if the quota counts samples."""
-        return self._at[1]
-
-    @property
-    def num_samples(self) -> int:
-        """Samples left, if the quota counts samples."""
-        return max(self._end - self.cursor, 0)
-
-    def blocks_at(self, cursor: int, offset: int) -> tuple[int, int] | None:
-        """Return the shuffle block at a position, and the last block worth prefetching.
-
-        After the last sample, both are that sample's block. None if nothing is taken. At most one
-        block ahead is ever needed.
-        """
-        if self.lane_stream.is_empty:
-            return None
-        is_used_up = (offset if self.by_tokens else cursor) >= self._end
-        if is_used_up and not self._rolls_on:
-            if cursor == self._begin[0]:
-                return None
-            block = self.lane_stream.block_of(cursor - 1)
-            return block, block
-        block = self.lane_stream.block_of(cursor)
-        if self.by_tokens or self._rolls_on:
-            return block, block + 1
-        return block, min(block + 1, self.lane_stream.block_of(self._end - 1))
-
-    def go_to(self, cursor: int, offset: int) -> None:
-        """Move to a saved position."""
-        self._position = (cursor, offset)
-
-    def peek(self, count: int) -> Int64Array:
-        """Return the next rows, up to `count`; fewer only at the end of the epoch's range."""
-        if not self.by_tokens:
-            return self.lane_stream.take(self.cursor, min(count, self._end - self.cursor))
-        taken = self.lane_stream.take(self.cursor, count if self.offset < self._end else 0)
-        weights = self.lane_stream.weigh(taken[:, TOKENS])
-        starts = self.offset + np.cumsum(weights) - weights
-        return taken[: np.searchsorted(starts, self._end, side="left")]
-
-    def put(self, rows: Int64Array, places: Int64Array) -> None:
-        """Write the next samples to `places` in rows (stream, pass, sample, tokens).
-
-        Only for quotas in samples, and for at most as many samples as are left.
-        """
-        cursor = self.cursor
-        self.lane_stream.put(cursor, rows, places)
-        self._position = (cursor + len(places), 0)
-
-    def move_past(self, taken: Int64Array) -> None:
-        """Move past the first rows that `peek` returned.
-
-        Reading them again might shuffle the block in which they begin a second time.
-        """
-        cursor, offset = self._at
-        cursor += len(taken)
-        if self.by_tokens:
-            offset += int(self.lane_stream.weigh(taken[:, TOKENS]).sum())
-            if offset >= self._end:
-                self.lane_stream.note_end(self._end, cursor, offset)
-        self._position = (cursor, offset)
-
-
-class StreamDraw:
-    """The samples of one stream that an epoch takes in a lane."""
-
-    def __init__(self, chosen: StreamCursor) -> None:
-        self._chosen = chosen
-        self.chosen = [chosen]
-
-    def next(self) -> Int64Array:
-        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
-        rows = self._chosen.peek(CHUNK)
-        self._chosen.move_past(rows)
-        return rows
-
-    def state(self) -> list[int]:
-        """Return cursor and offset."""
-        return [self._chosen.cursor, self._chosen.offset]
-
-    def restore(self, state: list[int]) -> None:
-        """Resume from a saved `state`."""
-        cursor, offset = state
-        self._chosen.go_to(cursor, offset)
-
-
-class SampleDraw:
-    """The samples of all streams, mixed so that the counts are exact over the epoch."""
-
-    def __init__(
-        self, recipe: Recipe, chosen: list[StreamCursor], seed_path: tuple[int | str, ...]
-    ) -> None:
-        self.chosen = chosen
-        self._quotas = [part.num_samples for part in chosen]
-        self._seed = recipe.order.seed
-        self._seed_path = seed_path
-        self._chunk = 0
-        self._drawn = [0] * len(chosen)  # draws before the chunk
-
-    def next(self) -> Int64Array:
-        """Return the rows of the next chunk of draws; none at the end."""
-        before, self._drawn = self._drawn, drawn_before(self._quotas, self._chunk + 1)
-        counts = np.array(self._drawn, np.int64) - before
-        rows = np.empty((int(counts.sum()), 4), np.int64)
-        places = draw_places(counts, self._chunk, self._seed, self._seed_path)
-        first = 0
-        for part, count in zip(self.chosen, counts.tolist(), strict=True):
-            if count:
-                part.put(rows, places[first : first + count])
-                first += count
-        self._chunk += 1
-        return rows
-
-    def state(self) -> list[int]:
-        """Return the number of the next chunk, and the cursors."""
-        return [self._chunk, *(part.cursor for part in self.chosen)]
-
-    def restore(self, state: list[int]) -> None:
-        """Resume from a saved `state`."""
-        self._chunk, *cursors = state
-        self._drawn = drawn_before(self._quotas, self._chunk)
-        for part, cursor in zip(self.chosen, cursors, strict=True):
-            part.go_to(cursor, 0)
-
-
-class TokenDraw:
-    """The samples of all streams, mixed by running token deficit."""
-
-    def __init__(self, recipe: Recipe, chosen: list[StreamCursor]) -> None:
-        self.chosen = chosen
-        self._weigh = recipe.weigh
-        streams = [part.lane_stream.stream for part in chosen]
-        weights = [stream.chosen_tokens for stream in streams]
-        self._shares = scaled_shares(weights, TOKEN_SCALE)
-        self._deficits = np.zeros(len(chosen), np.int64)
-        self._looks = lookaheads(weights, [(s.num_samples, s.num_tokens) for s in streams])
-
-    def next(self) -> Int64Array:
-        """Return the rows of the next draws; none at the end."""
-        # Peek one sample further than is drawn, to know whether the stream ends there.
-        taken = [part.peek(look + 1) for part, look in zip(self.chosen, self._looks, strict=True)]
-        num_known = np.array([len(part) for part in taken])
-        pairs = zip(taken, self._looks, strict=True)
-        counts, places = draw_known(
-            self._shares * (num_known > 0),
-            self._deficits,
-            [self._weigh(part[:look, TOKENS]) for part, look in pairs],
-            num_known <= self._looks,
-            CHUNK,
-        )
-        rows = np.empty((len(places), 4), np.int64)
-        first = 0
-        for part, peeked, count in zip(self.chosen, taken, counts.tolist(), strict=True):
-            if count:
-                rows[places[first : first + count]] = peeked[:count]
-                part.move_past(peeked[:count])
-                first += count
-        return rows
-
-    def state(self) -> list[int]:
-        """Return deficits, cursors and offsets."""
-        cursors = [value for part in self.chosen for value in (part.cursor, part.offset)]
-        return [*self._deficits.tolist(), *cursors]
-
-    def restore(self, state: list[int]) -> None:
-        """Resume from a saved `state`."""
-        num = len(self.chosen)
-        self._deficits = np.array(state[:num], np.int64)
-        for i, part in enumerate(self.chosen):
-            part.go_to(*state[num + 2 * i : num + 2 * i + 2])
-
-
-class SampleSequence:
-    """The samples of a queue of a lane from one epoch on; with carry, of all later ones too."""
-
-    ran_out = False  # of streams of a run
-
-    def __init__(self, recipe: Recipe, lane: int, queue: int, epoch: int) -> None:
-        self._recipe = recipe
+    def __init__(self, recipe: Recipe, lane: int, queue: int, epoch: int = 0) -> None:
+        numbers = recipe.streams_in(queue)
         self._lane = lane
         self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, queue)
-        self.streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(queue)]
+        self.streams = [LaneStream(recipe, number, lane) for number in numbers]
+        # Of one stream in a run, no more than a pass: what is planned at an edge is given back.
+        self._most = CHUNK
+        if recipe.chapter is not None and not recipe.is_mixed:
+            self._most = min(CHUNK, max(recipe.samples_in(numbers[0], lane), LEAST_CHUNK))
+        self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
+        self._undelivered: Undelivered | None = None  # samples that are drawn before new ones
+        self.ran_out = False
+        """Whether a stream of a run gave its last sample just now: others take its place."""
+        self.fraction = Fraction(0)
+        """The fraction of the change of shares that is over."""
+        self.turn(recipe)
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
-        """Draw the samples of an epoch from now on."""
+        """Draw the samples of an epoch, or of a run from its start on."""
         recipe, self._epoch = self._recipe, epoch
-        chosen = [StreamCursor(stream, recipe, epoch) for stream in self.streams]
-        self._draw: StreamDraw | SampleDraw | TokenDraw
+        self._cursors = [StreamCursor(stream, recipe, epoch) for stream in self.streams]
+        self._chunk = 0
+        # What each stream is due: by shares of samples in 1 / SCALE of a draw, else its deficit.
+        self._due = np.zeros(len(self._cursors), np.int64)
+        by_tokens = recipe.mixing.weight_unit == "tokens"
+        self._draw: Callable[[int], Draws]
         if not recipe.is_mixed:
-            self._draw = StreamDraw(*chosen)
-        elif recipe.mixing.weight_unit == "samples":
-            self._draw = SampleDraw(recipe, chosen, (epoch, self._lane))
+            self._draw = self._draw_one
+        elif recipe.chapter is not None:
+            self._draw = self._draw_by_shares
+        elif by_tokens:
+            weights = [stream.stream.chosen_tokens for stream in self.streams]
+            self._scaled = scaled_shares(weights, TOKEN_SCALE)
+            self._looks = lookaheads(weights, self._sizes())
+            self._draw = self._draw_by_tokens
         else:
-            self._draw = TokenDraw(recipe, chosen)
+            self._quotas = [cursor.num_samples for cursor in self._cursors]
+            self._drawn = [0] * len(self._quotas)  # draws before the chunk
+            self._draw = self._draw_by_quotas
 
-    def next(self) -> Int64Array:
-        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end."""
-        rows = self._draw.next()
+    def turn(self, recipe: Recipe) -> None:
+        """Draw with the shares of another chapter from now on."""
+        self._recipe = recipe
+        self._fixed: list[Fraction] | None = None
+        self._exhausted = Fraction(0)  # the share of streams that give way to others
+
+    def give_back(self, segments: Int64Array) -> None:
+        """Draw the samples of these segments, shape (n, 6), before any other of their streams."""
+        numbers = [stream.number for stream in self.streams]
+        self._undelivered = Undelivered(segments, numbers) if len(segments) else None
+
+    @property
+    def undelivered(self) -> Int64Array:
+        """Segments of the samples that are drawn before new ones, shape (n, 6)."""
+        return NO_SEGMENTS if self._undelivered is None else self._undelivered.segments
+
+    def segments_of(self, rows: Int64Array) -> Int64Array:
+        """Return the segments of the undelivered samples that rows name, shape (n, 6)."""
+        if self._undelivered is None:
+            return NO_SEGMENTS
+        return self._undelivered.of(rows[:, SAMPLE])
+
+    def next(self, most: int = CHUNK) -> Int64Array:
+        """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end.
+
+        They are at most `most`. A row of an undelivered sample has the pass `UNDELIVERED`, and its
+        number instead of the sample's.
+        """
+        most, is_run = min(most, self._most), self._recipe.chapter is not None
+        had = self._left() > 0 if is_run else None
+        rows = self._rows(*self._draw(most))
         while self._carry and not len(rows):
             self._begin(self._epoch + 1)
-            rows = self._draw.next()
+            rows = self._rows(*self._draw(most))
+        if had is not None:
+            self._yielded += int(len(rows) * self._exhausted * YIELD_SCALE)
+            self.ran_out = bool((had & (self._left() == 0)).any())
         return rows
 
+    def _rows(self, counts: Int64Array, places: Int64Array) -> Int64Array:
+        """Take so many samples of each stream, and return them in their places."""
+        rows = np.empty((len(places), 4), np.int64)
+        first = 0
+        for number in np.flatnonzero(counts).tolist():
+            last = first + int(counts[number])
+            if self._undelivered is not None:
+                again = self._undelivered.take(number, last - first)
+                ahead = places[first : first + len(again)]
+                rows[ahead] = [self.streams[number].number, UNDELIVERED, 0, 0]
+                rows[ahead, SAMPLE] = again
+                first += len(again)
+            if first < last:
+                self._cursors[number].put(rows, places[first:last])
+            first = last
+        return rows
+
+    # Draws.
+
+    def _draw_one(self, most: int) -> Draws:
+        """Draw from a queue of one stream."""
+        [cursor] = self._cursors
+        # `num_samples` is of cursors that do not count tokens.
+        count = len(cursor.peek(most)) if cursor.by_tokens else min(int(self._left()[0]), most)
+        return np.array([count]), np.arange(count)
+
+    def _draw_by_quotas(self, _: int) -> Draws:
+        """Draw a whole chunk, so that the counts are exact over the epoch."""
+        before, self._drawn = self._drawn, drawn_before(self._quotas, self._chunk + 1)
+        counts = np.array(self._drawn, np.int64) - before
+        return counts, self._shuffled(counts, (self._epoch, self._lane))
+
+    def _shuffled(self, counts: Int64Array, seed_path: tuple[int | str, ...]) -> Int64Array:
+        places = draw_places(counts, self._chunk, self._recipe.order.seed, seed_path)
+        self._chunk += 1
+        return places
+
+    def _draw_by_tokens(self, most: int) -> Draws:
+        """Draw by running token deficit; streams that end give way to the others."""
+        # Peek one sample further than is drawn, to know whether the stream ends there.
+        looks = self._looks
+        taken = [part.peek(look + 1) for part, look in zip(self._cursors, looks, strict=True)]
+        num_known = np.array([len(part) for part in taken])
+        lengths = [
+            self._recipe.weigh(part[:look, TOKENS]) for part, look in zip(taken, looks, strict=True)
+        ]
+        shares = self._scaled * (num_known > 0)
+        return draw_known(shares, self._due, lengths, num_known <= looks, most)
+
+    def _draw_by_shares(self, most: int) -> Draws:
+        """Draw by the shares of the chapter."""
+        shares = self._shares()
+        if not any(shares):
+            return np.zeros(len(shares), np.int64), np.zeros(0, np.int64)
+        if self._recipe.mixing.weight_unit == "samples":
+            counts = self._count(shares, most)
+            return counts, self._shuffled(counts, ("run", self._lane))
+        scaled = np.array([int(share * TOKEN_SCALE) for share in shares])
+        looks = lookaheads([float(share) for share in shares], self._sizes())
+        lengths = [
+            self._lengths(number, look if share else 0)
+            for number, (look, share) in enumerate(zip(looks, scaled.tolist(), strict=True))
+        ]
+        return draw_known(scaled, self._due, lengths, scaled == 0, most)
+
+    def _sizes(self) -> list[tuple[int, int]]:
+        return [(own.stream.num_samples, own.stream.num_tokens) for own in self.streams]
+
+    def _lengths(self, number: int, look: int) -> Int64Array:
+        """Return the tokens of the next samples of a stream, up to `look`, shape (n,)."""
+        again = np.zeros(0, np.int64)
+        if self._undelivered is not None:
+            again = self._undelivered.lengths(number, look)
+        taken = self._cursors[number].peek(look - len(again))
+        lengths: Int64Array = np.append(again, self._recipe.weigh(taken[:, TOKENS]))
+        return lengths
+
+    # Shares of a chapter.
+
+    def tokens_per_draw(self) -> Fraction:
+        """Return the expected tokens of a draw at this fraction of the chapter; at least 1."""
+        means = [Fraction(max(tokens, 1), samples) for samples, tokens in self._sizes()]
+        pairs = [pair for pair in zip(self._shares(), means, strict=True) if pair[0]]
+        if self._recipe.mixing.weight_unit == "samples":
+            mean = sum((share * mean for share, mean in pairs), Fraction(0))
+        else:
+            mean = 1 / (sum((share / mean for share, mean in pairs), Fraction(0)) or Fraction(1))
+        return max(mean, Fraction(1))
+
+    def _shares(self) -> list[Fraction]:
+        """Return the shares of the streams that have samples in this lane; they sum to 1."""
+        chapter = self._recipe.chapter
+        if self._fixed is not None or chapter is None:
+            return self._fixed or []
+        pairs = zip(self.streams, chapter.shares_at(self.fraction), strict=True)
+        here = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
+        left = self._left().tolist()
+        own = [share if num else Fraction(0) for share, num in zip(here, left, strict=True)]
+        gone = [number for number, share in enumerate(here) if share and not own[number]]
+        if any(map(self._ends, gone)):
+            return [Fraction(0)] * len(own)
+        whole = sum(own, Fraction(0))
+        self._exhausted = sum(here, Fraction(0)) - whole
+        own = [share / whole for share in own] if whole else own
+        is_endless = all(stream.stream.max_passes is None for stream in self.streams)
+        if not chapter.ramps and is_endless:
+            self._fixed = own
+        return own
+
+    def _ends(self, number: int) -> bool:
+        """Whether nothing is drawn after a stream."""
+        is_error = self._recipe.streams[number].on_exhausted == "error"
+        return is_error or self._recipe.ends_with(number)
+
+    def _left(self) -> Int64Array:
+        """Return the samples of each stream that may still be drawn, shape (num_streams,)."""
+        left = np.array([cursor.num_samples for cursor in self._cursors])
+        return left if self._undelivered is None else left + self._undelivered.counts
+
+    def _count(self, shares: Sequence[Fraction], most: int) -> Int64Array:
+        """Return how often each stream is drawn in the next chunk, shape (num_streams,)."""
+        active = [number for number, share in enumerate(shares) if share]
+        left = self._left()
+        # A chunk ends where a stream does.
+        size = max(min(most, *(int(left[n] / shares[n]) for n in active)), 1)
+        due = [int(share * size * SCALE) for share in shares]
+        due[active[0]] += size * SCALE - sum(due)
+        self._due += np.array(due)
+        counts = np.zeros(len(shares), np.int64)
+        counts[active] = np.maximum(self._due[active] // SCALE, 0)
+        while missing := size - int(counts.sum()):
+            rest = self._due - counts * SCALE
+            if missing > 0:
+                counts[max(active, key=rest.__getitem__)] += 1
+            else:
+                counts[min(np.flatnonzero(counts).tolist(), key=rest.__getitem__)] -= 1
+        counts = np.minimum(counts, left)
+        self._due -= counts * SCALE
+        return counts
+
+    # State.
+
+    @property
+    def num_substituted(self) -> int:
+        """Draws that went to other streams because theirs was exhausted, since the run began."""
+        return self._yielded // YIELD_SCALE
+
     def blocks(self) -> Callable[[], Blocks]:
-        """Return a callable that computes the current shuffle blocks of each unfinished stream."""
-        cursors = [(part, part.cursor, part.offset) for part in self._draw.chosen]
+        """Return a callable that computes the current shuffle blocks of each unfinished stream.
+
+        In a run of chapters, of each stream with a share.
+        """
+        recipe = self._recipe
+        at = [
+            (cursor, *cursor.position)
+            for cursor in self._cursors
+            if recipe.chapter is None or recipe.uses(cursor.lane_stream.number)
+        ]
 
         def blocks_there() -> Blocks:
             """Return the blocks in use at these positions, as [first, last) by stream."""
             found = {
                 part.lane_stream.number: part.blocks_at(cursor, offset)
-                for part, cursor, offset in cursors
+                for part, cursor, offset in at
             }
             return {stream: blocks for stream, blocks in found.items() if blocks is not None}
 
         return blocks_there
 
     def state(self) -> list[int]:
-        """Return the epoch and the draw's integers."""
-        return [self._epoch, *self._draw.state()]
+        """Return epoch, next chunk, draws that gave way; what streams are due, cursors, offsets."""
+        cursors, offsets = zip(*(cursor.position for cursor in self._cursors), strict=True)
+        return [self._epoch, self._chunk, self._yielded, *self._due.tolist(), *cursors, *offsets]
 
-    def restore(self, state: list[int]) -> None:
+    def restore(self, state: Sequence[int]) -> None:
         """Resume from a saved `state`."""
-        self._begin(state[0])
-        self._draw.restore(state[1:])
+        epoch, chunk, self._yielded, *values = state
+        due, cursors, offsets = np.array(values, np.int64).reshape(3, -1).tolist()
+        self._begin(epoch)
+        self._chunk, self._due = chunk, np.array(due, np.int64)
+        if self._draw == self._draw_by_quotas:
+            self._drawn = drawn_before(self._quotas, chunk)
+        for part, cursor, offset in zip(self._cursors, cursors, offsets, strict=True):
+            part.go_to(cursor, offset)
+
+
+def num_substituted(state: Sequence[int]) -> int:
+    """Return the draws that went to other streams up to a `state` of samples."""
+    return state[2] // YIELD_SCALE

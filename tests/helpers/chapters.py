@@ -106,6 +106,6 @@ def drawn_segments(sequence: PackSequence, views: Sequence[DeviceView]) -> Int64
         rows += [
             rest.segments,
             pack_queue.windows.packer.buffered,
-            pack_queue.windows.undelivered,
+            pack_queue.windows.arrivals.undelivered,
         ]
     return np.concatenate(rows)

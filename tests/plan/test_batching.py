@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import draw
 from streampack.plan import Recipe
-from streampack.plan.sample_order import SampleSequence
+from streampack.plan.sample_order import SampleOrder
 from streampack.types import STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import global_batches, recipe
@@ -53,7 +53,7 @@ def counts_until_one_runs_out(r: Recipe, least: float) -> np.ndarray:
 
 def arriving(r: Recipe, lane: int, epoch: int) -> np.ndarray:
     """The samples of a lane in the order in which its packer takes them."""
-    arrivals = SampleSequence(r, lane, 0, epoch)
+    arrivals = SampleOrder(r, lane, 0, epoch)
     parts = []
     while len(rows := arrivals.next()):
         parts.append(rows)

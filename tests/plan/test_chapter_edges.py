@@ -15,7 +15,7 @@ from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.mix.draw import CHUNK
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_samples import UNDELIVERED, RunSamples
+from streampack.plan.sample_order import UNDELIVERED, SampleOrder
 from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
 from tests.helpers.chapters import run_packs, run_plan
 from tests.helpers.examples import examples
@@ -96,11 +96,11 @@ def test_a_stream_that_left_delivers_nothing_and_one_that_comes_comes_at_once(or
 def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
     """In the order of passes, with the pieces of a sample together."""
     recipe = plan_of([Chapter(weights={"web": 1, "code": 3}, steps=5)], unit=unit).recipes[0]
-    samples = RunSamples(recipe, 0, 0)
+    samples = SampleOrder(recipe, 0, 0)
     samples.next()
     rows = [[0, 1, 7, 0, 5, 5], [1, 0, 3, 9, 2, 11], [0, 0, 8, 0, 4, 9], [0, 0, 8, 4, 5, 9]]
     samples.give_back(np.array([*rows, [1, 0, 3, 4, 5, 11], [2, 0, 1, 0, 9, 9]]))
-    assert samples.undelivered.counts.tolist() == [2, 1, 1]
+    assert samples.undelivered[:, STREAM].tolist() == [0, 0, 0, 1, 1, 2]
     drawn = samples.next()
     again = drawn[drawn[:, PASS] == UNDELIVERED]
     assert [drawn[drawn[:, STREAM] == n, PASS].tolist()[:3].count(UNDELIVERED) for n in (0, 1)] == [
@@ -108,10 +108,9 @@ def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
         1,
     ]
     for stream, expected in [(0, [rows[2], rows[3], rows[0]]), (1, [[1, 0, 3, 4, 5, 11], rows[1]])]:
-        numbers = again[again[:, STREAM] == stream, SAMPLE]
-        assert samples.undelivered.of(numbers).tolist() == expected
+        assert samples.segments_of(again[again[:, STREAM] == stream]).tolist() == expected
     # A stream without a share waits on.
-    assert samples.undelivered.segments.tolist() == [[2, 0, 1, 0, 9, 9]]
+    assert samples.undelivered.tolist() == [[2, 0, 1, 0, 9, 9]]
 
 
 @examples(20)

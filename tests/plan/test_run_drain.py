@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError
-from streampack.plan import Progress, run_samples
+from streampack.plan import Progress, sample_order
 from streampack.plan.run_drain import drained
 from streampack.plan.sequence import PackSequence
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
@@ -33,7 +33,7 @@ SIZE, RUN = 8, 2
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(run_samples, "CHUNK", 64)
+    monkeypatch.setattr(sample_order, "CHUNK", 64)
 
 
 def plan_of(tune, chapters, method, *, passes=1, num_lanes=1, overflow="split"):

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
-from streampack.plan import Progress, run_samples
+from streampack.plan import Progress, sample_order
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.run_state import (
     check_common,
@@ -44,7 +44,7 @@ METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of draws as small as these streams, so that plans are made in milliseconds."""
-    monkeypatch.setattr(run_samples, "CHUNK", 64)
+    monkeypatch.setattr(sample_order, "CHUNK", 64)
 
 
 def made_lengths() -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError, DataError
-from streampack.plan import run_samples
+from streampack.plan import sample_order
 from streampack.plan.device import counted_lanes
 from streampack.plan.run_limits import check_limits
 from streampack.plan.sequence import PackSequence
@@ -37,7 +37,7 @@ SIZE = 8
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(run_samples, "CHUNK", 64)
+    monkeypatch.setattr(sample_order, "CHUNK", 64)
 
 
 def plan_of(run, passes, method="stratified", overflow="split", num_lanes=2, unit="samples"):
@@ -172,14 +172,14 @@ def test_draws_that_give_way_are_counted_once_over_all_devices(unit, num_devices
 
     def counted(passes):
         plan = plan_of(run, passes, "random", unit=unit)
-        total = draws = 0
+        total, draws, n = 0, 0, len(plan.recipes[0].streams)
         for views in views_of([RUN] * 2, num_devices):
             sequence = PackSequence(plan, views)
             device_packs(sequence, views, 8)
             total += sequence.substituted
             for queue in sequence._queues:
                 if queue._lane in counted_lanes(plan.recipes[1], views[1]):
-                    draws += int(queue.windows.arrivals._cursors.sum())
+                    draws += sum(queue.windows.arrivals.state()[3 + n : 3 + 2 * n])
         return total, draws
 
     assert counted({}) == (0, counted({})[1])

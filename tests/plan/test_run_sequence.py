@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
-from streampack.plan import run_samples
+from streampack.plan import sample_order
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.run_plan import RunPlan
 from streampack.plan.sequence import PackSequence
@@ -36,7 +36,7 @@ EXAMPLES = examples(25)
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of draws as small as these streams, so that plans are made in milliseconds."""
-    monkeypatch.setattr(run_samples, "CHUNK", 64)
+    monkeypatch.setattr(sample_order, "CHUNK", 64)
 
 
 def lengths(seed: int = 0) -> dict[str, np.ndarray]:

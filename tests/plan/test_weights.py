@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import DeviceView, PlanStream, Recipe
 from streampack.plan.lane_stream import LaneStream
-from streampack.plan.sample_order import SampleSequence
+from streampack.plan.sample_order import SampleOrder
 from streampack.types import PASS, SAMPLE, START, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
@@ -196,7 +196,7 @@ def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:
     for lane in range(r.num_lanes):
         uses.append(Counter())
         for epoch in range(num_epochs):
-            arrivals = SampleSequence(r, lane, 0, epoch)
+            arrivals = SampleOrder(r, lane, 0, epoch)
             while len(rows := arrivals.next()):
                 uses[lane].update(rows[:, 2].tolist())
     return uses
