@@ -24,10 +24,8 @@ from streampack.errors import DamagedInputError, DataError
 from streampack.runtime.thread_map import ordered_thread_map
 from streampack.write.inputs.decompress import read_pieces
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
-from streampack.write.inputs.locate import open_input
-from streampack.write.inputs.places import OpenInput
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch, RowSelection
-from streampack.write.inputs.stored_files import read_object
+from streampack.write.inputs.sources import OpenInput, open_input, read_object
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import Wanted
 

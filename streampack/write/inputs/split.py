@@ -20,8 +20,8 @@ from typing import BinaryIO
 from streampack._checks import read_count
 from streampack.errors import DamagedInputError
 from streampack.write.inputs.listing import list_inputs
-from streampack.write.inputs.locate import open_input
 from streampack.write.inputs.slices import WHOLE, InputSlice
+from streampack.write.inputs.sources import open_input
 from streampack.write.inputs.tables import columns_of, open_parquet
 
 SCAN_BYTES = 1 << 16

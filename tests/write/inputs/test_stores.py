@@ -22,8 +22,8 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.write.inputs.listing import list_inputs
-from streampack.write.inputs.locate import path_or_url
 from streampack.write.inputs.read import read_rows, with_contents
+from streampack.write.inputs.sources import path_or_url
 from streampack.write.inputs.split import split_inputs
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server

@@ -1,23 +1,16 @@
-"""Listings of inputs, and open inputs, wherever they are.
-
-::
-
-    data/*.jsonl     local_files.py      glob, walk; open, fstat
-    s3://bucket/a    stored_files.py     through the stores room
-"""
+"""Globs over paths and URLs, with one set of rules for this machine and for stores."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
-from streampack.errors import DataError
 from streampack.stores.objects import Found
 
 MAGIC = re.compile(r"[*?[]")
 SLASH = re.compile("/")
+MARKERS = {"_SUCCESS", "_metadata", "_common_metadata"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +21,6 @@ class Listing:
     """The folder that they are in, if the input or a match of its glob is one; else None."""
     files: list[Found] = field(default_factory=list)
     """Files in the order of their names, hidden ones left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenInput:
-    """One version of a file, open for reading."""
-
-    file: BinaryIO
-    """Seekable; `read(n)` returns fewer bytes only at the end."""
-    check: Callable[[], None]
-    """Raises DataError if the file has changed since it was listed."""
 
 
 def glob_pattern(uri: str) -> re.Pattern[str]:
@@ -89,15 +72,3 @@ def match_glob(glob: str, uris: Iterable[str], found: Callable[[str], Found]) ->
         if not is_hidden(uri[below:]) and (folder is not None or pattern.fullmatch(uri)):
             listings.setdefault(folder, Listing(folder)).files.append(found(uri))
     return list(listings.values())
-
-
-MARKERS = {"_SUCCESS", "_metadata", "_common_metadata"}
-
-
-def changed(uri: str, version: str, now: str) -> DataError:
-    """Return the error of a file that is not the version that was listed."""
-    return DataError(
-        f"{uri}: changed since it was listed ({version}, now {now}); run the same command again "
-        "when no process writes to it: its parts are then written again",
-        uri=uri,
-    )

@@ -1,0 +1,246 @@
+"""Files of this machine and objects of stores, found by name and opened in one version.
+
+::
+
+    data/*.jsonl     glob, walk; open, fstat        version: size and time of the last write
+    s3://bucket/a    through the stores room        version: its tag, or what its store has instead
+
+The version of a file is compared when it is opened, before each batch of rows is handed over, and
+at the end. Each request to a store names the version, so an object that has changed is an error.
+
+Cost: for an object, a request for each block of 8 MiB, and two blocks of memory.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from glob import glob
+from itertools import chain
+from typing import BinaryIO, NoReturn
+
+from streampack._paths import folder_of, is_url, shown_path
+from streampack.errors import DataError, naming_limits
+from streampack.stores.failures import FailureKind
+from streampack.stores.objects import Found
+from streampack.stores.retries import kind_of, list_objects, request
+from streampack.stores.s3 import S3_SCHEMES
+from streampack.stores.store import Store
+from streampack.write.inputs.globs import MAGIC, Listing, is_hidden, match_glob
+from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
+
+SAME_STORES = {"gcs": "gs", "az": "abfs", "azure": "abfs"}  # one name for each in job.json
+SMALL_BLOCK_BYTES = 1 << 18  # for readers that look at a few places of a file
+WAY_OUT = "check the URL and the access to it, and run it again"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInput:
+    """One version of a file, open for reading."""
+
+    file: BinaryIO
+    """Seekable; `read(n)` returns fewer bytes only at the end."""
+    check: Callable[[], None]
+    """Raises DataError if the file has changed since it was listed."""
+
+
+def path_or_url(uri: str) -> str:
+    """Return an input as a path of this machine, or as a URL of a store under one name.
+
+    >>> [path_or_url(uri) for uri in ("file:///data/a.txt", "s3://bucket/a.txt", "gcs://bucket/a")]
+    ['/data/a.txt', 's3://bucket/a.txt', 'gs://bucket/a']
+    """
+    uri = shown_path(uri)
+    path = folder_of(uri)
+    if path is not None:
+        return path
+    scheme, colon, rest = uri.partition("://")
+    return f"{SAME_STORES.get(scheme, scheme)}{colon}{rest}"
+
+
+def find_input(uri: str) -> list[Listing]:
+    """Return the files that a path or URL names: a file, a folder or a glob.
+
+    A glob has one listing for its files, and one for each folder that it matches. A DataError says
+    that the folder or store cannot be listed.
+    """
+    return _find_objects(uri) if is_url(uri) else _find_files(uri)
+
+
+def open_input(
+    uri: str, version: str, stop: int, *, is_sequential: bool
+) -> AbstractContextManager[OpenInput]:
+    """Open a file in the version that was listed; a DataError refuses another version.
+
+    Bytes up to `stop` will be read (-1: to the end of the file), in order if `is_sequential`.
+    """
+    if is_url(uri):
+        return _open_object(uri, version, stop, is_sequential=is_sequential)
+    return _open_file(uri, version)
+
+
+def _find_files(path: str) -> list[Listing]:
+    if os.path.isdir(path):
+        below = len(path.rstrip("/")) + 1
+        names = sorted(_names_below(path.rstrip("/") or "/"))
+        return [Listing(path, [_found(name) for name in names if not is_hidden(name[below:])])]
+    if os.path.exists(path):
+        return [Listing(None, [_found(path)])]
+    if not MAGIC.search(path):
+        return []
+    matches = glob(path.rstrip("/"), recursive=True)
+    each = (_names_below(name) if os.path.isdir(name) else (name,) for name in matches)
+    return match_glob(path, chain.from_iterable(each), _found)
+
+
+@contextmanager
+def _open_file(path: str, version: str) -> Iterator[OpenInput]:
+    try:
+        with naming_limits():
+            file = open(path, "rb", buffering=1 << 18)  # noqa: SIM115 - closed below
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path}: no longer exists; put it back, or name the inputs again", uri=path
+        ) from error
+    except PermissionError as error:
+        raise DataError(
+            f"{path}: may not be read ({error.strerror}); change its rights (chmod u+r), or "
+            "leave it out",
+            uri=path,
+        ) from error
+
+    def check() -> None:
+        now = _version_of(os.fstat(file.fileno()))
+        if now != version:
+            raise _changed(path, version, now)
+
+    with file:
+        check()
+        yield OpenInput(file, check)
+        check()
+
+
+def _version_of(status: os.stat_result) -> str:
+    return f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
+
+
+def _found(path: str) -> Found:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path}: was deleted, or is a link to a file that does not exist; restore it, "
+            "or delete the link",
+            uri=path,
+        ) from error
+    return Found(path, _version_of(status), status.st_size)
+
+
+def _names_below(folder: str) -> Iterator[str]:
+    """Yield the files in a folder and in linked ones, hidden files too, in any order.
+
+    Broken links are among them: they are refused later, so that no rows are missing silently.
+    """
+    paths: dict[str, str] = {}  # by what they are without links
+    for path, folders, names in os.walk(folder, followlinks=True, onerror=_refuse_folder):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        first = paths.setdefault(os.path.realpath(path), path)
+        if first != path:
+            raise DataError(
+                f"{path}: is a link to a folder that is read as {first} already; delete the "
+                "link, or name the folders to read",
+                uri=path,
+            )
+        files = (os.path.join(path, name) for name in names)
+        yield from (file for file in files if os.path.isfile(file) or not os.path.exists(file))
+
+
+def _refuse_folder(error: OSError) -> NoReturn:
+    raise DataError(
+        f"{error.filename}: may not be listed ({error.strerror}); change its rights (chmod u+rx), "
+        "or name the other inputs",
+        uri=error.filename,
+    ) from error
+
+
+def _find_objects(uri: str) -> list[Listing]:
+    scheme, _, rest = uri.partition("://")
+    if scheme in S3_SCHEMES and not rest.partition("/")[0]:
+        raise DataError(f"{uri}: names no bucket; write it as {scheme}://bucket/path", uri=uri)
+    if MAGIC.search(uri):
+        found = {file.url: file for file in _objects(MAGIC.split(uri)[0])}
+        if uri in found:
+            return [Listing(None, [found[uri]])]
+        return match_glob(uri, found, found.__getitem__)
+    folder = uri.rstrip("/")
+    file = _object_if_there(uri) if uri == folder and "/" in rest else None
+    if file is not None:
+        return [Listing(None, [file])]
+    below = len(folder) + 1
+    return [Listing(folder, [f for f in _objects(f"{folder}/") if not is_hidden(f.url[below:])])]
+
+
+def _objects(prefix: str) -> Iterator[Found]:
+    return map(_with_size, list_objects(prefix, way_out=WAY_OUT))
+
+
+def _object(uri: str) -> Found:
+    return _with_size(request(uri, "read", lambda store: store.stat(uri), way_out=WAY_OUT))
+
+
+def _object_if_there(uri: str) -> Found | None:
+    try:
+        return _object(uri)
+    except DataError as error:
+        if kind_of(error) is FailureKind.MISSING:
+            return None
+        raise
+
+
+def _with_size(file: Found) -> Found:
+    if file.num_bytes < 0:
+        raise DataError(
+            f"{file.url}: its server does not say how many bytes it has; copy it to this machine, "
+            "or to a store",
+            uri=file.url,
+        )
+    return file
+
+
+@contextmanager
+def _open_object(uri: str, version: str, stop: int, *, is_sequential: bool) -> Iterator[OpenInput]:
+    if stop < 0:
+        now = _object(uri)
+        if now.version != version:
+            raise _changed(uri, version, now.version)
+        stop = now.num_bytes
+    fetch = partial(read_object, uri, version)
+    block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
+    with RangeFile(stop, fetch, block_bytes, reads_ahead=is_sequential) as file:
+        yield OpenInput(io.BufferedReader(file, SMALL_BLOCK_BYTES), lambda: None)
+
+
+def read_object(uri: str, version: str, start: int, stop: int) -> bytes:
+    """Return bytes of an object; a DataError says that it is another version."""
+
+    def read(store: Store) -> bytes:
+        return store.read(uri, start, stop, version=version)
+
+    try:
+        return request(uri, f"read from byte {start} on", read, way_out=WAY_OUT)
+    except DataError as error:
+        if kind_of(error) is FailureKind.CHANGED:
+            raise _changed(uri, version, "another") from error
+        raise
+
+
+def _changed(uri: str, version: str, now: str) -> DataError:
+    return DataError(
+        f"{uri}: changed since it was listed ({version}, now {now}); run the same command again "
+        "when no process writes to it: its parts are then written again",
+        uri=uri,
+    )
