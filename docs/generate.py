@@ -19,16 +19,22 @@ import sys
 import textwrap
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from streampack import Stream
+from streampack.balance import AttentionCost
+from streampack.chapters import Chapter
 from streampack.cli.config import (
     BalanceConfig,
     ChapterConfig,
+    RampConfig,
     RunConfig,
     StreamConfig,
     WorldConfig,
 )
 from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.world import World
 
 PAGE = Path(__file__).with_name("config-reference.md")
 INTRODUCTION = """\
@@ -55,53 +61,80 @@ SECTIONS = {
     "chapters": ChapterConfig,
     "world": WorldConfig,
 }
+MADE_OF = {
+    StreamConfig: [Stream],
+    BalanceConfig: [AttentionCost],
+    ChapterConfig: [Chapter],
+    WorldConfig: [World],
+}
+OF_YAML = {
+    "shards": "The first shard to use and one past the last, such as [0, 10] or [10, null]. "
+    "unset: all. If shards were appended to a stream of n shards, [0, n] is the stream as it was.",
+    "weights": "Share of each stream, by name: a number, or {start: 0.8, stop: 0.4}. Weights are "
+    "divided by their sum. Streams that are left out rest.",
+}
+"""What a key of YAML says otherwise than the argument of Python."""
+ARGUMENT = re.compile(r"(?m)^    (\w+): (.*(?:\n {8}.*)*)")
 
 
 def descriptions(kind: type) -> dict[str, str]:
-    """Return the string below each field of a class."""
+    """Return the text on each key: below a field, or in the Args of a docstring."""
     [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     found = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            words = " ".join(inspect.cleandoc(text.value.value).split()).replace("``", "`")
-            # YAML knows no None: a key that is left out has this meaning.
-            found[ast.unparse(field.target)] = re.sub(r"\bNone\b", "unset", words)
-    return found
+            found[ast.unparse(field.target)] = inspect.cleandoc(text.value.value)
+    for name, text in ARGUMENT.findall(inspect.getdoc(kind) or ""):
+        found[name] = text
+    return {name: in_yaml(text) for name, text in found.items()}
 
 
-def annotations(kind: type) -> dict[str, str]:
-    """Return the type of each field as it is written, choices spelled out."""
-    names = vars(sys.modules[kind.__module__])
-
-    def spelled(match: re.Match[str]) -> str:
-        if is_dataclass(names.get(match.group())):
-            return "section"
-        if match.group() == StreamConfig.__name__:
-            return "streams"
-        choices = getattr(names.get(match.group()), "__args__", None)
-        return " or ".join(map(str, choices)) if choices else match.group()
-
-    [body] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    found = {}
-    for field in body.body:
-        if isinstance(field, ast.AnnAssign):
-            text = ast.unparse(field.annotation).replace(" | None", "").replace(" | ", " or ")
-            found[ast.unparse(field.target)] = re.sub(r"\b[A-Z]\w+\b", spelled, text).replace(
-                "list[streams]", "list of streams"
-            )
-    return found
+def in_yaml(text: str) -> str:
+    """Return a text on one line, with "unset" for None: YAML has keys that are left out."""
+    words = " ".join(text.split()).replace("``", "`").replace("True", "true")
+    return re.sub(r"\bNone\b", "unset", words.replace("False", "false"))
 
 
-def defaults(kind: type) -> dict[str, str]:
-    """Return the default of each field; "required" where there is none."""
+def spelled(annotation: Any) -> str:
+    """Return a type as a reader of YAML knows it, choices spelled out."""
+    if annotation in (float, int, str, bool, Any):
+        return annotation.__name__
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " or ".join(arguments)
+    parts = [spelled(each) for each in arguments if each is not type(None)]
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(parts)
+    if annotation is RampConfig:
+        return "ramp"
+    if get_origin(annotation) is None:
+        return "section"
+    if parts == ["section"]:
+        return "list of sections"
+    return f"{get_origin(annotation).__name__}[{', '.join(parts)}]"
+
+
+def rows(kind: type) -> list[str]:
+    """Return a row of the table for each key of a section."""
     if is_dataclass(kind):
-        given = {field.name: field.default for field in fields(kind)}
+        types = get_type_hints(kind)
+        keys = {field.name: (types[field.name], field.default) for field in fields(kind)}
+        texts = descriptions(kind)
     else:
-        given = {
-            name: MISSING if field.is_required() else field.default
+        keys = {
+            name: (field.annotation, MISSING if field.is_required() else field.default)
             for name, field in kind.model_fields.items()
         }
-    return {name: shown(value) for name, value in given.items()}
+        texts = {}
+        for source in (*MADE_OF.get(kind, ()), kind):
+            texts |= descriptions(source)
+        texts |= OF_YAML
+    return [
+        f"| `{name}` | {spelled(annotation)} | {shown(default)} | {texts[name]} |".replace(
+            "  ", " "
+        )
+        for name, (annotation, default) in keys.items()
+    ]
 
 
 def shown(value: Any) -> str:
@@ -119,14 +152,9 @@ def page() -> str:
     """Return the page."""
     parts = [INTRODUCTION]
     for title, kind in SECTIONS.items():
-        texts, types, given = descriptions(kind), annotations(kind), defaults(kind)
-        rows = [
-            f"| `{name}` | {types[name]} | {given[name]} | {texts[name]} |".replace("  ", " ")
-            for name in given
-        ]
         heading = title if title == "The file" else f"`{title}`"
         note = "A list; one item is one stream.\n\n" if title == "streams" else ""
-        table = ["| key | type | default | meaning |", "|---|---|---|---|", *rows]
+        table = ["| key | type | default | meaning |", "|---|---|---|---|", *rows(kind)]
         parts.append(f"## {heading}\n\n{note}" + "\n".join(table) + "\n")
     return "\n".join(parts)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from streampack.balance import AttentionCost, Balance
 from streampack.chapters import Chapter, Ramp
-from streampack.cli.config import BalanceConfig, ChapterConfig, RampConfig, RunConfig
+from streampack.cli.config import ChapterConfig, RampConfig, RunConfig
 from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
@@ -27,6 +27,10 @@ def build_dataset(
     Without a world, the rank is that of this process, as the environment says.
     """
     try:
+        balance = None
+        if config.balance is not None:
+            cost = config.balance.model_dump()
+            balance = Balance(within=cost.pop("within"), cost=AttentionCost(**cost))
         if world is None and config.world is not None:
             world = World.from_env(os.environ, **config.world.model_dump())
         return PackedStreamingDataset(
@@ -36,7 +40,7 @@ def build_dataset(
             order=config.order,
             buffers=config.buffers,
             batch_size=config.batch_size,
-            balance=None if config.balance is None else _balance(config.balance),
+            balance=balance,
             chapters=None if config.chapters is None else [_chapter(c) for c in config.chapters],
             skip=config.skip,
             world=world,
@@ -52,11 +56,6 @@ def _chapter(config: ChapterConfig) -> Chapter:
         for name, weight in config.weights.items()
     }
     return Chapter(**values | {"weights": weights})
-
-
-def _balance(config: BalanceConfig) -> Balance:
-    cost = AttentionCost(hidden_size=config.hidden_size, window=config.window)
-    return Balance(within=config.within, cost=cost)
 
 
 def build_streams(config: RunConfig) -> list[Any]:

@@ -10,13 +10,12 @@ Cost: each index.json is parsed; one `stat` a file.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from streampack.cli.console import output_console
+from streampack.cli.console import output_console, print_json
 from streampack.cli.verbs import Cache
 from streampack.errors import ConfigError
 from streampack.storage.cached_versions import CachedRemote, cached_remotes
@@ -40,7 +39,7 @@ def run(options: Cache) -> None:
             remote.remove() if options.remove == "all" else remote.remove_old()
     remotes = list(cached_remotes(options.path))
     if options.as_json:
-        output_console().out(json.dumps([_facts(remote) for remote in remotes]), highlight=False)
+        print_json([_facts(remote) for remote in remotes])
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("remote", "version", "shards", "bytes"):

@@ -1,8 +1,11 @@
-"""The console of the command line, and counts with their nouns."""
+"""The output of the command line: a console, a JSON line, and counts with their nouns."""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from typing import Any
 
 from rich.console import Console
 
@@ -13,6 +16,11 @@ def output_console() -> Console:
     """Return a console for tables, wide enough for all of them in a file or a pipe."""
     is_known = Console().is_terminal or "COLUMNS" in os.environ
     return Console(width=None if is_known else PIPE_COLUMNS)
+
+
+def print_json(document: dict[str, Any] | list[Any]) -> None:
+    """Print one line of JSON."""
+    sys.stdout.write(json.dumps(document) + "\n")
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,7 +10,6 @@ Cost: opening the streams; nothing is planned or read.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from streampack import report
 from streampack._paths import local_path
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
-from streampack.cli.console import output_console
+from streampack.cli.console import output_console, print_json
 from streampack.cli.verbs import Plan
 from streampack.errors import ConfigError
 from streampack.report.chapters import chapters_view, describe_uses, uses_lines
@@ -32,7 +31,7 @@ def run(options: Plan) -> None:
     state = None if options.state is None else _read_state(options.state)
     if described.chapters is None and (uses := describe_uses(dataset)):
         if options.as_json:
-            sys.stdout.write(json.dumps({"config": str(options.config), "uses": uses}) + "\n")
+            print_json({"config": str(options.config), "uses": uses})
         else:
             output_console().print("\n".join(uses_lines(uses)), markup=False, highlight=False)
         return
@@ -40,7 +39,7 @@ def run(options: Plan) -> None:
     if options.picture is not None:
         report.plot_run(dataset, options.picture)
     if options.as_json:
-        sys.stdout.write(json.dumps({"config": str(options.config), **chapters}) + "\n")
+        print_json({"config": str(options.config), **chapters})
         return
     output_console().print(chapters_view(chapters))
 

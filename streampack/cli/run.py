@@ -10,8 +10,6 @@ Cost: that of the loader; the table takes about a hundredth of one core.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Iterable
 from itertools import chain, islice, repeat
@@ -21,7 +19,7 @@ from rich.live import Live
 
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
-from streampack.cli.console import output_console
+from streampack.cli.console import output_console, print_json
 from streampack.cli.verbs import Run
 from streampack.loader.loader import PackedDataLoader
 from streampack.report import stats_view
@@ -44,14 +42,9 @@ def run(options: Run) -> None:
     if options.as_json:
         num_steps = sum(1 for _ in batches)
         seconds, stats = time.perf_counter() - begin, loader.stats()
-        record = {
-            "config": str(options.config),
-            "steps": num_steps,
-            "seconds": round(seconds, 3),
-            "tokens_per_s": round(stats["tokens"] / seconds),
-            **stats,
-        }
-        sys.stdout.write(json.dumps(record) + "\n")
+        rate = round(stats["tokens"] / seconds)
+        facts = {"steps": num_steps, "seconds": round(seconds, 3), "tokens_per_s": rate}
+        print_json({"config": str(options.config), **facts, **stats})
         return
     with Live(console=output_console(), auto_refresh=False) as live:
 

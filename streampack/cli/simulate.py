@@ -9,13 +9,10 @@ Cost: planning, about 0.4 us per sample.
 
 from __future__ import annotations
 
-import json
-import sys
-
 from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
-from streampack.cli.console import output_console
+from streampack.cli.console import output_console, print_json
 from streampack.cli.verbs import Simulate
 from streampack.report.chapters import chapters_view
 from streampack.runtime.resumable import engine_of
@@ -32,7 +29,7 @@ def run(options: Simulate) -> None:
     dataset = build_dataset(described, options.config, world)
     stats = report.simulate(dataset, steps=options.steps)
     if options.as_json:
-        sys.stdout.write(json.dumps({"config": str(options.config), **stats}) + "\n")
+        print_json({"config": str(options.config), **stats})
         return
     unit = engine_of(dataset).recipe.target_unit
     if described.chapters is not None:

@@ -9,19 +9,17 @@ Cost: the tokenizer's, over all cores; see ``streampack.write``.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, cast
+from dataclasses import asdict, fields
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from streampack import write
-from streampack.cli.console import counted
+from streampack.cli.console import counted, print_json
 from streampack.cli.signals import terminable
 from streampack.cli.verbs import Write
 
@@ -45,28 +43,13 @@ def run(options: Write) -> None:
 
 
 def _options(options: Write) -> write.WriteOptions:
-    return write.WriteOptions(
-        rows=write.RowFormat(
-            tokenizer=options.tokenizer,
-            text=options.text,
-            tokens=options.tokens,
-            chat=options.chat,
-            columns=tuple(options.columns or ()),
-            backend=cast("Any", options.backend),
-            train_on=cast("Any", options.train_on),
-            special_tokens=cast("Any", options.special_tokens),
-        ),
-        tokens_dtype=options.tokens_dtype,
-        compression=None if options.compression == "none" else options.compression,
-        size_limit=options.size_limit,
-        num_workers=options.num_workers,
-        part_bytes=options.part_bytes,
-        engine=cast("Any", options.engine),
-        part=options.part,
-        append=options.append,
-        on_bad_row=cast("Any", options.on_bad_row),
-        max_bad_rows=options.max_bad_rows,
+    given = vars(options) | {"columns": tuple(options.columns or ())}
+    given["compression"] = None if options.compression == "none" else options.compression
+    rows, own = (
+        {field.name: given[field.name] for field in fields(kind) if field.name in given}
+        for kind in (write.RowFormat, write.WriteOptions)
     )
+    return write.WriteOptions(rows=write.RowFormat(**rows), **own)
 
 
 def write_with_progress(
@@ -164,7 +147,7 @@ def show_summary(
             document["seconds"] = round(seconds, 3)
         if num_verified:
             document["num_verified"] = num_verified
-        console.out(json.dumps(document), highlight=False)
+        print_json(document)
         return
     lines = [f"{written.path}: {_sizes(written)}"]
     if not written.is_complete:

@@ -4,5 +4,5 @@
 
     show ---> prepare      real text becomes streams
          '--> train        a process that trains a small model, and is killed
-         '--> chapters     a run that is killed, edited and resumed, read by `read`
+         '--> chapters     a run that is killed, edited and resumed
 """

@@ -7,6 +7,9 @@
     3 resume    in a new process, from the saved state
     4 compare   every batch with those of a run of the edited YAML that never stopped
 
+The process is ``python -m streampack.cli.demo.chapters CONFIG CHECKPOINT``: one line of JSON per
+batch for the parent, and a checkpoint after every third batch.
+
 Cost: a few seconds, once the streams are written.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +27,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from streampack.cli.build import build_streams
-from streampack.cli.config import RunConfig
-from streampack.cli.demo.processes import Report, check_same_batches, report_until
-from streampack.cli.demo.read import read
+from streampack.cli.build import build_dataset, build_streams
+from streampack.cli.config import RunConfig, read_config
+from streampack.cli.demo.processes import Report, check_same_batches, report_until, send
+from streampack.cli.demo.train import report_steps
 from streampack.errors import StreampackError
+from streampack.loader.loader import PackedDataLoader
 from streampack.streams import open_stream
 
-READING = [sys.executable, "-m", "streampack.cli.demo.read"]
+READING = [sys.executable, "-m", "streampack.cli.demo.chapters"]
+SAVE_EVERY = 3  # inside global batches of four, too
 BATCH_SIZE, GLOBAL_BATCH_SIZE = 4, 16
 KILL_AFTER = 46  # of 4 x 16 batches: in the second chapter, inside a global batch
 
@@ -53,7 +58,7 @@ def change(described: RunConfig, out: Path, console: Console) -> None:
     A StreampackError says that a batch differs from the unbroken run's, or that a sample was used
     again before all others of its stream were. YAML, state and log are written to `out`.
     """
-    config, state, log = out / "chapters.yaml", out / "chapters.json", out / "chapters.log"
+    config, state, log = out / "chapters.yaml", out / "chapters.pt", out / "chapters.log"
     for file in (state, log):
         file.unlink(missing_ok=True)
     command = [*READING, str(config), str(state)]
@@ -149,3 +154,24 @@ def check_runs(unbroken: list[Report], before: list[Report], after: list[Report]
             f"batches {after[0]['step']}-{after[-1]['step']} were read after the resume, and the "
             f"unbroken run has {len(unbroken)}"
         )
+
+
+def read(config: Path, checkpoint: Path | None = None) -> Iterator[Report]:
+    """Read the batches after a checkpoint, if there is one, and save; yield their reports."""
+    dataset = build_dataset(read_config(config), config)
+    loader, names = PackedDataLoader(dataset), dataset.stream_names
+
+    def count(batch: Mapping[str, Any]) -> Report:
+        tokens: Counter[str] = Counter()
+        begun = []
+        for _, stream, _, sample, start, length in batch["segments"].tolist():
+            tokens[names[stream]] += length
+            if start == 0:
+                begun.append([names[stream], sample])
+        return {"chapter": batch["epoch"], "tokens": tokens, "begun": begun}
+
+    return report_steps(loader, count, {"loader": loader}, checkpoint, SAVE_EVERY)
+
+
+if __name__ == "__main__":
+    send(read(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -19,8 +19,9 @@ Cost: about a second per step of 2 x 2,048 tokens on two cores.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from streampack.batch.masks import block_causal_mask
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.prepare import VOCABULARY
-from streampack.cli.demo.processes import replaced, send
+from streampack.cli.demo.processes import Report, replaced, send
 from streampack.loader.loader import PackedDataLoader
 from streampack.types import IGNORED
 
@@ -123,7 +124,7 @@ def batch_digest(batch: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[dict[str, Any]]:
+def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[Report]:
     """Train to step `num_steps`, from the checkpoint if there is one; yield a report per step."""
     described = read_config(config)
     torch.manual_seed(described.order.seed)
@@ -132,19 +133,36 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[dict[str, 
     dataset = build_dataset(described, config)
     loader = PackedDataLoader(dataset, num_workers=described.num_workers)
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
-    step = load(checkpoint, parts)
-    batches = endless(loader)
-    while step < num_steps:
-        batch = next(batches)
+
+    def learn(batch: Mapping[str, Any]) -> Report:
         logits = model(batch["tokens"], batch["input_pos"], batch["document_ids"])
         loss = next_token_loss(logits, batch["labels"])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        return {"loss": round(loss.item(), 3)}
+
+    return report_steps(endless(loader), learn, parts, checkpoint, SAVE_EVERY, num_steps)
+
+
+def report_steps(
+    batches: Iterable[Any],
+    use: Callable[[Mapping[str, Any]], Report],
+    parts: Mapping[str, Any],
+    checkpoint: Path | None,
+    save_every: int,
+    num_steps: int | None = None,
+) -> Iterator[Report]:
+    """Use batches, from the checkpoint on if there is one; yield a report per step, then save.
+
+    No checkpoint is therefore ahead of what the parent process was told. None: nothing is saved.
+    """
+    step = 0 if checkpoint is None else load(checkpoint, parts)
+    for batch in islice(batches, None if num_steps is None else num_steps - step):
         step += 1
-        if step % SAVE_EVERY == 0:
+        yield {"step": step, "batch": batch_digest(batch), **use(batch)}
+        if checkpoint is not None and step % save_every == 0:
             save(checkpoint, parts, step)
-        yield {"step": step, "loss": round(loss.item(), 3), "batch": batch_digest(batch)}
 
 
 def endless(loader: PackedDataLoader) -> Iterator[Any]:
