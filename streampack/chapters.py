@@ -22,7 +22,8 @@ from typing import Any, Literal, TypeAlias
 
 from streampack._checks import is_weight, parse_count, read_optional_count, show_number
 from streampack.config import Packing
-from streampack.config.packing import COST_OPTIONS, OPTION_METHODS
+from streampack.config.combinations import check_combination
+from streampack.config.rules import COST_OPTIONS, OPTION_METHODS
 from streampack.errors import ConfigError
 
 OnExhausted: TypeAlias = Literal["substitute", "end", "error"]
@@ -244,9 +245,5 @@ def check_skip(skip: Any, *, has_chapters: bool) -> tuple[tuple[int, int], ...]:
                 f"({pair[1]}, {pair[0]})"
             )
         ranges.append((pair[0], pair[1] + 1))
-    if ranges and not has_chapters:
-        raise ConfigError(
-            f"skip={skip!r:.80} counts the steps of a run of chapters, and this run has epochs; "
-            "pass chapters=[Chapter(weights={...})], which may be one without an end"
-        )
+    check_combination({"skip": str(skip) if ranges else None, "chapters": has_chapters})
     return tuple(sorted(ranges))

@@ -69,26 +69,8 @@ def test_a_buffer_that_is_asked_for_is_the_limit():
         ({"split_gap": "0.1"}, r"split_gap='0.1' is not a fraction of a pack"),
         ({"split_gap": False}, r"split_gap=False is not a fraction of a pack"),
         ({"split_gap": math.nan}, r"split_gap=nan is not a fraction of a pack"),
-        (
-            {"method": "concat", "split_gap": 0.1},
-            r"split_gap=0.1 is not supported by method='concat'; .* 'exact_fit' or 'next_fit'",
-        ),
-        (
-            {"method": "knapsack", "guard": 3},
-            r"guard=3 is not supported .* 'exact_fit' or 'first_fit' or 'best_fit'",
-        ),
-        ({"method": "two_tiers", "short_seq_len": 8, "max_samples_per_pack": 3}, "max_samples_per"),
-        ({"open_packs": 4}, r"open_packs=4 is not supported by method='exact_fit'"),
-        ({"short_seq_len": 8}, r"short_seq_len=8 is not supported .* set method to 'two_tiers'"),
         ({"guard": 0}, r"guard=0 must be at least 1; leave it out"),
-        ({"min_fragment": 8}, r"min_fragment=8 bounds cuts, and without split_gap there are none"),
         ({"split_gap": 0.0, "min_fragment": 17}, r"min_fragment=17 leaves nothing .* 16 at most"),
-        ({"pad_to_multiple": 5}, r"max_seq_len=32 is not a multiple of pad_to_multiple=5; .* 35"),
-        (
-            {"method": "two_tiers", "short_seq_len": 12, "pad_to_multiple": 8},
-            r"short_seq_len=12 is not a multiple of pad_to_multiple=8; set it to 16",
-        ),
-        ({"method": "two_tiers"}, r"short_seq_len=None must be less than max_seq_len=32"),
         ({"method": "two_tiers", "short_seq_len": 32}, r"short_seq_len=32 must be less than"),
         (
             {"method": "two_tiers", "short_seq_len": 8, "buffer_tokens": 39},

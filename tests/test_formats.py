@@ -138,7 +138,7 @@ def test_an_unknown_format_is_refused_at_once(stream: Any) -> None:
 
 def test_a_format_that_needs_restarts_is_refused_at_once_where_positions_go_on(stream: Any) -> None:
     packing = Packing(max_seq_len=64, positions="continue")
-    with pytest.raises(ConfigError, match=r"'hf' shows edges by positions .*set positions='rest"):
+    with pytest.raises(ConfigError, match=r"batch_format='hf': .*; set positions='restart'"):
         PackedStreamingDataset([stream], packing=packing, batch_format="hf")
 
 

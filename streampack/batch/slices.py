@@ -25,28 +25,15 @@ from typing import Any
 import torch
 
 from streampack.batch.batch import Batch
-from streampack.batch.formats.huggingface import to_hf, to_hf_flash, to_llama_factory
-from streampack.batch.formats.others import to_llm_foundry, to_megatron, to_olmo_core
-from streampack.batch.formats.pytorch import to_torchtitan_flat, to_torchtune
-from streampack.batch.formats.registry import Formatter, name_of, unwrapped
+from streampack.batch.formats.pytorch import to_torchtitan_flat
+from streampack.batch.formats.registry import Formatter, options_of, unwrapped
 from streampack.batch.layout import CARRIED, CHUNKS, check_keys, check_native, places
 from streampack.config import Packing
+from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
 from streampack.world import World
 
-# Why these formats take whole rows only.
-WHOLE_ROWS: Sequence[tuple[Formatter, str]] = (
-    (to_hf, "transformers finds documents in position_ids, and shifts labels within a row"),
-    (to_hf_flash, "transformers finds documents in position_ids, and shifts labels within a row"),
-    (to_llama_factory, "transformers finds documents in position_ids, and shifts labels"),
-    (
-        to_torchtune,
-        "torchtune's recipes have no context parallelism, and its mask is of whole rows",
-    ),
-    (to_olmo_core, "OLMo-core shifts labels within a row, and cuts the batch afterwards"),
-    (to_llm_foundry, "llm-foundry shifts labels within a row"),
-)
 # Fields of a batch that are equal in all of its slices.
 COMMON = ("cu_seqlens", "segments", "max_seqlen", *CARRIED)
 
@@ -56,66 +43,32 @@ def context_slice(
 ) -> ContextSlice | None:
     """Return the checked slice that a rank gets of each row; None if rows stay whole.
 
+    >>> from streampack.formats import to_megatron
     >>> world = World(num_ranks=2, replication=2, context_parallel=2)
     >>> context_slice(world, Packing(max_seq_len=8), to_megatron, 1)
     Traceback (most recent call last):
-    streampack.errors.ConfigError: batch_format='megatron' gives TransformerEngine ...
+    streampack.errors.ConfigError: batch_format='megatron' needs context_layout=...
     """
     if world.context_parallel == 1:
         return None
     context = ContextSlice(
         rank=world.context_rank, num_ranks=world.context_parallel, layout=world.context_layout
     )
-    _check_format(world, convert)
-    _check_chunks(context, packing)
+    unit = "document" if context.is_per_document else "row"
+    check_combination(
+        {
+            **options_of(convert),
+            "context_parallel": world.context_parallel,
+            "context_layout": world.context_layout,
+            "max_seq_len": packing.max_seq_len,
+            "max_cost": packing.max_cost,
+            "pad_to_multiple": packing.pad_to_multiple or 1,
+            f"the chunks of a {unit}": context.num_parts,
+        }
+    )
     if unwrapped(convert)[0] is to_torchtitan_flat and not context.is_per_document:
         return replace(context, frame_tokens=batch_size * packing.max_seq_len)
     return context
-
-
-def _check_format(world: World, convert: Formatter) -> None:
-    bare, options = unwrapped(convert)
-    for formatter, reason in WHOLE_ROWS:
-        if bare is formatter:
-            raise ConfigError(
-                f"batch_format={name_of(bare)!r} takes whole rows, but context_parallel="
-                f"{world.context_parallel} cuts them: {reason}; leave context_parallel out and "
-                "let the trainer cut the batch, or use 'native', 'compact', 'megatron', "
-                "'torchtitan' or 'torchtitan_flat'"
-            )
-    if bare is not to_megatron:
-        return
-    if options.get("pad_segments_to") is not None:
-        raise ConfigError(
-            f"pad_segments_to={options['pad_segments_to']} pads whole rows, but context_parallel="
-            f"{world.context_parallel} cuts them; set Packing(pad_to_multiple=...) in its place"
-        )
-    if world.context_layout != "zigzag_per_document":
-        raise ConfigError(
-            "batch_format='megatron' gives TransformerEngine cu_seqlens, by which it cuts each "
-            f"document, but context_layout={world.context_layout!r}; set context_layout="
-            "'zigzag_per_document', or use batch_format='native'"
-        )
-
-
-def _check_chunks(context: ContextSlice, packing: Packing) -> None:
-    """Refuse rows or documents whose length is not a multiple of the chunks."""
-    parts, where = context.num_parts, f"context_layout={context.layout!r}"
-    if context.is_per_document:
-        multiple = packing.pad_to_multiple
-        if multiple is None or multiple % parts:
-            raise ConfigError(
-                f"{where} cuts each document into {parts} equal chunks for context_parallel="
-                f"{context.num_ranks}, but pad_to_multiple={multiple}; set Packing(pad_to_multiple="
-                f"{parts}), or a multiple of that"
-            )
-        return
-    if packing.max_seq_len % parts:
-        raise ConfigError(
-            f"{where} cuts each row into {parts} equal chunks for context_parallel="
-            f"{context.num_ranks}, but max_seq_len={packing.max_seq_len} is not a multiple; set it "
-            f"to {-(-packing.max_seq_len // parts) * parts}"
-        )
 
 
 def slice_batch(batch: Batch, context: ContextSlice) -> Batch:

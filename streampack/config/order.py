@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streampack._checks import convert_fields, read_bool, read_optional_count, read_seed
-from streampack.errors import ConfigError
+from streampack.config.combinations import check_combination
 
 SHUFFLE_BLOCK_SIZE = 262_144
 PACK_SHUFFLE = 32_768
@@ -46,11 +46,7 @@ class Order:
             convert_fields(self, read_optional_count, "pack_shuffle")
         else:
             object.__setattr__(self, "pack_shuffle", 0)
-        if self.pack_shuffle and not self.shuffle:
-            raise ConfigError(
-                f"pack_shuffle={self.pack_shuffle} shuffles packs, but shuffle=False keeps the "
-                "stored order; leave out one of them"
-            )
+        check_combination({"pack_shuffle": self.pack_shuffle, "shuffle": self.shuffle})
 
     @property
     def pack_window(self) -> tuple[int, int]:

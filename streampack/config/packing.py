@@ -14,6 +14,8 @@ from streampack._checks import (
     read_optional_fraction,
     read_token_id,
 )
+from streampack.config.combinations import check_combination
+from streampack.config.rules import COST_OPTIONS, OPTION_METHODS
 from streampack.errors import ConfigError
 
 Method = Literal[
@@ -36,18 +38,6 @@ BUFFER_PACKS = 8  # default buffer of a packer, in packs
 WINDOW_PACKS = 128  # knapsack empties its whole buffer; with 8, every eighth pack is half empty
 OPEN_PACKS = 8
 MIN_FRAGMENT_TOKENS = 64
-COST_OPTIONS = ("max_cost", "capacity", "cost_hidden_size", "cost_window")
-FIT_METHODS = ("exact_fit", "next_fit", "first_fit", "best_fit")  # place one sample at a time
-# Options that only some methods support. They default to None.
-OPTION_METHODS = {
-    "split_gap": FIT_METHODS,
-    "min_fragment": FIT_METHODS,
-    "guard": ("exact_fit", "first_fit", "best_fit"),
-    "max_samples_per_pack": (*FIT_METHODS, "best_fit_decreasing", "knapsack"),
-    "open_packs": ("first_fit", "best_fit"),
-    "short_seq_len": ("two_tiers",),
-    **dict.fromkeys(COST_OPTIONS, ("best_fit_decreasing",)),
-}
 DEFAULT_METHOD: Method = "exact_fit"
 SHUFFLED_METHOD: Method = "best_fit_decreasing"  # default where windows of packs are shuffled
 
@@ -137,74 +127,33 @@ class Packing:
                 f"buffer_tokens={self.buffer_tokens} cannot hold one pack; "
                 f"set it to at least max_seq_len={self.max_seq_len}"
             )
-        self._check_cost()
-        self._check_options()
-        self._check_multiple()
-        self._check_tiers()
+        default = DEFAULT_METHOD if self.max_cost is None else SHUFFLED_METHOD
+        check_combination({**asdict(self), "method": self.method or default})
+        self._check_sizes()
         convert_fields(self, read_optional_fraction, "split_gap")
         convert_fields(self, read_token_id, "bos_id", "eos_id", "padding_id")
 
-    def _check_options(self) -> None:
-        method = self.method or (DEFAULT_METHOD if self.max_cost is None else SHUFFLED_METHOD)
-        for name, methods in OPTION_METHODS.items():
-            value = getattr(self, name)
-            if value is not None and method not in methods:
-                raise ConfigError(
-                    f"{name}={value} is not supported by method={method!r}; leave it out, or "
-                    f"set method to {' or '.join(map(repr, methods))}"
-                )
-        if self.min_fragment is None:
-            return
-        if self.split_gap is None:
-            raise ConfigError(
-                f"min_fragment={self.min_fragment} bounds cuts, and without split_gap there are "
-                "none; set split_gap, e.g. to 0.01, or leave min_fragment out"
-            )
-        if 2 * self.min_fragment > self.max_seq_len:
+    def _check_sizes(self) -> None:
+        size, short = self.max_seq_len, self.short_seq_len
+        if self.min_fragment is not None and 2 * self.min_fragment > size:
             raise ConfigError(
                 f"min_fragment={self.min_fragment} leaves nothing to cut in packs of "
-                f"max_seq_len={self.max_seq_len}; set it to {self.max_seq_len // 2} at most"
+                f"max_seq_len={size}; set it to {size // 2} at most"
             )
-
-    def _check_multiple(self) -> None:
-        multiple = self.pad_to_multiple or 1
-        for name in ("max_seq_len", "short_seq_len", "capacity"):
-            value = getattr(self, name)
-            if value is not None and value % multiple:
-                raise ConfigError(
-                    f"{name}={value} is not a multiple of pad_to_multiple={multiple}; "
-                    f"set it to {self.room_of(value)}, for example"
-                )
-
-    def _check_cost(self) -> None:
-        for name in COST_OPTIONS[1:]:
-            value = getattr(self, name)
-            if value is not None and self.max_cost is None:
-                raise ConfigError(
-                    f"{name}={value} has no effect without max_cost; set max_cost, or leave "
-                    f"{name} out"
-                )
-        least, most = self.max_seq_len, self.max_seq_len * 3 // 2
-        if self.capacity is not None and not least <= self.capacity <= most:
+        if self.capacity is not None and not size <= self.capacity <= size * 3 // 2:
             raise ConfigError(
-                f"capacity={self.capacity} must be from max_seq_len={least} to 1.5 times that, "
-                f"{most}; leave it out for the most"
+                f"capacity={self.capacity} must be from max_seq_len={size} to 1.5 times that, "
+                f"{size * 3 // 2}; leave it out for the most"
             )
-
-    def _check_tiers(self) -> None:
-        if self.method != "two_tiers":
-            return
-        short = self.short_seq_len
-        if short is None or short >= self.max_seq_len:
+        if short is not None and short >= size:
             raise ConfigError(
-                f"short_seq_len={short} must be less than max_seq_len={self.max_seq_len} for "
-                "method='two_tiers'; set it to what short packs hold, such as "
-                f"{self.room_of(max(self.max_seq_len // 4, 1))}"
+                f"short_seq_len={short} must be less than max_seq_len={size}; set it to what short "
+                f"packs hold, such as {self.room_of(max(size // 4, 1))}"
             )
-        if self.buffer_tokens is not None and self.buffer_tokens < self.max_seq_len + short:
+        if short and self.buffer_tokens is not None and self.buffer_tokens < size + short:
             raise ConfigError(
                 f"buffer_tokens={self.buffer_tokens} cannot hold a pack of each tier; set it to "
-                f"at least max_seq_len + short_seq_len = {self.max_seq_len + short}"
+                f"at least max_seq_len + short_seq_len = {size + short}"
             )
 
     def resolved(self, *, is_windowed: bool) -> Packing:

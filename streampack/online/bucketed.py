@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from streampack.config import Bucketing, Buffers, Mixing, Order
+from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 from streampack.online.dataset import FlowDataset, check_options, flow_plan
 from streampack.online.even_steps import Steps, check_steps
@@ -80,13 +81,10 @@ class BucketedIterableDataset(FlowDataset):
             )
         check_streams(streams, IterableStream)
         check_configs(mixing=mixing, order=order, buffers=buffers, world=world)
-        check_options(type(self).__name__, mixing, order, buffers, has_packs=False)
-        if world is not None and world.context_parallel > 1:
-            raise ConfigError(
-                f"context_parallel={world.context_parallel} cuts rows into equal chunks, but "
-                "BucketedIterableDataset has rows of many lengths; use PackedIterableDataset, or "
-                "leave context_parallel out of World"
-            )
+        check_options(type(self).__name__, mixing, order, buffers)
+        if world is not None:
+            given = {"context_parallel": world.context_parallel}
+            check_combination({"dataset": type(self).__name__, **given})
         for stream in streams:
             if "seq_lens" in {*stream.token_fields, *stream.payloads}:
                 raise ConfigError(

@@ -23,6 +23,7 @@ from dataclasses import replace
 from streampack.batch.formats.registry import BatchFormat, Formatter, check_format, to_native
 from streampack.batch.slices import context_slice
 from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
+from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 from streampack.online.engine import OnlineEngine
 from streampack.online.epoch_quota import epoch_amounts
@@ -33,9 +34,6 @@ from streampack.runtime.resumable import ResumableDataset
 from streampack.streams import IterableStream
 from streampack.streams.registry import check_streams, unique_names
 from streampack.world import World
-
-# Methods that cut a sample wherever a pack ends.
-CUTTING_METHODS = ("next_fit", "concat")
 
 
 class FlowDataset(ResumableDataset[OnlineEngine]):
@@ -116,7 +114,7 @@ class PackedIterableDataset(FlowDataset):
     ) -> None:
         check_streams(streams, IterableStream)
         check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
-        check_options(type(self).__name__, mixing, order, buffers, has_packs=True)
+        check_options(type(self).__name__, mixing, order, buffers)
         plan = flow_plan(
             streams,
             packing,
@@ -142,13 +140,8 @@ def flow_plan(
     _check_fields(streams, packing)
     is_shuffled, order = order is not None and order.shuffle, order or Order()
     packing = packing.resolved(is_windowed=False)
-    if packing.packs_windows:
-        cost = packing.max_cost
-        what = f"method={packing.method!r}" if cost is None else f"max_cost={cost}"
-        raise ConfigError(
-            f"{what} packs windows of samples whose lengths are known before their tokens, which "
-            "iterables cannot do; leave it out for 'exact_fit'"
-        )
+    given = {"max_cost": packing.max_cost, "method": packing.method}
+    check_combination({"dataset": "PackedIterableDataset", **given})
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
     )
@@ -175,24 +168,19 @@ def check_options(
     mixing: Mixing | None,
     order: Order | None,
     buffers: Buffers | None,
-    *,
-    has_packs: bool,
 ) -> None:
-    """Refuse options that online datasets do not support, naming the values that they do."""
-    possible: list[tuple[Mixing | Order | Buffers | None, str, tuple[str | int | None, ...]]] = [
-        (mixing, "epoch_end", ("pad", "drop") if has_packs else ("pad",)),
-        (mixing, "global_batch_size", (None,)),
-        (order, "num_lanes", (None,)),
-        (buffers, "cache_limit", (None,)),
-    ]
-    if not has_packs:
-        possible.append((order, "pack_shuffle", (None, 0)))
-    for config, key, works in possible:
-        if config is not None and (value := getattr(config, key)) not in works:
-            raise ConfigError(
-                f"{name} cannot do {key}={value!r}, only "
-                f"{' or '.join(map(repr, works))}; PackedStreamingDataset can, from MDS streams"
-            )
+    """Refuse options that only datasets with planned packs support."""
+    mixing, order, buffers = mixing or Mixing(), order or Order(), buffers or Buffers()
+    check_combination(
+        {
+            "dataset": name,
+            "epoch_end": mixing.epoch_end,
+            "global_batch_size": mixing.global_batch_size,
+            "num_lanes": order.num_lanes,
+            "pack_shuffle": order.pack_shuffle,
+            "cache_limit": buffers.cache_limit,
+        }
+    )
 
 
 def _check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
@@ -205,11 +193,5 @@ def _check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
                     f"token_fields: {name!r} is {dtypes[name]!r} in one stream and {dtype!r} in "
                     "another; a batch has one array for both, so give it one dtype"
                 )
-        cuts = packing.method in CUTTING_METHODS or packing.split_gap is not None
-        if stream.payloads and cuts:
-            what = f"split_gap={packing.split_gap}" if packing.split_gap is not None else ""
-            raise ConfigError(
-                f"payloads={dict(stream.payloads)} must stay with their samples, but "
-                f"{what or f'method={packing.method!r}'} cuts samples where a pack ends; use "
-                "method='exact_fit' without split_gap"
-            )
+        given = {"method": packing.method, "split_gap": packing.split_gap}
+        check_combination({"Stream(payloads)": dict(stream.payloads) or None, **given})

@@ -26,7 +26,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from streampack._checks import read_count
 from streampack._state import MAX_EPOCH, FieldChecks
 from streampack.config import Mixing
-from streampack.errors import ConfigError, DataError, ResumeError, WorkerError
+from streampack.config.combinations import check_combination
+from streampack.errors import DataError, ResumeError, WorkerError
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.epoch_counter import SharedEpochCounter
 from streampack.runtime.step_agreement import StepAgreement
@@ -245,15 +246,6 @@ def check_steps(steps: object, mixing: Mixing | None) -> Steps | None:
     number: Steps = "equal"
     if steps != "equal":
         number = read_count("steps", steps, "write a number of steps, such as 1000, or 'equal'")
-    elif mixing.stop == "repeat":
-        raise ConfigError(
-            f"steps={steps!r} ends a loop with the first rank whose sources end, and with "
-            f"stop={mixing.stop!r} they never do; set steps to a number, such as steps=1000"
-        )
-    if mixing.batching_method == "per_stream" and mixing.stop != "repeat":
-        raise ConfigError(
-            f"batching_method='per_stream' gives all ranks the same stream at each step, but with "
-            f"steps={steps!r} ranks begin their epochs at different steps; set "
-            "Mixing(stop='repeat') and steps to a number, or batching_method='device_per_stream'"
-        )
+    given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
+    check_combination({"steps": number, **given})
     return number

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple, cast, get_args
 from streampack._state import MAX_EPOCH, FieldChecks, as_text, field_difference, saved_fingerprint
 from streampack.balance import Balance
 from streampack.config import Order, Packing
-from streampack.config.packing import OPTION_METHODS, Method
+from streampack.config.packing import Method
+from streampack.config.rules import OPTION_METHODS
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe

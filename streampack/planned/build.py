@@ -23,6 +23,7 @@ import numpy as np
 from streampack.balance import Balance
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
+from streampack.config.combinations import check_combination
 from streampack.config.packing import Method
 from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
@@ -32,7 +33,7 @@ from streampack.plan import PlanStream, Recipe, RunShape
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
-from streampack.planned.pack_lengths import check_pack_lengths, slots_per_pack
+from streampack.planned.refusals import check_pack_lengths, slots_per_pack
 from streampack.special_ids import adds_ids, num_added
 from streampack.streams import MdsStream
 from streampack.streams.registry import unique_names
@@ -147,41 +148,26 @@ def check_shape(shape: tuple[int, int, int], method: str) -> None:
         most = MAX_LANES if name == "num_lanes" else MAX_PACKS
         if size > most:
             raise ConfigError(f"{name}={size} is more than {most}, the most; lower it")
-    if method == "device_per_stream" and global_batch_size % run:
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} is not a multiple of the run's first "
-            f"batch_size={run}, which batching_method='device_per_stream' needs; choose one that is"
-        )
-    if method == "per_stream" and num_lanes > 1 and global_batch_size % (num_lanes * run):
-        raise ConfigError(
-            f"batching_method='per_stream' needs global_batch_size={global_batch_size} to be a "
-            f"multiple of num_lanes * batch_size = {num_lanes * run}, or Order(num_lanes=1); to "
-            "resume from a state, leave num_lanes out, and without chapters both: the run keeps "
-            "its own"
-        )
+    given = {"batching_method": method, "global_batch_size": global_batch_size}
+    given["the run's first batch_size"] = run
+    if num_lanes > 1:
+        given["num_lanes * batch_size"] = num_lanes * run
+    check_combination(given)
 
 
 def check_batches(batch_size: int, global_batch_size: int) -> None:
     """Refuse device batches that do not divide a global batch."""
-    if global_batch_size % batch_size:
-        divisor = max(n for n in range(1, batch_size) if global_batch_size % n == 0)
-        multiple = -(-global_batch_size // batch_size) * batch_size
-        raise ConfigError(
-            f"global_batch_size={global_batch_size} is not a multiple of batch_size={batch_size}; "
-            f"set it to {multiple}, or set batch_size to {divisor}, for example; to resume from "
-            "a state without chapters, leave it out, and the run keeps its own"
-        )
+    divisor = max(n for n in range(1, batch_size + 1) if global_batch_size % n == 0)
+    given = {"batch_size": batch_size, "global_batch_size": global_batch_size, "divisor": divisor}
+    check_combination(given)
 
 
 def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
     """Refuse a padded end that would need lengths of shards that this node does not fetch."""
-    missing = [s.name for s in spec.streams if s.cache.is_remote and not s.has_length_file]
-    if num_lanes > 1 and spec.mixing.epoch_end != "carry" and missing:
-        raise ConfigError(
-            f"epoch_end={spec.mixing.epoch_end!r} with {num_lanes} lanes needs a length file "
-            f"in every remote stream, and {missing} have none: run `streampack index` on them, or "
-            "set Mixing(epoch_end='carry') or Order(num_lanes=1)"
-        )
+    for stream in spec.streams:
+        is_known = not stream.cache.is_remote or stream.has_length_file
+        given = {"epoch_end": spec.mixing.epoch_end, "num_lanes": num_lanes}
+        check_combination({**given, "a length file": is_known}, f"stream {stream.name!r}: ")
 
 
 def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
@@ -229,19 +215,11 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
     packing, mixing, order = spec.packing, spec.mixing, spec.order
     if packing.method is None and shape is not None:
         packing = replace(packing, method=shape.method)
-    if mixing.stop != "all_exhausted":
-        raise ConfigError(
-            f"PackedStreamingDataset cannot do stop={mixing.stop!r}: its epochs end by the "
-            "streams' weights, or by epoch_size; leave stop out"
-        )
+    check_combination({"dataset": "PackedStreamingDataset", "stop": mixing.stop})
     for stream in spec.streams:
-        if stream.max_passes is not None:
-            raise ConfigError(
-                f"stream {stream.name!r} has max_passes={float(stream.max_passes):g}, which limits "
-                "a run of chapters, and this run has epochs; leave it out, or pass "
-                "chapters=[Chapter(weights={...})]"
-            )
-    check_equal_cost(packing, spec.streams, spec.world)
+        given = {"chapters": None, "Stream(max_passes)": stream.max_passes}
+        check_combination(given, f"stream {stream.name!r}: ")
+    check_equal_cost(packing, spec.streams)
     streams = plan_streams(spec)
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from streampack.balance import Balance
-from streampack.errors import ConfigError, ResumeError
+from streampack.config.combinations import check_combination
+from streampack.errors import ResumeError
 from streampack.plan import DeviceView, Recipe
 from streampack.types import State
 from streampack.world import World
@@ -51,13 +52,8 @@ def ranks_of_node(world: World) -> list[World]:
 
 def check_whole_steps(recipe: Recipe, view: DeviceView) -> None:
     """Refuse a balanced global batch that is not a whole number of steps."""
-    size = recipe.global_batch_size
-    if view.balance is not None and size % view.window:
-        raise ConfigError(
-            f"global_batch_size={size} is not a multiple of batch_size * devices = {view.window}, "
-            f"which balance needs; set it to {-(-size // view.window) * view.window}, or leave "
-            "balance out"
-        )
+    given = {"balance": view.balance, "global_batch_size": recipe.global_batch_size}
+    check_combination({**given, "batch_size * devices": view.window})
 
 
 def balance_in_state(recipe: Recipe, view: DeviceView, position: int) -> State:

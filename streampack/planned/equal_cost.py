@@ -14,39 +14,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from streampack.config import Packing
-from streampack.errors import ConfigError
+from streampack.config.combinations import check_combination
 from streampack.pack import fit_samples
 from streampack.pack.cost import check_max_cost, sizes_in_pack
 from streampack.streams import MdsStream
 from streampack.types import LENGTH, Int64Array
-from streampack.world import World
 
 NUM_SHARDS = 64  # shards whose lengths are looked at
 
 
-def check_equal_cost(packing: Packing, streams: Sequence[MdsStream], world: World) -> None:
+def check_equal_cost(packing: Packing, streams: Sequence[MdsStream]) -> None:
     """Refuse `max_cost` where packs of equal cost are not possible."""
-    if packing.max_cost is None:
-        return
     check_max_cost(packing)
-    own = f"max_cost={packing.max_cost}"
-    if world.context_parallel > 1:
-        raise ConfigError(
-            f"{own} bounds the cost of whole packs, but World(context_parallel="
-            f"{world.context_parallel}) cuts each among ranks; leave one of them out"
-        )
     for stream in streams:
-        if stream.max_seq_len is not None:
-            raise ConfigError(
-                f"{own} is one bound for all packs, but stream {stream.name!r} has packs of its "
-                f"own, max_seq_len={stream.max_seq_len}; leave one of them out"
-            )
-        if stream.cache.is_remote and not stream.has_length_file:
-            raise ConfigError(
-                f"{own} needs the lengths of stream {stream.name!r} to know how many packs it "
-                "gives, and it has no length file: run `streampack index` on it, or leave "
-                "max_cost out"
-            )
+        given = {
+            "max_cost": packing.max_cost,
+            "Stream(max_seq_len)": stream.max_seq_len,
+            "a length file": not stream.cache.is_remote or stream.has_length_file,
+        }
+        check_combination(given, f"stream {stream.name!r}: ")
 
 
 def slots_of_equal_cost(

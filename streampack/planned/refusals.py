@@ -1,10 +1,14 @@
-"""What a planned run refuses: epochs without a batch, and states of another worker."""
+"""What a planned run refuses: empty epochs, packs that fit no batch, and states of others."""
 
 from __future__ import annotations
 
+import math
+
 from torch.utils.data import get_worker_info
 
-from streampack.config import Order
+from streampack.config import Order, Packing
+from streampack.config.combinations import check_combination
+from streampack.config.rules import SLOTS
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.plan import DeviceView, PackSequence, Recipe, nearest_divisors, saving_worker
 from streampack.types import State
@@ -51,6 +55,43 @@ def check_whole_batches(recipe: Recipe) -> None:
                 f"tokens, less than the {least} that fill a {batch}; set epoch_end to 'carry' or "
                 "'pad', or raise its share"
             )
+
+
+def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
+    """Return the length of a stream's packs, in units of the packing's max_seq_len.
+
+    >>> slots_per_pack("books", 4096, Packing(max_seq_len=1024))
+    4
+    """
+    given = {"Packing(max_seq_len)": packing.max_seq_len, "Stream(max_seq_len)": max_seq_len}
+    check_combination(given, f"stream {name!r}: ")
+    return (max_seq_len or packing.max_seq_len) // packing.max_seq_len
+
+
+def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
+    """Refuse device batches that do not consist of whole packs of one length.
+
+    `batch_size` is the number of slots of a device batch in this world.
+    """
+    slots = [stream.slots_per_pack for stream in recipe.streams]
+    if max(slots) == 1:
+        return
+    longest = recipe.streams[slots.index(max(slots))]
+    multiple, run, method = math.lcm(*slots), recipe.lane_run, recipe.mixing.batching_method
+    # A new run's lane_run is its batch_size.
+    size = recipe.global_batch_size if method == "per_stream" else run
+    sizes = [n for n in range(multiple, size + 1, multiple) if size % n == 0]
+    given = {
+        "Stream(max_seq_len)": max(slots) * recipe.packing.max_seq_len,
+        "batching_method": method,
+        "the run's first batch_size": run,
+        "global_batch_size": recipe.global_batch_size,
+        "batch_size": batch_size,
+        "batch_sizes": " or ".join(map(str, sizes or [-(-run // multiple) * multiple])),
+        "the packs of one stream": size,
+        SLOTS: multiple,
+    }
+    check_combination(given, f"stream {longest.name!r}: ")
 
 
 def check_within_epoch(sequence: PackSequence, position: int, saved_size: int) -> None:

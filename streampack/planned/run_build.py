@@ -15,7 +15,7 @@ from typing import Any
 
 from streampack.batch.formats.registry import BatchFormat, check_format
 from streampack.chapters import Chapter
-from streampack.config import Mixing
+from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.recipe import Recipe
@@ -34,54 +34,25 @@ from streampack.streams import MdsStream
 
 def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchFormat) -> None:
     """Refuse options that need epochs, which a run of chapters does not have."""
-    mixing = spec.mixing
-    if mixing.global_batch_size is None and not all(c.global_batch_size for c in spec.chapters):
-        raise ConfigError(
-            f"global_batch_size={mixing.global_batch_size}: chapters end at global batches, and "
-            "the default would depend on the number of ranks; set Mixing(global_batch_size=...), "
-            "or one in every chapter"
-        )
-    for name in ("epoch_size", "epoch_end", "sampling_method"):
-        value, default = getattr(mixing, name), getattr(Mixing(), name)
-        if value != default:
-            raise ConfigError(
-                f"{name}={value!r} is about epochs, and a run of chapters has none; leave it out, "
-                "and set until or steps of the chapters"
-            )
+    given = {name: getattr(spec.mixing, name) for name in ("epoch_size", "epoch_end")}
+    given["sampling_method"] = spec.mixing.sampling_method
+    check_combination({"chapters": spec.chapters, **given})
     for stream, opened in zip(streams, spec.streams, strict=True):
         _check_stream(stream, opened)
     for chapter in spec.chapters:
         own = chapter_spec(spec, chapter)
-        if own.packing.max_cost is not None:
-            raise ConfigError(
-                f"max_cost={own.packing.max_cost} makes packs of unequal lengths, and chapters "
-                "count full ones; leave it out, or use Balance"
-            )
+        sizes = {"global_batch_size": own.mixing.global_batch_size}
+        check_combination({"chapters": spec.chapters, **sizes, "max_cost": own.packing.max_cost})
         check_format(batch_format, own.packing, own.batch_size)
 
 
 def _check_stream(stream: Any, opened: MdsStream) -> None:
     """Refuse options of a stream that a run of chapters does not have."""
-    for name in ("proportion", "repeat", "choose"):
-        value = getattr(stream, name, None)
-        if value is not None:
-            raise ConfigError(
-                f"stream {opened.name!r} has {name}={value}, and a run of chapters takes its "
-                f"shares from the chapters; leave it out, and write {opened.name!r} into the "
-                "weights of a Chapter"
-            )
-    is_counted = opened.max_passes is None or opened.on_exhausted == "substitute"
-    if not is_counted and not opened.has_length_file:
-        raise ConfigError(
-            f"stream {opened.name!r} has on_exhausted={opened.on_exhausted!r}, which needs its "
-            "number of tokens; write its length file with `streampack index`, or set "
-            "on_exhausted='substitute'"
-        )
-    if getattr(stream, "max_seq_len", None) is not None:
-        raise ConfigError(
-            f"stream {opened.name!r} has max_seq_len={stream.max_seq_len}, and chapters have "
-            "packs of one length; leave it out, and give a Chapter its own packing"
-        )
+    names = ("proportion", "repeat", "choose", "max_seq_len")
+    given = {f"Stream({name})": getattr(stream, name, None) for name in names}
+    ends = None if opened.max_passes is None else opened.on_exhausted
+    given |= {"Stream(on_exhausted)": ends, "a length file": opened.has_length_file}
+    check_combination({"chapters": [stream], **given}, f"stream {opened.name!r}: ")
 
 
 def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
@@ -165,9 +136,5 @@ def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:
         check_shape((recipe.num_lanes, recipe.lane_run, size), recipe.mixing.batching_method)
     except ConfigError as error:
         raise ConfigError(f"chapters[{number}]: {error}") from None
-    if size % window:
-        raise ConfigError(
-            f"chapters[{number}] ends at a global batch, and global_batch_size={size} is not a "
-            f"multiple of batch_size * ranks = {window}; set it to {-(-size // window) * window}, "
-            "or lower batch_size"
-        )
+    given = {"chapters": [spec], "global_batch_size": size, "batch_size * ranks": window}
+    check_combination(given, f"chapters[{number}]: ")

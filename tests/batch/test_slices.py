@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from streampack.batch.formats.registry import FORMATS
 from streampack.batch.slices import context_slice, slice_batch
 from streampack.formats import (
     count_units,
-    to_hf,
-    to_llama_factory,
     to_megatron,
     to_native,
     to_torchtitan,
@@ -65,8 +62,7 @@ def test_each_format_takes_slices_or_is_refused_by_name(name):
     if name in TAKEN:
         assert context_slice(PER_DOCUMENT, PACKING, FORMATS[name], 1) is not None
         return
-    message = rf"batch_format='{name}' takes whole rows, but context_parallel=2 cuts them: "
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=f"context_parallel=2 does not .* batch_format='{name}'"):
         context_slice(WORLD, PACKING, FORMATS[name], 1)
     assert context_slice(World(), PACKING, FORMATS[name], 1) is None
 
@@ -75,14 +71,6 @@ def test_each_format_takes_slices_or_is_refused_by_name(name):
 def test_a_function_of_whole_rows_refuses_a_slice(name, slices):
     with pytest.raises(ConfigError, match=r"takes whole rows, .*streampack\.merge_slices"):
         FORMATS[name](slices[0])
-
-
-def test_options_of_a_format_are_looked_at_too():
-    for convert in (partial(to_hf, shift_labels=True), partial(to_llama_factory, dense=True)):
-        with pytest.raises(ConfigError, match="takes whole rows"):
-            context_slice(WORLD, PACKING, convert, 1)
-    with pytest.raises(ConfigError, match="pad_segments_to=4 pads whole rows"):
-        context_slice(PER_DOCUMENT, PACKING, partial(to_megatron, pad_segments_to=4), 1)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -98,26 +86,26 @@ def test_megatron_takes_the_layout_that_transformer_engine_cuts_only(layout):
 @pytest.mark.parametrize(
     ("layout", "num_ranks", "packing", "message"),
     [
-        ("zigzag", 3, {"max_seq_len": 16}, "max_seq_len=16 is not a multiple; set it to 18"),
-        ("contiguous", 3, {"max_seq_len": 16}, "max_seq_len=16 is not a multiple; set it to 18"),
-        ("zigzag", 2, {"max_seq_len": 18}, "into 4 equal chunks .* set it to 20"),
+        ("zigzag", 3, {"max_seq_len": 16}, "max_seq_len=16 is not .* = 6.*set it to 12 or 18"),
+        ("contiguous", 3, {"max_seq_len": 16}, "= 3, .*set it to 15 or 18"),
+        ("zigzag", 2, {"max_seq_len": 18}, "= 4, .*set it to 16 or 20"),
         (
             "zigzag_per_document",
             2,
             {"max_seq_len": 16},
-            r"pad_to_multiple=None; set Packing\(pad_to_multiple=4\)",
+            r"a document = 4, .*set it to 4",
         ),
         (
             "zigzag_per_document",
             4,
             {"max_seq_len": 16, "pad_to_multiple": 4},
-            r"pad_to_multiple=4; set Packing\(pad_to_multiple=8\)",
+            r"pad_to_multiple=4 .*= 8, .*set it to 8",
         ),
         (
             "contiguous_per_document",
             4,
             {"max_seq_len": 16, "pad_to_multiple": 2},
-            r"pad_to_multiple=2; set Packing\(pad_to_multiple=4\)",
+            r"pad_to_multiple=2 .*= 4, .*set it to 4",
         ),
     ],
 )
@@ -132,12 +120,6 @@ def test_torchtitans_one_row_is_cut_as_one():
         context = context_slice(WORLD, PACKING, convert, 3)
         assert context is not None
         assert context.frame_tokens == frame_tokens
-
-
-def test_rows_divide_even_where_the_batch_is_cut_as_one():
-    for convert in (to_torchtitan_flat, to_torchtitan):
-        with pytest.raises(ConfigError, match="set it to 8"):
-            context_slice(WORLD, Packing(max_seq_len=6), convert, 2)
 
 
 def test_megatrons_edges_are_those_of_whole_rows(slices):

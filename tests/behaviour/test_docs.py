@@ -4,7 +4,7 @@
 
     zensical.toml  nav ------ every page of docs/, once
     docs/api.md               every public name
-    docs/config-reference.md  what docs/generate.py prints
+    docs/config-reference.md, docs/combinations.md   what docs/generate.py prints
     docs/ARCHITECTURE.md      files that exist
     each page                 its python blocks, in order, in a folder of its own
     docs/operations.md        messages that the package has
@@ -87,13 +87,14 @@ def test_the_reference_names_what_exists():
         assert not is_defined_here or value.__doc__, path
 
 
-def test_the_config_reference_is_what_its_generator_prints():
+@pytest.mark.parametrize("page", ["config-reference", "combinations"])
+def test_a_generated_page_is_what_its_generator_prints(page):
     script = DOCS / "generate.py"
     done = subprocess.run(
-        [sys.executable, str(script), "--print"], capture_output=True, text=True, check=True
+        [sys.executable, str(script), page], capture_output=True, text=True, check=True
     )
 
-    assert (DOCS / "config-reference.md").read_text() == done.stdout, f"run python {script}"
+    assert (DOCS / f"{page}.md").read_text() == done.stdout, f"run python {script}"
 
 
 def test_the_architecture_page_names_every_room_and_only_files_that_exist():

@@ -100,7 +100,7 @@ CONFIGS = {
     ),
     "an option of another packer, left out": Remedy(
         lambda _: Packing(max_seq_len=64, open_packs=4),
-        r"leave it out, or set method to '(\w+)' or '(\w+)'$",
+        r"needs method='(\w+)' or '(\w+)', .*; choose one of these, or leave open_packs out$",
         lambda _, *methods: [
             Packing(max_seq_len=64),
             *(Packing(max_seq_len=64, open_packs=4, method=method) for method in methods),
@@ -108,8 +108,8 @@ CONFIGS = {
     ),
     "packs that are no multiple": Remedy(
         lambda _: Packing(max_seq_len=100, pad_to_multiple=16),
-        r"set it to (\d+), for example$",
-        lambda _, size: Packing(max_seq_len=int(size), pad_to_multiple=16),
+        r"set it to (\d+) or (\d+)$",
+        lambda _, *sizes: [Packing(max_seq_len=int(size), pad_to_multiple=16) for size in sizes],
     ),
     "a token id that is none": Remedy(
         lambda _: Packing(max_seq_len=64, padding_id=-1),
@@ -133,8 +133,8 @@ CONFIGS = {
     ),
     "a shuffle of packs in stored order": Remedy(
         lambda _: Order(shuffle=False, pack_shuffle=5),
-        r"leave out one of them$",
-        lambda _: [Order(shuffle=False), Order(pack_shuffle=5)],
+        r"set shuffle=(True), or leave (pack_shuffle) out$",
+        lambda _, *__: [Order(shuffle=False), Order(pack_shuffle=5)],
     ),
     "a replication that does not divide": Remedy(
         lambda _: World(num_ranks=4, replication=3),
@@ -401,9 +401,10 @@ MIXES = {
     ),
     "a global batch that is no multiple": Remedy(
         lambda folder: two(folder, {}, {}, batch_size=4, mixing=Mixing(global_batch_size=6)),
-        r"set it to (\d+), or set batch_size to (\d+), for example",
-        lambda folder, whole, part: [
-            two(folder, {}, {}, batch_size=4, mixing=Mixing(global_batch_size=int(whole))),
+        r"set it to (\d+) or (\d+), or set batch_size to (\d+), for example",
+        lambda folder, less, more, part: [
+            two(folder, {}, {}, batch_size=4, mixing=Mixing(global_batch_size=int(less))),
+            two(folder, {}, {}, batch_size=4, mixing=Mixing(global_batch_size=int(more))),
             two(folder, {}, {}, batch_size=int(part), mixing=Mixing(global_batch_size=6)),
         ],
     ),
@@ -411,7 +412,7 @@ MIXES = {
         lambda folder: two(
             folder, {}, {}, mixing=Mixing(batching_method="per_stream"), order=Order(num_lanes=2)
         ),
-        r"a multiple of num_lanes \* batch_size = (\d+), or Order\(num_lanes=(1)\)",
+        r"set it to (\d+), or set Order\(num_lanes=(1)\)",
         lambda folder, multiple, lanes: [
             two(
                 folder,

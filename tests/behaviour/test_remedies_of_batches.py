@@ -55,7 +55,7 @@ def with_labels(*labels: int) -> dict[str, list[int]]:
 FORMATS = {
     "several packs that are numbered": Remedy(
         lambda _: batch_of(batch_format="llama_factory", batch_size=2),
-        r"batch_size=2: .*batch_size=(1)\b.*batch_format='(\w+)'.*, (dense)=True\)$",
+        r"not 2: .*batch_size=(1)\b.*batch_format='(\w+)'.*, (dense)=True\)$",
         lambda _, one, name, option: [
             batch_of(batch_format="llama_factory", batch_size=int(one)),
             batch_of(batch_format=name, batch_size=2),

@@ -319,8 +319,8 @@ ONCE = r"; pass a list, .* __iter__ makes a new generator$"
 ITERABLES = {
     "lanes of iterables": Remedy(
         lambda _: flow(IterableStream(ROWS), order=Order(num_lanes=2)),
-        r"num_lanes=2, only (None); (PackedStreamingDataset) can",
-        lambda folder, _, __: [
+        r"num_lanes=2: .*; leave it out, or read MDS streams with (PackedStreamingDataset)$",
+        lambda folder, _: [
             flow(IterableStream(ROWS), order=Order(num_lanes=None)),
             packed([Stream(local=mds(folder))], order=Order(num_lanes=2)),
         ],
@@ -437,7 +437,7 @@ STEPS = {
     ),
     "sources that never end": Remedy(
         lambda _: stepped("equal", mixing=Mixing(stop="repeat")),
-        r"stop='(\w+)' they never do; .* such as steps=(\d+)$",
+        r"stop='(\w+)': .* such as steps=(\d+)$",
         lambda _, stop, steps: stepped(int(steps), mixing=Mixing(stop=stop)),
     ),
 }

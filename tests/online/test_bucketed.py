@@ -276,12 +276,6 @@ def test_what_cannot_work_is_refused_by_its_name(options, message):
 def test_what_the_dataset_cannot_do_is_refused():
     with pytest.raises(ConfigError, match=r"bucketing=<Packing> is not a Bucketing; pass"):
         dataset(bucketing=Packing(max_seq_len=8))
-    with pytest.raises(ConfigError, match="BucketedIterableDataset cannot do epoch_end='drop'"):
-        BucketedIterableDataset(
-            [IterableStream([[1]])],
-            bucketing=Bucketing(max_tokens=8),
-            mixing=Mixing(epoch_end="drop"),
-        )
     with pytest.raises(ConfigError, match="extra field 'seq_lens', which is a key of every batch"):
         BucketedIterableDataset(
             [IterableStream([{"tokens": [1]}], token_fields={"seq_lens": "int64"})],

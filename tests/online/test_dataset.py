@@ -22,7 +22,6 @@ from streampack import (
     DataError,
     IterableStream,
     Mixing,
-    Order,
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
@@ -306,10 +305,6 @@ def test_a_pack_leaves_as_soon_as_it_is_full():
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"mixing": Mixing(global_batch_size=8)}, "cannot do global_batch_size=8"),
-        ({"mixing": Mixing(epoch_end="carry")}, "cannot do epoch_end='carry'"),
-        ({"order": Order(num_lanes=2)}, "cannot do num_lanes=2, only None"),
-        ({"buffers": Buffers(cache_limit="1gb")}, "cannot do cache_limit=1073741824, only None"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"buffers": Buffers(worker_tokens=100)}, r"set worker_tokens to at least 65568"),
     ],

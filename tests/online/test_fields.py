@@ -129,18 +129,6 @@ def test_a_dropped_sample_takes_its_payloads_with_it():
 
 
 @pytest.mark.parametrize(
-    ("packing", "message"),
-    [
-        ({"method": "next_fit"}, "method='next_fit' cuts"),
-        ({"split_gap": 0.1}, "split_gap=0.1 cuts"),
-    ],
-)
-def test_packers_that_cut_samples_are_refused_beside_payloads(packing, message):
-    with pytest.raises(ConfigError, match=message):
-        dataset(IterableStream([[1]], payloads={"image": None}), **packing)
-
-
-@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"token_fields": {"labels": "int64"}}, "'labels', which is a key of every batch"),

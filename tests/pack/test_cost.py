@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from streampack.balance import AttentionCost
 from streampack.config import Packing
-from streampack.config.packing import OPTION_METHODS
 from streampack.errors import ConfigError
 from streampack.pack import make_packer
 from streampack.pack.cost import check_max_cost, cost_of, sizes_in_pack
@@ -98,9 +97,6 @@ def test_a_bound_below_one_sample_is_refused_with_the_least():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": 1200}, "capacity=1200 has no effect without max_cost; set max_cost, or"),
-        ({"cost_window": 5}, "cost_window=5 has no effect without max_cost"),
-        ({"cost_hidden_size": 5}, "cost_hidden_size=5 has no effect without max_cost"),
         (
             {"max_cost": 2000, "capacity": 999},
             "capacity=999 must be from max_seq_len=1000 to .*1500",
@@ -108,19 +104,11 @@ def test_a_bound_below_one_sample_is_refused_with_the_least():
         ({"max_cost": 2000, "capacity": 1501}, "capacity=1501 must be from .*; leave it out"),
         ({"max_cost": 0}, "max_cost=0 must be at least 1"),
         ({"max_cost": 2000, "pad_to_multiple": 8, "capacity": 1201}, "capacity=1201 is not a mult"),
-        ({"max_cost": 2000, "split_gap": 0.1}, "split_gap=0.1 is not supported by .*decreasing"),
-        ({"max_cost": 2000, "guard": 2}, "guard=2 is not supported by method='best_fit_decr"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Packing(max_seq_len=1000, **options)
-
-
-@pytest.mark.parametrize("method", OPTION_METHODS["guard"])
-def test_other_packers_refuse_a_bound_on_the_cost(method):
-    with pytest.raises(ConfigError, match=f"max_cost=2000 is not supported by method='{method}'"):
-        Packing(max_seq_len=1000, max_cost=2000, method=method)
 
 
 def test_without_a_bound_sizes_are_lengths():

@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.config.packing import OPTION_METHODS, Method
+from streampack.config.packing import Method
+from streampack.config.rules import OPTION_METHODS
 from streampack.errors import DataError, ResumeError
 from streampack.pack import Packer, make_packer
 from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, TOTAL, Packs

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.config.packing import OPTION_METHODS, Method
+from streampack.config.packing import Method
+from streampack.config.rules import OPTION_METHODS
 from streampack.plan import (
     DeviceView,
     Progress,

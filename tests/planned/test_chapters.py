@@ -313,9 +313,7 @@ def test_streams_that_never_ran_may_stand_anywhere(make, method):
         ({"chapters": []}, "is empty"),
         ({"chapters": [Chapter(weights={"web": 1}), CHAPTERS[0]]}, "no chapter can follow it"),
         ({"chapters": [Chapter(weights={"wev": 1}, steps=1)]}, "did you mean 'web'"),
-        ({"chapters": None, "skip": [(1, 2)]}, "counts the steps of a run of chapters"),
         ({"skip": [(2, 1)]}, r"write \(1, 2\)"),
-        ({"world": World(num_ranks=3)}, r"chapters\[0\] ends at a global batch"),
         ({"batch_size": 3}, r"chapters\[0\]"),
     ],
 )
@@ -823,7 +821,7 @@ def test_one_pass_as_the_last_chapter_delivers_the_pass(folders, method, num_lan
 def test_a_limit_of_passes_needs_chapters(folders):
     limited = Stream(local=folders["web"], max_passes=1)
     options = {"packing": Packing(max_seq_len=64), "world": World()}
-    with pytest.raises(ConfigError, match=r"has max_passes=1, which limits a run of chapters"):
+    with pytest.raises(ConfigError, match=r"Stream\(max_passes\)=1 needs chapters: "):
         PackedStreamingDataset([limited], **options)
     PackedStreamingDataset([Stream(local=folders["web"])], **options)
     PackedStreamingDataset(

@@ -183,7 +183,7 @@ def is_int(value: Any) -> bool:
             lambda paths: dataset_of(
                 local=str(paths[0]), mixing=Mixing(global_batch_size=10), batch_size=4
             ),
-            r"size=10 is not a multiple of batch_size=4; set it to 12, or set batch_size to 2",
+            r"size=10 is not .* batch_size=4: .*; set it to 8 or 12, or set batch_size to 2",
         ),
         (
             lambda paths: dataset_of(
@@ -192,7 +192,7 @@ def is_int(value: Any) -> bool:
                 order=Order(num_lanes=3),
                 batch_size=4,
             ),
-            r"'per_stream' needs global_batch_size=8 to be a multiple of.*12, or Order\(",
+            r"size=8 is not a multiple of .* = 12, as .*'per_stream' needs: .*12, or set Order\(",
         ),
         (
             lambda paths: dataset_of(

@@ -30,7 +30,7 @@ from streampack.batch.layout import (
     unshifted_labels,
 )
 from streampack.batch.masks import additive_mask, fixed_cu_seqlens
-from streampack.errors import ConfigError
+from streampack.config.combinations import check_combination
 
 
 def to_hf(
@@ -105,11 +105,7 @@ def to_hf_flash(
         ConfigError: If positions do not restart in every segment, there are more segments than
             `capacity`, the batch has a field that this format cannot carry, or it is not native.
     """
-    if dense:
-        raise ConfigError(
-            f"batch_format='hf_flash' with dense={dense}: flash attention takes no dense mask but "
-            "cu_seq_lens; leave dense out, or use batch_format='hf' with sdpa or eager"
-        )
+    check_combination({"batch_format": "hf_flash", "dense": dense})
     check_carried(batch, "hf_flash")
     check_restarts(batch, "hf_flash")
     if pad_to is None and drop_padding and len(batch["segments"]):
@@ -162,7 +158,7 @@ def to_llama_factory(
     made = _inputs(batch) | _passed_through(batch)
     if dense:
         return made | {"attention_mask": additive_mask(document_ids, dtype=dtype)}
-    check_one_row(len(document_ids))
+    check_combination({"batch_format": "llama_factory", "batch_size": len(document_ids)})
     check_restarts(batch, "llama_factory")
     made["attention_mask"] = document_ids.long().clamp(min=1)
     used = int(document_ids.count_nonzero()) or document_ids.shape[1]
@@ -172,17 +168,6 @@ def to_llama_factory(
         else value
         for key, value in made.items()
     }
-
-
-def check_one_row(batch_size: int) -> None:
-    """Refuse batches of several packs, which transformers cannot tell apart by a numbered mask."""
-    if batch_size > 1:
-        raise ConfigError(
-            f"batch_format='llama_factory' with batch_size={batch_size}: flash attention in "
-            "transformers finds the edges of documents at batch_size=1 only, and documents of "
-            "more packs would see each other; set batch_size=1, take batch_format='hf_flash', or "
-            "for sdpa and eager batch_format=functools.partial(to_llama_factory, dense=True)"
-        )
 
 
 def _inputs(batch: Batch, *, shift_labels: bool = False) -> dict[str, Any]:

@@ -29,10 +29,11 @@ from typing import Any, TypeAlias
 
 from streampack.batch.batch import Batch
 from streampack.batch.compact import to_compact
-from streampack.batch.formats.huggingface import check_one_row, to_hf, to_hf_flash, to_llama_factory
+from streampack.batch.formats.huggingface import to_hf, to_hf_flash, to_llama_factory
 from streampack.batch.formats.others import to_llm_foundry, to_megatron, to_olmo_core
 from streampack.batch.formats.pytorch import to_torchtitan, to_torchtitan_flat, to_torchtune
 from streampack.config import Packing
+from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError, suggest
 
 Formatter: TypeAlias = Callable[[Batch], Any]
@@ -60,9 +61,6 @@ FORMATS: Mapping[str, Formatter] = MappingProxyType(
     }
 )
 """Function of each name of a `batch_format`."""
-
-VARLEN = (to_compact, to_hf_flash, to_megatron, to_torchtitan_flat)
-EDGES_BY_POSITION = (to_hf, to_hf_flash, to_llama_factory, to_torchtitan, to_torchtitan_flat)
 
 
 def get_format(batch_format: BatchFormat) -> Formatter:
@@ -117,32 +115,22 @@ def is_cheap(convert: Formatter) -> bool:
     return is_builtin(convert) and convert is not to_torchtune
 
 
+def options_of(convert: Formatter) -> dict[str, Any]:
+    """Return the name and the options of a built-in format, for the table of combinations.
+
+    >>> options_of(partial(to_hf, dense=True))
+    {'batch_format': 'hf', 'dense': True, 'pad_segments_to': None}
+    """
+    bare, options = unwrapped(convert)
+    if not is_builtin(bare):
+        return {}
+    own = {name: options.get(name) for name in ("dense", "pad_segments_to")}
+    return {"batch_format": name_of(bare), **own}
+
+
 def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 1) -> Formatter:
     """Return the function of a format, checked against `packing` and `batch_size`."""
     convert = get_format(batch_format)
-    bare, options = unwrapped(convert)
-    _check_varlen(bare, packing)
-    if bare is to_llama_factory:
-        if options.get("dense"):
-            return convert
-        check_one_row(batch_size)
-    continues = packing.positions == "continue" and packing.overflow == "split"
-    if continues and any(bare is formatter for formatter in EDGES_BY_POSITION):
-        raise ConfigError(
-            f"batch_format={name_of(bare)!r} shows edges by positions that "
-            "restart at 0, but with Packing(positions='continue') they continue where a sample "
-            "was cut; set positions='restart'"
-        )
+    own = {name: getattr(packing, name) for name in ("positions", "overflow", "max_cost")}
+    check_combination({**own, **options_of(convert), "batch_size": batch_size})
     return convert
-
-
-def _check_varlen(convert: Formatter, packing: Packing) -> None:
-    """Refuse packs of equal cost in a built-in format whose attention has a cost of its own."""
-    if packing.max_cost is None or not is_builtin(convert) or any(convert is f for f in VARLEN):
-        return
-    usable = ", ".join(repr(name_of(varlen)) for varlen in VARLEN)
-    raise ConfigError(
-        f"Packing(max_cost={packing.max_cost}) is for varlen attention, whose cost is that of the "
-        f"samples; batch_format={name_of(convert)!r} computes whole rows: choose one of {usable}, "
-        "or leave max_cost out"
-    )

@@ -1,0 +1,223 @@
+"""Every rule of the table of combinations is reached from the public classes.
+
+::
+
+    the mistakes below --refused--> messages == the rules of the table, each at least once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack import (
+    Balance,
+    BucketedIterableDataset,
+    Bucketing,
+    Buffers,
+    Chapter,
+    ConfigError,
+    IterableStream,
+    Mixing,
+    Order,
+    PackedIterableDataset,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    World,
+)
+from streampack.config.combinations import RULES, Rule
+from streampack.formats import FORMATS, to_hf_flash, to_llama_factory, to_megatron
+from streampack.mds.length_file import LENGTH_FILE
+from streampack.write import write_stream
+
+SIZE = 64
+PACKING = Packing(max_seq_len=SIZE)
+COST = Packing(max_seq_len=SIZE, max_cost=1000)
+SHARED = World(num_ranks=2, replication=2, context_parallel=2)
+PER_DOCUMENT = replace(SHARED, context_layout="zigzag_per_document")
+RUN = (Chapter(weights={"a": 1}, steps=2),)
+GLOBAL = Mixing(global_batch_size=8)
+
+
+def planned(folder: Path, *, stream: dict[str, Any] | None = None, **options: Any) -> None:
+    """Make a dataset of one local stream, `a`."""
+    out = folder / "local"
+    if not out.exists():
+        write_stream([[1, 2, 3]] * 9, out)
+    source = Stream(local=str(out), name="a", **stream or {})
+    PackedStreamingDataset([source], **{"packing": PACKING, "world": World(), **options})
+
+
+def remote(folder: Path, *, stream: dict[str, Any] | None = None, **options: Any) -> None:
+    """Make a dataset of one remote stream, `a`, without a length file."""
+    out = folder / "remote"
+    if not out.exists():
+        (write_stream([[1, 2, 3]] * 9, out).path / LENGTH_FILE).unlink()
+    source = Stream(remote=str(out), local=str(folder / "cache"), name="a", **stream or {})
+    PackedStreamingDataset([source], **{"packing": PACKING, "world": World(), **options})
+
+
+def online(_: Path, *, stream: dict[str, Any] | None = None, **options: Any) -> None:
+    source = IterableStream([{"tokens": [1, 2]}], **stream or {})
+    PackedIterableDataset([source], **{"packing": PACKING, "world": World(), **options})
+
+
+def bucketed(_: Path, **options: Any) -> None:
+    source, bucketing = IterableStream([[1, 2]]), Bucketing(max_tokens=SIZE)
+    BucketedIterableDataset([source], **{"bucketing": bucketing, "world": World(), **options})
+
+
+def packing(_: Path, **options: Any) -> None:
+    Packing(**{"max_seq_len": SIZE, **options})
+
+
+def per(method: str, **options: Any) -> Mixing:
+    return Mixing(batching_method=f"{method}", **options)
+
+
+MISTAKES: list[Callable[[Path], Any]] = [
+    *(
+        partial(packing, method="concat", **options)
+        for options in (
+            {"split_gap": 0.0},
+            {"min_fragment": 2},
+            {"guard": 2},
+            {"max_samples_per_pack": 2},
+            {"open_packs": 2},
+            {"short_seq_len": 2},
+            {"max_cost": 1000},
+            {"capacity": SIZE},
+            {"cost_hidden_size": 2},
+            {"cost_window": 2},
+        )
+    ),
+    *(
+        partial(packing, method="best_fit_decreasing", **options)
+        for options in ({"capacity": SIZE}, {"cost_hidden_size": 2}, {"cost_window": 2})
+    ),
+    partial(packing, min_fragment=2),
+    partial(packing, method="two_tiers"),
+    partial(packing, pad_to_multiple=5),
+    partial(packing, method="two_tiers", short_seq_len=12, pad_to_multiple=8),
+    partial(packing, max_cost=1000, capacity=70, pad_to_multiple=8),
+    lambda _: Order(shuffle=False, pack_shuffle=5),
+    *(
+        partial(dataset, packing=replace(PACKING, positions="continue"), batch_format=name)
+        for dataset in (planned, online)
+        for name in ("hf", "torchtitan", "torchtitan_flat", "llama_factory")
+    ),
+    partial(
+        planned,
+        packing=replace(PACKING, positions="continue"),
+        batch_format=partial(to_hf_flash, capacity=4),
+    ),
+    *(
+        partial(planned, packing=COST, batch_format=name)
+        for name in set(FORMATS) - {"compact", "hf_flash", "megatron", "torchtitan_flat"}
+    ),
+    partial(planned, batch_format="llama_factory", batch_size=2),
+    partial(online, batch_format=partial(to_hf_flash, dense=True)),
+    *(
+        partial(dataset, world=SHARED, batch_format=name)
+        for dataset in (planned, online)
+        for name in set(FORMATS)
+        - {"native", "compact", "megatron", "torchtitan", "torchtitan_flat"}
+    ),
+    partial(online, world=SHARED, batch_format=partial(to_llama_factory, dense=True)),
+    partial(online, world=SHARED, batch_format="megatron"),
+    partial(
+        online,
+        world=PER_DOCUMENT,
+        packing=replace(PACKING, pad_to_multiple=4),
+        batch_format=partial(to_megatron, pad_segments_to=4),
+    ),
+    partial(online, world=SHARED, packing=Packing(max_seq_len=6)),
+    partial(online, world=SHARED, packing=Packing(max_seq_len=6), batch_format="torchtitan_flat"),
+    partial(online, world=PER_DOCUMENT),
+    partial(planned, world=SHARED, packing=COST, batch_format="compact"),
+    partial(bucketed, world=SHARED),
+    partial(planned, mixing=Mixing(global_batch_size=10), batch_size=4),
+    partial(planned, mixing=GLOBAL, batch_size=3, chapters=RUN),
+    partial(
+        planned,
+        mixing=per("per_stream", global_batch_size=8),
+        order=Order(num_lanes=3),
+        batch_size=4,
+    ),
+    partial(planned, mixing=GLOBAL, batch_size=4, world=World(num_ranks=3), balance=Balance()),
+    partial(remote, packing=COST, batch_format="compact"),
+    partial(planned, stream={"max_seq_len": 2 * SIZE}, batch_size=2),
+    partial(planned, stream={"max_seq_len": 100}, mixing=per("per_stream")),
+    partial(planned, stream={"max_seq_len": 2 * SIZE}, mixing=per("per_stream"), batch_size=3),
+    partial(
+        planned,
+        packing=COST,
+        batch_format="compact",
+        stream={"max_seq_len": 2 * SIZE},
+        batch_size=2,
+    ),
+    partial(remote, order=Order(num_lanes=2)),
+    partial(planned, chapters=RUN),
+    partial(planned, chapters=RUN, mixing=GLOBAL, world=World(num_ranks=3)),
+    *(
+        partial(planned, chapters=RUN, mixing=replace(GLOBAL, **options))
+        for options in ({"epoch_size": 5}, {"epoch_end": "drop"}, {"sampling_method": "fixed"})
+    ),
+    *(
+        partial(planned, chapters=RUN, mixing=GLOBAL, stream=stream)
+        for stream in ({"proportion": 1}, {"repeat": 1}, {"choose": 1}, {"max_seq_len": 2 * SIZE})
+    ),
+    partial(planned, chapters=RUN, mixing=GLOBAL, packing=COST, batch_format="compact"),
+    partial(planned, skip=[(1, 2)]),
+    partial(planned, stream={"max_passes": 1}),
+    partial(remote, chapters=RUN, mixing=GLOBAL, stream={"max_passes": 1, "on_exhausted": "end"}),
+    partial(online, mixing=GLOBAL),
+    partial(online, order=Order(num_lanes=2)),
+    partial(online, buffers=Buffers(cache_limit="1gb")),
+    partial(online, mixing=Mixing(epoch_end="carry")),
+    partial(online, packing=replace(PACKING, method="best_fit_decreasing")),
+    partial(online, packing=COST, batch_format="compact"),
+    partial(bucketed, mixing=Mixing(epoch_end="drop")),
+    partial(bucketed, order=Order(pack_shuffle=4)),
+    partial(planned, mixing=Mixing(stop="repeat")),
+    *(
+        partial(online, packing=replace(PACKING, **options), stream={"payloads": {"id": None}})
+        for options in ({"method": "next_fit"}, {"method": "concat"}, {"split_gap": 0.1})
+    ),
+    partial(online, steps="equal", mixing=Mixing(stop="repeat")),
+    partial(online, steps=5, mixing=per("per_stream")),
+]
+# Sizes of a run that begins with valid ones reach these: see tests/planned/test_pack_lengths.py.
+OF_RESUMED_RUNS = {
+    "Stream(max_seq_len)": ("batch_size", "global_batch_size", "the packs of one stream"),
+    "batching_method": ("global_batch_size",),
+}
+
+
+def rules_in(message: str) -> list[Rule]:
+    """Return the rules that a message may be of, by the reason and both options."""
+    return [
+        rule
+        for rule in RULES
+        if f": {rule.why}; " in message
+        and all(option in message or option == "dataset" for option in (rule.option, rule.other))
+    ]
+
+
+def test_every_rule_is_reached_from_the_public_classes(tmp_path):
+    reached = set()
+    for mistake in MISTAKES:
+        with pytest.raises(ConfigError) as caught:
+            mistake(tmp_path)
+        found = rules_in(str(caught.value))
+        assert found, f"{mistake}: {caught.value}"
+        reached |= set(found)
+
+    missed = [each for each in RULES if each not in reached]
+    assert [r for r in missed if r.other not in OF_RESUMED_RUNS.get(r.option, ())] == []
