@@ -59,9 +59,14 @@ TABLE: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "Batch formats": (
         (
-            "positions=continue excludes batch_format=hf|hf_flash|llama_factory|torchtitan"
-            "|torchtitan_flat unless overflow=truncate|drop|error",
-            "the format shows the edges of samples by positions that restart at 0, and these "
+            "positions=continue excludes batch_format=hf|hf_flash|torchtitan|torchtitan_flat",
+            "the format shows the edges of samples by positions that restart at 0, and with "
+            "overflow='split' these continue where a sample was cut",
+            "set positions='restart'",
+        ),
+        (
+            "positions=continue excludes batch_format=llama_factory unless dense=True",
+            "its mask is found from positions that restart at 0, and with overflow='split' these "
             "continue where a sample was cut",
             "set positions='restart'",
         ),

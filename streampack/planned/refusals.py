@@ -85,13 +85,16 @@ def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
         "Stream(max_seq_len)": max(slots) * recipe.packing.max_seq_len,
         "batching_method": method,
         "the run's first batch_size": run,
-        "global_batch_size": recipe.global_batch_size,
         "batch_size": batch_size,
         "batch_sizes": " or ".join(map(str, sizes or [-(-run // multiple) * multiple])),
         "the packs of one stream": size,
         SLOTS: multiple,
     }
     check_combination(given, f"stream {longest.name!r}: ")
+    names = "Stream(max_seq_len)", "batching_method", "the run's first batch_size"
+    whole = {name: given[name] for name in names}
+    whole["global_batch_size"] = recipe.global_batch_size
+    check_combination(whole, f"stream {longest.name!r}: ")
 
 
 def check_within_epoch(sequence: PackSequence, position: int, saved_size: int) -> None:

@@ -338,31 +338,6 @@ def test_chapters_that_cannot_be_are_refused(values, message):
         Chapter(**values)
 
 
-def test_options_of_epochs_are_refused_by_name(folders):
-    for mixing, name in [
-        (Mixing(), "global_batch_size"),
-        (Mixing(global_batch_size=8, epoch_size=100), "epoch_size"),
-        (Mixing(global_batch_size=8, epoch_end="carry"), "epoch_end"),
-        (Mixing(global_batch_size=8, sampling_method="fixed"), "sampling_method"),
-    ]:
-        with pytest.raises(ConfigError, match=name):
-            PackedStreamingDataset(
-                [Stream(name="web", local=folders["web"])],
-                packing=Packing(max_seq_len=64),
-                chapters=CHAPTERS[:0] or [Chapter(weights={"web": 1}, steps=2)],
-                mixing=mixing,
-                world=World(),
-            )
-    with pytest.raises(ConfigError, match="has repeat=2"):
-        PackedStreamingDataset(
-            [Stream(name="web", local=folders["web"], repeat=2)],
-            packing=Packing(max_seq_len=64),
-            chapters=[Chapter(weights={"web": 1}, steps=2)],
-            mixing=Mixing(global_batch_size=8),
-            world=World(),
-        )
-
-
 def test_an_epoch_cannot_be_set_and_loaders_of_epochs_cannot_be_amended(make, folders):
     with pytest.raises(ConfigError, match="has no epochs"):
         make().set_epoch(1)

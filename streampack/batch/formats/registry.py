@@ -131,6 +131,8 @@ def options_of(convert: Formatter) -> dict[str, Any]:
 def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 1) -> Formatter:
     """Return the function of a format, checked against `packing` and `batch_size`."""
     convert = get_format(batch_format)
-    own = {name: getattr(packing, name) for name in ("positions", "overflow", "max_cost")}
-    check_combination({**own, **options_of(convert), "batch_size": batch_size})
+    given = {"max_cost": packing.max_cost, "batch_size": batch_size, **options_of(convert)}
+    if packing.overflow == "split":
+        given["positions"] = packing.positions
+    check_combination(given)
     return convert
