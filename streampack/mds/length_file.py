@@ -95,7 +95,7 @@ class LengthFile:
             num_shards=len(index.shards),
             hashes=self.hashes[first : first + len(index.shards)],
             first_shard=first,
-            first_sample=int(self._read("shards", first, 1)[0, 0]),
+            first_sample=int(self._read(("shards", first, 1))[0][0, 0]),
         )
         return replace(own, num_tokens=int(own._entries()[:, 1].sum()))
 
@@ -106,8 +106,8 @@ class LengthFile:
         """
         first, last = first + self.first_sample, last + self.first_sample
         shard += self.first_shard
-        lengths = self._read("lengths", first, last - first)
-        entry = self._read("shards", shard, 1)[0].tolist()
+        lengths, entries = self._read(("lengths", first, last - first), ("shards", shard, 1))
+        entry = entries[0].tolist()
         total = int(lengths.sum(dtype=np.int64))
         if entry != [first, total]:
             raise DataError(
@@ -132,7 +132,8 @@ class LengthFile:
 
     def shard_edges(self, first: int, last: int) -> Int64Array:
         """Return the first and last token of samples `first` to `last` - 1, shape (n, 2)."""
-        return self._read("edges", self.first_sample + first, last - first).astype(np.int64)
+        [edges] = self._read(("edges", self.first_sample + first, last - first))
+        return edges.astype(np.int64)
 
     def digest(self) -> str:
         """Return a 16-character digest of the token counts of all shards.
@@ -150,29 +151,34 @@ class LengthFile:
         if not np.array_equal(firsts, index.first_sample):
             return None
         own = self.slice(0, index)
-        return replace(own, min_tokens=int(self._read("lengths", 0, own.num_samples).min()))
+        return replace(own, min_tokens=int(self._read(("lengths", 0, own.num_samples))[0].min()))
 
     def _entries(self) -> npt.NDArray[np.uint64]:
         """Return first sample and tokens of each shard, shape (num_shards, 2)."""
-        return self._read("shards", self.first_shard, self.num_shards)
+        return self._read(("shards", self.first_shard, self.num_shards))[0]
 
-    def _read(self, part: str, first: int, count: int) -> npt.NDArray[Any]:
-        """Return entries of a part: of shape (count, 2), or (count,) of lengths."""
+    def _read(self, *wanted: tuple[str, int, int]) -> list[npt.NDArray[Any]]:
+        """Return entries of parts, given as (part, first, count).
+
+        They are of shape (count, 2), or (count,) of lengths.
+        """
         # Read, not mapped: the data is small, may be on a network, and leaves no file open.
-        dtype, width = PARTS[part]
-        values = np.empty(count * width, dtype)
+        read = []
         with open_file(self.path) as file:  # numpy.fromfile would take a second descriptor
             head = file.read(HEAD.size).ljust(HEAD.size)
             _, _, samples, shards, *_ = HEAD.unpack(head)
             lengths = self.head_bytes + 16 * shards
             begin = {"shards": self.head_bytes, "lengths": lengths, "edges": lengths + 4 * samples}
-            file.seek(min(begin[part] + values.itemsize * width * first, MAX_OFFSET))
-            num_bytes = file.readinto(values.view(np.uint8).data)
-        if num_bytes != values.nbytes:
-            raise DataError(
-                f"{self.path}: was truncated after it was opened; {_way_out(self.origin)}"
-            )
-        return values.reshape(-1, 2) if width > 1 else values
+            for part, first, count in wanted:
+                dtype, width = PARTS[part]
+                values = np.empty(count * width, dtype)
+                file.seek(min(begin[part] + values.itemsize * width * first, MAX_OFFSET))
+                if file.readinto(values.view(np.uint8).data) != values.nbytes:
+                    raise DataError(
+                        f"{self.path}: was truncated after it was opened; {_way_out(self.origin)}"
+                    )
+                read.append(values.reshape(-1, 2) if width > 1 else values)
+        return read
 
 
 def describes(path: Path, text: bytes) -> bool:

@@ -45,6 +45,19 @@ def drawn_before(quotas: Sequence[int], chunk: int) -> list[int]:
     return apportion(min(chunk * CHUNK, total), quotas) if total else [0] * len(quotas)
 
 
+def draw_chunk(
+    quotas: Sequence[int], chunk: int, seed: int, seed_path: tuple[int | str, ...]
+) -> tuple[Int64Array, Int64Array]:
+    """Return the draws of each stream in a chunk, and their places; see `draw_places`.
+
+    >>> draw_chunk([6000, 2000], 1, 17, (0, 0))[0].tolist()
+    [2928, 976]
+    """
+    before, after = drawn_before(quotas, chunk), drawn_before(quotas, chunk + 1)
+    counts = np.subtract(after, before, dtype=np.int64)
+    return counts, draw_places(counts, chunk, seed, seed_path)
+
+
 def draw_places(
     counts: Int64Array, chunk: int, seed: int, seed_path: tuple[int | str, ...]
 ) -> Int64Array:

@@ -113,7 +113,10 @@ def assign_to_lanes(
     whole = Extents(
         shards=order, firsts=np.zeros(num_shards, np.int64), counts=samples[order].astype(np.int64)
     )
-    whole = whole.take(np.flatnonzero(whole.counts))
+    if not whole.counts.all():
+        whole = whole.take(np.flatnonzero(whole.counts))
+    if num_lanes == 1:
+        return [whole]
     stops = np.cumsum(whole.counts)
     bytes_stops = np.cumsum(raw_bytes[whole.shards])
     # Cut by bytes: find the shard, then interpolate to a sample inside it.

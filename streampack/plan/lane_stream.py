@@ -11,6 +11,7 @@ Cost: that of `order`: 10 to 30 ns a sample.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -55,7 +56,7 @@ class LaneStream:
                 number=number,
                 block_size=recipe.block_size,
                 seed=recipe.order_seed,
-                seed_path=(recipe.key_of(number), lane if shares is not None else "shared"),
+                seed_path=(recipe.keys[number], lane if shares is not None else "shared"),
             )
 
     @property
@@ -128,16 +129,14 @@ class LaneStream:
             return
         if self._passes is None:
             raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
-        self._prepare(cursor, len(places))
+        if self.stream.prepare is not None:
+            self._prepare(self.stream.prepare, self.block_of(cursor + len(places) - 1))
         self._passes.put(self._first + cursor * self._step, rows, places, self._step)
 
-    def _prepare(self, cursor: int, count: int) -> None:
-        """Announce all shards of the last block before its lengths are loaded one by one."""
-        if self.stream.prepare is None:
-            return
-        block = self.block_of(cursor + count - 1)
+    def _prepare(self, prepare: Callable[[Int64Array], None], block: int) -> None:
+        """Announce all shards of a block before its lengths are loaded one by one."""
         if block != self._prepared:
-            self.stream.prepare(self.shards_in(block))
+            prepare(self.shards_in(block))
             self._prepared = block
 
     @property

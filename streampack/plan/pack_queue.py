@@ -59,6 +59,7 @@ class PackQueue:
 
     Attributes:
         first_known: Number of the first pack that is not released.
+        num_known: Number of packs of the queue planned so far.
 
     `queue` is the stream, or 0 if packs mix streams. The recipe is of a run with epochs, which is
     planned from `epoch` on, or of the first chapter of a run; or else of a chapter to be restored
@@ -73,8 +74,7 @@ class PackQueue:
         self._queue = queue
         self.windows = PackWindows(recipe, lane, queue, epoch, is_shuffled=is_shuffled)
         """What makes the packs."""
-        self._hold(NO_PACKS)
-        self.first_known = 0
+        self._hold(NO_PACKS, 0)
         self._snapshots: deque[Snapshot] = deque()
         self.num_moves = 0
 
@@ -87,11 +87,6 @@ class PackQueue:
     def dropped(self) -> Int64Array:
         """Samples without segments so far, shape (num_streams,)."""
         return self.windows.dropped
-
-    @property
-    def num_known(self) -> int:
-        """Number of packs of the queue planned so far."""
-        return self.first_known + len(self._packs.ends)
 
     @property
     def high_water_tokens(self) -> int:
@@ -112,10 +107,12 @@ class PackQueue:
         self._snapshots.append(Snapshot(num_packs=num_packs, held=held, blocks=blocks, state=state))
         self.num_moves += 1
         window = self.windows.next(self.num_known)
-        self._hold(Packs.join([self._packs, window]) if len(self._packs.ends) else window)
+        packs = Packs.join([self._packs, window]) if len(self._packs.ends) else window
+        self._hold(packs, self.first_known)
 
-    def _hold(self, packs: Packs) -> None:
-        self._packs = packs
+    def _hold(self, packs: Packs, first: int) -> None:
+        self._packs, self.first_known = packs, first
+        self.num_known = first + len(packs.ends)
         self._sizes = np.diff(packs.ends, prepend=0)
 
     def know(self, number: int, keep: int = 0) -> bool:
@@ -168,8 +165,7 @@ class PackQueue:
         """Release the packs before `number`."""
         number = min(number, self.num_known)
         if number - self.first_known > len(self._packs.ends) // 2:
-            self._hold(self._packs.slice(number - self.first_known, len(self._packs.ends)))
-            self.first_known = number
+            self._hold(self._packs.slice(number - self.first_known, len(self._packs.ends)), number)
         while len(self._snapshots) > 1 and self._snapshots[1].num_packs <= number:
             self._snapshots.popleft()
             self.num_moves += 1
@@ -185,7 +181,7 @@ class PackQueue:
         kept = number - self.first_known
         rest = self._packs.slice(kept, len(self._packs)).segments
         if self.windows.turn(recipe, number, rest):
-            self._hold(self._packs.slice(0, kept))
+            self._hold(self._packs.slice(0, kept), self.first_known)
         self.num_moves += 1
 
     def _cut(self, number: int) -> None:
@@ -194,7 +190,8 @@ class PackQueue:
         while self._snapshots and self._snapshots[-1].num_packs >= number:
             first = self._snapshots.pop()
         if first is not None:
-            self._hold(self._packs.slice(0, first.num_packs - self.first_known))
+            kept = self._packs.slice(0, first.num_packs - self.first_known)
+            self._hold(kept, self.first_known)
             self.windows.restore(first.state)
 
     # Shards.
@@ -237,7 +234,7 @@ class PackQueue:
 
     def restore(self, state: State) -> None:
         """Continue from a snapshot, in a queue that planned nothing."""
-        self.first_known = int(state["num_packs"])
+        self._hold(NO_PACKS, int(state["num_packs"]))
         if "undelivered" in state:
             state = state | {"undelivered": text_as_rows(state["undelivered"])}
         self.windows.restore(state)

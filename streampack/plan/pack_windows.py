@@ -69,7 +69,7 @@ class PackWindows:
         self.arrivals = SampleOrder(recipe, lane, queue, epoch)
         self._seed_path: tuple[int | str, ...] = ("packs", queue, lane, epoch)
         if recipe.chapter is not None:
-            self._seed_path = ("packs", "all" if recipe.is_mixed else recipe.key_of(queue), lane)
+            self._seed_path = ("packs", "all" if recipe.is_mixed else recipe.keys[queue], lane)
         self._use(recipe, 0)
         self.packer = self._new_packer()
         self.is_complete = False

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from operator import attrgetter
 from typing import TypeVar
 
 import numpy as np
@@ -116,6 +117,8 @@ class Recipe:
     """The chapter of the run that this is the recipe of; None: the run has epochs."""
     names: list[str] = field(init=False, repr=False)
     """Names of the streams."""
+    keys: Sequence[int | str] = field(init=False, repr=False)
+    """The keys of the streams' orders: their names, or in runs with epochs their places."""
     is_mixed: bool = field(init=False, repr=False)
     """Whether a pack may hold samples of several streams."""
     chosen_tokens: int = field(init=False, repr=False)
@@ -132,6 +135,14 @@ class Recipe:
     """Token slots of a pack."""
     packs_windows: bool = field(init=False, repr=False)
     """Whether the packer needs the samples of a window together."""
+    num_queues: int = field(init=False, repr=False)
+    """Queues per lane: one if packs mix streams, otherwise one per stream."""
+    is_endless: bool = field(init=False, repr=False)
+    """Whether queues continue from epoch to epoch, or through all chapters."""
+    draws_on: bool = field(init=False, repr=False)
+    """Whether draws of a queue go on even if all of its samples are dropped."""
+    order_seed: int = field(init=False, repr=False)
+    """The seed of the sample order; negative for stored order."""
     shapes: PackShapes = field(init=False, repr=False)
     """The length of each queue's packs."""
     ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
@@ -140,29 +151,40 @@ class Recipe:
     """Results of `note_end` by (stream, lane): tokens, cursor, and tokens before the cursor."""
     facts: _Found[str, bool] = field(default_factory=_Found, init=False, repr=False)
     """Memoized results of functions of the recipe, by their names."""
+    _in_pass: _Found[tuple[int, int], int] = field(default_factory=_Found, init=False, repr=False)
     # Results of `assignment` by stream.
     _assignments: _Found[int, tuple[list[Extents], Int64Array | None]] = field(
         default_factory=_Found, init=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "block_size", self.order.block_size)
-        object.__setattr__(self, "pack_window", self.order.pack_window)
-        is_windowed = bool(self.pack_window[0]) and self.block_size >= MIN_PACKED_BLOCK
+        order, size = self.order, self.global_batch_size
+        is_windowed = bool(order.pack_window[0]) and order.block_size >= MIN_PACKED_BLOCK
         packing = self.packing.resolved(is_windowed=is_windowed)
-        object.__setattr__(self, "packing", packing)
-        object.__setattr__(self, "row_tokens", packing.row_tokens)
-        object.__setattr__(self, "packs_windows", packing.packs_windows)
-        object.__setattr__(self, "names", [stream.name for stream in self.streams])
-        object.__setattr__(self, "is_mixed", self.mixing.batching_method == "random")
-        chosen_tokens = sum([stream.chosen_tokens for stream in self.streams])
-        object.__setattr__(self, "chosen_tokens", chosen_tokens)
+        is_mixed = self.mixing.batching_method == "random"
         chosen_slots = sum([stream.chosen_slots for stream in self.streams])
-        object.__setattr__(self, "chosen_slots", chosen_slots)
-        size = self.global_batch_size
-        per_epoch = chosen_slots // (size * self.row_tokens) * size
-        object.__setattr__(self, "packs_per_carry_epoch", per_epoch)
-        slots = [1] if self.is_mixed else [stream.slots_per_pack for stream in self.streams]
+        names = [stream.name for stream in self.streams]
+        derived = {
+            "block_size": order.block_size,
+            "pack_window": order.pack_window,
+            "order_seed": order.seed if order.shuffle else -1,
+            "packing": packing,
+            "row_tokens": packing.row_tokens,
+            "packs_windows": packing.packs_windows,
+            "names": names,
+            "keys": range(len(names)) if self.chapter is None else names,
+            "is_mixed": is_mixed,
+            "num_queues": 1 if is_mixed else len(names),
+            "is_endless": self.mixing.epoch_end == "carry" or self.chapter is not None,
+            "draws_on": self.mixing.epoch_end == "carry"
+            or "tokens" in [stream.quota.unit for stream in self.streams],
+            "chosen_tokens": sum([stream.chosen_tokens for stream in self.streams]),
+            "chosen_slots": chosen_slots,
+            "packs_per_carry_epoch": chosen_slots // (size * packing.row_tokens) * size,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        slots = [1] if is_mixed else [stream.slots_per_pack for stream in self.streams]
         is_padded = self.mixing.epoch_end == "pad" and (self.chapter is None or self.chapter.drains)
         is_uniform = max(slots, default=1) == 1
         # A global batch of one stream may take single packs of lanes, if they have one length.
@@ -186,25 +208,6 @@ class Recipe:
         # Chapters share out packs where each has one stream, and packs are full of tokens.
         counts_packs = self.chapter is not None and not self.is_mixed
         return "tokens" if counts_packs else self.mixing.weight_unit
-
-    @property
-    def is_endless(self) -> bool:
-        """Whether queues continue from epoch to epoch, or through all chapters."""
-        return self.mixing.epoch_end == "carry" or self.chapter is not None
-
-    @property
-    def order_seed(self) -> int:
-        """The seed of the sample order; negative for stored order."""
-        return self.order.seed if self.order.shuffle else -1
-
-    def key_of(self, number: int) -> int | str:
-        """Return the key of a stream's order: its name, or in runs with epochs its place."""
-        return number if self.chapter is None else self.streams[number].name
-
-    @property
-    def num_queues(self) -> int:
-        """Queues per lane: one if packs mix streams, otherwise one per stream."""
-        return 1 if self.is_mixed else len(self.streams)
 
     def window(self, lane: int, queue: int) -> tuple[int, int]:
         """Return the packs and samples of a window of a queue, whichever ends it; 0, 0: no window.
@@ -233,15 +236,16 @@ class Recipe:
         return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
 
     def _samples_in_pass(self, lane: int, queue: int) -> int:
-        # Of a chapter, only streams with a share: another one that is passed changes nothing.
-        is_run = self.chapter is not None
-        numbers = self.used if is_run and self.is_mixed else self.streams_in(queue)
-        return sum([self.samples_in(number, lane) for number in numbers])
+        if (lane, queue) not in self._in_pass:
+            # Of a chapter, only streams with a share: another one that is passed changes nothing.
+            is_run = self.chapter is not None
+            numbers = self.used if is_run and self.is_mixed else self.streams_in(queue)
+            self._in_pass[lane, queue] = sum([self.samples_in(n, lane) for n in numbers])
+        return self._in_pass[lane, queue]
 
     def max_consecutive_drops(self, queue: int) -> int | None:
         """Return how many samples in a row a queue may drop; None if its order ends anyway."""
-        by_tokens = any(stream.quota.unit == "tokens" for stream in self.streams)
-        if self.mixing.epoch_end != "carry" and not by_tokens:
+        if not self.draws_on:
             return None
         if not self.is_mixed:
             return 2 * self.streams[queue].num_samples
@@ -311,12 +315,12 @@ class Recipe:
         is_small = stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes
         is_shared = is_small and self.num_lanes > 1
         num_runs = 1 if is_shared else self.num_lanes
-        seed_path = (self.key_of(number),)
+        seed_path = (self.keys[number],)
         runs = assign_to_lanes(samples, stream.raw_bytes, num_runs, self.order_seed, seed_path)
         if is_shared:
             return runs, None
         if stream.quota.unit == "samples":
-            return runs, np.array([run.num_samples for run in runs])
+            return runs, np.array(list(map(attrgetter("num_samples"), runs)))
         # Bytes approximate tokens, with or without length files; sample counts would not.
         held = [run.num_bytes(samples, stream.raw_bytes) for run in runs]
         return runs, np.maximum(held, [min(run.num_samples, 1) for run in runs])

@@ -62,7 +62,7 @@ class RunPlan:
 
     def recipe_of(self, number: int) -> Recipe:
         """Return the recipe of an epoch or a chapter."""
-        return self.recipes[self.index(number)]
+        return self.recipes[number if self.chapters else 0]
 
     def num_slots(self, number: int) -> int | None:
         """Return the packs of an epoch or a chapter; None: it drains, or has no end."""

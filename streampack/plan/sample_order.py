@@ -30,9 +30,9 @@ from streampack.mix import scaled_shares
 from streampack.mix.draw import (
     CHUNK,
     TOKEN_SCALE,
+    draw_chunk,
     draw_known,
     draw_places,
-    drawn_before,
     lookaheads,
 )
 from streampack.mix.schedule_kernels import SCALE
@@ -95,7 +95,6 @@ class SampleOrder:
             self._draw = self._draw_by_tokens
         else:
             self._quotas = [cursor.num_samples for cursor in self._cursors]
-            self._drawn = [0] * len(self._quotas)  # draws before the chunk
             self._draw = self._draw_by_quotas
 
     def turn(self, recipe: Recipe) -> None:
@@ -165,14 +164,10 @@ class SampleOrder:
 
     def _draw_by_quotas(self, _: int) -> Draws:
         """Draw a whole chunk, so that the counts are exact over the epoch."""
-        before, self._drawn = self._drawn, drawn_before(self._quotas, self._chunk + 1)
-        counts = np.array(self._drawn, np.int64) - before
-        return counts, self._shuffled(counts, (self._epoch, self._lane))
-
-    def _shuffled(self, counts: Int64Array, seed_path: tuple[int | str, ...]) -> Int64Array:
-        places = draw_places(counts, self._chunk, self._recipe.order.seed, seed_path)
+        seed_path = (self._epoch, self._lane)
+        drawn = draw_chunk(self._quotas, self._chunk, self._recipe.order.seed, seed_path)
         self._chunk += 1
-        return places
+        return drawn
 
     def _draw_by_tokens(self, most: int) -> Draws:
         """Draw by running token deficit; streams that end give way to the others."""
@@ -192,8 +187,10 @@ class SampleOrder:
         if not any(shares):
             return np.zeros(len(shares), np.int64), np.zeros(0, np.int64)
         if self._recipe.mixing.weight_unit == "samples":
-            counts = self._count(shares, most)
-            return counts, self._shuffled(counts, ("run", self._lane))
+            counts, seed_path = self._count(shares, most), ("run", self._lane)
+            places = draw_places(counts, self._chunk, self._recipe.order.seed, seed_path)
+            self._chunk += 1
+            return counts, places
         scaled = np.array([int(share * TOKEN_SCALE) for share in shares])
         looks = lookaheads([float(share) for share in shares], self._sizes())
         lengths = [
@@ -291,7 +288,7 @@ class SampleOrder:
         """
         recipe = self._recipe
         at = [
-            (cursor, *cursor.position)
+            (cursor, *(cursor.at or cursor.locate()))
             for cursor in self._cursors
             if recipe.chapter is None or recipe.uses(cursor.lane_stream.number)
         ]
@@ -308,7 +305,8 @@ class SampleOrder:
 
     def state(self) -> list[int]:
         """Return epoch, next chunk, draws that gave way; what streams are due, cursors, offsets."""
-        cursors, offsets = zip(*(cursor.position for cursor in self._cursors), strict=True)
+        at = [cursor.at or cursor.locate() for cursor in self._cursors]
+        cursors, offsets = zip(*at, strict=True)
         return [self._epoch, self._chunk, self._yielded, *self._due.tolist(), *cursors, *offsets]
 
     def restore(self, state: Sequence[int]) -> None:
@@ -317,8 +315,6 @@ class SampleOrder:
         due, cursors, offsets = np.array(values, np.int64).reshape(3, -1).tolist()
         self._begin(epoch)
         self._chunk, self._due = chunk, np.array(due, np.int64)
-        if self._draw == self._draw_by_quotas:
-            self._drawn = drawn_before(self._quotas, chunk)
         for part, cursor, offset in zip(self._cursors, cursors, offsets, strict=True):
             part.go_to(cursor, offset)
 

@@ -88,9 +88,11 @@ class PackSequence:
         counted = counted_lanes(run.recipe_of(number), self._views[run.index(number)])
         self._queues = PackQueues(run, number, start.snapshots, counted)
         self._walk_states: dict[int, deque[WalkState]] = {}
-        self._substituted_before = 0  # in chapters before
+        self._substituted_before = 0  # in chapters before, without those before the start
         self.num_skipped = 0
         self._begin(number, start.position, walk)
+        self._dropped_before = self._queues.dropped
+        self._substituted_before -= self._num_substituted
         slots = run.num_slots(number)
         if slots is not None and start.position >= slots and not self._is_last:
             self._turn()
@@ -141,14 +143,16 @@ class PackSequence:
 
     @property
     def substituted(self) -> int:
-        """Slots so far that went to another stream because theirs was exhausted.
+        """Slots from the start on that went to another stream because theirs was exhausted.
 
         Where chapters mix streams in packs, draws: they count when they are planned, each on one
         device.
         """
-        if self._recipe.is_mixed:
-            return self._queues.num_substituted
-        return self._substituted_before + self._at.substituted
+        return self._substituted_before + self._num_substituted
+
+    @property
+    def _num_substituted(self) -> int:
+        return self._queues.num_substituted if self._recipe.is_mixed else self._at.substituted
 
     @property
     def num_omitted(self) -> int:
@@ -162,11 +166,11 @@ class PackSequence:
 
     @property
     def dropped(self) -> Int64Array:
-        """Samples without segments since the epoch or the run began, per stream.
+        """Samples without segments from the start on, per stream.
 
         Each lane is counted by one device, although several devices may plan it.
         """
-        return self._queues.dropped
+        return self._queues.dropped - self._dropped_before
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
         """Return the plan of this device's next batches, or None at the end.
@@ -356,7 +360,8 @@ class PackSequence:
 
     def _turn(self) -> None:
         """Begin the next chapter."""
-        self._substituted_before += self._at.substituted
+        if not self._recipe.is_mixed:
+            self._substituted_before += self._at.substituted
         self._at.note_passed()
         self._run.note_end(self.epoch, self._at.walk.state())
         self.close()

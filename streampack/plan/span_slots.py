@@ -37,6 +37,7 @@ class SpanSlots:
     Attributes:
         slots: Walked slots that are not yet recorded as delivered, shape (n, 4).
         first: Number of the first of these.
+        num_walked: Slots that are walked.
         asked: Slots that were requested: whole global batches.
         total: Packs of the span, once known.
         num_slots: Slots of the span, including padding in its last global batch, once known.
@@ -72,7 +73,7 @@ class SpanSlots:
         if (num_packs := run.num_slots(number)) is not None:
             self._set_total(num_packs)
         self.walk = run.walker(number, position, self._extend_queue, walk)
-        self.first = self.asked = self._released = self.walk.slot
+        self.first = self.num_walked = self.asked = self._released = self.walk.slot
         queues.passed[:] = self.walk.served // recipe.shapes.slots_per_pack
         self._open_queues()
 
@@ -123,11 +124,6 @@ class SpanSlots:
         self.total = num_packs
         self.num_slots = slots_in(self._recipe, num_packs)
 
-    @property
-    def num_walked(self) -> int:
-        """Slots that are walked."""
-        return self.first + len(self.slots)
-
     def walk_to(self, slot: int) -> None:
         """Walk whole global batches until `slot` slots are known, or all lanes are dry."""
         size = self._recipe.global_batch_size
@@ -152,6 +148,7 @@ class SpanSlots:
         ahead = self.walk.next(min(room, AHEAD), may_extend=False)
         self.note_passed()
         self.slots = np.concatenate([self.slots, walked, ahead])
+        self.num_walked = num_walked + len(ahead)
         if len(self.slots):
             self.last_queue = int(self.slots[-1, QUEUE])
         self.quiet_until = 0

@@ -34,32 +34,24 @@ class StreamCursor:
         is_counted = lane_stream.stream.quota.unit == "tokens"
         self.by_tokens = is_counted and recipe.chapter is None
         self._first, self._end = lane_stream.range_of(epoch)
-        self._position: tuple[int, int] | None = None if self.by_tokens else (self._first, 0)
-        self._peeked = NOTHING  # rows from the position on
+        self.at: tuple[int, int] | None = None if self.by_tokens else (self._first, 0)
+        """Index of the next sample in the lane's sequence, and the tokens before it, or 0 where the
+        quota counts samples. None: the start, which `locate` finds."""
+        self._peeked = NOTHING  # rows from there on
 
     @cached_property
-    def _begin(self) -> int:
-        """The cursor at which the epoch begins."""
-        return self._find_begin()[0]
-
-    def _find_begin(self) -> tuple[int, int]:
+    def _begin(self) -> tuple[int, int]:
         return self.lane_stream.find_tokens(self._first) if self.by_tokens else (self._first, 0)
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """Index of the next sample in the lane's sequence, and the tokens before it.
-
-        The tokens are 0 if the quota counts samples. The start is not searched for if `go_to` sets
-        another position.
-        """
-        if self._position is None:
-            self._position = self._find_begin()
-        return self._position
+    def locate(self) -> tuple[int, int]:
+        """Return the position; the start is searched for here, and not before."""
+        self.at = self.at or self._begin
+        return self.at
 
     @property
     def num_samples(self) -> int:
         """Samples left, if they are not counted in tokens."""
-        return max(self._end - self.position[0], 0)
+        return max(self._end - (self.at or self.locate())[0], 0)
 
     def blocks_at(self, cursor: int, offset: int) -> tuple[int, int] | None:
         """Return the shuffle block at a position, and the last block worth prefetching.
@@ -71,7 +63,7 @@ class StreamCursor:
             return None
         is_used_up = (offset if self.by_tokens else cursor) >= self._end
         if is_used_up and not self._rolls_on:
-            if cursor == self._begin:
+            if cursor == self._begin[0]:
                 return None
             block = self.lane_stream.block_of(cursor - 1)
             return block, block
@@ -82,14 +74,14 @@ class StreamCursor:
 
     def go_to(self, cursor: int, offset: int) -> None:
         """Move to a saved position."""
-        self._position, self._peeked = (cursor, offset), NOTHING
+        self.at, self._peeked = (cursor, offset), NOTHING
 
     def peek(self, count: int) -> Int64Array:
         """Return the next rows, up to `count`; fewer only where no others follow.
 
         `put` uses them, because reading them a second time might shuffle their block a second time.
         """
-        cursor, offset = self.position
+        cursor, offset = self.at or self.locate()
         if not self.by_tokens:
             self._peeked = self.lane_stream.take(cursor, min(count, self._end - cursor))
             return self._peeked
@@ -104,7 +96,7 @@ class StreamCursor:
 
         At most as many as are left; if they are counted in tokens, as `peek` returned.
         """
-        cursor, offset = self.position
+        cursor, offset = self.at or self.locate()
         count, taken = len(places), self._peeked[: len(places)]
         if len(taken) == count:
             rows[places] = taken
@@ -115,4 +107,4 @@ class StreamCursor:
             offset += int(self.lane_stream.weigh(taken[:, TOKENS]).sum())
             if offset >= self._end:
                 self.lane_stream.note_end(self._end, cursor, offset)
-        self._position, self._peeked = (cursor, offset), NOTHING
+        self.at, self._peeked = (cursor, offset), NOTHING

@@ -96,8 +96,6 @@ class IterationPlans:
         self.ahead = ahead
         self._recipe = recipe
         self._starts_epoch = not sequence.position
-        # Counts of the epoch before this iteration, if it resumes from a state.
-        self._dropped_before, self._substituted_before = sequence.dropped, sequence.substituted
         self.waiting: deque[PlannedBatches] = deque()
         self._planned_last: PlannedBatches | None = None
         self._num_asked, self._num_delivered = 0, 0
@@ -120,15 +118,14 @@ class IterationPlans:
             return None
         self._num_asked += plan.num_batches
         self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
-        snapshots, before = sequence.snapshots(), self._dropped_before
-        shares = sequence.shares_of(plan)
+        snapshots, shares = sequence.snapshots(), sequence.shares_of(plan)
         totals = Totals(
-            dropped=sequence.dropped - before,
-            substituted=sequence.substituted - self._substituted_before,
+            dropped=sequence.dropped,
+            substituted=sequence.substituted,
             skipped=sequence.num_skipped,
             omitted=sequence.num_omitted,
-            packer_tokens=sequence.buffered_tokens,
             straggler=sequence.straggler,
+            packer_tokens=sequence.buffered_tokens,
         )
         self._planned_last = PlannedBatches(
             plan=plan,

@@ -144,7 +144,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             # With other values of epoch_end, a device reads every lane in the end.
             lanes //= math.gcd(lanes, self.world.num_devices)
         return MemoryFootprint(
-            packer_tokens=lanes * sum(each.buffer_limit for each in recipe.shapes.packings),
+            packer_tokens=lanes * sum([each.buffer_limit for each in recipe.shapes.packings]),
             batch_tokens=self.batch_size * recipe.row_tokens // self.world.context_parallel,
             num_workers=num_workers,
             plans_in_workers=plans_in_workers,

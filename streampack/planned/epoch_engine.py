@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torch.utils.data import get_worker_info
+
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import (
     PackSequence,
@@ -88,7 +90,8 @@ class EpochEngine(PlanEngine):
         return sequence
 
     def _next_sequence(self, worker: int, key: str) -> PackSequence:
-        self._take_over_run()
+        if get_worker_info() is not None:
+            self._take_over_run()
         start, self._worker_start = self._worker_start, None
         if start is not None:
             self.counter.begin(worker, key, start.epoch)

@@ -65,20 +65,19 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._asked_options = options
         self._num_threads = options.prefetch_threads
         self._fit()
-        self._is_new = True  # made, or given a state, and no batch delivered since
         self._plans: IterationPlans | None = None  # of the current iteration
         self._last: PlannedBatches | None = None  # those of the batch last delivered
-        self._read_ahead: ReadAhead | None = None
-        self._begin_stats(0)
+        self._begin_stats()
 
-    def _begin_stats(self, num_fetched: int) -> None:
-        """Begin the statistics; the dataset fetched this many shards for lengths before."""
+    def _begin_stats(self) -> None:
+        self._is_new = True  # made, or given a state, and no batch delivered since
+        self._read_ahead: ReadAhead | None = None
         recipe = self.engine.recipe
         self._tally = DeliveryStats(recipe)
         no_drops = np.zeros(len(recipe.streams), np.int64)
         self._totals = Totals(dropped=no_drops)  # without those of `_last`
         self._most_waiting = 0
-        self._first_fetched = num_fetched
+        self._first_fetched = len(self.engine.fetched_for_lengths)
         # Before the current iteration.
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
 
@@ -157,13 +156,17 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return close_at_exit(self._deliver())
 
     def _begin(self, sequence: PackSequence, num_fetched: int) -> IterationPlans:
-        """Record the beginning of an iteration; `num_fetched` as in `_begin_stats`."""
+        """Record the beginning of an iteration.
+
+        The dataset fetched `num_fetched` shards for lengths before.
+        """
         self._settle()
         if self._is_new:
-            self._begin_stats(num_fetched)
+            self._first_fetched = num_fetched
         else:
-            self._tally.use(self.engine.recipe)
             self._fetched = self._fetched_ahead()
+        if self._tally.recipe is not self.engine.recipe:
+            self._tally.use(self.engine.recipe)
         self._read_ahead = self.engine.read_ahead(sequence, self.num_workers)
         self._plans = IterationPlans(sequence, self.engine.recipe, self._read_ahead)
         return self._plans
@@ -262,7 +265,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         """Resume from `state` at the next iteration."""
         self.engine.load_state_dict(state)
         self._settle()
-        self._is_new = True
+        self._begin_stats()
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.

@@ -176,7 +176,6 @@ class _Run:
         sequence = epoch_sequence(
             self._recipe, self._view, Progress(epoch=epoch, snapshots=self._snapshots)
         )
-        before = sequence.dropped
         num_batches = position = 0
         last = math.inf if most is None else most * self._num_devices
         while num_batches < last:
@@ -189,7 +188,7 @@ class _Run:
             self._waits.add(plan)
             num_batches += plan.num_batches
             position = plan.position
-        self._dropped += sequence.dropped - before
+        self._dropped += sequence.dropped
         self._substituted += sequence.substituted
         self._omitted += sequence.num_omitted
         self._global_batches += -(-position // self._recipe.global_batch_size)

@@ -93,7 +93,6 @@ class ResumableRun(Generic[Iteration, Position]):
 
         Until the first batch is noted, `abandon` restores everything as it was before.
         """
-        self.check_world()
         info = get_worker_info()
         worker = info.id if info else 0
         # Workers of one iteration share the loader's base seed. A resumed persistent worker keeps
@@ -104,6 +103,7 @@ class ResumableRun(Generic[Iteration, Position]):
         fields = {name: getattr(self, name) for name in self.ROLLED_BACK}
         self._before = worker, self.counter.word(worker), fields
         try:
+            self.check_world()
             self._current = iteration = self._begin(worker, key)
         except BaseException:
             self.abandon()

@@ -87,7 +87,7 @@ class DeliveryStats:
     """Counts of samples, tokens and packs that this rank delivered."""
 
     def __init__(self, recipe: Recipe) -> None:
-        self._recipe = recipe
+        self.recipe = recipe
         self._counts = np.zeros((len(recipe.streams), len(COUNTED)), np.int64)
         self._num_packs = 0
         self.num_slots = 0
@@ -111,7 +111,7 @@ class DeliveryStats:
         In a run of chapters, `shares` are those of the streams there, shape (num_streams,).
         """
         if shares is not None:
-            is_by_tokens = self._recipe.target_unit == "tokens"
+            is_by_tokens = self.recipe.target_unit == "tokens"
             rows = packs.segments
             amount = rows[:, LENGTH].sum() if is_by_tokens else (rows[:, START] == 0).sum()
             self._due += amount * shares
@@ -122,27 +122,27 @@ class DeliveryStats:
         self._num_packs += num_packs
         self.num_slots += num_packs * slots_per_pack
         self.padding_packs += max(num_rows - num_packs, 0) * slots_per_pack
-        self._slot_tokens += num_packs * slots_per_pack * self._recipe.packing.row_tokens
+        self._slot_tokens += num_packs * slots_per_pack * self.recipe.packing.row_tokens
 
     def use(self, recipe: Recipe) -> None:
         """Count the packs of another recipe from now on, with the same streams."""
         self._count()
-        self._recipe = recipe
+        self.recipe = recipe
 
     def _count(self) -> None:
         delivered, self._uncounted = self._uncounted, []
         segments = np.concatenate([NO_SEGMENTS, *(packs.segments for packs in delivered)])
         count_segments(segments, self._counts)
-        if self._recipe.packing.overflow == "truncate":
-            longest = [self._recipe.packing_of(n).max_seq_len for n in range(len(self._counts))]
+        if self.recipe.packing.overflow == "truncate":
+            longest = [self.recipe.packing_of(n).max_seq_len for n in range(len(self._counts))]
             full = segments[:, TOTAL] == np.array(longest)[segments[:, STREAM]]
             self._count_truncated(segments[(segments[:, START] == 0) & full])
 
     def _count_truncated(self, segments: Int64Array) -> None:
         """Count the full-length segments whose samples are longer."""
         for number in np.unique(segments[:, STREAM]).tolist():
-            stream = self._recipe.streams[number]
-            longest = self._recipe.packing_of(number).max_seq_len
+            stream = self.recipe.streams[number]
+            longest = self.recipe.packing_of(number).max_seq_len
             samples = segments[segments[:, STREAM] == number, SAMPLE]
             shards = np.searchsorted(stream.first_sample, samples, side="right") - 1
             for shard in np.unique(shards).tolist():
@@ -151,10 +151,10 @@ class DeliveryStats:
                 self._counts[number, TRUNCATED] += int(longer.sum())
 
     def _targets(self) -> Sequence[float]:
-        streams, chapter = self._recipe.streams, self._recipe.chapter
+        streams, chapter = self.recipe.streams, self.recipe.chapter
         if chapter is not None:
             return [float(due) for due in (self._due if self._due.any() else chapter.begin)]
-        if self._recipe.target_unit == "tokens":
+        if self.recipe.target_unit == "tokens":
             return [stream.chosen_tokens for stream in streams]
         return [
             stream.quota.amount
@@ -168,7 +168,7 @@ class DeliveryStats:
         self._count()
         counts = dict(zip(COUNTED, self._counts.T.tolist(), strict=True))
         return delivery_report(
-            self._recipe.names,
+            self.recipe.names,
             counts | {"dropped": dropped},
             self._targets(),
             packs=self._num_packs,

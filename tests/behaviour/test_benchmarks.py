@@ -126,8 +126,8 @@ def test_a_first_batch_and_a_steady_one_take_few_calls_and_changes_of_room(bench
     ]
     counts = {name: list(map(int, numbers)) for name, *numbers in filter(None, rows[1:])}
     *_, calls, _, changes = counts["planned: first batch"]
-    assert calls <= 900
-    assert changes <= 110
+    assert calls <= 650
+    assert changes <= 100
     assert counts["online: steady batch"][2] <= 250
 
 
