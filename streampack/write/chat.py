@@ -8,51 +8,46 @@ Every response of a conversation is a target, in one pass over it::
 `chat_spans` locates the responses in the text. The tokenizer's offsets map characters to tokens: a
 token is a target if any of its characters is.
 
-Cost: one tokenizer call, and two or more renderings of the template, see `chat_spans`.
+Templates that print a turn otherwise once another follows have no such mask. There, every response
+becomes a sample of its own, which ends with it.
+
+Cost: one tokenizer call a sample, and a few renderings of the template for each response, see
+`chat_spans`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
-from streampack.write.chat_spans import RESPONSE, Messages, Rendering, TargetSpans
+from streampack.write.chat_rows import RESPONSE, Conversation, Messages, read_row
+from streampack.write.chat_spans import Rendering, TargetSpans, in_form
 
-TrainOn = Literal["responses", "last_response", "all"]
+TrainOn = Literal["responses", "last_response", "each_response", "all"]
 
-FIELDS = ("messages", "conversations")
-SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": RESPONSE,
-    "assistant": RESPONSE,
-    "observation": "tool",
-    "tool": "tool",
-}
 # Roles of context messages (not targets) in templates of known models: "developer" is gpt-oss',
 # "environment" OLMo's, "function" Functionary's, "ipython" Llama 3's, "observation" GLM's.
 OF_TEMPLATES = ("developer", "environment", "function", "ipython", "observation")
 CONTEXT_ROLES = ("system", "user", "tool", *OF_TEMPLATES)
-MARKS = ("weight", "train", "training")  # by which others choose what is learned of a message
 
 
 @dataclass(frozen=True, slots=True)
 class ChatEncoder:
-    """Turns a conversation into a sample: `tokens`, and the `loss_mask` of its responses.
+    """Turns a conversation into samples: `tokens`, and the `loss_mask` of its responses.
 
     A conversation is a list of messages, ``{"role": ..., "content": ...}`` as in transformers or
     ``{"from": ..., "value": ...}`` as in ShareGPT; or a row that holds one under "messages" or
-    "conversations", and perhaps "tools". Messages and tools may also be JSON text.
+    "conversations", a "prompt" and its "completion", or Alpaca's "instruction", "input" and
+    "output". A row may also have "system" and "tools". Lists may be JSON text.
+
+    A message with ``weight=0``, ``train=False`` or ``mask=True`` is not learned.
 
     Raises:
         ConfigError: If the tokenizer has no chat template or no offsets, or `train_on` is unknown.
@@ -76,13 +71,16 @@ class ChatEncoder:
     tokenizer: Any
     """A fast tokenizer of transformers."""
     train_on: TrainOn = "responses"
-    """Targets: every response, only the last one, or all tokens."""
+    """Targets: every response of a conversation, only the last one, or all tokens. For
+    "each_response", every response is the only target of a sample that ends with it."""
     chat_template: str | None = None
     """A template, or the name of one of the tokenizer's; None: the tokenizer's default."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More template arguments, such as ``{"enable_thinking": False}``."""
     context_roles: Sequence[str] = ()
     """More roles of the template whose messages are not targets, such as "documents"."""
+    max_seq_len: int | None = None
+    """Tokens that a sample is cut to; None: it is never cut."""
 
     def __post_init__(self) -> None:
         check_choice("train_on", self.train_on, TrainOn)
@@ -114,33 +112,68 @@ class ChatEncoder:
             Without any response the mask is all 0.
 
         Raises:
-            ConfigError: If the template does not reveal the position of a response.
-            DataError: If this is not a conversation, the template rejects it or prints nulls that
-                it has inside, it has an unknown role, whose messages would not be learned, or a
-                `system`, `weight` or `train` that would be ignored.
+            ConfigError: If the template does not reveal the position of a response or leaves out
+                its reasoning, or if `train_on` makes several samples of a conversation.
+            DataError: If this is not a conversation, the template rejects it, it has an unknown
+                role, whose messages would not be learned, or a field that would be ignored.
         """
-        messages, tools = _read_row(conversation)
-        wants_spans = self.train_on != "all"
-        if wants_spans:
-            self._check_roles(messages)
-        self._check_marks(messages)
-        options = {"chat_template": self.chat_template, "tools": tools, **self.template_kwargs}
+        if self.train_on == "each_response":
+            raise ConfigError(
+                "train_on='each_response' makes several samples of a conversation; call "
+                "encoder.samples(conversation), which returns a list"
+            )
+        return self.samples(conversation)[0]
+
+    def samples(self, conversation: Any) -> list[dict[str, IntArray]]:
+        """Return the samples of one conversation: one for each response, or one in other modes.
+
+        They are as `__call__` returns them. Of a conversation with nothing to learn, and of one
+        that `max_seq_len` cuts before its first target, the mask is all 0: `write_stream` and
+        ``streampack write`` leave such samples out, and count them.
+
+        Raises:
+            ConfigError: See `__call__`.
+            DataError: See `__call__`.
+        """
+        chat = read_row(conversation)
+        learned = self._learned(chat)
+        options = {"chat_template": self.chat_template, **self.template_kwargs, **chat.options}
+        messages = in_form(self.tokenizer, chat.messages, options)
+        if self.train_on == "each_response" and learned:
+            return [self._sample(messages[: n + 1], [n], options) for n in learned]
+        return [self._sample(messages, learned, options)]
+
+    def _sample(
+        self, messages: Messages, learned: Sequence[int], options: Mapping[str, Any]
+    ) -> dict[str, IntArray]:
+        """Return the sample of all these messages, of which some responses are learned."""
         rendering = Rendering(self.tokenizer, messages, options)
-        text = rendering.text
-        self._check_nulls(messages, options, text)
+        wants_spans = self.train_on != "all"
         encoded = self.tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=wants_spans, verbose=False
+            rendering.text,
+            add_special_tokens=False,
+            return_offsets_mapping=wants_spans,
+            verbose=False,
         )
         tokens = encoded["input_ids"]
         mask = np.ones(len(tokens), np.uint8)
         if wants_spans:
-            spans = rendering.spans(last_only=self.train_on == "last_response")
-            mask = target_tokens(encoded["offset_mapping"], spans, len(text))
-        return {"tokens": np.array(tokens, np.int32), "loss_mask": mask}
+            spans = rendering.spans(learned)
+            mask = target_tokens(encoded["offset_mapping"], spans, len(rendering.text))
+        kept = slice(self.max_seq_len)
+        return {"tokens": np.array(tokens[kept], np.int32), "loss_mask": mask[kept]}
 
-    def _check_roles(self, messages: Messages) -> None:
+    def _learned(self, chat: Conversation) -> list[int]:
+        """Return the numbers of the responses to learn."""
+        if self.train_on == "all":
+            if chat.withheld:
+                raise DataError(
+                    f"message {min(chat.withheld)} is not to be learned, but train_on='all' learns "
+                    "every token; choose train_on='responses', or remove weight, train and mask"
+                )
+            return []
         known = (RESPONSE, *CONTEXT_ROLES, *self.context_roles)
-        for number, message in enumerate(messages):
+        for number, message in enumerate(chat.messages):
             role = message.get("role")
             if role not in known:
                 raise DataError(
@@ -148,35 +181,8 @@ class ChatEncoder:
                     f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it is to be "
                     f"learned, or pass context_roles=[{role!r}] if it is not"
                 )
-
-    def _check_marks(self, messages: Messages) -> None:
-        """Refuse messages whose own marks say something else about the loss than `train_on`."""
-        responses = [n for n, message in enumerate(messages) if message.get("role") == RESPONSE]
-        learned = responses[-1:] if self.train_on == "last_response" else responses
-        for number, message in enumerate(messages):
-            is_learned = self.train_on == "all" or number in learned
-            for key in MARKS:
-                mark = message.get(key, is_learned)
-                # A weight is for responses; users also give it to the messages around them.
-                if mark != is_learned and (key != "weight" or number in responses):
-                    raise DataError(
-                        f"message {number} has {key}={mark!r}, but train_on={self.train_on!r} "
-                        f"{'learns it' if is_learned else 'does not learn it'}; choose another "
-                        f"train_on=, or leave {key!r} out and set the sample's loss_mask yourself"
-                    )
-
-    def _check_nulls(self, messages: Messages, options: Mapping[str, Any], text: str) -> None:
-        """Refuse messages if the template prints nulls that they have inside."""
-        bare = [{key: _without_nulls(value) for key, value in m.items()} for m in messages]
-        with suppress(DataError):  # a template may need the field: then it prints the null
-            if bare == messages or Rendering(self.tokenizer, bare, options).text == text:
-                return
-        number = next(n for n, message in enumerate(messages) if message != bare[n])
-        raise DataError(
-            f"message {number} has a null inside, as tables add to structs, and the chat template "
-            "prints it, so it could be learned; store the arguments of calls as JSON text, or "
-            "remove their nulls before encoding"
-        )
+        first = -1 if self.train_on == "last_response" else 0
+        return [n for n in chat.responses[first:] if n not in chat.withheld]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,68 +229,3 @@ def target_tokens(offsets: Any, spans: TargetSpans, num_chars: int) -> npt.NDArr
         is_target[start:end] = 1
     num_before = np.append(0, np.cumsum(is_target))
     return np.asarray(num_before[ends] > num_before[starts], np.uint8)
-
-
-def _read_row(row: Any) -> tuple[Messages, Any]:
-    """Return a conversation's messages in transformers' form, and its tools."""
-    tools = None
-    if isinstance(row, Mapping):
-        name = next((name for name in FIELDS if row.get(name) is not None), None)
-        if name is None:
-            raise DataError(
-                f"a row with {', '.join(map(repr, row))} holds no conversation; "
-                f"name its field {' or '.join(FIELDS)}, or pass the messages alone"
-            )
-        system, tools, row = row.get("system"), row.get("tools") or None, row[name]
-        if system:
-            raise DataError(
-                f"the row's system={repr(system)[:60]} would not be in the sample; make it the "
-                f"first of {name}: {{'role': 'system', 'content': ...}}, and leave out 'system'"
-            )
-    row, tools = _parsed(row), _parsed(tools)
-    if isinstance(tools, str):
-        raise DataError(
-            f"tools={tools[:60]!r} is not JSON; write the tools as a list, or as JSON text of one"
-        )
-    is_list = isinstance(row, Sequence) and not isinstance(row, str)
-    if not is_list or not len(row) or not all(isinstance(message, Mapping) for message in row):
-        raise DataError(
-            f"{repr(row)[:60]} is not a conversation; it must be a list of 1 or more messages such "
-            "as {'role': 'user', 'content': 'Hi'}"
-        )
-    return [_read_message(message, number) for number, message in enumerate(row)], tools
-
-
-def _parsed(value: Any) -> Any:
-    """Return the value of JSON text; any other value as it is."""
-    with suppress(orjson.JSONDecodeError):
-        return orjson.loads(value) if isinstance(value, str) else value
-    return value
-
-
-def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    if "role" in message:
-        # A table has every field in every row, and templates test whether a message has tool_calls.
-        return {
-            key: value for key, value in message.items() if value is not None or key == "content"
-        }
-    if "from" not in message or "value" not in message:
-        raise DataError(
-            f"message {number} has {', '.join(map(repr, message))}, but must have role and "
-            "content, or from and value"
-        )
-    sender = str(message["from"])
-    if sender not in SHAREGPT_ROLES:
-        raise DataError(
-            f"message {number} is from {sender!r}, which is not one of "
-            f"{'|'.join(SHAREGPT_ROLES)}{suggest(sender, SHAREGPT_ROLES)}; "
-            "write it with role and content"
-        )
-    marks = {key: message[key] for key in MARKS if message.get(key) is not None}
-    return {"role": SHAREGPT_ROLES[sender], "content": message["value"], **marks}
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

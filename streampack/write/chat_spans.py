@@ -8,29 +8,66 @@ message adds to the prompt that a model would answer::
                                                                             '-----------'
 
 Each text must be a prefix of the next one, and the last one of the whole conversation; otherwise
-the template is refused.
+the template is refused. But what the generation prompt itself adds may differ, as "<think>" does
+from "<think></think>": the response then begins where the two texts part.
 
-Cost: two renderings with markers, else two for each response, of about 50 us each.
+Cost: three renderings or fewer for each response, of about 50 us each, and one or two more.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, DataError
+from streampack.write.chat_rows import RESPONSE, Messages, forms_of, reasoning_of, text_of
 
-Messages: TypeAlias = list[dict[str, Any]]
 TargetSpans: TypeAlias = list[tuple[int, int]]
 
 logger = logging.getLogger(__name__)
 
-RESPONSE = "assistant"
 MARKER = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
 BEGIN, END = "\ue000begin\ue001", "\ue000end\ue001"  # private use area: not in real text
+_warned: set[str] = set()  # templates
+TAG = re.compile(r"<[^<>\s]*$")
+ANSWER = "Fine."
+SHORT_CHAT = [{"role": "user", "content": "Well?"}, {"role": RESPONSE, "content": ANSWER}]
+
+
+def in_form(tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> Messages:
+    """Return the messages in the form that the template prints: see `forms_of`.
+
+    If it prints none of them whole, they are as they were. A DataError says that it rejects all.
+    """
+    rendered: list[Messages] = []
+    first_error = None
+    for form in forms_of(messages):
+        try:
+            text = Rendering(tokenizer, form, options).text
+        except DataError as error:
+            if type(error.__cause__).__name__ == "TemplateError":  # its own raise_exception()
+                raise
+            first_error = first_error or error
+            continue
+        if _has_contents(text, form):
+            return form
+        rendered.append(form)
+    if not rendered and first_error:
+        raise first_error
+    return rendered[0]
+
+
+def _has_contents(text: str, messages: Messages) -> bool:
+    """Return whether a text has what users say, and no list of parts as Python prints it."""
+    said = [text_of(m.get("content")) for m in messages if m.get("role") == "user"]
+    is_printed = all(one.strip() in text for one in said if isinstance(one, str))
+    has_lists = any(isinstance(message.get("content"), list) for message in messages)
+    return is_printed and not (has_lists and "{'type': 'text'" in text)
 
 
 class Rendering:
@@ -59,35 +96,33 @@ class Rendering:
             ) from error
         return str(text)
 
-    def spans(self, *, last_only: bool) -> TargetSpans:
-        """Return the first character and one past the last of each response, or of the last one.
+    def spans(self, learned: Sequence[int]) -> TargetSpans:
+        """Return the first character and one past the last of each of these responses.
 
-        A ConfigError says that the template does not reveal a position.
+        A ConfigError says that the template does not reveal a position, or leaves out reasoning.
         """
-        responses = [i for i, m in enumerate(self._messages) if m.get("role") == RESPONSE]
-        if not responses:
+        if not learned:
             return []
         template = self._tokenizer.get_chat_template(
             self._options.get("chat_template"), self._options.get("tools")
         )
-        first = responses[-1 if last_only else 0]
-        if MARKER.search(template):
-            spans = self._marked(MARKER.sub(_with_sign, template), first if last_only else 0)
-        else:
-            # The last one first: if it cannot be located, the error must not propose it.
-            spans = [self._added_by(each) for each in reversed(responses) if each >= first][::-1]
-        self._check_end(self._messages[responses[-1]], spans[-1], template)
+        spans = self._located(learned, template)
+        target = self.text[slice(*spans[-1])]
+        if not target.rstrip().endswith(self._special_tokens()):
+            end = _end_of_turn(self._tokenizer, self._options, template)
+            if not (end and target.endswith(end)):
+                _warn_of_no_end(template, target[-40:])
         return spans
 
-    def _check_end(self, response: dict[str, Any], span: tuple[int, int], template: str) -> None:
-        """Warn if the last response's span ends with its content."""
-        content = response.get("content")
-        if isinstance(content, str) and content.strip() and not response.get("tool_calls"):
-            _, found, end = self.text[slice(*span)].rpartition(content.strip())
-            if found and not end.strip(" "):
-                _warn_of_no_end(template)
+    def _located(self, learned: Sequence[int], template: str) -> TargetSpans:
+        if MARKER.search(template):
+            spans = self._marked(MARKER.sub(_with_sign, template), learned)
+            self._check_reasoning(learned[-1], "".join(self.text[slice(*each)] for each in spans))
+            return spans
+        # The last one first: if it cannot be located, the error must not propose it.
+        return [self._added_by(each) for each in reversed(learned)][::-1]
 
-    def _marked(self, template: str, first: int) -> TargetSpans:
+    def _marked(self, template: str, learned: Sequence[int]) -> TargetSpans:
         # Not `return_assistant_tokens_mask`, which in transformers 4.57 has two defects. If the
         # last character of a span has several tokens, as an emoji may, all but the first are left
         # out. If it is in no token, everything after the span is unmasked.
@@ -97,62 +132,122 @@ class Rendering:
                 "the chat template changes text that it marked with {% generation %}, so its "
                 "position is unknown; put the markers around text that is printed unchanged"
             )
-        if first:
-            earlier = _cut_signs(self._render(first, chat_template=template))[1]
-            spans = spans[len(earlier) :]
+        responses = [n for n, m in enumerate(self._messages) if m.get("role") == RESPONSE]
+        if learned != responses:
+            ends = dict(pairwise([*responses, len(self._messages)]))
+            count = partial(self._num_marked, template=template, total=len(spans))
+            spans = [span for n in learned for span in spans[count(n) : count(ends[n])]]
         if not spans:
             raise ConfigError(
-                f"the chat template has {{% generation %}} markers, but none in messages {first} "
-                f"to {len(self._messages) - 1}, which hold responses to train on; put them around "
-                "what it prints for each"
+                "the chat template has {% generation %} markers, but none in messages "
+                f"{learned[0]} to {len(self._messages) - 1}, which hold responses to train on; put "
+                "them around what it prints for each"
             )
         return spans
+
+    def _num_marked(self, num_messages: int, template: str, total: int) -> int:
+        """Return the number of marked spans in the first messages; `total` are in all of them."""
+        if num_messages in (0, len(self._messages)):
+            return total if num_messages else 0
+        return len(_cut_signs(self._render(num_messages, chat_template=template))[1])
 
     def _added_by(self, response: int) -> tuple[int, int]:
         """Return the span that a message adds after the previous text and its response header."""
         before = self._render(response, add_generation_prompt=True)
         later = self._messages[response + 1 :]
         until = self._render(response + 1) if later else self.text
-        if not (until.startswith(before) and self.text.startswith(until)):
-            has_later = any(m.get("role") == RESPONSE for m in later)
+        begin = self._begin_of(response, before, until)
+        if begin is None or not self.text.startswith(until):
+            is_last = not any(m.get("role") == RESPONSE for m in later)
+            way_out = "pass chat_template= with {% generation %} markers"
+            if not is_last:
+                way_out = f"pass train_on='each_response' or 'last_response', or {way_out[5:]}"
             raise ConfigError(
                 f"message {response} of {len(self._messages)}: the chat template prints it, or the "
                 "messages before it, differently at the end of a conversation or with a generation "
-                "prompt (as templates do that strip reasoning or begin it), so its position is "
-                "unknown; pass chat_template= with {% generation %} markers"
-                f"{', or train_on=' + repr('last_response') if has_later else ''}"
+                "prompt (as templates do that strip the reasoning of earlier turns), so its "
+                f"position is unknown; {way_out}"
             )
-        added = self.text[len(before) : len(until)]
-        self._check_header(response, before, added)
-        return len(before), len(before) + self._num_to_learn(added)
+        added = until[begin:]
+        self._check_reasoning(response, added)
+        return begin, begin + self._num_to_learn(added)
 
-    def _check_header(self, response: int, before: str, added: str) -> None:
-        """Refuse templates that print a header but have no generation prompt with it."""
-        content = self._messages[response].get("content")
-        begins = not isinstance(content, str) or added.lstrip().startswith(content.strip())
-        if not begins and before == self._render(response):
+    def _begin_of(self, response: int, before: str, until: str) -> int | None:
+        """Return where a response begins in the text until its end; None: it is unknown.
+
+        `before` is the prompt. It may part from `until` in what the generation prompt adds.
+        """
+        begin = _num_shared(before, until)
+        content = text_of(self._messages[response].get("content"))
+        is_text = isinstance(content, str)
+        if begin == len(before) and (not is_text or _begins(until[begin:], content)):
+            return begin
+        bare = self._render(response)
+        prompt = _num_shared(bare, before)  # where the generation prompt begins
+        if before == bare == until[:begin]:
             raise ConfigError(
                 f"message {response} of {len(self._messages)}: the chat template prints "
-                f"{added[:40]!r} for it, but nothing for add_generation_prompt=True, so the end "
-                "of its header is unknown; pass chat_template= with {% generation %} markers or a "
-                "generation prompt"
+                f"{until[begin:][:40]!r} for it, but nothing for add_generation_prompt=True, so "
+                "the end of its header is unknown; pass chat_template= with {% generation %} "
+                "markers or a generation prompt"
             )
+        if prompt <= begin < len(before):  # not within a tag: </think> where <think> was expected
+            tag = TAG.search(until, prompt, begin)
+            begin = tag.start() if tag else begin
+        is_shared = begin > prompt or (begin == prompt and _begins(until[begin:], content))
+        return begin if is_shared else None
+
+    def _check_reasoning(self, response: int, target: str) -> None:
+        for text in reasoning_of(self._messages[response]):
+            if text not in target:
+                raise ConfigError(
+                    f"message {response} of {len(self._messages)}: the chat template leaves out "
+                    f"its reasoning, {text[:40]!r}, so it would not be learned; pass "
+                    "chat_template= with a template that prints it inside {% generation %} "
+                    "markers, or remove the reasoning from the data"
+                )
 
     def _num_to_learn(self, added: str) -> int:
         """Return the characters up to the end-of-turn token, without line breaks after it."""
-        tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
-        ends = tuple(token.content for token in tokens if token.special and token.content)
         kept = added.rstrip()
-        return len(kept if kept.endswith(ends) else added)
+        return len(kept if kept.endswith(self._special_tokens()) else added)
+
+    def _special_tokens(self) -> tuple[str, ...]:
+        tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        return tuple(token.content for token in tokens if token.special and token.content)
 
 
-@cache  # once for each template
-def _warn_of_no_end(template: str) -> None:
+def _end_of_turn(tokenizer: Any, options: Mapping[str, Any], template: str) -> str:
+    """Return what the template puts after a response; "" if it rejects a short conversation."""
+    with suppress(ConfigError, DataError):
+        short = Rendering(tokenizer, in_form(tokenizer, SHORT_CHAT, options), options)
+        begin, end = short._located([1], template)[-1]
+        return short.text[begin:end].rpartition(ANSWER)[2].lstrip(" ")
+    return ""
+
+
+def _begins(text: str, content: Any) -> bool:
+    return isinstance(content, str) and text.lstrip().startswith(content.strip())
+
+
+def _num_shared(one: str, other: str) -> int:
+    """Return the number of characters that two texts begin with in common."""
+    if other.startswith(one):
+        return len(one)
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
+
+
+def _warn_of_no_end(template: str, target: str) -> None:
+    if template in _warned:
+        return
+    _warned.add(template)
     logger.warning(
-        "the chat template %r... ends targets with the response, so the model will not learn to "
-        "stop; pass chat_template= with an end-of-turn token (inside its {%% generation %%} "
-        "markers, if it has any), or add one to each conversation with Packing(eos_id=...)",
+        "the chat template %r... ends a target with %r, which is neither a special token nor what "
+        "it puts after every response, so the model will not learn to stop; pass chat_template= "
+        "with an end-of-turn token (inside its {%% generation %%} markers, if it has any), or add "
+        "one to each conversation with Packing(eos_id=...)",
         template[:60],
+        target,
     )
 
 

@@ -106,7 +106,7 @@ def test_train_on_is_for_conversations(tmp_path, tokenizer):
 
 def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer):
     chat = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
-    bad = [{"messages": []}, {"messages": chat, "system": "g"}]
+    bad = [{"messages": []}, {"messages": [chat[0], {"role": "bot", "content": "g"}]}]
     path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": chat}] * 20 + bad)
     out = tmp_path / "s"
     output = call_verb(

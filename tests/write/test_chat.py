@@ -387,24 +387,113 @@ def test_options_reach_the_template() -> None:
     assert tokenizer.decode(sample["tokens"]).endswith("<|im_end|>\nbye")
 
 
-def test_a_template_that_strips_earlier_reasoning_is_refused_but_for_the_last_response() -> None:
+def test_a_template_that_strips_earlier_reasoning_has_a_sample_for_each_response() -> None:
     tokenizer = tokenizer_of(STRIPS_REASONING)
     chat = say("hello", "<think>no</think>fine", "how", "<think>yes</think>well")
-    with pytest.raises(ConfigError, match=r"message 1 of 4: .*train_on='last_response'"):
+    with pytest.raises(ConfigError, match=r"message 1 of 4: .*train_on='each_response' or 'last_"):
         ChatEncoder(tokenizer)(chat)
     last = ChatEncoder(tokenizer, "last_response")(chat)
     assert learned(last, tokenizer) == "<think>yes</think>well<|im_end|>"
     assert "no" not in tokenizer.decode(last["tokens"])
     single = ChatEncoder(tokenizer)(chat[:2])
     assert learned(single, tokenizer) == "<think>no</think>fine<|im_end|>"
+    first, second = ChatEncoder(tokenizer, "each_response").samples(chat)
+    assert_equal(first, single)
+    assert_equal(second, last)
 
 
-@pytest.mark.parametrize("train_on", ["responses", "last_response"])
-def test_the_last_response_alone_is_advised_only_where_it_can_be_found(train_on: Any) -> None:
-    # The generation prompt begins the reasoning that the template then leaves out, at the end too.
+def assert_equal(sample: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+    assert sample["tokens"].tolist() == other["tokens"].tolist()
+    assert sample["loss_mask"].tolist() == other["loss_mask"].tolist()
+
+
+@examples(150)
+@given(chat=chats, name=st.sampled_from([*TEMPLATES]), kind=st.sampled_from(KINDS))
+def test_each_response_is_the_last_one_of_its_prefix(chat, name, kind) -> None:
+    tokenizer = tokenizer_of(TEMPLATES[name], kind)
+    responses = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+    samples = ChatEncoder(tokenizer, "each_response").samples(chat)
+    last = ChatEncoder(tokenizer, "last_response")
+    expected = [last(chat[: i + 1]) for i in responses] or [last(chat)]
+    for sample, other in zip(samples, expected, strict=True):
+        assert_equal(sample, other)
+
+
+def test_a_list_of_samples_in_every_mode() -> None:
+    tokenizer = tokenizer_of()
+    chat = say("hello", "fine", "how", "well")
+    for train_on in ("responses", "last_response", "all"):
+        encode = ChatEncoder(tokenizer, train_on)
+        [sample] = encode.samples(chat)
+        assert_equal(sample, encode(chat))
+    each = ChatEncoder(tokenizer, "each_response")
+    assert len(each.samples(chat)) == 2
+    with pytest.raises(ConfigError, match=r"call encoder\.samples\(conversation\), which returns"):
+        each(chat)
+
+
+@pytest.mark.parametrize("train_on", ["responses", "each_response"])
+def test_a_conversation_is_cut_and_may_keep_no_target(train_on: Any) -> None:
+    chat = say("hello", "fine", "how", "well")
+    whole = ChatEncoder(tokenizer_of(), train_on).samples(chat)
+    for most in (1, 5, 12, 20, 1000):
+        cut = ChatEncoder(tokenizer_of(), train_on, max_seq_len=most).samples(chat)
+        for sample, other in zip(cut, whole, strict=True):
+            assert_equal(sample, {name: values[:most] for name, values in other.items()})
+
+
+@pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
+def test_a_response_begins_where_it_parts_from_the_generation_prompt(train_on: Any) -> None:
+    # The prompt begins the reasoning that the template then leaves out, at the end too.
     tokenizer = tokenizer_of(CHATML.replace("assistant\n{%", "assistant\n<think>{%"))
-    with pytest.raises(ConfigError, match=r"pass chat_template= with {% generation %} markers$"):
-        ChatEncoder(tokenizer, train_on)(say("hello", "fine", "how", "well"))
+    samples = ChatEncoder(tokenizer, train_on).samples(say("hello", "fine", "<how>", "</think>w"))
+    texts = {
+        "responses": ["fine<|im_end|></think>w<|im_end|>"],
+        "last_response": ["</think>w<|im_end|>"],
+        "each_response": ["fine<|im_end|>", "</think>w<|im_end|>"],
+    }
+    assert [learned(sample, tokenizer) for sample in samples] == texts[train_on]
+
+
+@pytest.mark.parametrize("train_on", ["last_response", "each_response"])
+def test_a_template_that_deletes_the_reasoning_of_its_own_response_is_refused(train_on) -> None:
+    deletes = CHATML.replace("m.content +", "m.content.split('</think>')[-1] +")
+    encode = ChatEncoder(tokenizer_of(deletes), train_on)
+    assert len(encode.samples(say("hello", "fine"))) == 1
+    with pytest.raises(ConfigError, match=r"1 of 2: .* leaves out its reasoning, 'so', so it .*or"):
+        encode.samples(say("hello", "<think>\nso\n</think>fine"))
+    chat = say("hello", "fine")
+    chat[1]["reasoning_content"] = "so"  # of which the template knows nothing
+    with pytest.raises(ConfigError, match=r"pass chat_template= with .* or remove the reasoning"):
+        encode.samples(chat)
+
+
+class Counting:
+    """A tokenizer that counts the renderings of its template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.num_renderings = tokenizer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        return self.tokenizer(*texts, **options)
+
+    def apply_chat_template(self, *chats: Any, **options: Any) -> Any:
+        self.num_renderings += 1
+        return self.tokenizer.apply_chat_template(*chats, **options)
+
+
+@pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
+@pytest.mark.parametrize("marks", [{}, {"train": True}, {"train": False}])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_response_costs_a_constant_number_of_renderings(name, marks, train_on) -> None:
+    chat = say(*["hello", "fine"] * 20)
+    chat[1] |= marks
+    tokenizer = Counting(tokenizer_of(TEMPLATES[name]))
+    ChatEncoder(tokenizer, train_on).samples(chat)
+    assert 0 < tokenizer.num_renderings <= 4 * (1 if train_on == "last_response" else 20) + 2
 
 
 @pytest.mark.parametrize(
@@ -418,69 +507,182 @@ def test_the_last_response_alone_is_advised_only_where_it_can_be_found(train_on:
 def test_a_template_that_teaches_no_end_of_turn_is_named_once(
     template: str, chat: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chat_spans._warn_of_no_end.cache_clear()
+    chat_spans._warned.clear()
     encode = ChatEncoder(tokenizer_of(template))
     assert "<|im_end|>" not in learned(encode(chat), encode.tokenizer)
     encode(chat)
     [record] = caplog.records
+    end = learned(encode(chat), encode.tokenizer)[-4:]
+    assert f"{end}', which is neither a special token nor what" in record.getMessage()
     assert "the model will not learn to stop; pass chat_template= with" in record.getMessage()
+
+
+def test_a_call_that_nothing_follows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    chat_spans._warned.clear()
+    glm = TOOLS.replace("<|im_end|>\n{% endif %}{% endfor %}" + PROMPT, "{% endif %}{% endfor %}")
+    encode = ChatEncoder(tokenizer_of(glm + PROMPT))
+    encode(call_of({"a": 1}))
+    [record] = caplog.records
+    assert "}}</call>', which is neither a special token" in record.getMessage()
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_that_ends_its_turns_is_not_warned_of(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    chat_spans._warn_of_no_end.cache_clear()
+    chat_spans._warned.clear()
     for content in ("fine", "", "fine ", "a\n"):
         ChatEncoder(tokenizer_of(TEMPLATES[name]))(say("hello", content, "you"))
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("key", ["weight", "train", "training"])
-@pytest.mark.parametrize("mark", [0, False, 0.5])
-def test_a_response_that_is_not_to_be_learned_is_refused_not_learned(key: str, mark: Any) -> None:
-    chat = say("hello", "fine", "how", "well")
-    chat[1][key] = mark
-    encode = ChatEncoder(tokenizer_of())
-    with pytest.raises(DataError, match=rf"message 1 has {key}={mark}, but .*'responses' learns "):
-        encode(chat)
-    if not mark:
-        last = ChatEncoder(tokenizer_of(), "last_response")
-        assert learned(last(chat), last.tokenizer) == "well<|im_end|>"
-        with pytest.raises(DataError, match="train_on='all' learns it"):
-            ChatEncoder(tokenizer_of(), "all")(chat)
+WITHDRAWN = [("weight", 0), ("train", False), ("training", 0), ("mask", True), ("masked", 1)]
+
+
+@pytest.mark.parametrize(("key", "mark"), WITHDRAWN)
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["prefixes", "markers"])
+def test_a_response_that_is_marked_is_not_learned(key: str, mark: Any, template: str) -> None:
+    tokenizer = tokenizer_of(template)
+    chat = say("hello", "fine", "how", "well", "so", "there")
+    chat[3][key] = mark
     sharegpt = [
         {"from": m["role"].replace("assistant", "gpt"), "value": m["content"], key: m.get(key)}
         for m in chat
     ]
-    with pytest.raises(DataError, match=f"message 1 has {key}={mark}"):
-        encode(sharegpt)
+    expected = {"responses": ["fine<|im_end|>there<|im_end|>"]}
+    expected["last_response"] = ["there<|im_end|>"]
+    expected["each_response"] = ["fine<|im_end|>", "there<|im_end|>"]
+    for train_on, texts in expected.items():
+        encode = ChatEncoder(tokenizer, train_on)
+        for row in (chat, sharegpt):
+            assert [learned(sample, tokenizer) for sample in encode.samples(row)] == texts
+        [last] = encode.samples(chat[:2] + chat[3:4])[-1:]
+        assert learned(last, tokenizer) == ("" if train_on == "last_response" else texts[0][:14])
+    assert len(ChatEncoder(tokenizer)(chat)["tokens"]) == len(
+        tokenizer.apply_chat_template(chat, return_dict=False)
+    )
+    with pytest.raises(DataError, match="message 3 is not to be learned, but train_on='all'"):
+        ChatEncoder(tokenizer, "all")(chat)
 
 
 def test_marks_that_say_what_is_done_anyway_are_no_obstacle() -> None:
     encode = ChatEncoder(tokenizer_of())
     chat = say("hello", "fine")
     expected = encode(chat)["loss_mask"].tolist()
-    for marks in ({"weight": 1}, {"weight": None}, {"train": None}):
+    for marks in ({"weight": 1}, {"weight": None}, {"train": None}, {"mask": False}):
         assert encode([m | marks for m in chat])["loss_mask"].tolist() == expected
     marked = [chat[0] | {"train": False}, chat[1] | {"train": True}]
     assert encode(marked)["loss_mask"].tolist() == expected
-    with pytest.raises(DataError, match=r"message 0 has train=True, but .* does not learn it"):
+    with pytest.raises(DataError, match=r"message 0 is to be learned, but has role 'user'"):
         encode([chat[0] | {"train": True}, chat[1]])
+    with pytest.raises(DataError, match=r"message 1 has weight=0.5, and .* write 0 or 1"):
+        encode([chat[0], chat[1] | {"weight": 0.5}])
 
 
-def test_a_system_text_beside_the_messages_is_refused_not_left_out() -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("weights", 0), ("loss", False), ("loss_mask", [1]), ("trainable", True), ("train_on", 1)],
+)
+def test_a_field_like_a_mark_is_refused_not_ignored(field: str, value: Any) -> None:
     encode = ChatEncoder(tokenizer_of())
-    row = {"messages": say("hello", "fine"), "system": "Be brief."}
-    with pytest.raises(DataError, match=r"system='Be brief.' would not .* first of messages"):
-        encode(row)
-    first = {"role": "system", "content": row["system"]}
-    sample = encode({"messages": [first, *row["messages"]]})
-    assert "Be brief." in encode.tokenizer.decode(sample["tokens"])
-    assert (
-        encode({**row, "system": ""})["tokens"].tolist()
-        == encode(row["messages"])["tokens"].tolist()
+    chat = say("hello", "fine")
+    with pytest.raises(DataError, match=rf"message 1 has {field}=.*; rename it to one of weight, "):
+        encode([chat[0], chat[1] | {field: value}])
+    assert encode([chat[0], chat[1] | {field: None, "trained_by": "me"}])["loss_mask"].any()
+    with pytest.raises(DataError, match=rf"the row has {field}=.*, or remove it"):
+        encode({"messages": chat, field: value})
+
+
+@pytest.mark.parametrize("field", ["system_prompt", "functions", "tool", "history", "SystemPrompt"])
+def test_a_field_like_system_or_tools_is_refused_not_ignored(field: str) -> None:
+    encode = ChatEncoder(tokenizer_of())
+    row = {"messages": say("hello", "fine")}
+    with pytest.raises(DataError, match=rf"the row has {field}=.*to one of system, tools, or rem"):
+        encode(row | {field: "Be brief."})
+    for empty in ("", [], None):
+        assert encode(row | {field: empty, "system_id": 7, "source": "a"})["loss_mask"].any()
+
+
+def test_a_rows_own_system_text_is_the_first_message() -> None:
+    encode = ChatEncoder(tokenizer_of())
+    first = {"role": "system", "content": "Be brief."}
+    chat = say("hello", "fine")
+    expected = encode([first, *chat])
+    assert "Be brief." in encode.tokenizer.decode(expected["tokens"])
+    for row in (
+        {"messages": chat, "system": "Be brief."},
+        {"messages": [first, *chat], "system": "Be brief."},
+        {"prompt": "hello", "completion": "fine", "system": "Be brief."},
+        {"instruction": "hello", "input": "", "output": "fine", "system": "Be brief."},
+        {"conversations": [{"from": "human", "value": "hello"}, chat[1]], "system": "Be brief."},
+    ):
+        assert_equal(encode(row), expected)
+    assert_equal(encode({"messages": chat, "system": ""}), encode(chat))
+    with pytest.raises(DataError, match=r"system='Be long.' differs from its first message"):
+        encode({"messages": [first, *chat], "system": "Be long."})
+
+
+def test_prompts_and_instructions_are_conversations() -> None:
+    encode = ChatEncoder(tokenizer_of())
+    chat = say("hello", "fine")
+    for row in (
+        {"prompt": "hello", "completion": "fine"},
+        {"prompt": chat[:1], "completion": chat[1:], "prompt_id": "a"},
+        {"prompt": json.dumps(chat[:1]), "completion": json.dumps(chat[1:])},
+        {"instruction": "hello", "input": "", "output": "fine"},
+        {"instruction": "hello", "input": None, "output": "fine", "messages": None},
+        {"instruction": "hello", "output": "fine"},
+        {"prompt": "other", "messages": chat},
+    ):
+        assert_equal(encode(row), encode(chat))
+    added = encode({"instruction": "Add.", "input": "1 1", "output": "2"})
+    assert_equal(added, encode(say("Add.\n1 1", "2")))
+    # Of a prompt of several messages, nothing is learned.
+    turns = say("hello", "fine", "how", "well")
+    prompted = encode({"prompt": turns[:3], "completion": turns[3:], "system": "so"})
+    assert learned(prompted, encode.tokenizer) == "well<|im_end|>"
+
+
+def test_contents_in_parts_are_read_by_every_template() -> None:
+    parts = CHATML.replace("m.content +", "m.content[0].text + m.content[1].text +")
+    both = CHATML.replace(
+        "m.content +",
+        "(m.content if m.content is string else m.content | map(attribute='text') | join) +",
     )
+    prints = CHATML.replace("m.content +", "m.content | string +")
+    chat = say("hello", "fine")
+    expected = ChatEncoder(tokenizer_of())(chat)
+    listed = [
+        {
+            "role": m["role"],
+            "content": [
+                {"type": "text", "text": m["content"][:2], "image": None},
+                {"type": "text", "text": m["content"][2:]},
+            ],
+        }
+        for m in chat
+    ]
+    for template in (CHATML, parts, both, prints):
+        assert_equal(ChatEncoder(tokenizer_of(template))(listed), expected)
+    one_part = CHATML.replace("m.content +", "m.content[0].text +")
+    assert_equal(ChatEncoder(tokenizer_of(one_part))(chat), expected)
+    listed[0]["content"].append({"type": "image"})
+    with pytest.raises(DataError, match="message 0 has a content of type 'image', and only text"):
+        ChatEncoder(tokenizer_of())(listed)
+
+
+def test_arguments_of_calls_are_objects_or_text_as_the_template_reads_them() -> None:
+    encode = ChatEncoder(tokenizer_of(TOOLS))
+    expected = encode(call_of({"a": 1}))
+    assert_equal(encode(call_of(json.dumps({"a": 1}))), expected)
+    row = call_of({"a": 1})
+    row["messages"][1]["tool_calls"] = json.dumps(row["messages"][1]["tool_calls"])
+    assert_equal(encode(row), expected)
+    as_text = TOOLS.replace("call.function | tojson", "'' + call.function.arguments")
+    encode = ChatEncoder(tokenizer_of(as_text))
+    for arguments in ({"a": 1}, '{"a": 1}'):
+        sample = encode(call_of(arguments))
+        assert learned(sample, encode.tokenizer) == '<call>{"a": 1}</call><|im_end|>'
 
 
 def call_of(arguments: Any, **more: Any) -> dict[str, Any]:
@@ -490,19 +692,20 @@ def call_of(arguments: Any, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "?"}, asked]}
 
 
-def test_nulls_that_a_table_adds_to_calls_are_refused_not_learned() -> None:
+def test_nulls_that_a_table_adds_to_structs_are_removed() -> None:
     encode = ChatEncoder(tokenizer_of(TOOLS))
-    calls = [call_of({"city": "Rome"}, id="1"), call_of({"x": 1})]
-    table = datasets.Dataset.from_list(calls)
-    for row in table:
-        with pytest.raises(DataError, match=r"message 1 has a null inside, .* as JSON text"):
-            encode(row)
+    calls = [call_of({"city": "Rome"}, id="1"), call_of({"x": "1", "y": {"z": ["a"]}})]
+    tools = [[TOOL | {"function": {"name": "f", "parameters": {p: {"type": p}}}}] for p in "ab"]
+    rows = [call | {"tools": each} for call, each in zip(calls, tools, strict=True)]
+    table = datasets.Dataset.from_list(rows)
+    for read, row in zip((*table, *table.to_pandas().to_dict("records")), rows * 2, strict=True):
+        sample = encode(read)
+        assert_equal(sample, encode(row))
+        assert encode.tokenizer.decode(sample["tokens"]).count("null") == 0
     as_text = [call_of(json.dumps({"city": "Rome"}), id="1"), call_of(json.dumps({"x": None}))]
     for row, call in zip(datasets.Dataset.from_list(as_text), as_text, strict=True):
-        expected = encode(call)["tokens"].tolist()  # the id is null in one, and is not printed
-        assert encode(row)["tokens"].tolist() == expected
-    for call in calls:
-        assert "null" not in learned(encode(call), encode.tokenizer)
+        assert_equal(encode(row), encode(call))  # the id is null in one, and is not printed
+    assert '{"x": null}' in learned(encode(as_text[1]), encode.tokenizer)
 
 
 class Slow(PreTrainedTokenizer):
@@ -536,10 +739,10 @@ CHANGED = "{% set x %}" + MARKED + "{% endset %}{{ x | upper }}"
 @pytest.mark.parametrize(
     ("template", "train_on", "message"),
     [
-        (CHATML.replace("assistant\n{%", "assistant\n<think>{%"), "responses", "message 1 of 2"),
+        (CHATML.replace("<|im_start|>assistant\n{%", "<|start|>{%"), "responses", "message 1 of 2"),
         (CHATML.removesuffix(PROMPT), "responses", "nothing for add_generation_prompt=True"),
         (CHANGED, "responses", "changes text that it marked"),
-        (MARKED.replace("== 'assistant'", "== 'model'"), "responses", "none in messages 0 to 1"),
+        (MARKED.replace("== 'assistant'", "== 'model'"), "responses", "none in messages 1 to 1"),
         (
             MARKED.replace("'assistant' %}", "'assistant' and not loop.last %}"),
             "last_response",

@@ -1,0 +1,299 @@
+"""Conversations as data sets store them, in the form that chat templates take.
+
+::
+
+    {"messages": [...], "tools": [...]}                 messages of transformers
+    {"conversations": [{"from": "human", ...}, ...]}    ShareGPT
+    {"prompt": "Hi", "completion": "Hello"}             texts, or lists of messages
+    {"instruction": "Add", "input": "1 1", "output": "2"}    Alpaca
+
+Each may have `system` and `tools`, and lists may be JSON text. Nulls inside structs are removed:
+Arrow adds them because all rows of a table have the same fields. A field that says something about
+the loss, the system text or the tools under another name is refused, since it would be ignored.
+
+Cost: a copy of the messages, about 5 us each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import orjson
+
+from streampack.errors import DataError, suggest
+
+Messages: TypeAlias = list[dict[str, Any]]
+
+RESPONSE = "assistant"
+LISTS = ("messages", "conversations")
+PAIRS = {"prompt": "completion", "instruction": "output"}
+FIELDS = (*LISTS, *PAIRS, *PAIRS.values(), "input", "system", "tools", "chat_template_kwargs")
+FORMATS = "messages, conversations, prompt and completion, or instruction and output"
+SHAREGPT_ROLES = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": RESPONSE,
+    "assistant": RESPONSE,
+    "observation": "tool",
+    "tool": "tool",
+}
+# By which data sets choose what is learned of a message, and whether a true value withdraws it.
+MARKS = {"weight": False, "train": False, "training": False, "mask": True, "masked": True}
+# Names of fields that mean what a mark, `system` or `tools` means, and would be ignored.
+_LOSS = "(loss|weights?|train(ing|able|ed)?|masks?|masked|learn(ed)?)"
+OF_MARKS = re.compile(rf"{_LOSS}(_({_LOSS}|on|details?))*", re.I)
+OF_ROWS = re.compile(r"(system|sys|tools?|functions?|history)(_?(prompt|message|list|s))?", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A row that was read."""
+
+    messages: Messages
+    """Messages with `role` and `content`, without marks and nulls."""
+    withheld: frozenset[int] = frozenset()
+    """Numbers of the messages that their marks keep from being learned."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments for the template: `tools`, and those of `chat_template_kwargs`."""
+
+    @property
+    def responses(self) -> list[int]:
+        """Numbers of the messages that are responses."""
+        return [n for n, message in enumerate(self.messages) if message.get("role") == RESPONSE]
+
+
+def read_row(row: Any) -> Conversation:
+    """Return the conversation of a row, or of a list of messages; a DataError refuses others.
+
+    >>> chat = read_row({"instruction": "Add", "input": "1 1", "output": "2", "system": "So?"})
+    >>> [(message["role"], message["content"]) for message in chat.messages]
+    [('system', 'So?'), ('user', 'Add\\n1 1'), ('assistant', '2')]
+    """
+    if not isinstance(row, Mapping):
+        return _conversation(_messages(row), {})
+    row = {name: value for name, value in row.items() if not _is_null(value)}
+    _refuse_unknown(row, "the row", ("system", "tools"), OF_MARKS, OF_ROWS)
+    withheld: set[int] = set()
+    if name := next((name for name in LISTS if name in row), None):
+        messages = _messages(row[name])
+    elif "prompt" in row and "completion" in row:
+        prompt = _turns(row["prompt"], "user")
+        withheld |= set(range(len(prompt)))
+        messages = prompt + _turns(row["completion"], RESPONSE)
+    elif "instruction" in row and "output" in row:
+        texts = [row["instruction"], row.get("input")]
+        asked = "\n".join(str(text) for text in texts if text)
+        messages = [*_turns(asked, "user"), *_turns(row["output"], RESPONSE)]
+    else:
+        raise DataError(
+            f"a row with {', '.join(map(repr, row))} holds no conversation; "
+            f"name its fields {FORMATS}, or pass the messages alone"
+        )
+    if system := row.get("system"):
+        first = {"role": "system", "content": system}
+        has_other = messages[0].get("role", messages[0].get("from")) == "system"
+        if not has_other:
+            messages, withheld = [first, *messages], {number + 1 for number in withheld}
+        elif messages[0].get("content", messages[0].get("value")) != system:
+            raise DataError(
+                f"the row's system={repr(system)[:60]} differs from its first message, which is a "
+                "system message too; remove one of them"
+            )
+    options = dict(_clean(_parsed(row.get("chat_template_kwargs"))) or {})
+    tools = _parsed(row.get("tools"))
+    if isinstance(tools, str) and tools:
+        raise DataError(
+            f"tools={tools[:60]!r} is not JSON; write the tools as a list, or as JSON text of one"
+        )
+    return _conversation(messages, options | {"tools": _clean(tools) or None}, withheld)
+
+
+def columns_of(names: Iterable[str], column: str) -> list[str]:
+    """Return the columns of a table that `read_row` reads or refuses, and `column`."""
+    return [
+        n for n in names if n in (column, *FIELDS) or OF_MARKS.fullmatch(n) or OF_ROWS.fullmatch(n)
+    ]
+
+
+def forms_of(messages: Messages) -> Iterator[Messages]:
+    """Yield the messages in the forms that templates expect, the likeliest first.
+
+    Arguments of calls are objects, as servers pass them to templates, or JSON text. Contents are as
+    they are, or lists of text parts are texts, or texts are such lists.
+    """
+    has_calls = any(message.get("tool_calls") for message in messages)
+    for as_text in (False, True) if has_calls else (False,):
+        called = [_with_arguments(message, as_text=as_text) for message in messages]
+        yield called
+        has_lists = any(isinstance(message.get("content"), list) for message in messages)
+        change = text_of if has_lists else _parts_of
+        yield [
+            {key: change(v) if key == "content" else v for key, v in message.items()}
+            for message in called
+        ]
+
+
+def text_of(content: Any) -> Any:
+    """Return a list of text parts as a text; any other content as it is."""
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
+
+
+def reasoning_of(message: Mapping[str, Any]) -> list[str]:
+    """Return the texts that a response has as its reasoning."""
+    names = ("reasoning_content", "reasoning", "thinking")
+    found = [message.get(name) for name in names]
+    content = text_of(message.get("content"))
+    if isinstance(content, str) and "</think>" in content:
+        found.append(content.partition("</think>")[0].rpartition("<think>")[2])
+    return [text.strip() for text in found if isinstance(text, str) and text.strip()]
+
+
+def _conversation(
+    messages: Messages, options: Mapping[str, Any], withheld: Iterable[int] = ()
+) -> Conversation:
+    read = [_read_message(message, number) for number, message in enumerate(messages)]
+    marked = {n for n, m in enumerate(messages) if _is_withheld(m, n, read[n].get("role"))}
+    return Conversation(read, frozenset(withheld) | marked, options)
+
+
+def _messages(value: Any) -> Messages:
+    value = _parsed(value)
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    is_list = isinstance(value, Sequence) and not isinstance(value, str)
+    if not is_list or not len(value) or not all(isinstance(message, Mapping) for message in value):
+        raise DataError(
+            f"{repr(value)[:60]} is not a conversation; it must be a list of 1 or more messages "
+            "such as {'role': 'user', 'content': 'Hi'}"
+        )
+    return list(value)
+
+
+def _turns(value: Any, role: str) -> Messages:
+    """Return a text as a message, or the list of messages that it is."""
+    parsed = _parsed(value)
+    if isinstance(value, str) and not (isinstance(parsed, list) and _are_messages(parsed)):
+        return [{"role": role, "content": value}]
+    return _messages(parsed)
+
+
+def _are_messages(value: list[Any]) -> bool:
+    return bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
+
+
+def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    _refuse_unknown(message, f"message {number}", tuple(MARKS), OF_MARKS)
+    if "role" in message:
+        # Templates test whether a message has tool_calls.
+        read = {key: _clean(v) for key, v in message.items() if key not in MARKS}
+        read = {k: v for k, v in read.items() if v is not None or k == "content"}
+        if "tool_calls" in read:
+            read["tool_calls"] = _parsed(read["tool_calls"])
+        if not read.get("tool_calls"):
+            read.pop("tool_calls", None)
+        if isinstance(content := read.get("content"), list):
+            read["content"] = [_text_part(part, number) for part in content]
+        return read
+    if "from" not in message or "value" not in message:
+        raise DataError(
+            f"message {number} has {', '.join(map(repr, message))}, but must have role and "
+            "content, or from and value"
+        )
+    sender = str(message["from"])
+    if sender not in SHAREGPT_ROLES:
+        raise DataError(
+            f"message {number} is from {sender!r}, which is not one of "
+            f"{'|'.join(SHAREGPT_ROLES)}{suggest(sender, SHAREGPT_ROLES)}; "
+            "write it with role and content"
+        )
+    return {"role": SHAREGPT_ROLES[sender], "content": message["value"]}
+
+
+def _text_part(part: Any, number: int) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise DataError(
+            f"message {number} has a content of type {kind!r}, and only text is read; remove the "
+            "part, or leave the conversation out"
+        )
+    return {"type": "text", "text": part["text"]}
+
+
+def _parts_of(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _with_arguments(message: dict[str, Any], *, as_text: bool) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    changed = []
+    for call in calls:
+        inner = call.get("function", call) if isinstance(call, Mapping) else None
+        if isinstance(inner, Mapping) and "arguments" in inner:
+            value = inner["arguments"] if as_text else _parsed(inner["arguments"])
+            if as_text and not isinstance(value, str):
+                value = json.dumps(value, ensure_ascii=False)
+            inner = {**inner, "arguments": value}
+            call = {**call, "function": inner} if "function" in call else inner
+        changed.append(call)
+    return {**message, "tool_calls": changed}
+
+
+def _is_withheld(message: Mapping[str, Any], number: int, role: Any) -> bool:
+    """Return whether a message's marks keep it from being learned."""
+    marks = {key: message[key] for key in MARKS if not _is_null(message.get(key))}
+    for key, value in marks.items():
+        if value not in (0, 1):
+            raise DataError(
+                f"message {number} has {key}={value!r}, and a token is either learned or not; "
+                "write 0 or 1, or true or false"
+            )
+    # A weight of 1 is for responses; users also give it to the messages around them.
+    if role != RESPONSE and any(marks.get(key) for key in ("train", "training")):
+        raise DataError(
+            f"message {number} is to be learned, but has role {role!r}, and only messages of "
+            f"{RESPONSE!r} can be; rename its role, or remove the field"
+        )
+    return any(bool(value) == MARKS[key] for key, value in marks.items())
+
+
+def _refuse_unknown(
+    row: Mapping[str, Any], where: str, known: Sequence[str], *alike: re.Pattern[str]
+) -> None:
+    for name, value in row.items():
+        is_alike = name not in known and any(pattern.fullmatch(name) for pattern in alike)
+        is_empty = _is_null(value) or (isinstance(value, Sized) and not len(value))
+        if is_alike and not is_empty:
+            raise DataError(
+                f"{where} has {name}={repr(value)[:60]}, which is not read, though it seems to say "
+                f"what is learned or shown; rename it to one of {', '.join(known)}, or remove it"
+            )
+
+
+def _parsed(value: Any) -> Any:
+    """Return the value of JSON text; any other value as it is."""
+    with suppress(orjson.JSONDecodeError):
+        return orjson.loads(value) if isinstance(value, str) else value
+    return value
+
+
+def _clean(value: Any) -> Any:
+    """Return a value without the nulls of its structs, and with lists for arrays."""
+    if isinstance(value, Mapping):
+        return {key: _clean(item) for key, item in value.items() if not _is_null(item)}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_clean(item) for item in value]
+    return None if _is_null(value) else value
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)  # pandas writes NaN
