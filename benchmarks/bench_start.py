@@ -27,7 +27,7 @@ import numpy as np
 import record
 
 from streampack.mds.index import parse_index
-from streampack.mds.length_file import LENGTH_FILE, write_length_file
+from streampack.mds.length_file import LENGTH_FILE, length_file_pieces, write_length_file
 from streampack.write import write_stream
 
 SAMPLES = 18_600  # of a shard of 64 MiB, at 900 tokens of 4 bytes
@@ -106,14 +106,14 @@ def fake_stream(folder: Path, num_shards: int) -> Path:
         shards.append(shard | {"raw_data": raw | {"basename": name}})
     text = json.dumps({"version": 2, "shards": shards}).encode()
     (partial / "index.json").write_bytes(text)
-    write_length_file(
-        partial / LENGTH_FILE,
+    pieces = length_file_pieces(
         text,
         parse_index(text, str(partial)),
         "tokens",
         np.full(SAMPLES * num_shards, TOKENS, np.uint32),
         np.broadcast_to(np.uint32(7), (SAMPLES * num_shards, 2)),
     )
+    write_length_file(partial / LENGTH_FILE, pieces)
     partial.rename(out)
     return out
 

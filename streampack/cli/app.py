@@ -46,20 +46,15 @@ class VerbGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            options = {param.name: param.opts[0] for param in _params(self, ctx)}
-            if (name := options.get(error.option)) is not None:
-                error.args = (f"{name}: {error}",)
+            for param in self.commands[ctx.invoked_subcommand].params:
+                if param.name == error.option and param.opts[0].startswith("-"):
+                    error.args = (f"{param.opts[0]}: {error}",)
             raise
         except KeyboardInterrupt as interrupt:
             is_terminated = isinstance(interrupt, Terminated)
             word = "terminated" if is_terminated else "interrupted"
             _show(f"{word}{''.join(f': {text}' for text in interrupt.args)}")
             raise typer.Exit(TERMINATED if is_terminated else INTERRUPTED) from interrupt
-
-
-def _params(group: TyperGroup, ctx: Any) -> list[Any]:
-    """Return the options of the verb that is being called."""
-    return [p for p in group.commands[ctx.invoked_subcommand].params if p.opts[0][0] == "-"]
 
 
 def _with_dashes(name: str) -> str:

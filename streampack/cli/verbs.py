@@ -82,9 +82,6 @@ class Write:
     part: Annotated[
         str | None, Option(help="K/N: this machine's share of the parts; then: streampack merge.")
     ] = None
-    resume: Annotated[bool, Option("--resume", help="Resume an interrupted job; the default.")] = (
-        False
-    )
     append: Annotated[
         bool, Option("--append", help="Add inputs that the stream does not have yet.")
     ] = False
@@ -121,9 +118,6 @@ class Index:
     local: Annotated[
         Path | None, Option(help="Folder to keep the shards of a remote stream in.")
     ] = None
-    keep_local: Annotated[
-        bool, Option("--keep-local", help="Keep the length file in --local; do not upload it.")
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,7 +101,9 @@ class _Shown:
         )
         if not self._console.is_terminal and now - self._last_line >= LINE_S:
             self._last_line = now
-            left = self._seconds_left(progress, now - self._begin)
+            num_bytes = progress.num_bytes - self._first.num_bytes
+            seconds = (progress.total_bytes - progress.num_bytes) * (now - self._begin)
+            left = f", {seconds / num_bytes / 60:,.0f} min left" if num_bytes else ""
             self._console.out(f"{self._out}: {counts}{left}", highlight=False)
 
     def where_it_ended(self) -> str:
@@ -122,13 +124,6 @@ class _Shown:
             f"{progress.num_samples:,} rows, {progress.num_tokens:,} tokens, "
             f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{bad}"
         )
-
-    def _seconds_left(self, progress: write.JobProgress, seconds: float) -> str:
-        num_bytes = progress.num_bytes - (self._first or progress).num_bytes
-        if not num_bytes:
-            return ""
-        left = (progress.total_bytes - progress.num_bytes) * seconds / num_bytes
-        return f", {left / 60:,.0f} min left"
 
 
 def show_summary(

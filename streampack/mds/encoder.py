@@ -33,7 +33,8 @@ from streampack.mds.index import MAX_SHARD_BYTES
 _T = TypeVar("_T")
 Encode = Callable[[Any], bytes]
 
-CODES = {name: bytes([code]) for code, name in DYNAMIC_DTYPES.items()}
+DTYPES = tuple(DYNAMIC_DTYPES.values())
+ARRAYS = {f"ndarray:{dtype}": dtype for dtype in DTYPES}
 # A shape begins with its number of axes and the code of its integer type, in one byte.
 SHAPE_TYPES = ((1 << 8, "B", 0), (1 << 16, "H", 1), (1 << 32, "I", 2), (1 << 64, "Q", 3))
 
@@ -47,7 +48,7 @@ class ShardLayout:
     """
 
     columns: Mapping[str, str]
-    """MDS encodings by column name: str, bytes, int, json, a numpy type, or ndarray[:dtype]."""
+    """MDS encodings by column name: str, bytes, int, json, a numpy type, or ndarray:dtype."""
     compression: str | None = None
     """MosaicML's name of a compression, such as "zstd:7"; None: raw shards."""
     hashes: Sequence[str] = ()
@@ -221,23 +222,17 @@ def encoder_of(encoding: str) -> tuple[Encode, int | None]:
     >>> encode(3), size
     (b'\\x03\\x00\\x00\\x00\\x00\\x00\\x00\\x00', 8)
     """
-    kind, _, rest = encoding.partition(":")
     if encoding in SIMPLE:
         return SIMPLE[encoding]
-    if encoding in CODES:
+    if encoding in DTYPES:
         dtype = np.dtype(encoding)
         return lambda value: _scalar(value, dtype), dtype.itemsize
-    dtype_name, _, shape = rest.partition(":")
-    if kind != "ndarray" or (dtype_name and dtype_name not in CODES):
-        known = (*SIMPLE, *CODES, "ndarray", *(f"ndarray:{name}" for name in CODES))
+    if encoding not in ARRAYS:
+        known = (*SCALARS, *ARRAYS)
         raise ConfigError(
             f"encoding {encoding!r} is not one of {'|'.join(known)}{suggest(encoding, known)}"
         )
-    sides = tuple(map(int, shape.split(","))) if shape else None
-    size = None
-    if sides is not None and dtype_name:
-        size = int(np.prod(sides)) * np.dtype(dtype_name).itemsize
-    return lambda value: _ndarray(value, dtype_name, sides), size
+    return lambda value: _ndarray(value, ARRAYS[encoding]), None
 
 
 def _int(value: int) -> bytes:
@@ -263,27 +258,16 @@ def _scalar(value: Any, dtype: np.dtype[Any]) -> bytes:
     raise ValueError(f"{value} does not fit {dtype}")
 
 
-def _ndarray(value: Any, dtype: str, sides: tuple[int, ...] | None) -> bytes:
+def _ndarray(value: Any, dtype: str) -> bytes:
     array = _of_type(value, np.ndarray)
-    name = array.dtype.name
-    if name not in CODES or (dtype and name != dtype):
-        raise ValueError(f"an array of {name}, but the column holds {dtype or '|'.join(CODES)}")
-    if not array.size:
-        raise ValueError(f"an array of shape {array.shape} holds no values")
-    head = b"" if dtype else CODES[name]
-    if sides is None:
-        head += _shape(array.shape)
-    elif array.shape != sides:
-        raise ValueError(f"an array of shape {array.shape}, but the column holds {sides}")
+    shape = array.shape
+    if array.dtype.name != dtype:
+        raise ValueError(f"an array of {array.dtype.name}, but the column holds {dtype}")
+    if not array.size or not shape:
+        raise ValueError(f"an array of shape {shape} has no values, or no axes")
+    _, letter, code = next(entry for entry in SHAPE_TYPES if max(shape) < entry[0])
+    head = struct.pack(f"<B{len(shape)}{letter}", len(shape) << 2 | code, *shape)
     return head + array.tobytes()
-
-
-def _shape(shape: tuple[int, ...]) -> bytes:
-    if not shape:
-        raise ValueError(f"an array without axes, of shape {shape}; use a scalar column")
-    longest = max(shape)
-    _, letter, code = next(entry for entry in SHAPE_TYPES if longest < entry[0])
-    return struct.pack(f"<B{len(shape)}{letter}", len(shape) << 2 | code, *shape)
 
 
 def _of_type(value: Any, kind: type[_T]) -> _T:
@@ -298,4 +282,4 @@ SIMPLE: dict[str, tuple[Encode, int | None]] = {
     "int": (_int, 8),
     "json": (_json, None),
 }
-SCALARS = (*SIMPLE, *CODES)  # encodings of single values
+SCALARS = (*SIMPLE, *DTYPES)  # encodings of single values

@@ -147,23 +147,14 @@ def parse_entries(text: bytes, uri: str) -> list[Any]:
             f"{uri}: {len(text)} bytes that are not JSON ({error}); "
             "if it is a cached copy, delete it, else write the stream again"
         ) from error
-    if not isinstance(document, dict):
-        raise DataError(
-            f"{uri}: holds {_short(document)}, but an index.json is an object; "
-            "write the stream again"
-        )
-    if document.get("version") != 2:
-        raise DataError(
-            f"{uri}: version is {document.get('version')!r}, but only MDS version 2 is known; "
-            "write the stream again"
-        )
-    entries = document.get("shards")
-    if not isinstance(entries, list) or not entries:
-        raise DataError(
-            f"{uri}: shards is {_short(entries)}, but a stream needs 1 or more; "
-            "finish writing it, or leave it out of the mix"
-        )
-    return entries
+    is_object = isinstance(document, dict)
+    _check(is_object, f"{uri}: holds", document, "an index.json is an object; write it again")
+    version, entries = document.get("version"), document.get("shards")
+    way_out = "only MDS version 2 is known; write the stream again"
+    _check(version == 2, f"{uri}: version is", version, way_out)
+    way_out = "a stream needs 1 or more; finish writing it, or leave it out of the mix"
+    _check(isinstance(entries, list) and entries, f"{uri}: shards is", entries, way_out)
+    return list(entries)
 
 
 def index_of(entries: list[Any], uri: str) -> MdsIndex:
@@ -181,26 +172,30 @@ def index_of(entries: list[Any], uri: str) -> MdsIndex:
     return MdsIndex(uri=uri, shards=shards)
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _check(is_right: object, where: str, value: object, must: str) -> None:
+    """Refuse a value with its place and what it must be."""
+    if not is_right:
+        text = repr(value)
+        raise DataError(f"{where} {text if len(text) <= 60 else f'{text[:57]}...'}, but {must}")
 
 
 def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
-    if not isinstance(entry, dict):
-        raise DataError(f"{where} is {_short(entry)}, but must be an object")
+    _check(isinstance(entry, dict), f"{where} is", entry, "must be an object")
     for key, expected in (("version", 2), ("format", "mds")):
-        if entry.get(key) != expected:
-            raise DataError(
-                f"{where}.{key} is {_short(entry.get(key))}, but must be {expected!r}; "
-                "only MDS streams can be read"
-            )
+        value, must = entry.get(key), f"must be {expected!r}; only MDS streams can be read"
+        _check(value == expected, f"{where}.{key} is", value, must)
     layout = _parse_layout(entry, where)
     raw = _parse_file(entry.get("raw_data"), f"{where}.raw_data")
-    packed = None
+    packed = compression = None
     if entry.get("zip_data") is not None:
         packed = _parse_file(entry["zip_data"], f"{where}.zip_data")
-    compression = _parse_compression(entry, where) if packed is not None else None
+        compression = entry.get("compression")
+        is_known = isinstance(compression, str) and compression in COMPRESSIONS
+        must = (
+            f"a shard with zip_data is compressed with one of {', '.join(CODECS)}; write the "
+            "stream again"
+        )
+        _check(is_known, f"{where}.compression is", compression, must)
     num_samples = _parse_size(entry.get("samples"), f"{where}.samples")
     # A shard holds its sample count, its offsets, and the fixed bytes of each sample.
     least = 8 + num_samples * (4 + layout.fixed_bytes)
@@ -218,39 +213,21 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
     )
 
 
-def _parse_compression(entry: dict[str, Any], where: str) -> str:
-    compression = entry.get("compression")
-    if not isinstance(compression, str) or compression not in COMPRESSIONS:
-        raise DataError(
-            f"{where}.compression is {_short(compression)}, but a shard with zip_data is "
-            f"compressed with one of {', '.join(CODECS)}; write the stream again"
-        )
-    return compression
-
-
 def _parse_size(value: Any, where: str) -> int:
-    if type(value) is not int or not 0 <= value <= MAX_SHARD_BYTES:
-        raise DataError(
-            f"{where} is {_short(value)}, but must be an integer from 0 to {MAX_SHARD_BYTES}, "
-            "the largest offset in a shard"
-        )
-    return value
+    is_size = type(value) is int and 0 <= value <= MAX_SHARD_BYTES
+    must = f"must be an integer from 0 to {MAX_SHARD_BYTES}, the largest offset in a shard"
+    _check(is_size, f"{where} is", value, must)
+    return int(value)
 
 
 def _parse_file(entry: Any, where: str) -> ShardFile:
-    if not isinstance(entry, dict):
-        raise DataError(f"{where} is {_short(entry)}, but must hold basename, bytes and hashes")
-    basename = entry.get("basename")
-    if not isinstance(basename, str) or not _stays_inside(basename):
-        raise DataError(
-            f"{where}.basename is {_short(basename)}, but must name a file inside the folder "
-            "of the stream"
-        )
-    hashes = entry.get("hashes") or {}
-    if not isinstance(hashes, dict) or not all(isinstance(v, str) for v in hashes.values()):
-        raise DataError(
-            f"{where}.hashes is {_short(hashes)}, but must map algorithms to hex digests"
-        )
+    _check(isinstance(entry, dict), f"{where} is", entry, "must hold basename, bytes and hashes")
+    basename, hashes = entry.get("basename"), entry.get("hashes") or {}
+    is_inside = isinstance(basename, str) and _stays_inside(basename)
+    must = "must name a file inside the folder of the stream"
+    _check(is_inside, f"{where}.basename is", basename, must)
+    are_hashes = isinstance(hashes, dict) and all(isinstance(v, str) for v in hashes.values())
+    _check(are_hashes, f"{where}.hashes is", hashes, "must map algorithms to hex digests")
     num_bytes = _parse_size(entry.get("bytes"), f"{where}.bytes")
     return ShardFile(basename=basename, num_bytes=num_bytes, hashes=hashes)
 
@@ -259,8 +236,7 @@ def _stays_inside(basename: str) -> bool:
     # Subfolders are allowed: MosaicML's merge_index writes "00003/shard.00000.mds".
     if not basename.isprintable() or "\\" in basename or ":" in basename:
         return False
-    parts = basename.split("/")
-    return all(part not in ("", ".", "..") and not part.startswith(".") for part in parts)
+    return not any(not part or part.startswith(".") for part in basename.split("/"))
 
 
 def _refuse_shared_files(shards: Sequence[Shard], uri: str) -> None:
@@ -279,17 +255,13 @@ def _refuse_shared_files(shards: Sequence[Shard], uri: str) -> None:
 
 def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
     fields = [entry.get(f"column_{field}") for field in ("names", "encodings", "sizes")]
-    if not all(isinstance(field, list) for field in fields):
-        raise DataError(
-            f"{where}: column_names, column_encodings and column_sizes must be lists, "
-            f"got {_short(fields)}; write the stream again"
-        )
+    three = f"{where}: column_names, column_encodings and column_sizes are"
+    are_lists = all(isinstance(field, list) for field in fields)
+    _check(are_lists, three, fields, "must be lists; write the stream again")
     names, encodings, sizes = (tuple(field or ()) for field in fields)
     texts = all(isinstance(text, str) for text in names + encodings)
     positive = all(size is None or (type(size) is int and size > 0) for size in sizes)
-    if not (texts and positive and len(names) == len(encodings) == len(sizes) > 0):
-        raise DataError(
-            f"{where}: column_names, column_encodings and column_sizes do not match: "
-            f"{_short(names)}, {_short(encodings)}, {_short(sizes)}; write the stream again"
-        )
+    are_alike = texts and positive and len(names) == len(encodings) == len(sizes) > 0
+    must = "do not match, or hold other values than names and sizes; write the stream again"
+    _check(are_alike, three, fields, must)
     return Layout(names=names, encodings=encodings, sizes=sizes)

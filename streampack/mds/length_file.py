@@ -28,7 +28,7 @@ import hashlib
 import os
 import struct
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -191,19 +191,10 @@ def describes(path: Path, text: bytes) -> bool:
     return len(head) == HEAD.size and HEAD.unpack(head)[6] == index_digest(text)
 
 
-def write_length_file(
-    path: Path,
-    text: bytes,
-    index: MdsIndex,
-    column: str,
-    lengths: UInt32Array,
-    edges: UInt32Array,
-    hashes: Sequence[int] = (),
-) -> None:
-    """Write a length file atomically; arguments as `length_file_pieces`."""
+def write_length_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a length file of `length_file_pieces` atomically."""
     with suppress(FileNotFoundError):
         check_file(path)
-    pieces = length_file_pieces(text, index, column, lengths, edges, hashes)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with temporary.open("wb") as out:

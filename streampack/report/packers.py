@@ -124,10 +124,14 @@ def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerRes
     packs = _closed(segments, packing)
     seconds = time.thread_time() - begin
     num_packs = max(len(packs), 1)
+    found = packs.segments
+    stops = found[:, START] + found[:, LENGTH]
+    # Neither the end of the sample nor that of a whole piece of it.
+    is_cut = (stops < found[:, TOTAL]) & (stops % packing.max_seq_len > 0)
     return PackerResult(
         name=name,
-        fill=int(packs.segments[:, LENGTH].sum()) / (num_packs * packing.max_seq_len),
-        cuts_per_pack=_num_cuts(packs.segments, packing.max_seq_len) / num_packs,
+        fill=int(found[:, LENGTH].sum()) / (num_packs * packing.max_seq_len),
+        cuts_per_pack=int(is_cut.sum()) / num_packs,
         wait=_waiting(segments[:NUM_WATCHED], packing),
         sample_ns=1e9 * seconds / len(lengths),
     )
@@ -148,12 +152,6 @@ def _closed(segments: Int64Array, packing: Packing) -> Packs:
     size = samples_at_once(segments, packing)
     parts = [packer.add(segments[i : i + size]) for i in range(0, len(segments), size)]
     return Packs.join(parts)
-
-
-def _num_cuts(segments: Int64Array, max_seq_len: int) -> int:
-    """Count the segments that end neither with their sample nor with a whole piece of it."""
-    stops = segments[:, START] + segments[:, LENGTH]
-    return int(((stops < segments[:, TOTAL]) & (stops % max_seq_len > 0)).sum())
 
 
 def _waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, float]:

@@ -19,7 +19,6 @@ _FILES = {
     "merge": "files",
     "verify": "commit",
     "write_lengths": "lengths",
-    "write_remote_lengths": "remote",
     "write_stream": "shards",
     "write_texts": "files",
 }

@@ -3,7 +3,6 @@ from streampack.write.commit import verify
 from streampack.write.files import merge, write_texts
 from streampack.write.lengths import Indexed, write_lengths
 from streampack.write.options import JobProgress, WriteOptions, Written
-from streampack.write.remote import write_remote_lengths
 from streampack.write.rows import RowFormat
 from streampack.write.shards import write_stream
 
@@ -18,7 +17,6 @@ __all__ = [
     "merge",
     "verify",
     "write_lengths",
-    "write_remote_lengths",
     "write_stream",
     "write_texts",
 ]

@@ -15,7 +15,6 @@ Cost: two small files a part, 16 at a time; 24 bytes of memory a sample.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +27,7 @@ from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, ShardFile, parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
 from streampack.types import UInt32Array
-from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, Versions, read_job
+from streampack.write.job import PART_FILE, PARTS, SAMPLES_FILE, Job, Part, read_job
 from streampack.write.output import Output, open_output
 from streampack.write.part import PartResult, read_result, shown_row
 from streampack.write.samples import Counts
@@ -47,7 +46,12 @@ def finished_parts(output: Output, job: Job) -> dict[str, PartResult]:
 
 def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
     """Write the length file and index.json of a job; refuse one with missing or damaged parts."""
-    _check_complete(output, job, results)
+    num_missing = sum(part.id not in results for part in job.parts)
+    if num_missing:
+        raise DataError(
+            f"{output.url}: {num_missing} of {len(job.parts)} parts are not done; run the command "
+            "that began it again, for all parts and not a share: it writes what is missing"
+        )
     entries = [
         _placed(entry, part.folder) for part in job.parts for entry in results[part.id].shards
     ]
@@ -78,12 +82,11 @@ def _check_current(output: Output, job: Job) -> None:
         )
 
 
-def verify(out: str | os.PathLike[str], progress: Callable[[int], None] = lambda _: None) -> int:
+def verify(out: str | os.PathLike[str]) -> int:
     """Read all shards of a stream again, and compare their sizes and hashes with index.json.
 
     Args:
         out: The stream's folder or s3:// URL.
-        progress: Called with the stored bytes of each shard.
 
     Returns:
         The number of shards.
@@ -102,7 +105,6 @@ def verify(out: str | os.PathLike[str], progress: Callable[[int], None] = lambda
     damaged = []
     for shard in index.shards:
         fault = _fault(output, shard.stored)
-        progress(shard.stored.num_bytes)
         if fault:
             damaged.append(f"{shard.stored.basename} ({fault})")
     if damaged:
@@ -114,23 +116,6 @@ def verify(out: str | os.PathLike[str], progress: Callable[[int], None] = lambda
     return len(index.shards)
 
 
-def _check_complete(output: Output, job: Job, results: dict[str, PartResult]) -> None:
-    missing = [number for number, part in enumerate(job.parts) if part.id not in results]
-    if missing:
-        raise DataError(
-            f"{output.url}: {len(missing)} of {len(job.parts)} parts are not done; run the command "
-            "that began it again, for all parts and not a share: it writes what is missing"
-        )
-    for part, versions in job.versions_of():
-        theirs = results[part.id].versions
-        if theirs != versions:
-            raise DataError(
-                f"{output.url}/{part.folder}: was written with {_shown(theirs)}, but the job with "
-                f"{_shown(versions)}; delete its {PART_FILE}, and run the command that began the "
-                "job again, with the job's versions"
-            )
-
-
 def _why_empty(results: dict[str, PartResult]) -> str:
     """Return what became of the rows of a job without samples, and a way out."""
     counts = Counts.total(result.counts for result in results.values())
@@ -139,10 +124,6 @@ def _why_empty(results: dict[str, PartResult]) -> str:
         return f" ({skipped}); name files with 1 or more"
     bad = next(bad for result in results.values() for bad in result.bad_rows)
     return f" ({counts.num_bad_rows} bad rows, {skipped}); the first is {shown_row(bad)}"
-
-
-def _shown(versions: Versions) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
 
 
 def _placed(entry: dict[str, Any], folder: str) -> dict[str, Any]:

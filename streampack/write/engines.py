@@ -86,7 +86,11 @@ def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: OnEve
             while pending and len(running) < limit:
                 running.append(remote.remote(pending.popleft()))
             done, running = ray.wait(running, num_returns=1)
-            report(_ray_event(ray, done[0]))
+            try:
+                outcome = ray.get(done[0])
+            except ray.exceptions.RayError as error:
+                raise WorkerError(f"Ray gave up on a part ({error}); {AGAIN}") from error
+            report(_event(outcome))
     finally:
         if is_own:
             ray.shutdown()
@@ -115,14 +119,6 @@ def _write_quietly(task: PartTask) -> Event | BaseException:
         return last
     except Exception as error:
         return _portable(error)
-
-
-def _ray_event(ray: Any, reference: Any) -> Event:
-    try:
-        outcome = ray.get(reference)
-    except ray.exceptions.RayError as error:
-        raise WorkerError(f"Ray gave up on a part ({error}); {AGAIN}") from error
-    return _event(outcome)
 
 
 def _event(outcome: Event | BaseException) -> Event:

@@ -22,11 +22,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
 import streampack
-from streampack._paths import is_url
 from streampack.errors import ConfigError, DataError
 from streampack.mds.encoder import ShardLayout
 from streampack.mds.index import INDEX_FILE
-from streampack.write.inputs.listing import canonical_path
 from streampack.write.inputs.slices import InputSlice, RowSelection
 from streampack.write.output import Output
 from streampack.write.samples import SampleSchema
@@ -232,8 +230,16 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
         output.put(JOB_FILE, file.encode())
     job = read_job(output) or Job(files=(file,))  # another process may have been first
     _check_same(output, job, settings)
-    _check_inputs(output, job.files[0].slices, slices)
-    return job
+    theirs, ours = job.files[0].slices, tuple(slices)
+    if theirs == ours:
+        return job
+    _check_unchanged(output, theirs, ours)
+    differing = sorted({one.uri for one in set(theirs) ^ set(ours)}) or [ours[0].uri]
+    raise ConfigError(
+        f"out={output.url!r} holds another job, of other inputs or in another order "
+        f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
+        "append=True to add inputs that it does not have"
+    )
 
 
 def _is_corrected(output: Output, job: Job, file: JobFile) -> bool:
@@ -261,7 +267,6 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
             )
         _check_same(output, job, settings)
         known = {one for file in job.files for one in file.slices}
-        _check_names(output, known)
         _check_unchanged(output, known, slices)
         names = {one.uri for one in known}  # a file is added as a whole, however it was split
         new = [one for one in slices if one.uri not in names]
@@ -302,25 +307,13 @@ def _parts_of(slices: Iterable[InputSlice], settings: JobSettings) -> tuple[Part
             room = settings.part_bytes
         groups[-1].append(one)
         room -= one.num_bytes
-    return tuple(_part(group, settings) for group in groups)
-
-
-def _part(group: list[InputSlice], settings: JobSettings) -> Part:
-    described = [asdict(replace(settings, tokenizer_facts=None)), [asdict(one) for one in group]]
-    text = json.dumps(described, sort_keys=True).encode()
-    return Part(id=hashlib.blake2b(text, digest_size=10).hexdigest(), slices=tuple(group))
-
-
-def _check_inputs(output: Output, theirs: Sequence[InputSlice], ours: Sequence[InputSlice]) -> None:
-    if list(theirs) == list(ours):
-        return
-    _check_unchanged(output, theirs, ours)
-    differing = sorted({one.uri for one in set(theirs) ^ set(ours)}) or [ours[0].uri]
-    raise ConfigError(
-        f"out={output.url!r} holds another job, of other inputs or in another order "
-        f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
-        "append=True to add inputs that it does not have"
-    )
+    own = asdict(replace(settings, tokenizer_facts=None))
+    parts = []
+    for group in groups:
+        text = json.dumps([own, [asdict(one) for one in group]], sort_keys=True).encode()
+        digest = hashlib.blake2b(text, digest_size=10).hexdigest()
+        parts.append(Part(id=digest, slices=tuple(group)))
+    return tuple(parts)
 
 
 def _check_unchanged(
@@ -333,16 +326,6 @@ def _check_unchanged(
             raise ConfigError(
                 f"{one.uri}: has changed ({known} is now {one.version}) since out={output.url!r} "
                 "was begun; restore it, put new rows into new files, or name another folder"
-            )
-
-
-def _check_names(output: Output, slices: Iterable[InputSlice]) -> None:
-    """Refuse names as streampack 0.2.0 wrote them: new inputs cannot be told from those."""
-    for one in slices:
-        if not is_url(one.uri) and one.uri != canonical_path(one.uri):
-            raise ConfigError(
-                f"out={output.url!r} names its input {one.uri!r}, which is relative or a link, so "
-                "append=True could add it twice; write new inputs into another folder, and mix both"
             )
 
 

@@ -1,37 +1,50 @@
-"""Length files for existing streams: the implementation of `streampack index PATH`.
+"""Length files for existing streams: the implementation of `streampack index`.
 
 ::
 
-    PATH/index.json, shards  -->  PATH/lengths.bin
+    PATH/index.json, shards            -->  PATH/lengths.bin
     PATH/train/index.json    ...
+    s3://bucket/stream, shard by shard -->  local folder/lengths.bin -->  s3://bucket/stream
 
 Shards are read one at a time. Compressed ones are decompressed in memory and leave no files. The
 length and the first and last token of each sample are stored. If index.json has no hashes, the
-length file gets one for each shard, and later starts verify it. remote.py handles object stores.
+length file gets one for each shard, and later starts verify it.
+
+Shards in a store are fetched, verified and decompressed as for training. A temporary folder has
+only one of them at a time. A named folder keeps them all, so that a later run can train from it.
 
 Cost: one read of the stream, and its xxh64, 0.3 s per GB; 12 bytes of memory a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from streampack._paths import local_path
-from streampack.errors import DataError
+from streampack._paths import folder_of, local_path, shown_path
+from streampack.errors import ConfigError, DataError
 from streampack.mds.columns import Spans, find_column, sample_spans
 from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, ShardFile, parse_index
-from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, write_length_file
+from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, length_file_pieces, write_length_file
 from streampack.mds.regular_files import open_file
+from streampack.storage.cache import ShardCache
 from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
+from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.storage.filesystem import LocalFilesystem, map_file
+from streampack.storage.location import StreamLocation
 from streampack.storage.verify import as_data_error
+from streampack.stores.retries import ATTEMPT_S, request
+from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection, check_columns
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard
@@ -52,53 +65,96 @@ class Indexed:
 
 
 def write_lengths(
-    path: Path,
+    path: str | os.PathLike[str],
     tokens: str | None = None,
     tokens_dtype: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     *,
+    local: Path | None = None,
     check_dtypes: bool = True,
 ) -> list[Indexed]:
-    """Write a length file next to each index.json in a folder and its subfolders.
+    """Write a length file next to each index.json in a folder and its subfolders, or at a URL.
 
     Args:
-        path: A stream's folder, or one that contains such folders.
+        path: A stream's folder, or one that contains such folders; or the URL of one stream, in any
+            store that can be read and written.
         tokens: The token column; None: "tokens" or "input_ids".
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
+        local: Folder that keeps the shards and the length file of a URL; None: a temporary one.
         check_dtypes: Whether to refuse a type that the values contradict, as `Stream` does.
 
     Returns:
         The length files, in the order of their paths.
 
     Raises:
-        DataError: If index.json is missing, a stream does not match its index.json, or its values
-            contradict their type.
+        ConfigError: If `local` is set for a folder.
+        DataError: If index.json is missing, a stream does not match its index.json, its values
+            contradict their type, or the store cannot be written. A finished length file is then
+            kept, and the error names it.
     """
-    index_files = sorted(local_path(path, "path", "use write_remote_lengths").rglob(INDEX_FILE))
+    columns = ColumnSelection(tokens=tokens or "tokens", tokens_dtype=tokens_dtype)
+    count = partial(_count, columns=columns, progress=progress, checks_dtypes=check_dtypes)
+    found = folder_of(shown_path(path))
+    if found is None:
+        return [_index_remote(str(path), local, count)]
+    folder = local_path(found, "path")
+    if local is not None:
+        raise ConfigError(
+            f"local={local} is for streams in a store, and {path} is a folder; leave it out",
+            option="local",
+        )
+    index_files = sorted(folder.rglob(INDEX_FILE))
     if not index_files:
         raise DataError(
             f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
-    columns = ColumnSelection(tokens=tokens or "tokens", tokens_dtype=tokens_dtype)
     indexed = []
     for file in index_files:
         with as_data_error(file), open_file(file) as opened:
             text = opened.read()
         index = parse_index(text, str(file))
         shards = map(partial(_read_shard, file.parent, index.uri), index.shards)
-        to = file.with_name(LENGTH_FILE)
-        indexed.append(count_stream(text, index, columns, shards, to, progress, check_dtypes))
+        indexed.append(count(text, index, shards, file.with_name(LENGTH_FILE)))
     return indexed
 
 
-def count_stream(
+def _index_remote(remote: str, local: Path | None, count: Callable[..., Indexed]) -> Indexed:
+    with ExitStack() as stack:
+        # First, so that a missing driver is noticed before anything is read.
+        way_out = "use a store and credentials that can write"
+        request(remote, "written", lambda _: None, way_out=way_out)
+        folder = local_path(
+            local or stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")), "local"
+        )
+        cache = ShardCache(StreamLocation.of(Stream(remote=remote, local=str(folder))))
+        text = cache.metadata.index_bytes()
+        index = parse_index(text, cache.location.index_uri)
+        cache.check(index)
+
+        def shards() -> Iterator[ByteArray]:
+            """Yield the bytes of each raw shard; its file is removed if `local` is None."""
+            for shard in index.shards:
+                path = Path(cache.file(shard).path)
+                data = map_file(path)
+                if local is None:
+                    path.unlink()  # the mapping stays
+                yield data
+
+        to, url = folder / LENGTH_FILE, f"{remote.rstrip('/')}/{LENGTH_FILE}"
+        indexed = count(text, index, shards(), to)
+        _upload(to, url, is_kept=local is not None)
+    return replace(indexed, path=url)
+
+
+def _count(
     text: bytes,
     index: MdsIndex,
-    columns: ColumnSelection,
     shards: Iterable[ByteArray],
     path: Path,
+    *,
+    columns: ColumnSelection,
     progress: Callable[[int], None],
     checks_dtypes: bool,
 ) -> Indexed:
@@ -134,7 +190,8 @@ def count_stream(
         progress(1)
     name = check_columns(index, columns, where)
     counts = np.concatenate(lengths)
-    write_length_file(path, text, index, name, counts, np.concatenate(edges), hashes)
+    pieces = length_file_pieces(text, index, name, counts, np.concatenate(edges), hashes)
+    write_length_file(path, pieces)
     return Indexed(
         path=path,
         column=name,
@@ -185,3 +242,19 @@ def edges_of(data: ByteArray, spans: Spans, where: str) -> UInt32Array:
         )
     edges[spans.counts == 0] = NO_TOKEN
     return edges.astype(np.uint32)
+
+
+def _upload(file: Path, url: str, *, is_kept: bool) -> None:
+    """Upload a length file; on failure keep it, so that the stream need not be read again."""
+    data = file.read_bytes()
+    limit_s = ATTEMPT_S + len(data) / SLOWEST_BYTES_PER_S
+    try:
+        request(url, "written", lambda store: store.write(url, data), attempt_s=limit_s)
+    except DataError as error:
+        if not is_kept:
+            file = Path(shutil.move(file, tempfile.mkdtemp(prefix="streampack-lengths-")))
+        raise DataError(
+            f"{error}; the length file is in {file}: copy it next to index.json, or into the "
+            "folder that a Stream has as local=",
+            uri=url,
+        ) from error

@@ -12,8 +12,10 @@ Cost: one batch of rows, and the listing of the input.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -64,13 +66,20 @@ def plan_job(
             "ids"
         )
     dtype = _dtype_of(options)
-    selection = _selection(rows)
+    is_tokens = rows.tokenizer is None and rows.chat is None
+    selection = RowSelection(
+        text=rows.text if rows.encodes_text else None,
+        tokens=rows.tokens if is_tokens else None,
+        chat=rows.chat,
+        keep=tuple(rows.kept),
+    )
     if known is not None and known.keep == selection.keep:
         stated = {name: encoding for name, encoding in rows.kept.items() if encoding}
         columns, per_token = {**known.columns, **stated}, known.per_token
     else:
-        batch = _first_batch(slices, selection, skips_damage) if selection.keep else RowBatch()
-        columns, per_token = _columns(batch, options.column, dtype, rows)
+        read = partial(read_rows, selection=selection, skips_damage=skips_damage)
+        batches = chain.from_iterable(map(read, slices)) if selection.keep else iter(())
+        columns, per_token = _columns(batches, options.column, dtype, rows)
     settings = JobSettings(
         column=options.column,
         dtype=dtype,
@@ -107,25 +116,8 @@ def _dtype_of(options: WriteOptions) -> str:
     return dtype
 
 
-def _selection(rows: RowFormat) -> RowSelection:
-    is_tokens = rows.tokenizer is None and rows.chat is None
-    return RowSelection(
-        text=rows.text if rows.encodes_text else None,
-        tokens=rows.tokens if is_tokens else None,
-        chat=rows.chat,
-        keep=tuple(rows.kept),
-    )
-
-
-def _first_batch(slices: Sequence[InputSlice], selection: RowSelection, skips: bool) -> RowBatch:
-    """Return the first batch that has a good row; an empty one if none has."""
-    batches = (batch for one in slices for batch in read_rows(one, selection, skips_damage=skips))
-    empty = RowBatch(kept={name: [] for name in selection.keep})
-    return next((batch for batch in batches if batch.values), empty)
-
-
 def _columns(
-    batch: RowBatch, column: str, dtype: str, rows: RowFormat
+    batches: Iterator[RowBatch], column: str, dtype: str, rows: RowFormat
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the encoding of each column, and the columns with one integer per token."""
     columns = {column: f"ndarray:{dtype}"}
@@ -139,6 +131,8 @@ def _columns(
             option="columns",
         )
     per_token = []
+    empty = RowBatch(kept={name: [] for name in rows.kept})
+    batch = next((batch for batch in batches if batch.values), empty)
     for name, values in batch.kept.items():
         if encoding := rows.kept[name]:
             columns[name] = encoding

@@ -32,7 +32,7 @@ from streampack.errors import ConfigError, DataError
 from streampack.mds.columns import DTYPES
 from streampack.mds.encoder import ShardLayout, index_json
 from streampack.mds.index import INDEX_FILE, parse_index
-from streampack.mds.length_file import LENGTH_FILE, write_length_file
+from streampack.mds.length_file import LENGTH_FILE, length_file_pieces, write_length_file
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.source_traits import as_array, check_not_table
 from streampack.write.inputs.values import BadValueError
@@ -164,7 +164,8 @@ class _StreamWriter:
         (self._folder / INDEX_FILE).write_bytes(text)
         index = parse_index(text, str(out))
         path = self._folder / LENGTH_FILE
-        write_length_file(path, text, index, self._writer.schema.column, lengths, edges)
+        column = self._writer.schema.column
+        write_length_file(path, length_file_pieces(text, index, column, lengths, edges))
         return Written(
             path=out,
             num_samples=self._writer.counts.num_samples,

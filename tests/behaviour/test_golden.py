@@ -40,7 +40,6 @@ PATHS = [
     "streampack.report.simulate",
     "streampack.write.ChatEncoder",
     "streampack.write.write_lengths",
-    "streampack.write.write_remote_lengths",
     "streampack.write.write_stream",
     "streampack.write.write_texts",
     "streampack.compat.torchdata.MaxTokenBucketizer",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from streampack.mds.index import parse_index
-from streampack.mds.length_file import LENGTH_FILE, write_length_file
+from streampack.mds.length_file import LENGTH_FILE, length_file_pieces, write_length_file
 from tests.helpers.builders import write_stream_files
 
 NUM_SHARDS = 2700
@@ -156,14 +156,14 @@ def many_shards(folder: Path) -> Path:
     text = json.dumps({"version": 2, "shards": shards}).encode()
     (path / "index.json").write_bytes(text)
     edges = np.array([[each[0], each[-1]] for each in tokens], np.uint32)
-    write_length_file(
-        path / LENGTH_FILE,
+    pieces = length_file_pieces(
         text,
         parse_index(text, str(path)),
         "tokens",
         np.full(SAMPLES * NUM_SHARDS, 3, np.uint32),
         np.tile(edges, (NUM_SHARDS, 1)),
     )
+    write_length_file(path / LENGTH_FILE, pieces)
     return path
 
 

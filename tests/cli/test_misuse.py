@@ -78,7 +78,7 @@ MISUSES = (
         "set tokens_dtype='int64', or, if int32 is right, check_dtypes=False$",
         "index wide --tokens_dtype='int64'",
     ),
-    ("index ds --keep-local", "--keep-local: keep_local= is for one .*leave it out", "index ds"),
+    ("index ds --local x", "--local: local=x is for streams in a store.*leave it out", "index ds"),
     ("inspect a.txt", NO_STREAM, "write a.txt --tokenizer tok.json --out a"),
     ("inspect above", "does not exist; set split='ds'", "inspect above --split='ds'"),
     (

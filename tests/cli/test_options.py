@@ -15,7 +15,7 @@ from typer.main import get_command
 from streampack import PackedDataLoader, Stream, World
 from streampack.cli.app import build_app
 from streampack.cli.verbs import VERBS
-from streampack.write import RowFormat, WriteOptions, merge, write_lengths, write_remote_lengths
+from streampack.write import RowFormat, WriteOptions, merge, write_lengths
 
 COMMANDS = get_command(build_app()).commands
 OPTIONS = [
@@ -64,9 +64,9 @@ def test_an_option_means_the_same_in_all_verbs(name):
 
 # What each verb calls, whose arguments its options are named like, and options of its own.
 CALLS = {
-    "write": ([RowFormat, WriteOptions], {"out", "resume", "verify", "json"}),
+    "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
-    "index": ([write_lengths, write_remote_lengths], set()),
+    "index": ([write_lengths], set()),
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),

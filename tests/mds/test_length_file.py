@@ -9,7 +9,12 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.mds.index import parse_index
-from streampack.mds.length_file import LENGTH_FILE, open_length_file, write_length_file
+from streampack.mds.length_file import (
+    LENGTH_FILE,
+    length_file_pieces,
+    open_length_file,
+    write_length_file,
+)
 from streampack.streams import Stream, open_stream
 from streampack.write import write_lengths
 from tests.helpers import builders
@@ -123,17 +128,18 @@ def test_lengths_that_are_not_the_shards_are_refused_when_it_is_opened(stream):
     wrong = np.array(LENGTHS, np.uint32)
     wrong[[0, 1]] = wrong[[1, 0]]
     edges = np.zeros((len(wrong), 2), np.uint32)
-    write_length_file(path / LENGTH_FILE, text, index, "tokens", wrong, edges)
+    pieces = length_file_pieces(text, index, "tokens", wrong, edges)
+    write_length_file(path / LENGTH_FILE, pieces)
     opened = open_stream(Stream(local=str(path)), 0)
     with pytest.raises(DataError, match=f"sample 0: 1 tokens, but .*lengths.bin says {LENGTHS[1]}"):
         opened.open_shard(0)
 
 
 def test_as_many_lengths_as_samples_are_asked_for(stream):
-    path, text, index, _ = stream
+    _, text, index, _ = stream
     few = np.ones(3, np.uint32)
     with pytest.raises(DataError, match="3 lengths and 3 edges for 50 samples"):
-        write_length_file(path / "x", text, index, "tokens", few, np.ones((3, 2), np.uint32))
+        list(length_file_pieces(text, index, "tokens", few, np.ones((3, 2), np.uint32)))
 
 
 def test_length_file_of_another_column_is_as_good_as_none(tmp_path):

@@ -178,22 +178,6 @@ def test_appended_inputs_come_after_what_was_there(tmp_path, inputs):
     ]
 
 
-def test_a_file_that_an_older_version_split_is_not_appended_twice(tmp_path):
-    """streampack 0.2.0 split Arrow files at record batches."""
-    path = write_table(tmp_path / "a.arrow", pa.table({"tokens": [[1, 2]] * 9}), 3)
-    write_texts([path], tmp_path / "s", WriteOptions())
-    job = json.loads((tmp_path / "s" / "job.json").read_text())
-    [part] = job["parts"]
-    [whole] = part["slices"]
-    part["slices"] = [whole | {"start": n, "stop": n + 1} for n in range(3)]
-    (tmp_path / "s" / "job.json").write_text(json.dumps(job))
-    written = files_of(tmp_path / "s")
-
-    write_texts([path], tmp_path / "s", WriteOptions(append=True))
-
-    assert files_of(tmp_path / "s") == written
-
-
 def known_of(stream) -> list:
     """Return all that a reader knows of a stream without reading tokens."""
     lengths = [stream.shard_lengths(shard).tolist() for shard in range(stream.num_shards)]
@@ -378,16 +362,6 @@ def test_a_job_knows_its_inputs_from_another_folder_and_under_another_spelling(
         assert files_of(tmp_path / "s") == written
 
 
-def test_a_job_that_names_its_inputs_otherwise_is_not_appended_to(tmp_path, inputs):
-    write_texts(inputs[:1], tmp_path / "s", options_of(tmp_path))
-    job = (tmp_path / "s" / "job.json").read_text()
-    (tmp_path / "s" / "job.json").write_text(job.replace(f"{tmp_path}/", ""))
-
-    with pytest.raises(ConfigError, match=r"names its input '0\.jsonl', .* into another folder"):
-        write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
-    write_texts(inputs[1:], tmp_path / "another", options_of(tmp_path))  # the way out
-
-
 def test_an_input_that_has_changed_since_is_refused(tmp_path, inputs):
     write_texts(inputs[:2], tmp_path / "s", options_of(tmp_path))
     jsonl_file(inputs[1], text_rows(4, 1))
@@ -564,20 +538,6 @@ def test_parts_of_other_versions_are_refused(tmp_path, inputs, monkeypatch):
         ConfigError, match=r"was begun with tokenizers [\d.]+, but 9\.9 is installe"
     ):
         write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-
-
-def test_a_part_that_other_versions_wrote_is_not_committed(tmp_path, inputs):
-    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-    whole = files_of(tmp_path / "s")
-    path = next((tmp_path / "s").glob("parts/*/part.json"))
-    result = json.loads(path.read_text())
-    result["versions"]["tokenizers"] = "0.1"
-    path.write_text(json.dumps(result))
-    with pytest.raises(DataError, match=r"was written with .*tokenizers 0\.1.*delete its part\.js"):
-        merge(tmp_path / "s")
-    path.unlink()  # the way out
-    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-    assert files_of(tmp_path / "s") == whole
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ import xxhash
 
 from streampack.errors import DataError
 from streampack.mds.index import parse_index
-from streampack.mds.length_file import LENGTH_FILE, open_length_file, write_length_file
+from streampack.mds.length_file import (
+    LENGTH_FILE,
+    length_file_pieces,
+    open_length_file,
+    write_length_file,
+)
 from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
 from streampack.write import write_lengths
@@ -100,7 +105,8 @@ def test_a_length_file_of_an_earlier_release_is_read_and_the_stream_is_warned_of
     index = parse_index(text, "x")
     file = open_length_file(path / LENGTH_FILE, text, index)
     edges = file.shard_edges(0, len(LENGTHS)).astype(np.uint32)
-    write_length_file(path / LENGTH_FILE, text, index, "tokens", np.array(LENGTHS, "u4"), edges)
+    pieces = length_file_pieces(text, index, "tokens", np.array(LENGTHS, "u4"), edges)
+    write_length_file(path / LENGTH_FILE, pieces)
     stream = Stream(remote=str(path), local=str(tmp_path / "cache"))
     assert read_all(stream) == [tokens.tolist() for tokens in samples]
     assert open_stream(stream, 0).has_length_file

@@ -14,7 +14,7 @@ import pytest
 from streampack.errors import ConfigError, DataError
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import Stream, open_stream
-from streampack.write import write_lengths, write_remote_lengths
+from streampack.write import write_lengths
 from tests.helpers import builders
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
@@ -69,7 +69,7 @@ def test_the_length_file_is_uploaded_beside_index_json_and_nothing_stays_here(
         store.folder / "code", LENGTHS, compression=compression, lengths_file=False
     )
     before = set(os.listdir(path))
-    indexed = write_remote_lengths(store.url)
+    [indexed] = write_lengths(store.url)
 
     assert indexed.path == f"{store.url}/{LENGTH_FILE}"
     assert (indexed.num_samples, indexed.num_tokens) == (len(LENGTHS), sum(LENGTHS))
@@ -89,7 +89,7 @@ def test_in_a_temporary_folder_lies_one_shard_at_a_time(store, tmp_path):
     def progress(_: int) -> None:
         left.append([file.name for file in (tmp_path / "temporary").rglob("shard.*.mds")])
 
-    indexed = write_remote_lengths(store.url, progress=progress)
+    [indexed] = write_lengths(store.url, progress=progress)
     assert left == [[]] * indexed.num_shards
 
 
@@ -98,12 +98,11 @@ def test_a_kept_length_file_is_found_when_training_with_that_folder(store, tmp_p
     local = tmp_path / "local"
     store.proxy.add("status", status=403, method=UPLOAD)
 
-    indexed = write_remote_lengths(store.url, local=local, keep_local=True)
+    with pytest.raises(DataError, match=f"is in {local / LENGTH_FILE}: copy it"):
+        write_lengths(store.url, local=local)
 
-    assert indexed.path == local / LENGTH_FILE
     assert not (path / LENGTH_FILE).exists()
     asked = store.proxy.count("shard")
-    assert store.proxy.count(method=UPLOAD) == 0
     opened = open_stream(Stream(remote=store.url, local=str(local)), 0)
     assert opened.total_tokens() == (sum(LENGTHS), "lengths")
     for shard in range(opened.num_shards):
@@ -116,9 +115,9 @@ def test_a_type_that_the_values_contradict_is_refused_and_nothing_is_uploaded(st
         store.folder / "code", [40] * 100, encoding="bytes", dtype="int64", lengths_file=False
     )
     with pytest.raises(DataError, match="likely written as int64"):
-        write_remote_lengths(store.url, tokens_dtype="int32")
+        write_lengths(store.url, tokens_dtype="int32")
     assert not (path / LENGTH_FILE).exists()
-    indexed = write_remote_lengths(store.url, tokens_dtype="int32", check_dtypes=False)
+    [indexed] = write_lengths(store.url, tokens_dtype="int32", check_dtypes=False)
     assert indexed.num_tokens == 8000
 
 
@@ -130,10 +129,10 @@ def test_a_store_that_cannot_be_written_is_an_error_and_the_work_is_kept(
     store.proxy.add("status", status=403, method=UPLOAD)
     local = tmp_path / "local" if has_local else None
     message = (
-        r"lengths\.bin: cannot be written, .*; the length file is in .*keep_local=True and local="
+        r"lengths\.bin: cannot be written, .*; the length file is in .*: copy it next to .*local="
     )
     with pytest.raises(DataError, match=message) as raised:
-        write_remote_lengths(store.url, local=local)
+        write_lengths(store.url, local=local)
     (kept,) = tmp_path.rglob(LENGTH_FILE)
     assert f"is in {kept}: copy it next to" in str(raised.value)
     assert raised.value.uri == f"{store.url}/{LENGTH_FILE}"
@@ -149,19 +148,14 @@ def test_a_store_that_cannot_be_opened_is_refused_before_anything_is_read(monkey
     )
     monkeypatch.setitem(sys.modules, "paramiko", None)
     with pytest.raises(DataError, match=message):
-        write_remote_lengths("sftp://host/code")
+        write_lengths("sftp://host/code")
 
 
 def test_a_store_without_a_stream_is_refused(store, tmp_path):
     (store.folder / "code").mkdir()
     with pytest.raises(DataError, match=r"code/index\.json: cannot be fetched, 1 attempt"):
-        write_remote_lengths(store.url)
+        write_lengths(store.url)
     assert os.listdir(tmp_path / "temporary") == []
-
-
-def test_keeping_the_file_needs_a_folder():
-    with pytest.raises(ConfigError, match=r"keep_local=True, but local=None; set local= to"):
-        write_remote_lengths("s3://bucket/code", keep_local=True)
 
 
 def test_the_verb_takes_urls_and_folders_together(store, tmp_path):
@@ -177,11 +171,11 @@ def test_the_verb_takes_urls_and_folders_together(store, tmp_path):
     assert all(f"{sum(LENGTHS):,} tokens" in line for line in lines)
 
 
-def test_the_verb_keeps_files_of_one_remote_stream_at_a_time(store, tmp_path):
+def test_the_verb_keeps_files_of_a_remote_stream_only(store, tmp_path):
     builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
     local = tmp_path / "local"
-    output = call_verb("index", store.url, "--local", str(local), "--keep-local")
-    assert output.startswith(f"{local / LENGTH_FILE}: {len(LENGTHS)} samples")
-    for paths in ((store.url, "s3://other/stream"), (str(tmp_path),)):
-        with pytest.raises(ConfigError, match=r"for one remote stream at a time, got "):
-            call_verb("index", *paths, "--local", str(local))
+    output = call_verb("index", store.url, "--local", str(local))
+    assert output.startswith(f"{store.url}/{LENGTH_FILE}: {len(LENGTHS)} samples")
+    assert (local / LENGTH_FILE).exists()
+    with pytest.raises(ConfigError, match=r"local=\S+ is for streams in a store, and .* a folder"):
+        call_verb("index", str(tmp_path), "--local", str(local))

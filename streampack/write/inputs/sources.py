@@ -177,9 +177,12 @@ def _find_objects(uri: str) -> list[Listing]:
             return [Listing(None, [found[uri]])]
         return match_glob(uri, found, found.__getitem__)
     folder = uri.rstrip("/")
-    file = _object_if_there(uri) if uri == folder and "/" in rest else None
-    if file is not None:
-        return [Listing(None, [file])]
+    if uri == folder and "/" in rest:
+        try:
+            return [Listing(None, [_object(uri)])]
+        except DataError as error:
+            if kind_of(error) is not FailureKind.MISSING:
+                raise
     below = len(folder) + 1
     return [Listing(folder, [f for f in _objects(f"{folder}/") if not is_hidden(f.url[below:])])]
 
@@ -190,15 +193,6 @@ def _objects(prefix: str) -> Iterator[Found]:
 
 def _object(uri: str) -> Found:
     return _with_size(request(uri, "read", lambda store: store.stat(uri), way_out=WAY_OUT))
-
-
-def _object_if_there(uri: str) -> Found | None:
-    try:
-        return _object(uri)
-    except DataError as error:
-        if kind_of(error) is FailureKind.MISSING:
-            return None
-        raise
 
 
 def _with_size(file: Found) -> Found:

@@ -67,7 +67,9 @@ def read_parquet(
         most_rows = MAX_BATCH_BYTES * counts[group] // _raw_bytes(described, columns)
         size = max(1, min(batch_rows, most_rows))
         batches = parquet.iter_batches(size, [group], columns, use_threads=False)
-        where = f"row group {group} cannot be read, from byte {_first_byte(described)}"
+        pages = ((c.dictionary_page_offset, c.data_page_offset) for c in columns_of(described))
+        first_byte = min(filter(None, chain.from_iterable(pages)))
+        where = f"row group {group} cannot be read, from byte {first_byte}"
         for batch in naming_damage(batches, slice_.uri, where):
             for piece in pieces_of(batch, batch_rows):
                 rows = convert_batch(piece, row, slice_.uri, wanted)
@@ -124,16 +126,12 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
         ) from error
     except Exception as error:  # ArrowInvalid, OSError and others
         byte = "" if file is None else f" {min(file.tell(), _size(file))} of {_size(file)}"
-        raise _kind_of(error)(
-            f"{uri}: {where}{byte} ({_first_line(error)}); it was cut short or damaged: copy "
-            "it again",
-            uri=uri,
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        # pyarrow's error has a number only if the system failed.
+        kind = DataError if getattr(error, "errno", None) else DamagedInputError
+        raise kind(
+            f"{uri}: {where}{byte} ({line}); it was cut short or damaged: copy it again", uri=uri
         ) from error
-
-
-def _kind_of(error: Exception) -> type[DataError]:
-    """Return the class for pyarrow's error, which has a number only if the system failed."""
-    return DataError if getattr(error, "errno", None) else DamagedInputError
 
 
 def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
@@ -163,17 +161,14 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
     rows.batch.types = types
     for row in range(num_rows):
         try:
-            found = {each: _usable(column[row], each) for each, column in columns.items()}
+            found = {each: column[row] for each, column in columns.items()}
+            for name, value in found.items():
+                if isinstance(value, BadValueError):
+                    raise BadValueError(f"column {name!r} {value}")
             rows.add(first + row, found)
         except BadValueError as error:
             rows.refuse(first + row, error)
     return rows.batch
-
-
-def _usable(value: Any, name: str) -> Any:
-    if isinstance(value, BadValueError):
-        raise BadValueError(f"column {name!r} {value}")
-    return value
 
 
 def _values_of(column: Any) -> list[Any]:
@@ -244,11 +239,6 @@ def _raw_bytes(group: Any, columns: list[str] | None) -> int:
     )
 
 
-def _first_byte(group: Any) -> int:
-    pages = ((c.dictionary_page_offset, c.data_page_offset) for c in columns_of(group))
-    return int(min(filter(None, chain.from_iterable(pages))))
-
-
 def columns_of(group: Any) -> Iterator[Any]:
     """Yield the metadata of a row group's columns."""
     return map(group.column, range(group.num_columns))
@@ -259,10 +249,6 @@ def _size(file: BinaryIO) -> int:
     size = file.seek(0, 2)
     file.seek(position)
     return size
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 READERS: dict[str, Callable[[BinaryIO, InputSlice, Wanted, int], Iterator[RowBatch]]] = {
