@@ -54,11 +54,11 @@ def _keys_of(kind: Any, leave: Sequence[str] = (), **types: Any) -> Any:
 
 
 SHARDS = tuple[int | None, int | None] | None
-PLACE = str | None
+PLACES = dict.fromkeys(("remote", "local", "rows", "tokenizer"), str | None)
 
 
 class StreamConfig(
-    _keys_of(Stream, ["unknown"], remote=PLACE, local=PLACE, shards=SHARDS)  # type: ignore[misc]
+    _keys_of(Stream, ["unknown"], shards=SHARDS, **PLACES)  # type: ignore[misc]
 ):
     """One stream: the arguments of ``streampack.Stream``, or of the class in `stream_name`."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import count
@@ -67,7 +68,7 @@ def resolve_streams(
                 f"so {way_out}"
             )
         check_streams(streams, Stream)
-        return streams
+        return [_written(stream) for stream in streams]
     if stream_name is None and stream_config is None:
         return [Stream(**location)]
     return [make_named_stream(stream_name or "streampack", {**(stream_config or {})}, location)]
@@ -91,7 +92,15 @@ def make_named_stream(name: str, config: dict[str, Any], location: Mapping[str, 
         given = ", ".join(sorted(config))
         raise ConfigError(f"stream_name={name!r} cannot be made of {given}: {error}") from error
     check_streams([stream], Stream)
-    return stream
+    return _written(stream)
+
+
+def _written(stream: Any) -> Any:
+    """Return the stream that a stream of rows is written to; any other one as it is."""
+    if getattr(stream, "rows", None) is None:
+        return stream
+    # By name: the writer imports the streams, and no other stream needs it.
+    return import_module("streampack.write.row_streams").written_rows(stream)
 
 
 def _named(name: str) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ TABLES = {
 """Tables that are iterated or indexed by column, and what gives their rows."""
 
 
-def _is_from(source: object, library: str, name: str) -> bool:
+def is_from(source: object, library: str, name: str) -> bool:
     """Return whether a source is an instance of a library's class, without importing it."""
     return any(
         base.__name__ == name and base.__module__.partition(".")[0] == library
@@ -50,7 +50,7 @@ def is_one_shot(source: object) -> bool:
 def check_not_table(source: object, argument: str) -> None:
     """Refuse a table that is iterated by column with a ConfigError that names its rows."""
     for (library, name), rows in TABLES.items():
-        if _is_from(source, library, name):
+        if is_from(source, library, name):
             raise ConfigError(
                 f"{argument}=<{name}> is a table of {library}, whose items are its columns; pass "
                 f"its rows: {argument}={rows}"
@@ -63,7 +63,7 @@ def as_array(value: Any) -> Any:
     >>> as_array(np.int64(3)), as_array("a")
     (3, 'a')
     """
-    if _is_from(value, "torch", "Tensor"):
+    if is_from(value, "torch", "Tensor"):
         value = np.asarray(value.detach().cpu())
     is_scalar = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim)
     return value.item() if is_scalar else value
@@ -86,12 +86,12 @@ def num_items(source: object) -> int | None:
 
 def is_mosaic(source: object) -> bool:
     """Return whether a source is a MosaicML `StreamingDataset`."""
-    return _is_from(source, "streaming", "StreamingDataset")
+    return is_from(source, "streaming", "StreamingDataset")
 
 
 def is_hugging_face(source: object) -> bool:
     """Return whether a source is a Hugging Face iterable, which has a state and splits itself."""
-    return _is_from(source, "datasets", "IterableDataset")
+    return is_from(source, "datasets", "IterableDataset")
 
 
 def has_index(source: object) -> bool:
@@ -101,7 +101,7 @@ def has_index(source: object) -> bool:
     (True, False, False)
     """
     is_plain = not (is_mosaic(source) or is_hugging_face(source) or isinstance(source, dict))
-    is_torch_iterable = _is_from(source, "torch", "IterableDataset")
+    is_torch_iterable = is_from(source, "torch", "IterableDataset")
     has = hasattr(source, "__getitem__") and num_items(source) is not None
     return is_plain and has and not is_torch_iterable
 
@@ -111,7 +111,7 @@ def supports_batched_getitem(source: object) -> bool:
 
     A transform may depend on the other rows, so a dataset with a transform is read row by row.
     """
-    is_dataset = _is_from(source, "datasets", "Dataset") and hasattr(source, "__getitems__")
+    is_dataset = is_from(source, "datasets", "Dataset") and hasattr(source, "__getitems__")
     return is_dataset and getattr(source, "_format_type", "custom") in (None, "numpy")
 
 
@@ -162,4 +162,4 @@ def _own_value(item: Any) -> Any:
         return item
     if isinstance(item, bytearray):
         return bytearray(item)
-    return item.detach().clone() if _is_from(item, "torch", "Tensor") else item
+    return item.detach().clone() if is_from(item, "torch", "Tensor") else item

@@ -11,6 +11,7 @@ Nothing is read here. The object keeps what the user said, and streampack never 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from streampack._checks import (
 )
 from streampack._paths import folder_of, local_path, shown_path
 from streampack.chapters import OnExhausted
-from streampack.errors import ConfigError, suggest
+from streampack.errors import ConfigError, short_text, suggest
 from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
@@ -75,6 +76,16 @@ class Stream:
             refused at the start.
         check_remote: Fetch index.json again at every start, and open the version that the store
             holds now; otherwise the last one on this disk. A folder's is always read.
+        rows: Rows to tokenize, instead of a `remote`: a list, a table of pandas or pyarrow, a
+            `Dataset` of Hugging Face, or the path of files. The first process of a node writes
+            them into `local`, or into a folder of this user in the system's temporary one. Later
+            ones, and later runs, find them there by their content, the tokenizer and the options.
+        tokenizer: Tokenizer of the rows: one of transformers, a `tokenizers.Tokenizer`, or the path
+            of either. None: the rows hold token ids, in the column `tokens`.
+        chat: What a conversation is in a row: True for the row, or the name of its field; or a dict
+            of `RowFormat`'s options, such as ``{"train_on": "last_response"}``. None: rows are
+            texts.
+        text: Column of the texts.
 
     Raises:
         ConfigError: If the arguments are invalid or contradict each other.
@@ -110,10 +121,20 @@ class Stream:
         on_exhausted: OnExhausted = "substitute",
         check_dtypes: bool = True,
         check_remote: bool = False,
+        rows: Any = None,
+        tokenizer: Any = None,
+        chat: bool | str | Mapping[str, Any] | None = None,
+        text: str = "text",
         **unknown: object,
     ) -> None:
-        self.remote = _checked_remote(remote, local)
         _check_names(unknown)
+        if rows is None:
+            self.remote = _checked_remote(remote, local)
+            _refuse("without rows=; set it to rows to tokenize", tokenizer=tokenizer, chat=chat)
+        else:
+            self.remote = None
+            _refuse("with rows=; leave one of them out", remote=remote, split=split)
+            _check_rows(tokenizer, chat, labels or loss_mask)
         _check_weights(proportion=proportion, repeat=repeat, choose=choose)
         _check_download(download_retry, download_timeout)
         _check_dtypes(
@@ -139,12 +160,33 @@ class Stream:
         self.shards = shards
         self.max_passes, self.on_exhausted = max_passes, on_exhausted
         self.check_dtypes, self.check_remote = check_dtypes, check_remote
+        self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
 
     def __repr__(self) -> str:
         keys = ("name", "remote", "local", "split", "proportion", "repeat", "choose")
         shown = {key: getattr(self, key) for key in keys}
         stated = [f"{key}={value!r}" for key, value in shown.items() if value not in (None, "")]
         return f"{type(self).__name__}({', '.join(stated)})"
+
+
+def _refuse(where: str, **arguments: object) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise ConfigError(f"{name}={short_text(value)} has no meaning {where}")
+
+
+def _check_rows(tokenizer: object, chat: object, target: str | None) -> None:
+    if chat not in (None, False) and tokenizer is None:
+        raise ConfigError(
+            f"chat={short_text(chat)} and tokenizer=None: only a tokenizer with a chat template "
+            "makes tokens of conversations; set tokenizer=, or leave chat out for token ids"
+        )
+    if target is not None and tokenizer is not None:
+        raise ConfigError(
+            f"labels or loss_mask={target!r} holds a value for each token, and "
+            f"tokenizer={short_text(tokenizer)} decides on the tokens; leave one of them out, or "
+            "set chat= to learn the responses of conversations"
+        )
 
 
 def _check_labels(labels: str | None, labels_shifted: bool | None) -> None:

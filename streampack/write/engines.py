@@ -18,13 +18,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
@@ -49,7 +49,7 @@ def run_here(tasks: Sequence[PartTask], report: OnEvent) -> None:
 def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: OnEvent) -> None:
     """Write parts in worker processes of this machine."""
     pending = deque(tasks)
-    workers: dict[Connection, Any] = {}  # processes by their pipes
+    workers: dict[Connection, subprocess.Popen[bytes]] = {}
     # The cores that are left when there are fewer parts than cores.
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
     try:
@@ -128,30 +128,32 @@ def _event(outcome: Event | BaseException) -> Event:
     return outcome
 
 
-def _start_worker(num_threads: int) -> tuple[Connection, Any]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    # Fresh processes, not forks: the caller may run threads, e.g. for a progress bar.
-    process = context.Process(target=_work, args=(theirs, num_threads), daemon=True)
-    # The first process would start it while the signal is blocked, and it unblocks the signal.
-    resource_tracker.ensure_running()
+def _start_worker(num_threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
+    ours, theirs = multiprocessing.Pipe()
+    # Not multiprocessing's processes: they import the caller's script, and a script that makes a
+    # dataset of rows need not guard its lines by the name "__main__". Forks would copy threads.
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import work; "
+        f"work({theirs.fileno()}, {num_threads})"
+    )
     # The worker inherits the blocked signal from its first moment on: a terminal's Ctrl-C reaches
     # only this process, which then terminates it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        process.start()
+        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()
     return ours, process
 
 
-def _receive(pipe: Connection, process: Any) -> Event:
+def _receive(pipe: Connection, process: subprocess.Popen[bytes]) -> Event:
     try:
         message = pipe.recv()
     except (EOFError, ConnectionError) as error:
-        process.join(END_S)
-        code = process.exitcode
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        code = process.returncode
         raise WorkerError(
             f"a worker process ended with exit code {code}"
             f"{' (killed: perhaps memory ran out; try fewer workers)' if code == -9 else ''}; "
@@ -160,19 +162,21 @@ def _receive(pipe: Connection, process: Any) -> Event:
     return _event(message)
 
 
-def _end(workers: Mapping[Connection, Any]) -> None:
+def _end(workers: Mapping[Connection, subprocess.Popen[bytes]]) -> None:
     for pipe, process in workers.items():
         pipe.close()
         process.terminate()
     for process in workers.values():
-        process.join(END_S)
-        if process.is_alive():
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
             process.kill()
-            process.join()
+            process.wait()
 
 
-def _work(pipe: Connection, num_threads: int) -> None:
-    """Write parts until the pipe is closed; run in a worker process."""
+def work(descriptor: int, num_threads: int) -> None:
+    """Write the parts that come through a pipe until it is closed; run in a worker process."""
+    pipe = Connection(descriptor)
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
     # Once the main process has gone, reports fail and this process ends.
@@ -190,7 +194,6 @@ def _work(pipe: Connection, num_threads: int) -> None:
                 raise
             except Exception as error:
                 pipe.send(_portable(error))
-    sys.exit(0)
 
 
 def _portable(error: Exception) -> BaseException:

@@ -61,7 +61,16 @@ def write_texts(
     known = read_job(output) if is_begun(output) else None
     settings, slices = plan_job(inputs, options, None if known is None else known.settings)
     begin = append_to_job if options.append else start_job
-    job = begin(output, settings, slices)
+    return write_job(output, begin(output, settings, slices), options, progress)
+
+
+def write_job(
+    output: Output,
+    job: Job,
+    options: WriteOptions,
+    progress: Callable[[JobProgress], None] | None = None,
+) -> Written:
+    """Write what is missing of a job that was begun; see `write_texts`."""
     results = finished_parts(output, job)
     _Run(output, job, options, results, progress or (lambda _: None)).write_missing()
     if len(results) == len(job.parts):

@@ -192,10 +192,11 @@ class Job:
 def current_versions(backend: str | None) -> Versions:
     """Return the versions of streampack and the libraries that bytes depend on; None: missing."""
     libraries = LIBRARIES if backend != "gigatoken" else (*LIBRARIES, backend)
-    return {"streampack": streampack.__version__} | {name: _installed(name) for name in libraries}
+    return {"streampack": streampack.__version__} | {name: installed(name) for name in libraries}
 
 
-def _installed(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """Return the version of a distribution; None: it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -37,6 +37,7 @@ from streampack.write.output import Output
 from streampack.write.rows import RowEncoder, RowFormat
 from streampack.write.samples import Counts, SampleWriter
 
+OR_SKIP = "; set on_bad_row='skip' to leave such rows out"
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
 
 
@@ -190,7 +191,7 @@ class _PartWriter:
             return
         where = shown_row(described)
         if most == 0:
-            raise BadRowsError(f"{where}; set on_bad_row='skip' to leave such rows out")
+            raise BadRowsError(f"{where}{OR_SKIP}")
         raise BadRowsError(
             f"{num_bad_rows} bad rows, but max_bad_rows={most}; the last one is {where}; set "
             f"max_bad_rows={10 * most} to leave more out"

@@ -1,0 +1,48 @@
+"""`chat_dataset`: conversations in, a dataset of packs out.
+
+Cost: see `streampack.write.row_streams`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from streampack.config import Packing
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.streams import Stream
+
+
+def chat_dataset(
+    rows: Any,
+    tokenizer: Any,
+    *,
+    packing: Packing,
+    chat: bool | str | Mapping[str, Any] = True,
+    name: str | None = None,
+    local: str | os.PathLike[str] | None = None,
+    **arguments: Any,
+) -> PackedStreamingDataset:
+    """Return a dataset of conversations, which are tokenized once and kept on this node.
+
+    It is a `PackedStreamingDataset` of one `Stream` of rows. To mix several, pass their streams to
+    `PackedStreamingDataset`.
+
+    Args:
+        rows: A list, a table of pandas or pyarrow, a `Dataset` of Hugging Face, or the path of
+            files.
+        tokenizer: A tokenizer of transformers with a chat template, or the path of one.
+        packing: How samples share packs.
+        chat: See `Stream`.
+        name: See `Stream`.
+        local: See `Stream`.
+        arguments: Other arguments of `PackedStreamingDataset`. What is left open, such as
+            `batch_size`, a trainer sets by `with_batches`.
+
+    Raises:
+        ConfigError: If the arguments cannot work together.
+        DataError: If a row is no conversation.
+    """
+    stream = Stream(rows=rows, tokenizer=tokenizer, chat=chat, name=name, local=local)
+    return PackedStreamingDataset([stream], packing=packing, **arguments)

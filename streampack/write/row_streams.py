@@ -1,0 +1,304 @@
+"""Streams of rows: a list, a table, a dataset or a file, tokenized once into a cache of this node.
+
+::
+
+    Stream(rows=..., tokenizer=..., chat=...)
+        |  digest of the rows, the tokenizer's files, the options and the versions
+        v
+    CACHE/rows/1f3a9c...   exists --------------------------------------> Stream(local=...)
+        '-- else, under its lock:  CACHE/rows/1f3a9c.partial --rename--'
+
+The writer of files writes the stream, so rows in memory first become JSON lines. Parts have numbers
+as their names: index.json depends on the rows alone, and is the same on every node. A folder has
+its name once it is complete; the next process that builds removes what a killed one left.
+
+Cost: each process reads the rows for their digest, JSON lines at about 500 MB/s, and files at the
+rate of the disk; of a dataset of Hugging Face it takes the fingerprint. Then the tokenizer's time
+over all cores, once per node.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import orjson
+from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import Progress
+
+from streampack._paths import is_url
+from streampack.errors import BadRowsError, ConfigError, DataError, short_text
+from streampack.mds.index import INDEX_FILE
+from streampack.storage.filesystem import LocalFilesystem, private_root
+from streampack.streams.source_traits import is_from, is_one_shot
+from streampack.streams.stream import Stream
+from streampack.write.files import write_job
+from streampack.write.inputs.listing import list_inputs
+from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions, installed
+from streampack.write.options import JobProgress, WriteOptions, Written
+from streampack.write.output import open_output
+from streampack.write.part import OR_SKIP
+from streampack.write.plan import LOSS_MASK, plan_job
+from streampack.write.rows import RowFormat, tokenizer_digest
+from streampack.write.tokenization import CONFIG_FILE, TOKENIZER_FILE
+
+FOLDER = "rows"
+PARTIAL, LOCK = ".partial", ".lock"
+ROWS_FILE = ".rows.jsonl"
+PART_BYTES = 4 << 20  # of every node alike, as index.json depends on it
+BATCH_ROWS = 1000
+COLUMN = "tokens"
+
+logger = logging.getLogger(__name__)
+
+
+def written_rows(stream: Stream) -> Stream:
+    """Return the stream on disk of a stream of rows, which is written if this node has none yet.
+
+    Raises:
+        ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
+        DataError: If a row cannot become a sample, or a file cannot be read.
+    """
+    root = _root(stream.local)
+    with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
+        tokenizer = _tokenizer_folder(stream.tokenizer, Path(temporary))
+        rows = _row_format(stream, tokenizer)
+        folder = root / _digest(stream.rows, rows)
+        if not (folder / INDEX_FILE).exists():
+            _build(stream.rows, rows, folder)
+    made = copy.copy(stream)
+    made.rows = made.tokenizer = made.chat = None
+    made.name = stream.name or _default_name(stream.rows)
+    made.local, made.tokens = str(folder), COLUMN
+    if rows.chat is not None:
+        made.loss_mask = LOSS_MASK
+    return made
+
+
+def _root(local: str | None) -> Path:
+    if local is not None:
+        root = Path(os.path.realpath(local))  # as the writer names its inputs
+        root.mkdir(parents=True, exist_ok=True)
+        return root
+    try:
+        root = Path(os.path.realpath(private_root()))
+        LocalFilesystem().make_folder(root, is_private=True)
+    except PermissionError as error:
+        raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
+    (root / FOLDER).mkdir(exist_ok=True)
+    return root / FOLDER
+
+
+def _default_name(rows: Any) -> str:
+    return Path(rows).name.partition(".")[0] or FOLDER if _is_path(rows) else FOLDER
+
+
+def _is_path(rows: Any) -> bool:
+    return isinstance(rows, str | os.PathLike)
+
+
+def _row_format(stream: Stream, tokenizer: Path | None) -> RowFormat:
+    columns = [name for name in (stream.labels, stream.loss_mask) if name is not None]
+    options: dict[str, Any] = {
+        "tokenizer": tokenizer,
+        "text": stream.text,
+        "tokens": stream.tokens,
+        "columns": tuple(columns),
+    }
+    if stream.chat:
+        options["chat"] = stream.chat if isinstance(stream.chat, str) else "messages"
+        options |= stream.chat if isinstance(stream.chat, Mapping) else {}
+    try:
+        return RowFormat(**options)
+    except TypeError as error:
+        raise ConfigError(
+            f"chat={stream.chat!r}: {error}; write options of RowFormat, such as "
+            "{'chat': 'messages', 'train_on': 'last_response'}"
+        ) from error
+
+
+def _tokenizer_folder(tokenizer: Any, folder: Path) -> Path | None:
+    """Return the path of a tokenizer; one in memory is saved into the folder."""
+    if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
+        return None if tokenizer is None else Path(tokenizer)
+    file = folder / TOKENIZER_FILE
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(folder)
+    elif hasattr(tokenizer, "to_str"):
+        file.write_text(tokenizer.to_str())
+    if not file.exists():
+        raise ConfigError(
+            f"tokenizer=<{type(tokenizer).__name__}> has no {TOKENIZER_FILE}; pass a fast "
+            "tokenizer of transformers, a tokenizers.Tokenizer, or the path of one"
+        )
+    # A call with padding=True or truncation=True leaves its options there.
+    _without(file, "padding", "truncation")
+    _without(file.with_name(CONFIG_FILE), "name_or_path", "is_local", "local_files_only")
+    return folder
+
+
+def _without(path: Path, *names: str) -> None:
+    """Remove what does not change tokens from a file of a tokenizer."""
+    if path.exists():
+        fields = json.loads(path.read_bytes())
+        path.write_text(json.dumps({k: v for k, v in fields.items() if k not in names}))
+
+
+def _digest(rows: Any, options: RowFormat) -> str:
+    """Return the name of a stream's folder: a digest of everything that its bytes depend on."""
+    digest = hashlib.blake2b(digest_size=12)
+    described = asdict(replace(options, tokenizer=None)), tokenizer_digest(options)
+    versions = current_versions(options.backend), options.chat and installed("transformers")
+    digest.update(json.dumps([described, versions, PART_BYTES]).encode())
+    if _is_path(rows):
+        for file in list_inputs([os.fspath(rows)]):
+            digest.update(json.dumps([file.format, file.compression, file.num_bytes]).encode())
+            digest.update(file.version.encode() if is_url(file.uri) else _file_digest(file.uri))
+    elif is_from(rows, "datasets", "Dataset"):
+        digest.update(f"{rows._fingerprint} {rows._format_type}".encode())
+    else:
+        for line in _json_lines(rows, options):
+            digest.update(line)
+    return digest.hexdigest()
+
+
+def _file_digest(path: str) -> bytes:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()
+
+
+def _build(rows: Any, options: RowFormat, folder: Path) -> None:
+    """Write a stream into a folder, unless another process does so first."""
+    lock = FileLock(folder.with_suffix(LOCK))
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("waiting for the process that writes %s", folder)
+        held = lock.acquire()
+    with held:
+        if (folder / INDEX_FILE).exists():
+            return
+        partial = folder.with_suffix(PARTIAL)
+        shutil.rmtree(partial, ignore_errors=True)
+        _remove_remains(folder.parent)
+        partial.mkdir()
+        spilled = partial / ROWS_FILE
+        try:
+            if not _is_path(rows):
+                with spilled.open("wb") as file:
+                    file.writelines(_json_lines(rows, options))
+            path = os.fspath(rows) if _is_path(rows) else str(spilled)
+            written = _write(path, options, partial)
+            spilled.unlink(missing_ok=True)
+            partial.rename(folder)
+        except BadRowsError as error:
+            raise DataError(_in_rows(str(error), spilled)) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    logger.info("%s: %d samples, %d tokens", folder, written.num_samples, written.num_tokens)
+    if written.num_without_targets or written.num_skipped:
+        logger.warning(
+            "%d of the rows have no token to learn, and %d no token at all",
+            written.num_without_targets,
+            written.num_skipped,
+        )
+
+
+def _remove_remains(root: Path) -> None:
+    """Remove folders of killed builds; a live one holds the lock next to its folder."""
+    for partial in root.glob(f"*{PARTIAL}"):
+        with suppress(Timeout), FileLock(partial.with_suffix(LOCK), timeout=0):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _in_rows(text: str, spilled: Path) -> str:
+    """Return the message of a bad row without the name of our file, and without its parts."""
+    text = f"{text.removesuffix(OR_SKIP)}; fix or remove the row"
+    found = re.match(rf"{re.escape(str(spilled))}, row (\d+)(?: after byte (\d+))?: ", text)
+    if found is None:
+        return text
+    with spilled.open("rb") as file:
+        before = file.read(int(found[2] or 0)).count(b"\n")
+    return f"rows: row {int(found[1]) + before} {text[found.end() :]}"
+
+
+def _write(path: str, rows: RowFormat, folder: Path) -> Written:
+    options = WriteOptions(rows=rows, column=COLUMN, compression=None, part_bytes=PART_BYTES)
+    output = open_output(folder)
+    settings, slices = plan_job([path], options, None)
+    parts = tuple(Part(id=f"{number:05}", slices=(one,)) for number, one in enumerate(slices))
+    file = JobFile(settings=settings, versions=current_versions(settings.backend), parts=parts)
+    output.put_new(JOB_FILE, file.encode())
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("tokenizing", total=None)
+
+        def show(progress: JobProgress) -> None:
+            bar.update(task, completed=progress.num_bytes, total=progress.total_bytes)
+
+        return write_job(output, Job(files=(file,)), options, show)
+
+
+def _json_lines(rows: Any, options: RowFormat) -> Iterator[bytes]:
+    """Yield the rows as JSON lines, with the columns that are needed."""
+    column = options.chat or (options.tokens if options.tokenizer is None else options.text)
+    # A conversation may have fields beside it.
+    needed = None if options.chat else {column, "input_ids", *options.columns}
+    for number, row in enumerate(chain.from_iterable(_batches(rows))):
+        fields = row if isinstance(row, Mapping) else {column: row}
+        if needed is not None:
+            fields = {name: value for name, value in fields.items() if name in needed}
+        try:
+            yield orjson.dumps(
+                dict(fields),
+                default=_plain,
+                option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE,
+            )
+        except TypeError as error:  # JSONEncodeError is one
+            raise DataError(
+                f"rows: row {number} holds a value that JSON has no type for ({error}); leave its "
+                "column out, or make it a text, a number or a list"
+            ) from error
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it is a {type(value).__name__}")
+
+
+def _batches(rows: Any) -> Iterator[Sequence[Any]]:
+    """Yield the rows of a list, a table or a dataset, some at a time."""
+    if is_from(rows, "datasets", "Dataset"):
+        plain = rows if rows._format_type == "custom" else rows.with_format(None)
+        for first in range(0, len(rows), BATCH_ROWS):
+            columns = plain[first : first + BATCH_ROWS]
+            values = zip(*columns.values(), strict=True)
+            yield [dict(zip(columns, row, strict=True)) for row in values]
+    elif is_from(rows, "pandas", "DataFrame"):
+        for first in range(0, len(rows), BATCH_ROWS):
+            yield rows.iloc[first : first + BATCH_ROWS].to_dict("records")
+    elif is_from(rows, "pyarrow", "Table"):
+        for batch in rows.to_batches(BATCH_ROWS):
+            yield batch.to_pylist()
+    elif isinstance(rows, Mapping) or is_one_shot(rows) or not hasattr(rows, "__len__"):
+        raise ConfigError(
+            f"rows={short_text(rows)} is not a list, a table, a datasets.Dataset or the path of a "
+            "file; pass one split of a DatasetDict, make a list of a generator, or pass what has "
+            "no end to PackedIterableDataset"
+        )
+    else:
+        yield rows

@@ -1,0 +1,381 @@
+"""Streams of rows: the same stream from any container, written once, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from streampack import Order, PackedStreamingDataset, Packing, Stream, chat_dataset
+from streampack.errors import ConfigError, DataError
+from streampack.write import ChatEncoder
+from streampack.write.row_streams import written_rows
+from tests.helpers.examples import examples
+
+LETTERS = "abcdefghij"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end> {% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+PACKING = Packing(max_seq_len=32)
+
+
+def words() -> Tokenizer:
+    known = ["?", "<system>", "<user>", "<assistant>", "<end>", *LETTERS]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="?")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def chats(num: int, seed: int = 0, most_words: int = 9) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+
+    def text() -> str:
+        return " ".join(rng.choice(list(LETTERS), int(rng.integers(1, most_words))))
+
+    return [
+        {"messages": [{"role": role, "content": text()} for role in ("user", "assistant")]}
+        for _ in range(num)
+    ]
+
+
+def texts(num: int) -> list[dict[str, Any]]:
+    return [{"text": row["messages"][0]["content"]} for row in chats(num)]
+
+
+def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    """Return the same rows as files."""
+    table = pa.Table.from_pylist(rows)
+    pq.write_table(table, folder / "rows.parquet")
+    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return {"jsonl": folder / "rows.jsonl", "parquet": str(folder / "rows.parquet")}
+
+
+def in_memory(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the same rows in every container."""
+    return {
+        "list": rows,
+        "tuple": tuple(rows),
+        "pandas": pd.DataFrame(rows),
+        "arrow": pa.Table.from_pylist(rows),
+        "datasets": datasets.Dataset.from_list(rows),
+        "selected": datasets.Dataset.from_list([*rows, *rows]).select(range(len(rows))),
+        "torch": datasets.Dataset.from_list(rows).with_format("torch"),
+    }
+
+
+def samples_of(stream: Stream) -> list[tuple[list[int], list[int]]]:
+    """Return tokens and labels of each sample, in stored order."""
+    dataset = PackedStreamingDataset(
+        [stream],
+        packing=Packing(max_seq_len=64, method="next_fit", max_samples_per_pack=1),
+        order=Order(shuffle=False, num_lanes=1),
+    )
+    found = []
+    for batch in dataset:
+        for row, _, _, _, _, length in batch["segments"].tolist():
+            tokens, labels = batch["tokens"][row, :length], batch["labels"][row, :length]
+            found.append((tokens.tolist(), labels.tolist()))
+    return found
+
+
+def test_conversations_are_the_same_stream_in_any_container(tmp_path):
+    rows = chats(30)
+    encode = ChatEncoder(chat_tokenizer())
+    wanted = []
+    for sample in map(encode, rows):
+        labels = np.where(sample["loss_mask"] == 1, sample["tokens"], -100)
+        wanted.append((sample["tokens"].tolist(), [*labels[1:].tolist(), -100]))
+
+    found = {}
+    for name, each in (in_memory(rows) | files_of(rows, tmp_path)).items():
+        local = tmp_path / name
+        stream = Stream(rows=each, tokenizer=chat_tokenizer(), chat=True, local=local)
+        assert samples_of(stream) == wanted, name
+        found[name] = chat_dataset(each, chat_tokenizer(), packing=PACKING, local=local).digest
+        assert len([path for path in local.iterdir() if path.is_dir()]) == 1, name
+
+    assert len(set(found.values())) == 1, found
+
+
+def test_texts_and_token_ids_are_rows_too(tmp_path):
+    rows, tokenizer = texts(20), words()
+    wanted = [tokenizer.encode(row["text"]).ids for row in rows]
+
+    by_name = [{"body": row["text"], "url": b"not JSON"} for row in rows]
+    each = [
+        Stream(rows=rows, tokenizer=tokenizer, local=tmp_path),
+        Stream(rows=[row["text"] for row in rows], tokenizer=tokenizer, local=tmp_path),
+        Stream(rows=by_name, tokenizer=tokenizer, text="body", local=tmp_path),
+        Stream(rows=wanted, local=tmp_path),
+        Stream(rows=[np.array(ids) for ids in wanted], local=tmp_path),
+        Stream(rows=datasets.Dataset.from_dict({"input_ids": wanted}), local=tmp_path),
+    ]
+    for stream in each:
+        assert [tokens for tokens, _ in samples_of(stream)] == wanted
+
+
+def test_labels_of_token_ids_are_kept(tmp_path):
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [-100]}]
+    (tokens, labels), _ = samples_of(Stream(rows=rows, labels="labels", local=tmp_path))
+    assert (tokens, labels) == ([5, 6, 7], [6, 7, -100])
+
+
+def test_a_table_of_many_batches_keeps_its_rows_and_their_order(tmp_path):
+    rows = [{"input_ids": [number + 1]} for number in range(2500)]
+    for name, each in in_memory(rows).items():
+        stream = written_rows(Stream(rows=each, local=tmp_path / name))
+        assert [tokens for tokens, _ in samples_of(stream)] == [row["input_ids"] for row in rows]
+
+
+def test_a_stream_of_rows_is_a_stream_like_any_other(tmp_path):
+    mixed = [
+        Stream(rows=chats(40), tokenizer=chat_tokenizer(), chat=True, local=tmp_path, repeat=1),
+        Stream(rows=texts(90), tokenizer=words(), name="replay", local=tmp_path, choose=10),
+    ]
+    dataset = PackedStreamingDataset(mixed, packing=PACKING, order=Order(seed=3))
+    assert dataset.stream_names == ["rows", "replay"]
+    batches = list(dataset)
+    assert len(batches) == len(dataset)
+    segments = torch.cat([batch["segments"] for batch in batches])
+    assert np.bincount(segments[:, 1]).tolist() == [40, 10]
+    assert segments[segments[:, 1] == 0, 3].tolist() != list(range(40))  # shuffled
+
+    again = PackedStreamingDataset(mixed, packing=PACKING, order=Order(seed=3))
+    again.load_state_dict(dataset.state_after(batches[2]))
+    for batch, other in zip(again, batches[3:], strict=True):
+        assert batch["tokens"].equal(other["tokens"])
+
+
+def test_workers_do_not_get_the_rows(tmp_path):
+    dataset = chat_dataset(chats(500), chat_tokenizer(), packing=PACKING, local=tmp_path)
+    assert len(pickle.dumps(dataset)) < 50_000
+    assert (dataset.streams[0].rows, dataset.streams[0].tokenizer) == (None, None)
+
+
+def test_what_chat_dataset_leaves_open_is_set_later(tmp_path):
+    dataset = chat_dataset(chats(40), chat_tokenizer(), packing=PACKING, local=tmp_path)
+    made = dataset.with_batches(batch_size=4, batch_format="hf")
+    stated = chat_dataset(
+        chats(40),
+        chat_tokenizer(),
+        packing=PACKING,
+        local=tmp_path,
+        batch_size=4,
+        batch_format="hf",
+    )
+    for batch, other in zip(made, stated, strict=True):
+        assert batch["labels"].equal(other["labels"])
+
+
+def folder_of(rows: Any, local: Path, tokenizer: Any = None, **options: Any) -> str:
+    options = {"chat": True, **options}
+    made = written_rows(
+        Stream(rows=rows, tokenizer=tokenizer or chat_tokenizer(), local=local, **options)
+    )
+    return str(made.local)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@given(data=st.data())
+@examples(20)
+def test_the_folder_of_rows_is_that_of_their_content(cache, data):
+    text = st.text(alphabet=[*LETTERS, " "], min_size=1, max_size=5)
+    rows = data.draw(st.lists(st.fixed_dictionaries({"text": text}), min_size=1, max_size=4))
+    other = data.draw(st.lists(st.fixed_dictionaries({"text": text}), min_size=1, max_size=4))
+    rows, other = [[*each, {"text": "a"}] for each in (rows, other)]
+    folders = [folder_of(each, cache, words(), chat=None) for each in (rows, list(rows), other)]
+    assert folders[0] == folders[1]
+    assert (folders[0] == folders[2]) == (rows == other)
+
+
+def test_the_folder_depends_on_all_that_the_tokens_depend_on(tmp_path):
+    rows = chats(5)
+    other_end = chat_tokenizer()
+    other_end.chat_template = TEMPLATE.replace("<end>", "?")
+    other_words = PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="?")
+    other_words.chat_template = TEMPLATE
+    other_words.add_tokens(["word"])
+    folders = [
+        folder_of(rows, tmp_path),
+        folder_of(rows[:4], tmp_path),
+        folder_of(rows[::-1], tmp_path),
+        folder_of(rows, tmp_path, other_end),
+        folder_of(rows, tmp_path, other_words),
+        folder_of(rows, tmp_path, chat={"train_on": "all"}),
+    ]
+    assert len(set(folders)) == len(folders)
+
+
+def test_a_tokenizer_that_has_padded_is_the_same_one(tmp_path):
+    used = chat_tokenizer()
+    used(["a b", "c"], padding=True, truncation=True, max_length=1)
+    assert used.backend_tokenizer.truncation is not None
+    chat_tokenizer().save_pretrained(tmp_path / "saved")
+    loaded = PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "saved"))
+    found = {folder_of(chats(5), tmp_path / "cache", each) for each in (used, loaded)}
+    assert found == {folder_of(chats(5), tmp_path / "cache")}
+
+
+def test_a_file_is_known_by_its_content(tmp_path):
+    path = files_of(chats(5), tmp_path)["jsonl"]
+    folder = folder_of(path, tmp_path / "cache")
+    os.utime(path, (1, 1))
+    copied = shutil.copy(path, tmp_path / "copied.jsonl")
+    assert {folder_of(each, tmp_path / "cache") for each in (path, copied)} == {folder}
+    path.write_text(path.read_text() + json.dumps(chats(1)[0]) + "\n")
+    assert folder_of(path, tmp_path / "cache") != folder
+
+
+SCRIPT = """
+import logging, sys
+from streampack import Packing, chat_dataset
+from tests.write.test_row_streams import PACKING, chat_tokenizer, chats
+
+logging.basicConfig(level=logging.INFO)
+rows = chats(int(sys.argv[2]), most_words=200)
+dataset = chat_dataset(rows, chat_tokenizer(), packing=PACKING, local=sys.argv[1])
+print(dataset.streams[0].local, dataset.digest)
+"""  # without a guard: a worker that imported it would begin another build
+
+
+def start(local: Path, num: int, seed: str = "0") -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(local), str(num)],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.processes
+def test_processes_at_once_write_one_stream_and_a_later_run_finds_it(tmp_path):
+    together = [start(tmp_path, 200, str(seed)) for seed in range(3)]
+    ends = [process.communicate(timeout=120) for process in together]
+    assert [process.returncode for process in together] == [0, 0, 0], ends
+    assert len({said for said, _ in ends}) == 1
+    assert sum("samples," in log for _, log in ends) == 1
+    later = start(tmp_path, 200, "random").communicate(timeout=120)
+    assert later[0] == ends[0][0]
+    assert "samples," not in later[1]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("moment", ["rows", "parts"])
+def test_a_killed_build_leaves_nothing_half(tmp_path, moment):
+    num = 9000  # 9 MB: parts in worker processes
+    local = tmp_path / "cache"
+    process = start(local, num)
+    pattern = {"rows": "*.partial/.rows.jsonl", "parts": "*.partial/parts/*/part.json"}[moment]
+    deadline = time.monotonic() + 120
+    while not list(local.glob(pattern)) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert list(local.glob("*.partial"))
+    assert not list(local.glob("*/index.json")) or list(local.glob("*.partial/index.json"))
+
+    said, log = start(local, num).communicate(timeout=240)
+    assert "9000 samples," in log
+    (folder,) = [path for path in local.iterdir() if path.is_dir()]
+    assert said.split()[0] == str(folder)
+    whole, _ = start(tmp_path / "whole", num).communicate(timeout=240)
+    assert whole.split()[1] == said.split()[1]
+
+
+def test_the_next_build_removes_what_another_one_left(tmp_path):
+    (tmp_path / "0123.partial" / "parts").mkdir(parents=True)
+    folder = folder_of(chats(3), tmp_path)
+    assert [str(path) for path in tmp_path.iterdir() if path.is_dir()] == [folder]
+
+
+def test_a_bad_row_is_named_as_the_user_counts(tmp_path):
+    rows = [*texts(3), {"text": 5}]
+    with pytest.raises(DataError, match=r"^rows: row 3 .*text.*; fix or remove the row$"):
+        folder_of(rows, tmp_path, words(), chat=None)
+    long = [{"text": "a " * 500}] * 9000  # in the third part of 4 MiB
+    long[8700] = {"text": None}
+    with pytest.raises(DataError, match=r"^rows: row 8700 "):
+        folder_of(long, tmp_path, words(), chat=None)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_a_bad_row_of_a_file_is_named_by_the_file(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"text": "a"}\n{"text": 5}\n')
+    with pytest.raises(DataError, match=r"bad.jsonl, row 1: .*; fix or remove the row$"):
+        folder_of(path, tmp_path / "cache", words(), chat=None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((row for row in texts(3)), r"rows=<generator> is not a list.*make a list of a generator"),
+        (datasets.DatasetDict(train=datasets.Dataset.from_list(texts(3))), "one split of a Datas"),
+        (datasets.Dataset.from_list(texts(3)).to_iterable_dataset(), "PackedIterableDataset"),
+        (5, r"rows=5 is not a list"),
+    ],
+)
+def test_rows_that_cannot_be_read_twice_are_refused(tmp_path, rows, message):
+    with pytest.raises(ConfigError, match=message):
+        folder_of(rows, tmp_path, words(), chat=None)
+
+
+def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):
+    rows = [*chats(2), {**chats(1)[0], "picture": b"PNG"}]
+    with pytest.raises(DataError, match=r"rows: row 2 holds a value .* leave its column out"):
+        folder_of(rows, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": object()}, r"tokenizer=<object> has no tokenizer.json; pass a fast"),
+        ({"tokenizer": "nowhere"}, r"tokenizer='nowhere' cannot be loaded"),
+        ({"chat": {"train": "all"}}, r"chat=\{'train': 'all'\}: .*'train'; write options of Row"),
+        ({"chat": {"train_on": "turns"}}, r"train_on='turns' is not one of"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        folder_of(chats(2), tmp_path, **options)
+
+
+def test_rows_without_a_local_are_kept_in_the_folder_of_this_user(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dataset = chat_dataset(chats(3), chat_tokenizer(), packing=PACKING)
+    folder = Path(dataset.streams[0].local)
+    assert folder.parent == tmp_path / f"streampack-{os.getuid()}" / "rows"
+    assert folder.parent.parent.stat().st_mode & 0o077 == 0
