@@ -42,7 +42,7 @@ def chat_dataset(
 
     Raises:
         ConfigError: If the arguments cannot work together.
-        DataError: If a row is no conversation.
+        DataError: If a row is not a conversation.
     """
     stream = Stream(rows=rows, tokenizer=tokenizer, chat=chat, name=name, local=local)
     return PackedStreamingDataset([stream], packing=packing, **arguments)
