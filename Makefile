@@ -3,6 +3,7 @@
 # make quick   the rooms' own tests          make slow    tests that take minutes each
 # make docs    the site, in build/site
 # make bench   speed, in six minutes         make bench-peers   the same beside its peers
+# make forkserver   the tests of worker processes, started as Python 3.14 starts them
 #
 # Each target makes .venv first if it is not there, or older than what it is made from. All it needs
 # is a Python from 3.11 on; another one than the first found: make PYTHON=/path/to/python
@@ -27,10 +28,11 @@ RESULTS := build/bench
 PEERS := .venv-peers
 DOCS := .venv-docs
 
-.PHONY: help install demo quick test slow lint format check docs wheel clean bench bench-peers
+.PHONY: help install demo quick test slow forkserver lint format check docs wheel clean bench \
+	bench-peers
 
 help:
-	@sed -n 's/^# //p' Makefile | head -n 5
+	@sed -n 's/^# //p' Makefile | head -n 6
 
 install: $(INSTALLED)
 
@@ -61,6 +63,11 @@ QUICK := $(addprefix tests/,mds stores storage streams mix order pack plan gathe
 quick: $(INSTALLED)
 	STREAMPACK_TEST_EXAMPLES=5 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
 		--no-loadscope-reorder -m "not slow and not processes and not thorough" $(QUICK)
+
+# Where the start method matters: worker processes, what they share and how they end.
+forkserver: $(INSTALLED)
+	STREAMPACK_TEST_START=forkserver $(BIN)/python -m pytest -q -n 2 --dist loadfile \
+		--no-loadscope-reorder -m "not slow" tests/runtime
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder

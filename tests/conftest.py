@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import sys
 import time
@@ -30,6 +31,14 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("streampack")
+
+# Python 3.14 starts workers with forkserver where earlier ones fork; so does any Python here, in
+# `make forkserver`. A server imports these once; each worker would need two seconds for that.
+if start := os.environ.get("STREAMPACK_TEST_START"):
+    multiprocessing.set_start_method(start)
+multiprocessing.set_forkserver_preload(
+    ["streampack.loader.loader", "streampack.online.dataset", "streampack.planned.dataset", "numba"]
+)
 
 # Files that take longest, mostly with processes of their own. They begin first: one that began last
 # would leave the other workers of pytest-xdist without work.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -47,8 +48,12 @@ def workers_of(loader: PackedDataLoader) -> list[Any]:
 
 
 def until_dead(pid: int) -> None:
-    """Wait until a child is a zombie, which nobody has asked for yet."""
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    """Wait until a worker has ended; as a zombie of this process, nobody has asked for it yet."""
+    if multiprocessing.get_start_method() == "forkserver":  # a child of the server, which reaps it
+        [worker] = (child for child in multiprocessing.active_children() if child.pid == pid)
+        assert multiprocessing.connection.wait([worker.sentinel], timeout=20)
+    else:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 @pytest.mark.parametrize("after", [1, 2, 9])

@@ -69,10 +69,12 @@ def test_epochs_that_are_left_early_do_not_write_into_those_that_follow(stream: 
         assert all(map(same, shown, wanted))
 
 
-def test_workers_make_whole_batches_only_where_the_loop_should_not(tmp_path: Path) -> None:
-    def mine(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"tokens": batch["tokens"] + 1, "epoch": batch["epoch"]}
+def mine(batch: dict[str, Any]) -> dict[str, Any]:
+    """Return a batch in a format that this package does not know."""
+    return {"tokens": batch["tokens"] + 1, "epoch": batch["epoch"]}
 
+
+def test_workers_make_whole_batches_only_where_the_loop_should_not(tmp_path: Path) -> None:
     stream = stream_of(tmp_path / "s", LENGTHS)
     for batch_format in ("torchtune", mine):
         loader = PackedDataLoader(dataset_of(stream, batch_format), num_workers=1)
