@@ -8,10 +8,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
+from hashlib import blake2b
+from typing import Any
 
-from streampack.chapters import Chapter
+from streampack._state import as_text
+from streampack.chapters import SHAPES, Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 from streampack.mix import Quota
@@ -101,3 +104,32 @@ def _ramp_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:
 def _quota(share: Fraction) -> Quota:
     """Return a quota of which only its ratio to others matters; 0 only without a share."""
     return Quota(amount=max(int(share * SHARE_SCALE), 1) if share else 0, unit="tokens")
+
+
+def chapter_record(recipe: Recipe) -> dict[str, Any]:
+    """Return what determines a chapter's packs, as JSON: no batch size, ranks or workers."""
+    plan = recipe.chapter
+    if plan is None:
+        return {}
+    packing = asdict(recipe.packing)
+    return {
+        "weights": {
+            recipe.streams[n].name: [str(plan.begin[n]), str(plan.end[n])]
+            for n in sorted(recipe.used, key=recipe.names.__getitem__)
+        },
+        "steps": None if plan.num_slots is None else plan.num_slots // recipe.global_batch_size,
+        "ramp_steps": plan.ramp_slots // recipe.global_batch_size if plan.ramps else None,
+        "global_batch_size": recipe.global_batch_size,
+        "lane_run": recipe.lane_run,
+        "packing": {name: packing[name] for name in SHAPES},
+    }
+
+
+def chain(recipes: Sequence[Recipe]) -> str:
+    """Return a hash of chapters, each with the hash of those before it."""
+    link = ""
+    for recipe in recipes:
+        # Chained, so that equal last hashes mean equal chapters before.
+        text = link + as_text(chapter_record(recipe))
+        link = blake2b(text.encode(), digest_size=16).hexdigest()
+    return link

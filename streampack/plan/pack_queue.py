@@ -36,7 +36,7 @@ from streampack.plan.pack_windows import PackWindows
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks
 from streampack.plan.slots import ENDLESS
-from streampack.plan.state_text import rows_as_text, text_as_rows
+from streampack.plan.snapshots import rows_as_text, text_as_rows
 from streampack.types import NO_PACKS, Int64Array, Packs, State
 
 

@@ -140,7 +140,7 @@ class Recipe:
     is_endless: bool = field(init=False, repr=False)
     """Whether queues continue from epoch to epoch, or through all chapters."""
     draws_on: bool = field(init=False, repr=False)
-    """Whether draws of a queue go on even if all of its samples are dropped."""
+    """Whether a queue draws samples even if all of them are dropped."""
     order_seed: int = field(init=False, repr=False)
     """The seed of the sample order; negative for stored order."""
     shapes: PackShapes = field(init=False, repr=False)

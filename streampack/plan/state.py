@@ -2,8 +2,10 @@
 
 ::
 
-    {"version": 6, "epoch": 0, "position": 4096,
-     "num_lanes": 1, "lane_run": 4, "global_batch_size": 32,
+    {"version": 6, "epoch": 0, "position": 4096, "num_lanes": 1,
+     "lane_run": 4, "global_batch_size": 32,                                without chapters
+     "kind": "chapters", "streams": ["web"], "chapters": [...],             with chapters:
+     "chain": "5c1f...", "walk": "91aa...:eJx...",                          what each of them was
      "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   every field must match
      "snapshots": "[...]"}                                                  optional, for speed
 
@@ -11,32 +13,68 @@ The state is plain JSON. The position counts packs over all ranks, so the state 
 rank and does not depend on ranks, nodes or workers. Snapshots are one JSON string because torch's
 distributed checkpoints can only load structures with as many entries as were saved, and the number
 of planned lanes varies.
+
+Chapters before the position are as they were. The running one may change its length, unless a share
+ramps. What comes later may be edited freely, and so may streams that never had a share.
+
+Cost: O(streams x lanes): 10 KB for 100 streams and 64 lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, cast, get_args
 
-from streampack._state import MAX_EPOCH, FieldChecks, as_text, field_difference, saved_fingerprint
+from streampack._state import MAX_EPOCH, FieldChecks, as_text, saved_fingerprint
 from streampack.balance import Balance
+from streampack.chapters import SHAPES
 from streampack.config import Order, Packing
 from streampack.config.packing import Method
 from streampack.config.rules import OPTION_METHODS
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
+from streampack.plan.chapter_recipes import chain, chapter_record
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
-from streampack.plan.snapshots import MAX_INTEGER, snapshots_in, with_snapshots
+from streampack.plan.run_limits import limits_at
+from streampack.plan.run_plan import RunPlan
+from streampack.plan.slots import WalkState
+from streampack.plan.snapshots import (
+    MAX_INTEGER,
+    Renumbering,
+    snapshots_in,
+    text_as_walk,
+    walk_as_text,
+    walk_in,
+    with_snapshots,
+    with_walk,
+)
+from streampack.plan.state_differences import (
+    CHECKS,
+    PACK_LENGTHS,
+    RETURNED,
+    are_same_streams,
+    check_streams_by_name,
+    difference,
+)
 from streampack.types import State
 
 STATE_VERSION = 6  # incremented when the same config gives different packs
+KIND = "chapters"  # of states of runs of chapters; others have no kind
 MAX_WALKED_EPOCHS = 50_000  # each takes up to 1 ms
-PACK_LENGTHS = "max_seq_len_of_streams"
-RETURNED = "load what state_dict() or state_after(batch) returned"
-CHECKS = FieldChecks("the state's ", f"{RETURNED}, unchanged")
+MAX_CHAPTERS = 10_000
+MAX_STREAMS = 1_000_000
 # Fields that do not change which segments lie in which pack. They are not in the fingerprint.
-NOT_IN_SEQUENCE = {"buffer_tokens", "epoch_size", "global_batch_size", "stop"}
+NOT_IN_SEQUENCE = {
+    "arithmetic",
+    "buffer_tokens",
+    "epoch_size",
+    "global_batch_size",
+    "num_lanes",
+    "stop",
+}
+# Those that a chapter may change, or that a run of chapters does not have.
+NOT_IN_CHAPTERS = {*SHAPES, "buffer_limit", "epoch_end", "sampling_method"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,25 +98,45 @@ class RunShape(NamedTuple):
     """Its packing method, used if the dataset asks for none; None: its state names none."""
 
 
-def plan_fingerprint(recipe: Recipe, digests: Sequence[str]) -> dict[str, Any]:
+def plan_fingerprint(
+    run: RunPlan, digests: Sequence[str], last: int | None = None
+) -> dict[str, Any]:
     """Return everything that determines the sequence, as JSON: no paths, ranks or workers.
 
     `digests` are of each stream's contents, followed by a colon and a digest of its lengths if
-    there is a length file.
+    there is a length file. In a run of chapters, it is what they have in common, and the streams
+    with a share in a chapter up to `last`; None: in any.
     """
-    values = recipe.packing.in_sequence() | asdict(recipe.mixing) | asdict(recipe.order)
-    del values["num_lanes"], values["arithmetic"]
+    recipe = run.recipes[0]
+    packing, order = recipe.packing, recipe.order
+    values = packing.in_sequence() | asdict(recipe.mixing) | asdict(order)
+    values = {key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE}
+    values |= {"buffer_limit": packing.buffer_limit}
+    values |= _defaults(packing, order) | _cost(packing, order)
+    if run.chapters:
+        unused = NOT_IN_CHAPTERS if recipe.is_mixed else {*NOT_IN_CHAPTERS, "weight_unit"}
+        values = {key: value for key, value in values.items() if key not in unused}
+        return _streams_by_name(run, digests, last) | values
     # Of each stream's packs. They are left out where they are the packing's.
     lengths = [packing.max_seq_len for packing in recipe.shapes.packings]
     return {
         "streams": list(digests),
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
-        "buffer_limit": recipe.packing.buffer_limit,
-        **{key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE},
-        **_defaults(recipe.packing, recipe.order),
+        **values,
         **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: lengths}),
-        **_cost(recipe.packing, recipe.order),
         "shares": _shares(recipe),
+    }
+
+
+def _streams_by_name(run: RunPlan, digests: Sequence[str], last: int | None) -> dict[str, Any]:
+    """Return the digests of streams that chapters use, and their limits, by name."""
+    recipes = run.recipes[: None if last is None else last + 1]
+    streams = run.recipes[0].streams
+    used = [n for n in range(len(streams)) if any(recipe.uses(n) for recipe in recipes)]
+    passes = {streams[n].name: streams[n].max_passes for n in used}
+    return {
+        "streams": {streams[n].name: digests[n] for n in used},
+        "max_passes": {name: str(most) for name, most in passes.items() if most is not None},
     }
 
 
@@ -114,147 +172,99 @@ def _shares(recipe: Recipe) -> list[int] | None:
     return [stream.chosen_tokens for stream in recipe.streams]
 
 
-def encode_state(recipe: Recipe, digests: Sequence[str], progress: Progress) -> State:
-    """Return the state of a run at this position."""
+def encode_state(
+    run: RunPlan, digests: Sequence[str], progress: Progress, walk: WalkState | None = None
+) -> State:
+    """Return the state of a run at this position, whose walk can resume from `walk`."""
+    recipe, last = run.recipes[0], progress.epoch if run.chapters else None
     state = {
         "version": STATE_VERSION,
         "epoch": progress.epoch,
         "position": progress.position,
         "num_lanes": recipe.num_lanes,
-        "lane_run": recipe.lane_run,
-        "global_batch_size": recipe.global_batch_size,
-        "fingerprint": plan_fingerprint(recipe, digests),
+        "fingerprint": plan_fingerprint(run, digests, last),
     }
+    if not run.chapters:
+        sizes = {"lane_run": recipe.lane_run, "global_batch_size": recipe.global_batch_size}
+        return with_snapshots(state | sizes, progress.snapshots)
+    state |= {
+        "kind": KIND,
+        "streams": recipe.names,
+        "chapters": [chapter_record(recipe) for recipe in run.recipes],
+        "chain": chain(run.recipes[: progress.epoch]),
+    }
+    state = with_walk(state, "" if walk is None else walk_as_text(walk))
     return with_snapshots(state, progress.snapshots)
 
 
-def decode_state(state: State, recipe: Recipe, digests: Sequence[str]) -> Progress:
-    """Check that a state belongs to this recipe, and return its position.
+def decode_state(
+    state: State, run: RunPlan, digests: Sequence[str]
+) -> tuple[Progress, WalkState | None]:
+    """Check that a state belongs to a run; return its position, and a state of the walk if known.
 
-    The recipe must be made with the state's num_lanes, lane_run and global_batch_size. The
-    ResumeError names the first field that differs.
+    A run of epochs must be made with the state's num_lanes, lane_run and global_batch_size; of
+    chapters, `saved_chapters` and `check_past` have checked the state before. The ResumeError names
+    the first field that differs.
     """
-    saved = saved_fingerprint(state)
-    own = plan_fingerprint(recipe, digests)
+    check_common(state, run, digests)
+    recipe = run.recipes[0]
+    if not run.chapters:
+        is_walked = recipe.mixing.epoch_end == "carry" and not recipe.is_mixed
+        most = MAX_WALKED_EPOCHS if is_walked else MAX_EPOCH
+        epoch = CHECKS.integer("epoch", state.get("epoch"), 0, most)
+        position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
+        return Progress(epoch=epoch, position=position, snapshots=snapshots_in(state)), None
+    current, names = state["epoch"], saved_names(state)
+    snapshots, text = snapshots_in(state), walk_in(state)
+    walk = text_as_walk(text, recipe, len(names)) if text else None
+    renumbering = Renumbering(names, recipe.names)
+    if renumbering.is_needed:
+        snapshots = renumbering.snapshots(snapshots, is_mixed=recipe.is_mixed)
+    if walk is not None:
+        unused = replace(run.start(0), limits=limits_at(run.recipes, current))
+        walk = renumbering.walk(walk, unused, saved_fingerprint(state)["streams"])
+    return Progress(epoch=current, position=state["position"], snapshots=snapshots), walk
+
+
+def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
+    """Check what determines the sequence; the ResumeError names the first field that differs.
+
+    The streams of chapters that ran are compared by name.
+    """
+    saved, recipe = saved_fingerprint(state), run.recipes[0]
+    own = plan_fingerprint(run, digests, state["epoch"] if run.chapters else None)
     if PACK_LENGTHS in saved:
         own.setdefault(PACK_LENGTHS, None)  # compare it, although no stream has a length of its own
+    if run.chapters:
+        own_streams = dict(zip(recipe.names, digests, strict=True))
+        ran = CHECKS.mapping("streams", saved.get("streams"))
+        check_streams_by_name(ran, saved_names(state), own_streams)
     for key, value in own.items():
-        if key == "streams" and _are_same_streams(saved.get(key), value):
+        if key == "streams" and (run.chapters or are_same_streams(saved.get(key), value)):
             continue
         if as_text(saved.get(key)) != as_text(value):
-            raise ResumeError(_difference(key, saved.get(key), value, recipe))
-    is_walked = recipe.mixing.epoch_end == "carry" and not recipe.is_mixed
-    most = MAX_WALKED_EPOCHS if is_walked else MAX_EPOCH
-    epoch = CHECKS.integer("epoch", state.get("epoch"), 0, most)
-    position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
-    return Progress(epoch=epoch, position=position, snapshots=snapshots_in(state))
+            raise ResumeError(difference(key, saved.get(key), value, recipe))
 
 
-def _are_same_streams(saved: Any, own: list[str]) -> bool:
-    """Whether streams have the same contents, and the same lengths where both digests have them."""
-    if not isinstance(saved, list | tuple) or len(saved) != len(own):
-        return False
-    return all(is_same_stream(*pair) for pair in zip(saved, own, strict=True))
-
-
-def is_same_stream(saved: Any, own: str) -> bool:
-    """Compare two digests.
-
-    >>> is_same_stream("a", "a:1"), is_same_stream("a:2", "a:1"), is_same_stream("b", "a:1")
-    (True, False, False)
-    """
-    contents, _, lengths = str(saved).partition(":")
-    own_contents, _, own_lengths = own.partition(":")
-    return contents == own_contents and (not lengths or not own_lengths or lengths == own_lengths)
-
-
-def _difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
-    """Describe the difference in a fingerprint field, and a fix."""
-    is_alike = isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own)
-    if key == "streams" and is_alike:
-        return _other_streams(saved, own, recipe.names)
-    if key == "weights" and is_alike and all(map(_is_weight, saved)):
-        return _other_weights(saved, own, recipe.names)
-    if key == "streams" and isinstance(saved, list):
-        return (
-            f"the state was saved with {len(saved)} streams, but this dataset has {len(own)}, "
-            f"{_quoted(recipe.names)}; resume with those of the run, or start again without the "
-            "state"
-        )
-    if key == "pack_shuffle":
-        size = saved[0] if isinstance(saved, list) and len(saved) == 2 else saved
-        way_out = f"resume with Order(pack_shuffle={size!r:.40}), or start again without the state"
-        return field_difference(key, saved, own, way_out)
-    if key == PACK_LENGTHS:
-        way_out = "resume with the max_seq_len of each Stream that the run began with"
-        return field_difference(key, saved, own, way_out)
-    if key != "shares":
-        return field_difference(key, saved, own)
-    way_out = (
-        "they come from the streams' length files, or from their bytes where there is none: "
-        "restore the length files of the run, or start again without the state"
-    )
-    return field_difference(key, saved, own, way_out)
-
-
-def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
-    if sorted(map(as_text, saved)) == sorted(map(as_text, own)):
-        order = [names[own.index(digest)] for digest in saved]
-        return (
-            f"the state was saved with this dataset's streams in another order: {_quoted(order)}; "
-            "pass them in that order, as it decides which samples share a pack"
-        )
-    changed = [
-        f"{name!r} (streams[{number}])"
-        for number, name in enumerate(names)
-        if not is_same_stream(saved[number], own[number])
-    ]
-    if all(
-        str(a).partition(":")[0] == b.partition(":")[0] for a, b in zip(saved, own, strict=True)
-    ):
-        return (
-            f"since the state was saved stream {' and '.join(changed)} has other lengths: its "
-            "length file was written again; put back the file that the run began with, or start "
-            "again without the state"
-        )
-    return (
-        f"since the state was saved stream {' and '.join(changed)} holds other data, or another "
-        "column of it: resume with what the run began with, or start again without the state"
-    )
-
-
-def _is_weight(saved: Any) -> bool:
-    return isinstance(saved, list | tuple) and len(saved) == 2
-
-
-def _other_weights(saved: list[Any], own: list[Any], names: list[str]) -> str:
-    changed = [
-        f"{before[0]!r:.20} {before[1]!s:.20} of stream {name!r} an epoch, but this dataset takes "
-        f"{now[0]} {now[1]}"
-        for name, before, now in zip(names, saved, own, strict=True)
-        if as_text(before) != as_text(now)
-    ]
-    return (
-        f"the state was saved with {'; '.join(changed)}: resume with the run's proportion, repeat "
-        "or choose of each stream, epoch_size and weight_unit, or start again without the state"
-    )
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names))
-
-
-def check_version(state: State) -> None:
-    """Check that a state has a kind and version that this release reads."""
+def check_kind(state: State, kind: str | None = None) -> None:
+    """Check that a state has a version that this release reads, and is of such a run."""
     if not isinstance(state, dict) or "version" not in state:
         found = f"keys {list(state)}" if isinstance(state, dict) else type(state).__name__
         raise ResumeError(
             f"this is not a state of a PackedStreamingDataset: {found:.200}; {RETURNED}"
         )
-    if state.get("kind"):
+    saved = state.get("kind") or None
+    if saved not in (None, KIND):
         raise ResumeError(
-            f"the state is of a dataset of iterables (kind {state['kind']!r:.80}), not of a "
+            f"the state is of a dataset of iterables (kind {saved!r:.80}), not of a "
             "PackedStreamingDataset; load what its state_dict() or state_after(batch) returned"
+        )
+    if saved != kind:
+        without, own = ("without", "=...") if saved is None else ("of", ", and it has none")
+        raise ResumeError(
+            f"the state, in epoch {state.get('epoch')!r:.80}, is of a run {without} chapters, and "
+            f"this dataset has chapters{own}; resume with the arguments that the run began with, "
+            "or begin without the state"
         )
     version = state["version"]
     if type(version) is not int or version != STATE_VERSION:
@@ -266,7 +276,7 @@ def check_version(state: State) -> None:
 
 def run_shape(state: State) -> RunShape:
     """Return what a state's run keeps, after a check."""
-    check_version(state)
+    check_kind(state)
     num_lanes, lane_run, global_batch_size = (
         CHECKS.integer(key, state.get(key), 1, MAX_LANES if key == "num_lanes" else MAX_PACKS)
         for key in ("num_lanes", "lane_run", "global_batch_size")
@@ -279,6 +289,28 @@ def run_shape(state: State) -> RunShape:
         global_batch_size,
         method=cast(Method, method) if is_known else None,
     )
+
+
+def saved_chapters(state: State) -> tuple[int, list[dict[str, Any]]]:
+    """Return the current chapter of a state, and its chapters, after a check of both."""
+    check_kind(state, KIND)
+    records = CHECKS.up_to("chapters", state.get("chapters"), MAX_CHAPTERS)
+    for record in records:
+        CHECKS.mapping("chapters", record)
+        CHECKS.integer("chapters' lane_run", record.get("lane_run"), 1, MAX_PACKS)
+    current = CHECKS.integer("epoch", state.get("epoch"), 0, max(len(records) - 1, 0))
+    CHECKS.integer("num_lanes", state.get("num_lanes"), 1, MAX_LANES)
+    return current, records
+
+
+def saved_names(state: State) -> list[str]:
+    """Return the names of the streams of a state, in its order, after a check."""
+    names = CHECKS.up_to("streams", state.get("streams"), MAX_STREAMS)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise CHECKS.error("streams", names, wanted="a list of names")
+    if len(set(names)) < len(names):
+        raise CHECKS.error("streams", names, wanted="a list of different names")
+    return names
 
 
 def nearest_divisors(position: int, size: int) -> str:

@@ -30,6 +30,7 @@ from streampack.plan import (
     slots_in,
 )
 from streampack.plan.lane_ends import packs_in
+from streampack.plan.run_plan import RunPlan
 from streampack.planned.build import METHODS, build_recipe, kept_shape
 from streampack.planned.device_view import balance_in_state, check_balance
 from streampack.planned.engine import PlanEngine
@@ -57,6 +58,7 @@ class EpochEngine(PlanEngine):
 
     def _use_recipe(self, recipe: Recipe) -> None:
         super()._use_recipe(recipe)
+        self.run = RunPlan([recipe])
         self._totals: dict[int, int] = {}  # packs of epochs
         self._latest: PackSequence | None = None
 
@@ -67,7 +69,7 @@ class EpochEngine(PlanEngine):
         """Return the plan's fingerprint, and the shape that a run keeps."""
         recipe = self.recipe
         shape = ("num_lanes", "lane_run", "global_batch_size")
-        return plan_fingerprint(recipe, self._digests) | {
+        return plan_fingerprint(self.run, self._digests) | {
             key: getattr(recipe, key) for key in shape
         }
 
@@ -150,7 +152,7 @@ class EpochEngine(PlanEngine):
         return self._state_of(progress)
 
     def _state_of(self, progress: Progress) -> State:
-        state = encode_state(self.recipe, self._digests, progress)
+        state = encode_state(self.run, self._digests, progress)
         return state | balance_in_state(self.recipe, self._view, progress.position)
 
     def _start_of(self, epoch: int) -> Progress:
@@ -180,7 +182,7 @@ class EpochEngine(PlanEngine):
                 recipe = build_recipe(self._spec, shape._replace(global_batch_size=size))
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
-        progress = decode_state(state, saved, self._digests)
+        progress, _ = decode_state(state, RunPlan([saved]), self._digests)
         check_resized(saved, recipe, progress)
         check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
         is_of_worker = check_saving_worker(state, self._view)

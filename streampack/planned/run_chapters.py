@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from streampack.chapters import Chapter, Ramp
-from streampack.plan.run_state import CHECKS
+from streampack.plan.state_differences import CHECKS
 from streampack.types import State
 
 

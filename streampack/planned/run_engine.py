@@ -24,17 +24,17 @@ from streampack.batch.slices import context_slice
 from streampack.config import Packing
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import DevicePlan, PackSequence, Progress
+from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_state import (
-    chapter_record,
-    check_common,
-    decode_run_state,
-    encode_run_state,
-    run_fingerprint,
-    saved_chapters,
-)
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
+from streampack.plan.state import (
+    check_common,
+    decode_state,
+    encode_state,
+    plan_fingerprint,
+    saved_chapters,
+)
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_at_batch, check_lanes
@@ -97,7 +97,7 @@ class RunEngine(PlanEngine):
     def fingerprint(self) -> dict[str, Any]:
         """Return what the chapters share, and a record of each."""
         records = [chapter_record(recipe) for recipe in self.run.recipes]
-        common = run_fingerprint(self.run, self._digests)
+        common = plan_fingerprint(self.run, self._digests)
         return common | {"num_lanes": self.recipe.num_lanes, "chapters": records}
 
     # Sizes.
@@ -218,7 +218,7 @@ class RunEngine(PlanEngine):
     # State.
 
     def _state_of(self, progress: Progress) -> State:
-        state = encode_run_state(self.run, self._digests, progress, self._walk_state_at(progress))
+        state = encode_state(self.run, self._digests, progress, self._walk_state_at(progress))
         view = self._views[progress.epoch]
         state |= balance_in_state(self.run.recipes[progress.epoch], view, progress.position)
         skips = {"skip": [list(skip) for skip in self.skips]}
@@ -248,13 +248,12 @@ class RunEngine(PlanEngine):
         check_lanes(self._whole.order, state["num_lanes"])
         skips = read_skips(state)
         chapters, run = fitting_run(self._whole, self._written, state, records)
-        check_common(state, run, self._digests)
+        progress, walk = decode_state(state, run, self._digests)
         own = chapter_spec(self._whole, chapters.chapters[current])
         view = device_view(own.world, own.batch_size, own.balance)
         num_packs = run.num_slots(current) or MAX_INTEGER
         check_balance(state, run.recipes[current], view, lambda: num_packs)
         self._check_shards(run, current)
-        progress, walk = decode_run_state(state, run)
         check_at_batch(progress.position, progress.position, own.batch_size)
         # Those that the state knows of were skipped then.
         warn_of_skips(run, [skip for skip in self.skips if skip not in skips], progress)

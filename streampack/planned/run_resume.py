@@ -20,8 +20,9 @@ from typing import Any
 from streampack.chapters import Chapter
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import Progress
+from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_state import CHECKS, chapter_record, check_past
+from streampack.plan.state_differences import CHECKS, check_past
 from streampack.planned.build import DatasetSpec
 from streampack.planned.run_build import build_run, chapter_steps, run_recipes
 from streampack.planned.run_chapters import RunChapters
@@ -47,7 +48,7 @@ def fitting_run(
     for chapters in candidates:
         try:
             run = _resumed(spec, chapters.chapters, records, state)
-            check_past(records, run, state)
+            check_past(records, run.recipes, state)
         except ResumeError as error:
             errors.append(error)
         else:

@@ -24,10 +24,10 @@ from rich.text import Text
 
 from streampack.errors import ConfigError
 from streampack.plan.chapter import ChapterPlan
+from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.lane_stream import lane_drift
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_limits import exhausted_at, token_share
-from streampack.plan.run_state import chapter_record
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.run_engine import RunEngine
 from streampack.report.bars import colour

@@ -20,7 +20,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, Progress, decode_state, encode_state
+from streampack.plan import DeviceView, Progress
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
 from streampack.streams import shard_pool as recent_module
@@ -29,6 +29,7 @@ from streampack.world import World
 from tests.helpers.caches import plain_name
 from tests.helpers.faults.memorydisk import Killed, MemoryDisk
 from tests.helpers.faults.setups import Planner, Setup, make_setups, open_remote
+from tests.helpers.planning import decode_epochs, encode_epochs
 
 FOLDER = Path("/node")
 VIEW = DeviceView(batch_size=2)
@@ -123,7 +124,7 @@ def batches(
     limit = setup.limit_for(World(), VIEW.batch_size, 0) * (1 + setup.keep_zip)
     streams = open_remote(setup, FOLDER, disk, store, limit)
     recipe, digests = setup.recipe_for(streams), [stream.digest for stream in streams]
-    start = Progress() if state is None else decode_state(state, recipe, digests)
+    start = Progress() if state is None else decode_epochs(state, recipe, digests)
     planner, gatherer = Planner(recipe, VIEW, start), Gatherer(streams, recipe.packing)
     while (planned := planner.next()) is not None:
         plan, slot, needs, snapshots = planned
@@ -135,7 +136,7 @@ def batches(
         rows = gatherer.gather(plan.packs, plan.num_rows).tokens
         assert rows.tolist() == setup.tokens[0][slot : slot + plan.num_rows].tolist()
         progress = Progress(epoch=0, position=plan.position, snapshots=snapshots)
-        yield slot + plan.num_rows, json.loads(json.dumps(encode_state(recipe, digests, progress)))
+        yield slot + plan.num_rows, json.loads(json.dumps(encode_epochs(recipe, digests, progress)))
     planner.close()
 
 

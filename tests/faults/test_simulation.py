@@ -73,13 +73,13 @@ def test_it_would_see_a_sample_altered(setups, monkeypatch):
 
 
 def test_it_would_see_a_resume_that_skips(setups, monkeypatch):
-    decode = simulation.decode_state
+    decode = simulation.decode_epochs
 
     def decode_other(*args):
         progress = decode(*args)
         return replace(progress, position=progress.position + 2, snapshots=[])
 
-    monkeypatch.setattr(simulation, "decode_state", decode_other)
+    monkeypatch.setattr(simulation, "decode_epochs", decode_other)
     finds(setups, "times|has other bytes|unbroken run|not a multiple")
 
 

@@ -15,8 +15,9 @@ from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import PlanStream, Recipe
+from streampack.plan.run_plan import RunPlan
 from streampack.plan.sequence import epoch_sequence
-from streampack.plan.state import Progress
+from streampack.plan.state import Progress, decode_state, encode_state
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
 
 
@@ -74,6 +75,16 @@ def recipe(
         lane_run=lane_run,
         global_batch_size=global_batch_size,
     )
+
+
+def encode_epochs(recipe: Recipe, digests: Sequence[str], progress: Progress) -> dict:
+    """The state of a run of epochs."""
+    return encode_state(RunPlan([recipe]), digests, progress)
+
+
+def decode_epochs(state: dict, recipe: Recipe, digests: Sequence[str]) -> Progress:
+    """Where a state of a run of epochs stands."""
+    return decode_state(state, RunPlan([recipe]), digests)[0]
 
 
 def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -> list:

@@ -17,15 +17,20 @@ from streampack.plan import (
     Progress,
     Recipe,
     count_slots,
-    decode_state,
-    encode_state,
     epoch_sequence,
     slots_in,
 )
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import LENGTH, SAMPLE, START, STREAM
 from tests.helpers.examples import examples
-from tests.helpers.planning import covered, device_batches, recipe, world_views
+from tests.helpers.planning import (
+    covered,
+    decode_epochs,
+    device_batches,
+    encode_epochs,
+    recipe,
+    world_views,
+)
 
 SIZE, RUN = 32, 8
 SLOTS = [1, 2, 8]
@@ -212,11 +217,11 @@ def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num
     while (plan := sequence.next()) is not None:
         plans += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
         progress = Progress(position=plan.position, snapshots=sequence.snapshots())
-        states.append((len(plans), json.dumps(encode_state(r, ["a", "b", "c"], progress))))
+        states.append((len(plans), json.dumps(encode_epochs(r, ["a", "b", "c"], progress))))
     place = data.draw(st.integers(0, len(states) - 2))
     num_before, state = states[place]
 
-    progress = decode_state(json.loads(state), r, ["a", "b", "c"])
+    progress = decode_epochs(json.loads(state), r, ["a", "b", "c"])
     batch_size = data.draw(st.sampled_from([n for n in (8, 16) if progress.position % n == 0]))
     num_devices = data.draw(st.integers(1, 3))
     snapshots = progress.snapshots if num_devices == 1 else []
@@ -319,7 +324,7 @@ def test_the_fingerprint_names_lengths_only_where_they_differ():
     plain, own = (make("device_per_stream", "pad", slots=slots) for slots in ([1, 1, 1], SLOTS))
 
     def keys(r: Recipe) -> dict:
-        return encode_state(r, ["a", "b", "c"], Progress())["fingerprint"]
+        return encode_epochs(r, ["a", "b", "c"], Progress())["fingerprint"]
 
     assert "max_seq_len_of_streams" not in keys(plain)
     assert keys(own) == keys(plain) | {"max_seq_len_of_streams": [32, 64, 256]}

@@ -22,14 +22,9 @@ from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.plan import Progress, sample_order
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_state import (
-    check_common,
-    check_past,
-    decode_run_state,
-    encode_run_state,
-    saved_chapters,
-)
 from streampack.plan.sequence import PackSequence
+from streampack.plan.state import decode_state, encode_state, saved_chapters
+from streampack.plan.state_differences import check_past
 from streampack.planned.run_chapters import RunChapters
 from streampack.types import STREAM
 from tests.helpers.chapters import plan_packs, run_packs, run_plan, views_of
@@ -130,15 +125,14 @@ class History(RuleBasedStateMachine):
         return run_plan(lengths, self.run, lane_run=2, global_batch_size=SIZE, **self.options)
 
     def saved(self, plan: RunPlan, progress: Progress, walk) -> dict[str, Any]:
-        return json.loads(json.dumps(encode_run_state(plan, self.names, progress, walk)))
+        return json.loads(json.dumps(encode_state(plan, self.names, progress, walk)))
 
     def resumed(self) -> tuple[RunPlan, Progress, Any]:
         """The run as it is written now, where the state stands."""
         plan = self.plan()
         _, records = saved_chapters(self.state)
-        check_past(records, plan, self.state)
-        check_common(self.state, plan, self.names)
-        return plan, *decode_run_state(self.state, plan)
+        check_past(records, plan.recipes, self.state)
+        return plan, *decode_state(self.state, plan, self.names)
 
     @property
     def current(self) -> int:

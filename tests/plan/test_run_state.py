@@ -11,10 +11,9 @@ import pytest
 from streampack.chapters import Chapter
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.run_plan import RunPlan
-from streampack.plan.run_state import decode_run_state, encode_run_state
 from streampack.plan.sequence import PackSequence
-from streampack.plan.state import Progress
-from streampack.plan.state_text import rows_as_text
+from streampack.plan.snapshots import rows_as_text
+from streampack.plan.state import Progress, decode_state, encode_state
 from streampack.types import LENGTH, SAMPLE, TOTAL
 from tests.helpers.chapters import run_plan, views_of
 
@@ -38,15 +37,15 @@ def state_of(plan: RunPlan) -> dict[str, Any]:
         sequence.next()
     progress = Progress(epoch=0, position=20, snapshots=sequence.snapshots())
     walk = sequence.walk_state(0, 20) or plan.start(0)
-    return json.loads(json.dumps(encode_run_state(plan, NAMES, progress, walk)))
+    return json.loads(json.dumps(encode_state(plan, NAMES, progress, walk)))
 
 
 @pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
 def test_a_state_comes_back_whole(method):
     plan = make(method)
     state = state_of(plan)
-    progress, walk = decode_run_state(state, plan)
-    assert encode_run_state(plan, NAMES, progress, walk) == state
+    progress, walk = decode_state(state, plan, NAMES)
+    assert encode_state(plan, NAMES, progress, walk) == state
 
 
 @pytest.mark.parametrize("walk", [None, 7, "?", "AAAA:AAAA", b"", [1]])
@@ -54,7 +53,7 @@ def test_a_damaged_walk_is_dropped_with_a_warning(walk, caplog):
     plan = make("stratified")
     state = state_of(plan)
     assert state["walk"]
-    progress, found = decode_run_state(state | {"walk": walk}, plan)
+    progress, found = decode_state(state | {"walk": walk}, plan, NAMES)
     assert progress.snapshots
     assert found is None
     assert "the state's walk is damaged" in caplog.text
@@ -62,7 +61,7 @@ def test_a_damaged_walk_is_dropped_with_a_warning(walk, caplog):
 
 def test_a_walk_of_another_position_is_dropped(caplog):
     plan = make("stratified")
-    _, walk = decode_run_state(state_of(plan) | {"position": 16}, plan)
+    _, walk = decode_state(state_of(plan) | {"position": 16}, plan, NAMES)
     assert walk is None
     assert "or of another state" in caplog.text
 
@@ -73,7 +72,9 @@ def test_a_damaged_snapshot_is_dropped_also_where_streams_were_added(caplog):
     snapshots[0]["undelivered"] = rows_as_text(np.array([ROW]))
 
     for more in (None, "math"):
-        progress, _ = decode_run_state(state | {"snapshots": snapshots}, make(more=more))
+        progress, _ = decode_state(
+            state | {"snapshots": snapshots}, make(more=more), [*filter(None, [more]), *NAMES]
+        )
         assert len(progress.snapshots) == len(snapshots) - 1
     assert "1 of the state's snapshots are damaged" in caplog.text
 

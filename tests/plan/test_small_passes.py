@@ -17,15 +17,13 @@ from streampack.plan import (
     DeviceView,
     Progress,
     Recipe,
-    decode_state,
-    encode_state,
     epoch_sequence,
 )
 from streampack.plan.lane_stream import LaneStream, lane_drift
 from streampack.plan.pack_queue import PackQueue
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.examples import examples
-from tests.helpers.planning import device_batches, queue_packs, recipe
+from tests.helpers.planning import decode_epochs, device_batches, encode_epochs, queue_packs, recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 PACKERS: list[str | None] = [None, *get_args(Method)]
@@ -246,9 +244,9 @@ def test_a_saved_packer_of_a_small_stream_is_that_of_its_queue():
     )
     sequence = epoch_sequence(r, DeviceView(batch_size=1))
     sequence.next()
-    state = encode_state(r, ["s"], Progress(position=1, snapshots=sequence.snapshots()))
+    state = encode_epochs(r, ["s"], Progress(position=1, snapshots=sequence.snapshots()))
     sequence.close()
-    [snapshot] = decode_state(state, r, ["s"]).snapshots
+    [snapshot] = decode_epochs(state, r, ["s"]).snapshots
     assert (r.packing.method, snapshot["packer"]["method"]) == ("best_fit_decreasing", "next_fit")
 
 

@@ -23,15 +23,13 @@ from streampack.plan import (
     DeviceView,
     Progress,
     Recipe,
-    decode_state,
-    encode_state,
     epoch_sequence,
     run_shape,
     saving_worker,
 )
 from streampack.plan.state import STATE_VERSION
 from tests.helpers.examples import examples
-from tests.helpers.planning import all_packs, recipe, world_views
+from tests.helpers.planning import all_packs, decode_epochs, encode_epochs, recipe, world_views
 
 DIGESTS = ["5f2c", "91aa"]
 LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
@@ -54,12 +52,12 @@ def snapshots_of(r: Recipe, epoch: int, num_batches: int = 1) -> list[dict]:
 
 def state_of(r: Recipe, **kwargs) -> dict:
     progress = Progress(epoch=3, position=48, snapshots=snapshots_of(make(), 3))
-    return {**json.loads(json.dumps(encode_state(r, DIGESTS, progress))), **kwargs}
+    return {**json.loads(json.dumps(encode_epochs(r, DIGESTS, progress))), **kwargs}
 
 
 def test_a_state_goes_through_json_and_comes_back_whole():
     state = state_of(make())
-    progress = decode_state(state, make(), DIGESTS)
+    progress = decode_epochs(state, make(), DIGESTS)
 
     assert (progress.epoch, progress.position) == (3, 48)
     assert progress.snapshots == snapshots_of(make(), 3)
@@ -71,36 +69,36 @@ def test_without_snapshots_it_is_small_and_goes_on_too():
     state = state_of(make())
     del state["snapshots"]
 
-    assert decode_state(state, make(), DIGESTS) == Progress(epoch=3, position=48)
+    assert decode_epochs(state, make(), DIGESTS) == Progress(epoch=3, position=48)
     assert len(json.dumps(state)) < 1000
 
 
 def test_other_cuts_are_refused_by_name():
-    saved = encode_state(make(packing=EXACT_FIT), DIGESTS, Progress())
+    saved = encode_epochs(make(packing=EXACT_FIT), DIGESTS, Progress())
 
     with pytest.raises(ResumeError, match=r"with split_gap=None, but .* split_gap=0.1; resume"):
-        decode_state(saved, make(packing=replace(EXACT_FIT, split_gap=0.1)), DIGESTS)
+        decode_epochs(saved, make(packing=replace(EXACT_FIT, split_gap=0.1)), DIGESTS)
 
 
 @pytest.mark.parametrize("method", ["exact_fit", "best_fit_decreasing", "knapsack"])
 def test_the_method_of_a_run_is_in_its_state(method):
     packing = Packing(max_seq_len=64, method=method)
-    assert run_shape(encode_state(make(packing=packing), DIGESTS, Progress())).method == method
+    assert run_shape(encode_epochs(make(packing=packing), DIGESTS, Progress())).method == method
 
 
 @pytest.mark.parametrize("method", [None, "", "unheard_of", 3, ["exact_fit"]])
 def test_an_unknown_method_in_a_state_is_no_method(method):
-    state = encode_state(make(), DIGESTS, Progress())
+    state = encode_epochs(make(), DIGESTS, Progress())
     state["fingerprint"]["method"] = method
     assert run_shape(state).method is None
 
 
 def test_packing_and_unpacking_change_neither_state_nor_progress():
     progress = Progress(epoch=1, position=2, snapshots=snapshots_of(make(), 1))
-    state = encode_state(make(), DIGESTS, progress)
+    state = encode_epochs(make(), DIGESTS, progress)
     before = copy.deepcopy((state, progress))
 
-    decode_state(state, make(), DIGESTS)
+    decode_epochs(state, make(), DIGESTS)
     assert (state, progress) == before
 
 
@@ -115,7 +113,7 @@ def test_packing_and_unpacking_change_neither_state_nor_progress():
     ],
 )
 def test_what_does_not_change_the_sequence_may_change(forgiven):
-    assert decode_state(state_of(make()), make(**forgiven), DIGESTS).position == 48
+    assert decode_epochs(state_of(make()), make(**forgiven), DIGESTS).position == 48
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def test_another_sequence_is_refused_with_the_differing_field_and_both_values(fi
     message = rf"the state was saved with {field}=.*, but this dataset has {field}=.*; resume with"
 
     with pytest.raises(ResumeError, match=message):
-        decode_state(state_of(make()), make(**changed), DIGESTS)
+        decode_epochs(state_of(make()), make(**changed), DIGESTS)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_another_sequence_is_refused_with_the_differing_field_and_both_values(fi
 )
 def test_other_weights_are_refused_in_samples_of_each_stream(changed, message):
     with pytest.raises(ResumeError, match=rf"saved with {message}.* proportion, repeat or choose"):
-        decode_state(state_of(make()), make(**changed), DIGESTS)
+        decode_epochs(state_of(make()), make(**changed), DIGESTS)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +177,7 @@ def test_other_streams_are_refused_by_name_and_place(digests, message):
     if len(digests) == 1:
         recipe = replace(recipe, streams=recipe.streams[:1])
     with pytest.raises(ResumeError, match=message):
-        decode_state(state_of(make()), recipe, digests)
+        decode_epochs(state_of(make()), recipe, digests)
 
 
 @pytest.mark.parametrize(
@@ -195,25 +193,25 @@ def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_t
     monkeypatch, field, module, constant, options
 ):
     packing = Packing(max_seq_len=1024, **options)
-    saved = encode_state(make(packing=packing), DIGESTS, Progress())
+    saved = encode_epochs(make(packing=packing), DIGESTS, Progress())
     value = saved["fingerprint"][field]
     assert value == getattr(module, constant)
     monkeypatch.setattr(module, constant, 2 * value)
 
     with pytest.raises(ResumeError, match=rf"with {field}={value}, but .* has {field}={2 * value}"):
-        decode_state(saved, make(packing=packing), DIGESTS)
+        decode_epochs(saved, make(packing=packing), DIGESTS)
     key = "buffer_tokens" if field == "buffer_limit" else field
     if field == "shuffle_block_size":
         again = make(packing=packing, order=Order(seed=3, shuffle_block_size=value))
     else:
         again = make(packing=replace(packing, **{key: value}))
-    assert decode_state(saved, again, DIGESTS) == Progress()
+    assert decode_epochs(saved, again, DIGESTS) == Progress()
 
 
 @pytest.mark.parametrize("option", [{"min_fragment": 8}, {"open_packs": 3}])
 def test_a_default_of_what_another_packer_does_is_not_in_the_fingerprint(option):
     [(key, _)] = option.items()
-    assert encode_state(make(), DIGESTS, Progress())["fingerprint"][key] is None
+    assert encode_epochs(make(), DIGESTS, Progress())["fingerprint"][key] is None
 
 
 PINNED = [
@@ -267,14 +265,14 @@ def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
     with pytest.raises(ResumeError, match=r"shares=.* has shares=.*restore the length files"):
-        decode_state(state_of(r), other, DIGESTS)
+        decode_epochs(state_of(r), other, DIGESTS)
 
 
 def test_totals_do_not_matter_where_samples_are_counted_and_packs_mix_streams():
     r = make()
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
-    assert decode_state(state_of(r), other, DIGESTS).position == 48
+    assert decode_epochs(state_of(r), other, DIGESTS).position == 48
 
 
 @pytest.mark.parametrize("value", [None, -1, "3", 1.5, True])
@@ -283,7 +281,7 @@ def test_a_position_that_is_no_count_is_refused(field, value):
     state = state_of(make(), **{field: value})
 
     with pytest.raises(ResumeError, match=rf"state's {field} is .*, not an integer of at least 0"):
-        decode_state(state, make(), DIGESTS)
+        decode_epochs(state, make(), DIGESTS)
 
 
 @pytest.mark.parametrize("value", [None, 0, "2", 2.0])
@@ -298,7 +296,7 @@ def test_a_run_shape_that_is_no_positive_count_is_refused(field, value):
 @pytest.mark.parametrize("fingerprint", [None, "5f2c", []])
 def test_a_state_without_fingerprint_is_refused(fingerprint):
     with pytest.raises(ResumeError, match="the state has no fingerprint; load what state_dict"):
-        decode_state(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
+        decode_epochs(state_of(make(), fingerprint=fingerprint), make(), DIGESTS)
 
 
 @pytest.mark.parametrize("version", [None, 0, 1, 5, 7, "6"])
@@ -365,7 +363,7 @@ def saved(number: int) -> dict:
     """The state that a run of a recipe was saved with."""
     r = RECIPES[number]
     progress = Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1))
-    return encode_state(r, DIGESTS, progress)
+    return encode_epochs(r, DIGESTS, progress)
 
 
 def places(value: object, path: tuple = ()) -> list[tuple]:
@@ -410,7 +408,7 @@ def first_batch(state: dict, r: Recipe) -> None:
         global_batch_size=min(global_batch_size, 4096),
     )
     saving_worker(state)
-    progress = decode_state(state, r, DIGESTS)
+    progress = decode_epochs(state, r, DIGESTS)
     if progress.epoch > 100 or progress.position > 1000:
         return  # possible, and long to walk to
     sequence = epoch_sequence(r, DeviceView(batch_size=16), progress)
@@ -426,7 +424,7 @@ def test_every_number_of_a_state_must_be_an_integer_in_its_range(key, value):
 
     def load() -> None:
         run_shape(state)
-        decode_state(state, make(), DIGESTS)
+        decode_epochs(state, make(), DIGESTS)
 
     with pytest.raises(ResumeError, match=rf"{key} "):
         load()
@@ -443,24 +441,24 @@ def test_a_damaged_snapshot_is_dropped_with_a_warning(changed, caplog):
     saved = state_of(make())
     first, second = json.loads(saved["snapshots"])
 
-    progress = decode_state(saved | {"snapshots": [first | changed, second]}, make(), DIGESTS)
+    progress = decode_epochs(saved | {"snapshots": [first | changed, second]}, make(), DIGESTS)
 
     assert [kept["lane"] for kept in progress.snapshots] == [second["lane"]]
     assert "1 of the state's snapshots are damaged, or of another state" in caplog.text
-    assert decode_state(saved, make(), DIGESTS).snapshots == snapshots_of(make(), 3)
+    assert decode_epochs(saved, make(), DIGESTS).snapshots == snapshots_of(make(), 3)
 
 
 @pytest.mark.parametrize("snapshots", [7, None, "{", "[" * 9999, "[7]", '"abc"', ["x"], [{}]])
 def test_what_is_no_list_of_snapshots_is_dropped_with_a_warning(snapshots, caplog):
     state = state_of(make(), snapshots=snapshots)
 
-    assert decode_state(state, make(), DIGESTS) == Progress(epoch=3, position=48)
+    assert decode_epochs(state, make(), DIGESTS) == Progress(epoch=3, position=48)
     assert "all of the state's snapshots are damaged" in caplog.text
 
 
 @pytest.mark.parametrize("place", [{"position": 32}, {"epoch": 2}])
 def test_snapshots_of_another_state_are_dropped(place, caplog):
-    progress = decode_state(state_of(make()) | place, make(), DIGESTS)
+    progress = decode_epochs(state_of(make()) | place, make(), DIGESTS)
 
     assert not progress.snapshots
     assert "2 of the state's snapshots" in caplog.text
@@ -471,8 +469,10 @@ def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
     r = RECIPES[number]
     sequence = epoch_sequence(r, DeviceView(batch_size=16), Progress(epoch=1))
     sequence.next()
-    state = encode_state(r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots()))
-    progress = decode_state(json.loads(json.dumps(state)), r, DIGESTS)
+    state = encode_epochs(
+        r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots())
+    )
+    progress = decode_epochs(json.loads(json.dumps(state)), r, DIGESTS)
     assert progress.snapshots
     again = epoch_sequence(r, DeviceView(batch_size=16), progress)
     wanted, found = sequence.next(), again.next()
@@ -490,7 +490,7 @@ def test_lanes_that_would_take_long_to_plan_are_refused(lanes):
 @pytest.mark.parametrize("method", ["stratified", "per_stream"])
 def test_a_state_of_a_million_epochs_that_would_all_be_walked_is_refused(method):
     r = make(mixing=Mixing(batching_method=method, epoch_end="carry"))
-    state = encode_state(r, DIGESTS, Progress(epoch=50_000))
-    assert decode_state(state, r, DIGESTS).epoch == 50_000
+    state = encode_epochs(r, DIGESTS, Progress(epoch=50_000))
+    assert decode_epochs(state, r, DIGESTS).epoch == 50_000
     with pytest.raises(ResumeError, match=r"epoch is 1000000, .* at most 50000"):
-        decode_state(state | {"epoch": 10**6}, r, DIGESTS)
+        decode_epochs(state | {"epoch": 10**6}, r, DIGESTS)

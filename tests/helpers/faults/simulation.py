@@ -41,7 +41,7 @@ import numpy as np
 
 from streampack.errors import DataError, StreampackError, WorkerError
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, Progress, Recipe, decode_state, encode_state, run_shape
+from streampack.plan import DeviceView, Progress, Recipe, run_shape
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
 from streampack.streams import MdsStream
@@ -52,6 +52,7 @@ from streampack.world import World
 from tests.helpers.caches import plain_name
 from tests.helpers.faults.memorydisk import Killed, MemoryDisk, Waits
 from tests.helpers.faults.setups import Planner, Setup, make_setups, open_remote
+from tests.helpers.planning import decode_epochs, encode_epochs
 
 __all__ = ["BrokenPromiseError", "Simulation", "simulate"]
 
@@ -290,7 +291,7 @@ class Job:
         start = self.simulation.start
         if self.state is not None:
             assert run_shape(self.state)[:3] == setup.shape()
-            start = decode_state(self.state, recipe, digests)
+            start = decode_epochs(self.state, recipe, digests)
         view = DeviceView(
             place=world.place, num_devices=world.num_devices, batch_size=self.batch_size
         )
@@ -509,7 +510,7 @@ class Simulation:
         if self.rng.random() < 0.5:
             with_snapshots = self.rng.random() < 0.5
             progress = progress if with_snapshots else replace(progress, snapshots=[])
-            self._state = json.loads(json.dumps(encode_state(recipe, digests, progress)))
+            self._state = json.loads(json.dumps(encode_epochs(recipe, digests, progress)))
             self.tell(f"saved at {progress.position}, snapshots: {with_snapshots}")
 
     def check_batch(self, plan: Any, rows: Any, first: int) -> None:
