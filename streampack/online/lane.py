@@ -69,12 +69,12 @@ class Lookahead:
 
         One sample more than that can be added in a single call.
         """
-        samples = max(self._most_samples - packer.num_buffered_samples, 0)
+        samples = max(self._most_samples - packer.held[1], 0)
         if self._of_buckets is not None:
             return self._of_buckets, samples
         if self._is_unknown:
             return 0, 0
-        return max(self._least[num_packs] - packer.num_buffered_tokens - 1, 0), samples
+        return max(self._least[num_packs] - packer.held[0] - 1, 0), samples
 
 
 class Lane:

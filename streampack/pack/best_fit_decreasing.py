@@ -113,7 +113,7 @@ def place_segments(
     `pack_of` receives the pack of each segment, shape (n,), and `packs` the packs, shape (n, 4).
     """
     words, groups, lasts = rooms_left
-    size = limits.max_seq_len
+    size = limits.pack_tokens
     num_packs = 0
     for number in range(len(order)):
         segment = order[number]
@@ -172,7 +172,7 @@ class BestFitDecreasingPacker(BufferedPacker):
         if not len(rows):
             return NO_PACKS
         lengths = np.ascontiguousarray(sizes_in_pack(rows[:, LENGTH], self._packing))
-        most = self._limits.max_seq_len
+        most = self._limits.pack_tokens
         # A stable sort of 16-bit integers takes a seventh of the time of longer ones.
         keys = (most - lengths).astype(np.min_scalar_type(most))
         held = np.argsort(keys[:num_held], kind="stable")
@@ -193,7 +193,7 @@ class BestFitDecreasingPacker(BufferedPacker):
         may_pass &= (packs[:, FREE] > limits.tolerance) & (packs[:, COUNT] < limits.max_samples)
         chosen: Int64Array = np.flatnonzero(may_pass)
         chosen = chosen[np.argsort(-packs[chosen, FREE], kind="stable")]
-        tokens = np.cumsum(limits.max_seq_len - packs[chosen, FREE])
+        tokens = np.cumsum(limits.pack_tokens - packs[chosen, FREE])
         samples = np.cumsum(packs[chosen, COUNT])
         fits = (tokens <= limits.buffer_tokens) & (samples <= limits.buffer_samples)
         chosen = chosen[fits]

@@ -51,7 +51,7 @@ def limits_of(packing: Packing) -> Limits:
     # Exact decimal arithmetic: 0.29 of 100 tokens is 29, not 28.999...
     gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
     return Limits(
-        max_seq_len=size,
+        pack_tokens=size,
         buffer_tokens=packing.buffer_limit,
         buffer_samples=packing.buffer_samples,
         window=min(size, WINDOW_TOKENS),
@@ -87,27 +87,16 @@ class BufferedPacker(ABC):
         return self._buffered
 
     @property
-    def num_buffered_tokens(self) -> int:
-        """Tokens in the buffer, including the padding of `pad_to_multiple`."""
-        segments = self._buffered
-        if self._limits.multiple > 1:
-            segments = rooms(segments, self._limits.multiple)
-        return int(segments[:, LENGTH].sum())
+    def held(self) -> tuple[int, int]:
+        """Tokens in the buffer, including the padding of `pad_to_multiple`, and segments."""
+        return int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].sum()), len(
+            self._buffered
+        )
 
     @property
-    def num_buffered_samples(self) -> int:
-        """Number of segments in the buffer."""
-        return len(self._buffered)
-
-    @property
-    def high_water_tokens(self) -> int:
-        """Maximum number of tokens ever buffered."""
-        return self._high_water[0]
-
-    @property
-    def high_water_samples(self) -> int:
-        """Maximum number of segments ever buffered."""
-        return self._high_water[1]
+    def high_water(self) -> tuple[int, int]:
+        """Most tokens and most segments ever buffered."""
+        return self._high_water
 
     def add(self, segments: Int64Array) -> Packs:
         """Add segment rows in arrival order, shape (n, 6); return the packs they complete.
@@ -176,7 +165,7 @@ class BufferedPacker(ABC):
     def _misfit(self, segments: Int64Array) -> str:
         """Describe the first segment that does not fit a pack; empty if all do."""
         lengths = segments[:, LENGTH]
-        limit = self._limits.max_seq_len
+        limit = self._limits.pack_tokens
         bad = segments[(lengths < 1) | (lengths > limit)]
         if not len(bad):
             return ""

@@ -26,9 +26,9 @@ def concat(packing: Packing) -> KernelPacker:
     >>> import numpy as np
     >>> packer = concat(Packing(max_seq_len=6, method="concat"))
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 3, 4])]
-    >>> packer.add(np.array(rows))[0][:, [2, 4]].tolist(), packer.num_buffered_tokens
+    >>> packer.add(np.array(rows))[0][:, [2, 4]].tolist(), packer.held[0]
     ([[0, 4], [1, 2]], 5)
     """
     # Next fit that cuts at any gap, down to a single token.
     limits = limits_of(packing)._replace(split_gap=0, min_fragment=limits_of(packing).multiple)
-    return KernelPacker("concat", limits, kernels.next_fit)
+    return KernelPacker("concat", limits, kernels.fit_in_order)

@@ -43,7 +43,7 @@ def exact_fit(packing: Packing) -> KernelPacker:
     >>> packer = exact_fit(Packing(max_seq_len=8))
     >>> lengths = [5, 4, 6, 2, 1, 3]
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
-    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.num_buffered_tokens
+    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.held[0]
     ([0, 3, 4], 13)
     """
-    return KernelPacker("exact_fit", limits_of(packing), kernels.exact_fit)
+    return KernelPacker("exact_fit", limits_of(packing), kernels.fit_exactly)

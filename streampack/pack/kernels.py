@@ -14,7 +14,7 @@ segments are divided into calls, and of where the state is saved.
 
 With `pad_to_multiple`, lengths in this module are the slots that segments take, including padding.
 
-Cost: see `exact_fit` and `next_fit`. Memory: nothing outlives a call.
+Cost: see `fit_exactly` and `fit_in_order`. Memory: nothing outlives a call.
 
 All kernels are in this one file because numba's disk cache does not notice changes to a callee in
 another file. `Limits` and `Work` are tuples because numba does not support dataclasses. Inner
@@ -55,7 +55,7 @@ ALL_BITS = np.uint64(2**64 - 1)
 class Limits(NamedTuple):
     """Limits of a packer, in tokens unless stated otherwise."""
 
-    max_seq_len: int
+    pack_tokens: int
     buffer_tokens: int
     """Hard limit on the tokens in the pool."""
     buffer_samples: int
@@ -67,7 +67,7 @@ class Limits(NamedTuple):
     patience: int
     """Segments examined once the gap is within `tolerance`."""
     split_gap: int
-    """A larger gap is filled by cutting a segment. max_seq_len: never cut."""
+    """A larger gap is filled by cutting a segment. pack_tokens: never cut."""
     min_fragment: int
     """Minimum length of either piece of a cut."""
     guard: int
@@ -141,7 +141,7 @@ def close(cursor: Int64Array) -> None:
 
 
 @compiled
-def cut(limits: Limits, work: Work, row: int, gap: int) -> int:
+def cut_head(limits: Limits, work: Work, row: int, gap: int) -> int:
     """Fill a gap with the head of a row if that is allowed; return the tokens taken."""
     length = work.rows[row, LENGTH]
     # If the tail would be too short, cut earlier instead of not at all. Otherwise packs of segments
@@ -173,7 +173,7 @@ def pull(limits: Limits, work: Work, final: bool) -> int:
             break
         cursor[SEEN] = max(cursor[SEEN], row + 1)
         length = rows[row, LENGTH]
-        if length < limits.max_seq_len:
+        if length < limits.pack_tokens:
             num_samples = cursor[TAIL] - cursor[HEAD] + 1
             if (
                 num_samples > limits.buffer_samples
@@ -198,7 +198,7 @@ def take_in_order(limits: Limits, work: Work, final: bool) -> tuple[int, int]:
     """Count the oldest segments to take in order, and the tokens then left; (0, 0): wait."""
     rows, pool, cursor = work.rows, work.pool, work.cursor
     head = cursor[HEAD]
-    left = limits.max_seq_len - rows[pool[ORDER, head], LENGTH]
+    left = limits.pack_tokens - rows[pool[ORDER, head], LENGTH]
     count = 1
     while head + count < cursor[TAIL] and count < limits.max_samples:
         row = pool[ORDER, head + count]
@@ -432,7 +432,7 @@ def search_counted(limits: Limits, work: Work, task: tuple[int, int, bool]) -> i
 
 
 @compiled
-def commit(limits: Limits, work: Work, looked: tuple[int, int]) -> None:
+def close_chosen(limits: Limits, work: Work, looked: tuple[int, int]) -> None:
     """Close a pack of the chosen segments, and compact the pool.
 
     `looked`: the first place that was examined (all before it are taken), and one past the last.
@@ -457,9 +457,9 @@ def commit(limits: Limits, work: Work, looked: tuple[int, int]) -> None:
             pool[ORDER, target] = pool[ORDER, head + place]
     cursor[HEAD] = target
     cursor[TOKENS] -= num_tokens
-    gap = limits.max_seq_len - num_tokens
+    gap = limits.pack_tokens - num_tokens
     if target < cursor[TAIL] and num_samples < limits.max_samples:
-        cursor[TOKENS] -= cut(limits, work, pool[ORDER, target], gap)
+        cursor[TOKENS] -= cut_head(limits, work, pool[ORDER, target], gap)
     cursor[POOL_PACKS] += 1
     close(cursor)
 
@@ -483,7 +483,7 @@ def one_pack(
     if num_samples > limits.max_samples:
         looked = search_counted(limits, work, task)
     if looked > 0:
-        commit(limits, work, (first, looked))
+        close_chosen(limits, work, (first, looked))
     return looked > 0, sums
 
 
@@ -491,12 +491,12 @@ def one_pack(
 def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
     """Return scratch for rows of sums."""
     # At least one row of full width: a full buffer may end the plain order early.
-    num_words = max(FIRST_ROWS * ((limits.window >> 6) + 1), (limits.max_seq_len >> 6) + 1)
+    num_words = max(FIRST_ROWS * ((limits.window >> 6) + 1), (limits.pack_tokens >> 6) + 1)
     return np.empty(num_words, np.uint64)
 
 
 @kernel_allocating
-def exact_fit(limits: Limits, work: Work, final: bool) -> None:
+def fit_exactly(limits: Limits, work: Work, final: bool) -> None:
     """Close every pack that can be closed; with `final`, also those that no row will fill."""
     sums = first_sums(limits)
     cursor = work.cursor
@@ -513,7 +513,7 @@ def fill_room(limits: Limits, work: Work, room: int) -> None:
     while looked == TOO_SMALL:
         sums = np.empty(2 * len(sums), np.uint64)
         looked = search(limits, work, sums, (NOTHING, room, FINAL))
-    commit(limits, work, (NOTHING, looked))
+    close_chosen(limits, work, (NOTHING, looked))
 
 
 @compiled
@@ -528,16 +528,16 @@ def empty_pool(work: Work) -> None:
 
 
 @compiled
-def next_fit(limits: Limits, work: Work, final: bool) -> None:
+def fit_in_order(limits: Limits, work: Work, final: bool) -> None:
     """Add rows to the open pack, which is the whole pool. Close it if a row does not fit."""
     rows, pool, cursor = work.rows, work.pool, work.cursor
     while cursor[NEXT] < len(rows) and cursor[NUM_PACKS] < cursor[MOST_PACKS]:
         row = cursor[NEXT]
         cursor[NEXT] += 1
-        gap = limits.max_seq_len - cursor[TOKENS]
+        gap = limits.pack_tokens - cursor[TOKENS]
         if rows[row, LENGTH] > gap:
             empty_pool(work)
-            cut(limits, work, row, gap)
+            cut_head(limits, work, row, gap)
             close(cursor)
         pool[ORDER, cursor[TAIL]] = row
         cursor[TAIL] += 1
@@ -545,7 +545,7 @@ def next_fit(limits: Limits, work: Work, final: bool) -> None:
         note_high_water(cursor)
         num_samples = cursor[TAIL] - cursor[HEAD]
         most = min(limits.buffer_samples, limits.max_samples)
-        if cursor[TOKENS] == limits.max_seq_len or num_samples == most:
+        if cursor[TOKENS] == limits.pack_tokens or num_samples == most:
             empty_pool(work)
             close(cursor)
     if final and cursor[HEAD] < cursor[TAIL]:
@@ -642,7 +642,7 @@ def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int6
     elif what == CLOSE_OLDEST:
         one_pack(limits, work, first_sums(limits), FINAL)
     else:
-        exact_fit(limits, work, what == FLUSH)
+        fit_exactly(limits, work, what == FLUSH)
     head = cursor[HEAD]
     counts[HELD] = cursor[TAIL] - head
     for place in range(counts[HELD]):
@@ -686,7 +686,7 @@ def number_items(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64A
 def emit_items(tiers: Tiers, packed: Int64Array, first: int, last: int) -> int:
     """Emit the segments of the items in one pack of the long tier; return the room left."""
     counts, spans = tiers.counts, tiers.spans
-    room = tiers.long.limits.max_seq_len
+    room = tiers.long.limits.pack_tokens
     for row in range(first, last):
         item = packed[row, SAMPLE]
         begin, end = spans[item, 0], spans[item, 1]
@@ -738,7 +738,7 @@ def collected(tiers: Tiers) -> Int64Array:
 
 
 @kernel_allocating
-def two_tiers(
+def fit_tiers(
     tiers: Tiers, segments: Int64Array, turn_tokens: int, buffer_samples: int, final: bool
 ) -> None:
     """Add segment rows in arrival order; with `final`, emit rows with everything buffered.
@@ -747,7 +747,7 @@ def two_tiers(
     Nesting of kernels is kept shallow: each one recompiles everything that it calls.
     """
     counts = tiers.counts
-    short_seq_len, multiple = tiers.short.limits.max_seq_len, tiers.short.limits.multiple
+    short_seq_len, multiple = tiers.short.limits.pack_tokens, tiers.short.limits.multiple
     nothing = tiers.turn[:0]
     for row in range(len(segments)):
         while num_held(tiers) >= buffer_samples:

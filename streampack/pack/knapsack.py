@@ -121,7 +121,7 @@ class KnapsackPacker(BufferedPacker):
     def _pack_window(self, rows: Int64Array) -> Packs:
         lengths = rows[:, LENGTH]
         limits = self._limits
-        bins, num_bins = _bins(lengths, limits.max_seq_len, limits.max_samples)
+        bins, num_bins = _bins(lengths, limits.pack_tokens, limits.max_samples)
         # In each bin, the first row by length and then by age is the one that opened it.
         by_length = np.lexsort((np.arange(len(rows)), -lengths, bins))
         sizes = np.bincount(bins, minlength=num_bins)
@@ -139,7 +139,7 @@ def knapsack(packing: Packing) -> KnapsackPacker:
     >>> lengths = [2, 5, 3, 6, 4, 2, 1]
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
     >>> packs = packer.add(np.array(rows))
-    >>> [packs[pack][:, 2].tolist() for pack in range(3)], packer.num_buffered_samples
+    >>> [packs[pack][:, 2].tolist() for pack in range(3)], packer.held[1]
     ([[1, 2], [0, 3], [4, 5]], 1)
     """
     return KnapsackPacker("knapsack", limits_of(packing))

@@ -30,7 +30,7 @@ class LengthBucketPacker:
     >>> packer = LengthBucketPacker(Bucketing(max_tokens=12, buffer_samples=3))
     >>> lengths = (5, 2, 6)
     >>> packs = packer.add(np.array([[0, 0, n, 0, lengths[n], lengths[n]] for n in range(3)]))
-    >>> packs.segments[:, 4].tolist(), packer.num_buffered_tokens
+    >>> packs.segments[:, 4].tolist(), packer.held[0]
     ([5, 6], 2)
     """
 
@@ -39,8 +39,9 @@ class LengthBucketPacker:
         self._num_arrived = 0
         self._rows: OrderedDict[int, list[int]] = OrderedDict()  # by arrival number, oldest first
         self._by_length: list[tuple[int, int]] = []  # length and arrival number, sorted
-        self.num_buffered_tokens = 0
-        self.high_water_tokens = self.high_water_samples = 0
+        self._num_tokens = 0
+        self.high_water = (0, 0)
+        """Most tokens and most segments ever buffered."""
 
     @property
     def buffered(self) -> Int64Array:
@@ -48,9 +49,9 @@ class LengthBucketPacker:
         return np.array(list(self._rows.values()), np.int64).reshape(-1, NUM_COLUMNS)
 
     @property
-    def num_buffered_samples(self) -> int:
-        """Number of segments in the buffer."""
-        return len(self._rows)
+    def held(self) -> tuple[int, int]:
+        """Tokens and segments in the buffer."""
+        return self._num_tokens, len(self._rows)
 
     def add(self, segments: Int64Array) -> Packs:
         """Add segment rows in arrival order, shape (n, 6); return the batches they complete.
@@ -77,9 +78,9 @@ class LengthBucketPacker:
             self._rows[self._num_arrived] = row
             insort(self._by_length, (length, self._num_arrived))
             self._num_arrived += 1
-            self.num_buffered_tokens += length
-            self.high_water_tokens = max(self.high_water_tokens, self.num_buffered_tokens)
-            self.high_water_samples = max(self.high_water_samples, len(self._rows))
+            self._num_tokens += length
+            tokens, samples = self.high_water
+            self.high_water = (max(tokens, self._num_tokens), max(samples, len(self._rows)))
             if len(self._rows) >= self._bucketing.buffer_samples:
                 batches.append(self._next_batch())
         return _as_packs(batches), num_added
@@ -107,7 +108,7 @@ class LengthBucketPacker:
             first, last, tokens = new_first, new_last, tokens + added
         numbers = sorted(number for _, number in self._by_length[first:last])
         del self._by_length[first:last]
-        self.num_buffered_tokens -= tokens
+        self._num_tokens -= tokens
         return [self._rows.pop(number) for number in numbers]
 
     def _nearest(self, first: int, last: int, length: int) -> tuple[int, int, int] | None:
@@ -125,16 +126,17 @@ class LengthBucketPacker:
         """Return the buffered segments as JSON-compatible values. The packer is not changed."""
         return {
             "waiting": [list(row) for row in self._rows.values()],  # in arrival order
-            "high_water": [self.high_water_tokens, self.high_water_samples],
+            "high_water": list(self.high_water),
         }
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a state of `state_dict`."""
         self._rows, self._by_length = OrderedDict(), []
         # Arrival numbers restart at 0: only their order matters.
-        self._num_arrived = self.num_buffered_tokens = 0
+        self._num_arrived = self._num_tokens = 0
         self.add(np.array(state["waiting"], np.int64).reshape(-1, NUM_COLUMNS))
-        self.high_water_tokens, self.high_water_samples = map(int, state["high_water"])
+        tokens, samples = map(int, state["high_water"])
+        self.high_water = (tokens, samples)
 
 
 def _as_packs(batches: list[list[list[int]]]) -> Packs:

@@ -29,4 +29,4 @@ def next_fit(packing: Packing) -> KernelPacker:
     >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.flush()[0][:, 2].tolist()
     ([0], [1, 2])
     """
-    return KernelPacker("next_fit", limits_of(packing), kernels.next_fit)
+    return KernelPacker("next_fit", limits_of(packing), kernels.fit_in_order)

@@ -37,7 +37,7 @@ NUM_OPEN, NUM_PIECES, NUM_SERIALS, NUM_CLOSED, POOL_PACKS = range(5)
 HELD_TOKENS, HELD_SAMPLES, HIGH_TOKENS, HIGH_SAMPLES, NUM_COUNTERS = range(5, 10)
 
 
-class Work(NamedTuple):
+class OpenWork(NamedTuple):
     """The arrays of one call."""
 
     open: Int64Array
@@ -51,7 +51,7 @@ class Work(NamedTuple):
 
 
 @compiled
-def put_piece(work: Work, row: int, offset: int, length: int, owner: int) -> None:
+def put_piece(work: OpenWork, row: int, offset: int, length: int, owner: int) -> None:
     """Record that a piece of a row lies in a pack."""
     piece = work.pieces[work.counters[NUM_PIECES]]
     piece[ROW], piece[OFFSET], piece[TOKENS], piece[OWNER] = row, offset, length, owner
@@ -59,12 +59,12 @@ def put_piece(work: Work, row: int, offset: int, length: int, owner: int) -> Non
 
 
 @compiled
-def close_slot(limits: Limits, work: Work, slot: int) -> None:
+def close_slot(limits: Limits, work: OpenWork, slot: int) -> None:
     """Close an open pack and assign its number. Later open packs move up."""
     counters = work.counters
     pack = work.open[slot]
     work.closed[pack[SERIAL]] = counters[NUM_CLOSED]
-    counters[HELD_TOKENS] -= limits.max_seq_len - pack[FREE]
+    counters[HELD_TOKENS] -= limits.pack_tokens - pack[FREE]
     counters[HELD_SAMPLES] -= pack[COUNT]
     counters[NUM_CLOSED] += 1
     counters[POOL_PACKS] += 1
@@ -75,7 +75,7 @@ def close_slot(limits: Limits, work: Work, slot: int) -> None:
 
 
 @compiled
-def close_waiting(limits: Limits, work: Work) -> None:
+def close_waiting(limits: Limits, work: OpenWork) -> None:
     """Close the packs that have seen `guard` packs close since they were opened."""
     counters = work.counters
     while counters[NUM_OPEN] > 0:
@@ -85,7 +85,7 @@ def close_waiting(limits: Limits, work: Work) -> None:
 
 
 @compiled
-def find_slot(work: Work, length: int, fullest: bool) -> int:
+def find_slot(work: OpenWork, length: int, fullest: bool) -> int:
     """Return the fullest or the oldest open pack with room for a piece, or -1."""
     best = -1
     for slot in range(work.counters[NUM_OPEN]):
@@ -98,7 +98,7 @@ def find_slot(work: Work, length: int, fullest: bool) -> int:
 
 
 @compiled
-def cut_into(limits: Limits, work: Work, slot: int, row: int, offset: int, length: int) -> int:
+def cut_into(limits: Limits, work: OpenWork, slot: int, row: int, offset: int, length: int) -> int:
     """Fill a pack that is about to close with the head of a row; return the tokens taken."""
     gap = work.open[slot, FREE]
     taken = min(gap, length - limits.min_fragment)
@@ -110,7 +110,7 @@ def cut_into(limits: Limits, work: Work, slot: int, row: int, offset: int, lengt
 
 
 @compiled
-def new_serial(work: Work) -> int:
+def new_serial(work: OpenWork) -> int:
     """Return a serial for a new pack, marked as open."""
     serial = work.counters[NUM_SERIALS]
     work.counters[NUM_SERIALS] += 1
@@ -119,7 +119,7 @@ def new_serial(work: Work) -> int:
 
 
 @compiled
-def put_row(limits: Limits, work: Work, row: int, length: int, fullest: bool) -> None:
+def put_row(limits: Limits, work: OpenWork, row: int, length: int, fullest: bool) -> None:
     """Place a row that is shorter than a pack, and close packs as necessary."""
     counters = work.counters
     offset = 0
@@ -142,7 +142,7 @@ def put_row(limits: Limits, work: Work, row: int, length: int, fullest: bool) ->
     if slot < 0:
         slot = counters[NUM_OPEN]
         pack = work.open[slot]
-        pack[FREE], pack[COUNT] = limits.max_seq_len, 0
+        pack[FREE], pack[COUNT] = limits.pack_tokens, 0
         pack[SERIAL], pack[BORN] = new_serial(work), counters[POOL_PACKS]
         counters[NUM_OPEN] += 1
     pack = work.open[slot]
@@ -159,14 +159,16 @@ def put_row(limits: Limits, work: Work, row: int, length: int, fullest: bool) ->
 
 
 @compiled
-def fit_rows(limits: Limits, work: Work, lengths: Int64Array, fullest: bool, final: bool) -> None:
+def fit_rows(
+    limits: Limits, work: OpenWork, lengths: Int64Array, fullest: bool, final: bool
+) -> None:
     """Place rows of these lengths into packs, those of open packs first.
 
     A full row becomes a pack by itself. `fullest`: best fit, not first fit; `final`: close all.
     """
     counters = work.counters
     for row in range(counters[NUM_PIECES], len(lengths)):
-        if lengths[row] < limits.max_seq_len:
+        if lengths[row] < limits.pack_tokens:
             put_row(limits, work, row, lengths[row], fullest)
         else:
             serial = new_serial(work)
@@ -201,17 +203,17 @@ class OpenPacksPacker(BufferedPacker):
         return (
             f"holds {len(sizes)} open packs of {sizes.tolist()} samples, which are not "
             f"{len(self._buffered)} samples in at most open_packs={self._num_open} of "
-            f"max_seq_len={self._limits.max_seq_len}"
+            f"max_seq_len={self._limits.pack_tokens}"
         )
 
     def _free(self) -> Int64Array:
         """Return the free tokens of each open pack."""
         taken = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
         ends = np.append(0, np.cumsum(taken))[np.append(0, np.cumsum(self._sizes))]
-        free: Int64Array = self._limits.max_seq_len - np.diff(ends)
+        free: Int64Array = self._limits.pack_tokens - np.diff(ends)
         return free
 
-    def _work(self, lengths: Int64Array) -> Work:
+    def _work(self, lengths: Int64Array) -> OpenWork:
         """Return the arrays for rows of these lengths, the buffered ones first."""
         sizes, num_rows, num_held = self._sizes, len(lengths), len(self._buffered)
         packs = np.zeros((self._num_open, 4), np.int64)
@@ -230,7 +232,7 @@ class OpenPacksPacker(BufferedPacker):
         counters[HELD_TOKENS] = lengths[:num_held].sum()
         counters[HIGH_TOKENS], counters[HIGH_SAMPLES] = self._high_water
         closed = np.full(len(sizes) + num_rows, -1)
-        return Work(open=packs, pieces=pieces, closed=closed, counters=counters)
+        return OpenWork(open=packs, pieces=pieces, closed=closed, counters=counters)
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple
@@ -263,7 +265,7 @@ def first_fit(packing: Packing) -> OpenPacksPacker:
 
     >>> packer = first_fit(Packing(max_seq_len=8, method="first_fit", open_packs=2))
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 5, 3, 4])]
-    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.num_buffered_samples
+    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.held[1]
     ([0, 2], 2)
     """
     return OpenPacksPacker("first_fit", packing)

@@ -58,20 +58,12 @@ class Packer(Protocol):
         """All segment rows in the buffer, shape (n, 6). Do not modify."""
 
     @property
-    def num_buffered_tokens(self) -> int:
-        """Tokens in the buffer."""
+    def held(self) -> tuple[int, int]:
+        """Tokens and segments in the buffer."""
 
     @property
-    def num_buffered_samples(self) -> int:
-        """Number of segments in the buffer."""
-
-    @property
-    def high_water_tokens(self) -> int:
-        """Maximum number of tokens ever buffered."""
-
-    @property
-    def high_water_samples(self) -> int:
-        """Maximum number of segments ever buffered."""
+    def high_water(self) -> tuple[int, int]:
+        """Most tokens and most segments ever buffered."""
 
     def state_dict(self) -> State:
         """Return the buffer as JSON-compatible values. The packer is not changed."""

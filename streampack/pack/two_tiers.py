@@ -43,7 +43,7 @@ class _Pool(KernelPacker):
     """An exact fit whose buffer is lent to the kernel of both tiers."""
 
     def __init__(self, limits: Limits):
-        super().__init__("exact_fit", limits, kernels.exact_fit)
+        super().__init__("exact_fit", limits, kernels.fit_exactly)
 
     def lend(self, num_rows: int) -> Tier:
         """Return the buffer in arrays with room for `num_rows` segments."""
@@ -67,13 +67,13 @@ class TwoTiersPacker(BufferedPacker):
 
     def __init__(self, limits: Limits, short_seq_len: int):
         super().__init__("two_tiers", limits)
-        tokens = min(BUFFER_PACKS * short_seq_len, limits.buffer_tokens - limits.max_seq_len)
+        tokens = min(BUFFER_PACKS * short_seq_len, limits.buffer_tokens - limits.pack_tokens)
         short_tokens = max(short_seq_len, tokens // 2)
         self._turn_tokens = tokens - short_tokens
         self._short_seq_len = short_seq_len
         self._short = _Pool(
             limits._replace(
-                max_seq_len=short_seq_len,
+                pack_tokens=short_seq_len,
                 buffer_tokens=short_tokens,
                 window=min(short_seq_len, limits.window),
                 tolerance=short_seq_len // TOLERANCE,
@@ -96,22 +96,16 @@ class TwoTiersPacker(BufferedPacker):
         return np.concatenate([self._buffered, self._short.buffered, *self._items])
 
     @property
-    def num_buffered_tokens(self) -> int:
-        """Tokens in the buffer, including the padding of `pad_to_multiple`."""
-        tiers = self._short.num_buffered_tokens + self._long.num_buffered_tokens
-        return super().num_buffered_tokens + tiers
+    def held(self) -> tuple[int, int]:
+        """Tokens in the buffer, including the padding of `pad_to_multiple`, and segments."""
+        (collected, own), (short, shorts) = super().held, self._short.held
+        return collected + short + self._long.held[0], own + shorts + sum(map(len, self._items))
 
     @property
-    def num_buffered_samples(self) -> int:
-        """Number of segments in the buffer."""
-        num_in_items = sum(map(len, self._items))
-        return len(self._buffered) + self._short.num_buffered_samples + num_in_items
-
-    @property
-    def high_water_tokens(self) -> int:
-        """Sum of the maximum tokens buffered by each tier and collected for the short tier."""
-        tiers = self._short.high_water_tokens + self._long.high_water_tokens
-        return self._high_water[0] + tiers
+    def high_water(self) -> tuple[int, int]:
+        """Sum of the most tokens of each tier and collected for the short tier; most segments."""
+        tiers = self._short.high_water[0] + self._long.high_water[0]
+        return self._high_water[0] + tiers, self._high_water[1]
 
     def state_dict(self) -> State:
         """Return the buffer as plain integers: sample addresses, no tokens."""
@@ -119,7 +113,7 @@ class TwoTiersPacker(BufferedPacker):
             **super().state_dict(),
             "short": self._short.state_dict(),
             "items": [item.tolist() for item in self._items],
-            "high_water_long": self._long.high_water_tokens,
+            "high_water_long": self._long.high_water[0],
         }
 
     def _restore(self, state: State) -> str:
@@ -138,17 +132,14 @@ class TwoTiersPacker(BufferedPacker):
         self._long.load_state_dict(
             {"method": "exact_fit", "buffered": rows, "high_water": high_water}
         )
-        if self.num_buffered_samples > self._limits.buffer_samples:
-            return (
-                f"buffers {self.num_buffered_samples} samples, more than buffer_samples="
-                f"{self._limits.buffer_samples}"
-            )
+        if (held := self.held[1]) > self._limits.buffer_samples:
+            return f"buffers {held} samples, more than buffer_samples={self._limits.buffer_samples}"
         return ""
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
-        num_rows = self.num_buffered_samples + len(segments)
+        num_rows = self.held[1] + len(segments)
         tiers = self._lend(num_rows)
-        kernels.two_tiers(
+        kernels.fit_tiers(
             tiers,
             np.ascontiguousarray(segments),
             self._turn_tokens,
@@ -171,7 +162,7 @@ class TwoTiersPacker(BufferedPacker):
         spans[: len(sizes)] = np.stack([bounds[:-1], bounds[1:]], axis=1)
         counts = np.zeros(kernels.NUM_COUNTS, np.int64)
         counts[kernels.TURN] = len(self._buffered)
-        counts[kernels.TURN_TOKENS] = super().num_buffered_tokens
+        counts[kernels.TURN_TOKENS] = super().held[0]
         counts[[kernels.HIGH_TURN, kernels.HIGH_HELD]] = self._high_water
         counts[kernels.ITEMS] = len(sizes)
         counts[[kernels.ITEM_ROWS, kernels.ITEM_SAMPLES]] = bounds[-1]

@@ -91,7 +91,7 @@ class PackQueue:
     @property
     def high_water_tokens(self) -> int:
         """Maximum number of tokens that the packer has held."""
-        return self.windows.packer.high_water_tokens
+        return self.windows.packer.high_water[0]
 
     @property
     def num_substituted(self) -> int:

@@ -305,12 +305,12 @@ def test_a_packer_goes_on_from_its_state_and_counts_what_it_holds(lengths, at):
     resumed.load_state_dict(json.loads(json.dumps(packer.state_dict())))
 
     for each in (packer, resumed):
-        assert each.num_buffered_samples < 8
-        assert each.high_water_samples <= 8
-        assert each.num_buffered_tokens <= each.high_water_tokens <= 8 * 40
-    left = packer.num_buffered_samples
+        assert each.held[1] < 8
+        assert each.high_water[1] <= 8
+        assert each.held[0] <= each.high_water[0] <= 8 * 40
+    left = packer.held[1]
     assert len(packer.buffered) == left
-    assert packer.buffered[:, 4].sum() == packer.num_buffered_tokens
+    assert packer.buffered[:, 4].sum() == packer.held[0]
     later, again = packer.add(rows[at:]), resumed.add(rows[at:])
     flushed, flushed_again = packer.flush(), resumed.flush()
 
@@ -318,4 +318,4 @@ def test_a_packer_goes_on_from_its_state_and_counts_what_it_holds(lengths, at):
     assert later.ends.tolist() == again.ends.tolist()
     assert flushed.segments.tolist() == flushed_again.segments.tolist()
     assert len(later.segments) + len(flushed.segments) == left + len(rows[at:])
-    assert packer.num_buffered_tokens == packer.num_buffered_samples == 0
+    assert packer.held == (0, 0)

@@ -129,7 +129,7 @@ def test_no_packer_closes_so_many_packs_with_fewer_tokens_wherever_it_stands(opt
         for packs_then, tokens_gone in stood:
             if num_packs > packs_then:
                 assert num_tokens - tokens_gone >= least_tokens(packing, num_packs - packs_then)
-        stood.append((num_packs, num_tokens - packer.num_buffered_tokens))
+        stood.append((num_packs, num_tokens - packer.held[0]))
 
 
 @examples(25)

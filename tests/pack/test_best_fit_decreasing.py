@@ -105,8 +105,8 @@ def test_every_segment_leaves_once_at_the_latest_with_the_window_after_64_packs(
         left += packs.segments[:, SAMPLE].tolist()
         for sample in packer.buffered[:, SAMPLE].tolist():
             assert begin - begins[sample] < PASSING_PACKS
-        assert packer.num_buffered_tokens <= packer.high_water_tokens <= packing.buffer_limit
-        assert packer.num_buffered_samples <= packer.high_water_samples <= packing.buffer_samples
+        assert packer.held[0] <= packer.high_water[0] <= packing.buffer_limit
+        assert packer.held[1] <= packer.high_water[1] <= packing.buffer_samples
     left += packer.flush().segments[:, SAMPLE].tolist()
 
     assert sorted(left) == list(range(sum(map(len, windows))))
@@ -231,4 +231,4 @@ def test_buffers_bound_what_passes_on():
     ]:
         packer = make_packer(Packing(max_seq_len=100, method=METHOD, **options))
         assert len(packer.add(rows_of(lengths))) == 3 - passed
-        assert packer.num_buffered_samples == passed
+        assert packer.held[1] == passed

@@ -113,7 +113,7 @@ def test_a_full_sample_is_out_at_once_though_a_pack_is_being_built():
     packer = make_packer(Packing(max_seq_len=100))
 
     assert samples_of(packer.add(rows_of([60, 100]))) == [[1]]
-    assert packer.num_buffered_samples == 1
+    assert packer.held[1] == 1
 
 
 @pytest.mark.parametrize("max_seq_len", [512, 2048, 8192, 20_000])

@@ -81,7 +81,7 @@ def test_kernels_are_kept_in_numba_cache_dir_without_a_warning(tmp_path):
     cache = tmp_path / "cache"
 
     assert run_script(package, NUMBA_CACHE_DIR=str(cache)) == [PACKED]
-    assert list(cache.rglob("kernels.next_fit*.nbc"))
+    assert list(cache.rglob("kernels.fit_in_order*.nbc"))
 
 
 def test_kernels_that_make_no_arrays_count_no_references_to_them():

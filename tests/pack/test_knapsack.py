@@ -89,5 +89,5 @@ def test_a_window_has_128_packs_where_nothing_is_said():
     assert packing.buffer_limit == 128 * 1024
     assert len(before) == 0
     assert len(packer.add(rows_of([1]))) == 128
-    assert packer.num_buffered_samples == 1
+    assert packer.held[1] == 1
     assert packer.flush().segments[:, LENGTH].tolist() == [1]

@@ -49,7 +49,7 @@ def test_a_full_pack_is_out_at_once():
     packer = make_packer(Packing(max_seq_len=10, method="next_fit"))
 
     assert len(packer.add(rows_of([4, 6]))) == 1
-    assert packer.num_buffered_tokens == 0
+    assert packer.held[0] == 0
 
 
 def test_a_pack_closes_at_buffer_samples():

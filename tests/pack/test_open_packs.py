@@ -45,7 +45,7 @@ def test_a_pack_that_closes_with_a_large_gap_takes_the_head_of_who_fits_nowhere(
     # Sample 2 is cut before its last 10 tokens, not at the gap of 70: no shorter piece is left.
     rows = packs.segments[:, [SAMPLE, START, LENGTH]].tolist()
     assert rows == [[0, 0, 70], [1, 0, 30], [1, 30, 30], [2, 0, 65]]
-    assert packer.num_buffered_tokens == 10
+    assert packer.held[0] == 10
 
 
 @pytest.mark.parametrize("method", ["first_fit", "best_fit"])

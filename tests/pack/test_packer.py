@@ -132,7 +132,7 @@ def test_kernels_equal_plain_python_segment_by_segment(case):
     assert packer.state_dict()["buffered"] == before.pool
     assert added + as_lists(packer.flush()) == after.packs
     if packing.method in ("exact_fit", "next_fit", "knapsack"):
-        high_water = packer.high_water_tokens, packer.high_water_samples
+        high_water = packer.high_water
         assert high_water == (after.high_tokens, after.high_samples)
 
 
@@ -143,7 +143,7 @@ def test_every_token_is_packed_exactly_once_and_pieces_stay_in_order(case):
 
     segments = pack_all(packer, rows).segments
 
-    assert packer.num_buffered_samples == packer.num_buffered_tokens == 0
+    assert packer.held == (0, 0)
     for row in rows:
         pieces = segments[segments[:, SAMPLE] == row[SAMPLE]]
         edges = np.append(pieces[:, START], row[START] + row[LENGTH])
@@ -238,14 +238,14 @@ def test_buffers_stay_within_their_bounds_and_high_water_is_the_most_seen(case, 
         size = chunks[begin % len(chunks)]
         num_out += packer.add(rows[begin : begin + size]).segments[:, LENGTH].sum()
         begin += size
-        held = packer.num_buffered_tokens, packer.num_buffered_samples
+        held = packer.held
         most = max(most[0], held[0]), max(most[1], held[1])
-        assert len(packer.buffered) == packer.num_buffered_samples
+        assert len(packer.buffered) == packer.held[1]
         assert num_out + packer.buffered[:, LENGTH].sum() == rows[:begin, LENGTH].sum()
     packer.flush()
 
-    assert most[0] <= packer.high_water_tokens <= packing.buffer_limit
-    assert most[1] <= packer.high_water_samples <= packing.buffer_samples
+    assert most[0] <= packer.high_water[0] <= packing.buffer_limit
+    assert most[1] <= packer.high_water[1] <= packing.buffer_samples
 
 
 @given(case=cases(STEADY), size=st.integers(1, 20))
@@ -335,7 +335,7 @@ def test_a_segment_that_no_pack_can_hold_is_refused_by_name(method, length):
         match=rf"stream \d, sample 1: a segment of {length} tokens.*1 to .*=8: pass .*fit_samples",
     ):
         packer.add(rows_of([3, length]))
-    assert packer.num_buffered_samples == 0
+    assert packer.held[1] == 0
 
 
 SCRIPT = """
