@@ -59,8 +59,8 @@ def read_bool(name: str, value: Any) -> bool:
     return value
 
 
-def read_integer(name: str, value: Any, way_out: str) -> int:
-    """Convert an integral value to an int.
+def read_integer(name: str, value: Any, way_out: str, least: int | None = None) -> int:
+    """Convert an integral value, of at least `least`, to an int.
 
     Ints, numpy integers and floats such as 1e4 are integral. Bools, text and 10.5 are not.
 
@@ -81,6 +81,10 @@ def read_integer(name: str, value: Any, way_out: str) -> int:
     if number.bit_length() > MAX_INTEGER_BITS:
         raise ConfigError(
             f"{name} is {show_number(number)}, too large for any use; {way_out}", option=name
+        )
+    if least is not None and number < least:
+        raise ConfigError(
+            f"{name}={show_number(number)} must be at least {least}; {way_out}", option=name
         )
     return number
 
@@ -123,10 +127,7 @@ def read_seed(name: str, value: Any) -> int:
     # read_integer accepts 17.0, but two large float seeds could round to the same integer.
     if isinstance(value, Real) and not hasattr(value, "__index__"):
         raise ConfigError(f"{name}={value!r} is not an integer; {way_out}", option=name)
-    seed = read_integer(name, value, way_out)
-    if seed < 0:
-        raise ConfigError(f"{name}={seed} is negative; {way_out}", option=name)
-    return seed
+    return read_integer(name, value, way_out, 0)
 
 
 def read_optional_fraction(name: str, value: Any) -> float | None:

@@ -215,7 +215,7 @@ def test_a_seed_is_an_integer(seed):
 
 
 def test_a_negative_seed_does_not_switch_shuffling_off():
-    with pytest.raises(ConfigError, match=r"seed=-1 is negative; .* shuffle=False keeps"):
+    with pytest.raises(ConfigError, match=r"seed=-1 must be at least 0; .* shuffle=False keeps"):
         Order(seed=-1)
 
 

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streampack.batch.buffer_pool import BufferPool, cut
+from streampack.batch.buffer_pool import BufferPool, split_rows
 from streampack.batch.kernels import END, NUM_BOUNDS, ROW, fill_batches, fill_slices, lay_out
 from streampack.gather.gather import Rows
 from streampack.types import IGNORED, NO_PACKS, NUM_COLUMNS, Int32Array, Int64Array, Packs
@@ -85,8 +85,8 @@ def make_compacts(
     ([0, 2, 3], [-100], False)
     """
     layout = _Layout.of(rows, packs, len(steps))
-    tokens = cut(rows.tokens, len(steps)) if tokens is None else tokens
-    labels = None if rows.labels is None else cut(rows.labels, len(steps))
+    tokens = split_rows(rows.tokens, len(steps)) if tokens is None else tokens
+    labels = None if rows.labels is None else split_rows(rows.labels, len(steps))
     if rows.context is None:
         next_tokens = layout.split(rows.next_tokens)
     else:
@@ -105,8 +105,6 @@ def make_compacts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """Layout of the segments of several batches."""
-
     numbered: Int64Array
     """Segments with the row of their batch in front, shape (n, 6)."""
     edges: Int32Array
@@ -144,10 +142,9 @@ class _Layout:
 
 @cache
 def _warn_of_no_target(stream: int) -> None:
-    """Warn once of a stream."""
     logger.warning(
         "stream %d: a batch has its samples but no target, so its mean loss is NaN; where prompts "
-        "are longer than max_seq_len, raise it or set overflow='drop'; or divide the sum of the "
+        "fill a pack, make packs longer or set overflow='drop'; or divide the sum of the "
         "losses by the targets of the global batch",
         stream,
     )

@@ -32,9 +32,9 @@ from streampack.types import IntArray
 
 KEPT = 4  # idle blocks
 KEPT_LAYOUTS = 64  # batches of buckets, and their segments, come in many sizes
-ALIGNMENT = 64  # bytes; a cache line, and more than any dtype needs
+CACHE_LINE = 64  # bytes; a cache line, and more than any dtype needs
 
-Shape: TypeAlias = tuple[type[np.integer[Any]], tuple[int, ...]]
+Array: TypeAlias = tuple[type[np.integer[Any]], tuple[int, ...]]
 
 
 class _Returned(weakref.ref["_Owner"]):
@@ -115,7 +115,7 @@ class BufferPool:
         self._pinned = pinned
         self._scratch = Scratch()
 
-    def take(self, *shapes: Shape, num_parts: int = 1) -> tuple[list[IntArray], list[list[Tensor]]]:
+    def take(self, *shapes: Array, num_parts: int = 1) -> tuple[list[IntArray], list[list[Tensor]]]:
         """Return uninitialised arrays of these types and shapes, and tensors of their parts.
 
         Each array is cut into `num_parts` along its first dimension. There is a list for each part,
@@ -136,21 +136,21 @@ class BufferPool:
             ]
             if num_parts == 1:
                 return arrays, [list(map(torch.from_numpy, arrays))]
-            pieces = [tuple(cut(array, num_parts)) for array in arrays]
+            pieces = [tuple(split_rows(array, num_parts)) for array in arrays]
         return arrays, [list(part) for part in zip(*pieces, strict=True)]
 
 
-def cut(array: IntArray, num_parts: int) -> list[Tensor]:
+def split_rows(array: IntArray, num_parts: int) -> list[Tensor]:
     """Return tensors of an array's parts, each with the same number of rows.
 
-    >>> [part.tolist() for part in cut(np.array([5, 6, 7, 8]), 2)]
+    >>> [part.tolist() for part in split_rows(np.array([5, 6, 7, 8]), 2)]
     [[5, 6], [7, 8]]
     """
     size = len(array) // num_parts
     return [torch.from_numpy(array[part * size : (part + 1) * size]) for part in range(num_parts)]
 
 
-def _pinned(shapes: tuple[Shape, ...], begins: list[int], num_bytes: int) -> list[Tensor]:
+def _pinned(shapes: tuple[Array, ...], begins: list[int], num_bytes: int) -> list[Tensor]:
     """Return pinned tensors as views of torch's own block, so that torch can track copies of it."""
     block = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
     return [
@@ -166,10 +166,10 @@ def _num_bytes(dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> int:
 
 
 @lru_cache(KEPT_LAYOUTS)
-def _lay_out(shapes: tuple[Shape, ...]) -> tuple[list[int], int]:
+def _lay_out(shapes: tuple[Array, ...]) -> tuple[list[int], int]:
     """Return the offset of each array in a block, and the block's size in bytes."""
     begins, end = [], 0
     for dtype, shape in shapes:
-        begins.append(-(-end // ALIGNMENT) * ALIGNMENT)
+        begins.append(-(-end // CACHE_LINE) * CACHE_LINE)
         end = begins[-1] + _num_bytes(dtype, shape)
     return begins, end

@@ -33,7 +33,7 @@ from streampack.gather.slice_kernels import (
 )
 from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, START, Int32Array, Int64Array, IntArray
 
-Layout: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
+BatchLayout: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
 Tensors: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int32Array]
 
 # Columns of a batch's `segments`: the row first, and no totals.
@@ -57,7 +57,6 @@ def _copy(source: IntArray, tokens: Int64Array, labels: Int64Array) -> None:
 
 @compiled
 def _widen(source: IntArray, out: Int64Array) -> None:
-    """Widen a row, shape (S,)."""
     for i in range(len(source)):
         out[i] = source[i]
 
@@ -132,7 +131,7 @@ def lay_out(
 
 @compiled
 def fill_batches(
-    layout: Layout,
+    layout: BatchLayout,
     source: IntArray,
     next_tokens: Int64Array,
     source_labels: IntArray,

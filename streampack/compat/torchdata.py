@@ -143,7 +143,6 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
             yield self._next(heap, arrived, number)
 
     def _own_part(self) -> Iterable[Sample]:
-        """Return this process's share of the source."""
         info, source = get_worker_info(), self.datapipe
         if info is None:
             return source
@@ -157,7 +156,6 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
     def _next(
         self, heap: list[_Waiting[Sample]], arrived: deque[_Waiting[Sample]], num_left: int
     ) -> _Waiting[Sample]:
-        """Take the shortest waiting sample, or the oldest if it is overdue."""
         while arrived and arrived[0].has_left:
             arrived.popleft()
         # Of the num_left samples that left, those with higher numbers overtook the oldest.

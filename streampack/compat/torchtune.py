@@ -33,10 +33,10 @@ from streampack.types import IGNORED
 
 PadMask = Literal["causal", "identity"]
 
-Item = dict[str, Tensor]
+Pack = dict[str, Tensor]
 
 
-class PackedDataset(Dataset[Item]):
+class PackedDataset(Dataset[Pack]):
     """Packs a dataset greedily, in order, at construction: torchtune's class of this name.
 
     Args:
@@ -69,9 +69,7 @@ class PackedDataset(Dataset[Item]):
         split_across_pack: bool = False,
     ) -> None:
         if max_packs is not None:
-            max_packs = read_integer("max_packs", max_packs, "None packs all")
-            if max_packs < 0:
-                raise ConfigError(f"max_packs={max_packs} must be at least 0; None packs all")
+            max_packs = read_integer("max_packs", max_packs, "None packs all", 0)
         self.ds = ds
         self.max_seq_len = read_count("max_seq_len", max_seq_len)
         self.padding_idx = padding_idx
@@ -136,12 +134,12 @@ class PackedDataset(Dataset[Item]):
         return len(self._edges) - 1
 
     @overload
-    def __getitem__(self, idx: int) -> Item: ...
+    def __getitem__(self, idx: int) -> Pack: ...
 
     @overload
-    def __getitem__(self, idx: slice) -> list[Item]: ...
+    def __getitem__(self, idx: slice) -> list[Pack]: ...
 
-    def __getitem__(self, idx: int | slice) -> Item | list[Item]:
+    def __getitem__(self, idx: int | slice) -> Pack | list[Pack]:
         """Return a pack, or a list of packs for a slice; negative indices count from the end."""
         numbers = range(len(self))[idx]
         if isinstance(numbers, range):
@@ -158,7 +156,7 @@ class PackedDataset(Dataset[Item]):
         if last_stop:
             yield self._tokens[last], self._labels[last], start, last_stop
 
-    def _item(self, number: int) -> Item:
+    def _item(self, number: int) -> Pack:
         size = self.max_seq_len
         tokens = np.full(size, self.padding_idx, np.int64)
         labels = np.full(size, IGNORED, np.int64)
@@ -185,7 +183,7 @@ class PackedDataset(Dataset[Item]):
         }
 
 
-def padded_collate_packed(batch: Sequence[Item], *, pad_mask: PadMask = "causal") -> Item:
+def padded_collate_packed(batch: Sequence[Pack], *, pad_mask: PadMask = "causal") -> Pack:
     """Stack packs and build their block-causal mask: torchtune's function of this name.
 
     Args:
@@ -209,7 +207,7 @@ def padded_collate_packed(batch: Sequence[Item], *, pad_mask: PadMask = "causal"
     return stacked | {"mask": dense_mask(document_ids, padding=pad_mask)}
 
 
-def _document_ids(item: Item) -> Tensor:
+def _document_ids(item: Pack) -> Tensor:
     """Return the number of each token's piece, from 1; 0 is padding."""
     seq_lens, positions = item["seq_lens"], item["input_pos"]
     ids = torch.repeat_interleave(torch.arange(1, len(seq_lens) + 1), seq_lens)

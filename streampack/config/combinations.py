@@ -24,7 +24,7 @@ from streampack.config.rules import TABLE
 from streampack.errors import ConfigError
 
 # Values that mean as little as None or False.
-DEFAULTS = {
+NOT_SET = {
     "context_parallel": 1,
     "epoch_end": "pad",
     "pack_shuffle": 0,
@@ -111,10 +111,9 @@ def check_combination(given: Mapping[str, Any], where: str = "") -> None:
 
 
 def _matches(option: str, value: Any, values: tuple[str, ...]) -> bool:
-    """Whether an option has one of some values; without values, whether it is set at all."""
     if values:
         return str(value) in values
-    return value is not None and value is not False and value != DEFAULTS.get(option)
+    return value is not None and value is not False and value != NOT_SET.get(option)
 
 
 def _shown(option: str, value: Any) -> str:

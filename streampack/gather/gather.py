@@ -3,7 +3,7 @@
 ::
 
     packs (integers) --> shard and offset ---> one kernel --> rows of int32 or uint16
-     |                   mapped_shards.py      no GIL         (num_rows, max_seq_len)
+     |                   mapped_shards.py      no GIL         (num_rows, row_tokens)
      '--> context parallelism: the segments of this rank's chunks only (context_slice.py)
 
 Cost: two kernel calls per batch, about 0.7 ns per token from the page cache, plus 10 us. Memory:
@@ -36,7 +36,7 @@ class Rows:
 
     tokens: IntArray
     """Token ids, then padding; int32, or uint16 if all ids fit; shape (num_rows, S), where S is
-    max_seq_len, or its slice."""
+    the slots of a pack, or of its slice."""
     next_tokens: Int64Array
     """The sample's token after each segment, -100 where its sample ends; shape (num_segments,). In
     slices, the token after each piece of a segment."""

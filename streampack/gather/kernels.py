@@ -45,10 +45,10 @@ from streampack.types import IGNORED, LENGTH, SAMPLE, START, TOTAL, Int64Array, 
 # multiple of slots that each segment takes.
 Reading: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]
 # Of a sample: its own tokens, and 1 or 0 for an added BOS and an added EOS.
-Shape: TypeAlias = tuple[int, int, int]
+PackShape: TypeAlias = tuple[int, int, int]
 # Location of each segment's values, (n, FOUND_COLUMNS); and the prefetch position, (3,): the next
 # segment, how many of its bytes were prefetched, and how many bytes too early.
-Found: TypeAlias = tuple[Int64Array, Int64Array]
+FoundRows: TypeAlias = tuple[Int64Array, Int64Array]
 
 # Columns of an address row: the shard's bytes, then three columns of it, two numbers each.
 DATA, SIZE, FIRST, COUNT, SHIFTED, TOKENS, LABELS, LOSS_MASK = 0, 1, 2, 3, 4, 5, 7, 9
@@ -89,7 +89,7 @@ def code_of(dtype: npt.DTypeLike) -> int:
     return _CODES.get(known.str[1:], NO_COLUMN) if known.isnative else NO_COLUMN
 
 
-def room_for(num_segments: int) -> Found:
+def room_for(num_segments: int) -> FoundRows:
     """Return arrays for the locations of this many segments."""
     return np.empty((num_segments, FOUND_COLUMNS), np.int64), np.empty(3, np.int64)
 
@@ -239,7 +239,7 @@ def _check(segment: Int64Array, full: int, room: int, options: Int64Array) -> in
 
 
 @compiled_inline
-def _ask_ahead(segments: Int64Array, found: Found, num_bytes: int) -> None:
+def _ask_ahead(segments: Int64Array, found: FoundRows, num_bytes: int) -> None:
     """Prefetch as many bytes as are copied next."""
     where, cursor = found
     k, done, wanted = cursor[0], cursor[1], num_bytes - cursor[2]
@@ -273,7 +273,7 @@ def _column_to_read(shards: Int64Array, row: int, for_labels: bool) -> int:
 
 @compiled
 def _locate_all(
-    segments: Int64Array, shards: Int64Array, rows: Int64Array, for_labels: bool, found: Found
+    segments: Int64Array, shards: Int64Array, rows: Int64Array, for_labels: bool, found: FoundRows
 ) -> tuple[int, int]:
     """Fill `found` for all segments, and prefetch the first; return as `gather_tokens`."""
     where, cursor = found
@@ -300,7 +300,7 @@ def _locate_all(
 
 @compiled_inline
 def _gather_segment(
-    segments: Int64Array, k: int, code: int, options: Int64Array, room: IntArray, found: Found
+    segments: Int64Array, k: int, code: int, options: Int64Array, room: IntArray, found: FoundRows
 ) -> tuple[int, int]:
     """Fill the front of `room` with segment `k`; return (next token, problem)."""
     address, count = found[0][k, ADDRESS], found[0][k, VALUES]
@@ -342,7 +342,7 @@ def gather_tokens(
     slots: Int64Array | None,
     tokens: IntArray,
     next_tokens: Int64Array,
-    found: Found,
+    found: FoundRows,
 ) -> tuple[int, int]:
     """Fill rows of `tokens`, shape (num_rows, S), with their segments, then padding.
 
@@ -380,7 +380,7 @@ def gather_tokens(
 
 
 @compiled
-def _apply_labels(segment: Int64Array, shard: Int64Array, shape: Shape, room: IntArray) -> int:
+def _apply_labels(segment: Int64Array, shard: Int64Array, shape: PackShape, room: IntArray) -> int:
     """Overwrite a segment's targets with those of a labels column; return the error code.
 
     ``room[i]`` is for token ``start + 1 + i``; its shape is (length,).
@@ -449,7 +449,7 @@ def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> bo
 
 
 @compiled
-def _apply_mask(segment: Int64Array, shard: Int64Array, shape: Shape, room: IntArray) -> int:
+def _apply_mask(segment: Int64Array, shard: Int64Array, shape: PackShape, room: IntArray) -> int:
     """Ignore the targets in `room` outside the loss mask; arguments as `_apply_labels`."""
     count, before, _ = shape
     address, values, problem = locate(shard, LOSS_MASK, segment[SAMPLE])
@@ -498,8 +498,8 @@ def gather_labels(
     tokens: IntArray,
     next_tokens: Int64Array,
     labels: IntArray,
-    found: Found,
-    label_locations: Found,
+    found: FoundRows,
+    label_locations: FoundRows,
 ) -> tuple[int, int]:
     """Fill rows of `labels`, shape (num_rows, S), from the results of `gather_tokens`.
 

@@ -12,7 +12,7 @@ Cost: about 50 ns per segment with a thousand shards.
 from __future__ import annotations
 
 from streampack._numba import compiled, kernel_holding_gil
-from streampack.types import SAMPLE, STREAM, BoolArray, Int64Array
+from streampack.types import SAMPLE, STREAM, Int64Array
 
 # Columns of the times of each open shard: its last read, and the last size check of its file.
 READ, CHECKED = range(2)
@@ -56,19 +56,6 @@ def find_shards(
             return k
         shards[k] = _at_or_below(first_samples, bases[stream], last, sample)
     return -1
-
-
-@kernel_holding_gil
-def are_local(
-    segments: Int64Array, bases: Int64Array, first_samples: Int64Array, is_here: BoolArray
-) -> bool:
-    """Return whether `is_here`, indexed like `first_samples`, marks the shards of all segments."""
-    for k in range(len(segments)):
-        stream = segments[k, STREAM]
-        low, high = bases[stream], bases[stream + 1] - 1
-        if not is_here[_at_or_below(first_samples, low, high, segments[k, SAMPLE])]:
-            return False
-    return True
 
 
 @kernel_holding_gil

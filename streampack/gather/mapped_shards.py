@@ -133,7 +133,6 @@ class ShardLookup:
             mapped = self._with(set(rows.tolist()))
 
     def _with(self, wanted: set[int]) -> MappedShards:
-        """Return a table in which all of `wanted` are open."""
         before = self._mapped
         shards = list(before.shards.values())
         if shards:

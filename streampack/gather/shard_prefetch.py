@@ -32,15 +32,15 @@ import numpy as np
 
 from streampack._threads import Holder, join_threads, start_threads
 from streampack.errors import WorkerError
-from streampack.gather import lookup_kernels
+from streampack.gather.lookup_kernels import find_shards
 from streampack.plan import ShardDelta
 from streampack.streams import MdsStream
 from streampack.types import Int64Array, Packs
 
 FETCH_THREADS = 4
-ALIVE_S = 1.0  # liveness poll interval while waiting
+POLL_S = 1.0  # liveness poll interval while waiting
 BUSY_S = 0.2  # poll interval for a shard that another process fetches
-LEAVE_S = 1.0  # time limit for fetches in flight at the end of an iteration
+END_S = 1.0  # time limit for fetches in flight at the end of an iteration
 TURN = 4  # consecutive shards left to each of the other processes
 
 ShardKey = tuple[int, int]
@@ -83,11 +83,11 @@ class _ShardTable:
     def missing(self, segments: Int64Array) -> list[ShardKey]:
         """Return the shards of some segments, shape (n, 6), that are not known to be local."""
         segments = np.ascontiguousarray(segments, np.int64)
-        if lookup_kernels.are_local(segments, self._bases, self._first_samples, self._is_here):
-            return []
         shards = np.empty(len(segments), np.int64)
-        lookup_kernels.find_shards(segments, self._bases, self._first_samples, shards)
+        find_shards(segments, self._bases, self._first_samples, shards)
         absent = np.unique(shards[~self._is_here[shards]])
+        if not len(absent):
+            return []
         streams = np.searchsorted(self._bases, absent, side="right") - 1
         return list(zip(streams.tolist(), (absent - self._bases[streams]).tolist(), strict=True))
 
@@ -206,7 +206,7 @@ class ShardPrefetcher:
         with self._lock:
             self._is_closed = True
             self._changed.notify_all()
-        join_threads(self._threads, LEAVE_S)
+        join_threads(self._threads, END_S)
 
     def stats(self) -> dict[str, Any]:
         """Return the fetches and waits of this process, as plain numbers."""
@@ -234,7 +234,6 @@ class ShardPrefetcher:
                 self._changed.notify_all()
 
     def _next(self) -> Callable[[], None] | None:
-        """Return the next shard to fetch; None at the end."""
         with self._lock:
             while not self._is_closed and not self._abandoned:
                 if self._notes and not self._is_noting:
@@ -246,7 +245,7 @@ class ShardPrefetcher:
                         if key not in self._here and key not in self._busy:
                             self._busy.add(key)
                             return partial(self._fetch, key, is_waiting=keys is self._urgent)
-                self._changed.wait(ALIVE_S)
+                self._changed.wait(POLL_S)
             return None
 
     def _fetch(self, key: ShardKey, *, is_waiting: bool) -> None:
@@ -302,7 +301,6 @@ class ShardPrefetcher:
         return [key for key, total in zip(shards, totals, strict=True) if total <= limit]
 
     def _wait_locked(self, missing: list[ShardKey]) -> None:
-        """Wait for shards, with the lock held."""
         while not self._here.issuperset(missing):
             self.check()
             if self._is_closed or not any(thread.is_alive() for thread in self._threads):
@@ -310,7 +308,7 @@ class ShardPrefetcher:
                     f"no thread of process {os.getpid()} is left to fetch shards; start the "
                     "iteration again, in the process that consumes it"
                 )
-            self._changed.wait(ALIVE_S)
+            self._changed.wait(POLL_S)
 
 
 def _own_first(shards: list[ShardKey], limits: FetchLimits) -> list[ShardKey]:

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterator, Mapping
 from multiprocessing import get_all_start_methods
 from typing import Any
 
-from streampack._checks import is_weight, read_integer, read_optional_count, show_number
+from streampack._checks import is_weight, read_integer, show_number
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError, suggest
 from streampack.loader.distributed_state import join_states
@@ -39,7 +39,7 @@ from streampack.world import process_group
 
 logger = logging.getLogger(__name__)
 
-MAX_TIMEOUT_S = 10**6  # the system's waits accept at most 2**31 ms
+MAX_WAIT_S = 10**6  # the system's waits accept at most 2**31 ms
 
 
 class PackedDataLoader:
@@ -95,16 +95,11 @@ class PackedDataLoader:
         check_ranks: bool = True,
     ) -> None:
         # torch's DataLoader accepts None here; unchecked, None would fail only at the first batch.
-        prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "leave it out for 2")
-        prefetch_threads = read_integer("prefetch_threads", prefetch_threads, "leave it out for 1")
-        num_workers = read_integer("num_workers", num_workers, "0 reads in threads")
-        read_optional_count("prefetch_factor", prefetch_factor)
-        if prefetch_threads < 0:
-            raise ConfigError(
-                f"prefetch_threads={prefetch_threads} must be at least 0; 0 reads in the loop"
-            )
-        if num_workers < 0:
-            raise ConfigError(f"num_workers={num_workers} must be at least 0; 0 reads in threads")
+        prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "leave it out for 2", 1)
+        prefetch_threads = read_integer(
+            "prefetch_threads", prefetch_threads, "0 reads in the loop; leave it out for 1", 0
+        )
+        num_workers = read_integer("num_workers", num_workers, "0 reads in threads", 0)
         methods = get_all_start_methods()
         if isinstance(multiprocessing_context, str) and multiprocessing_context not in methods:
             raise ConfigError(
@@ -252,11 +247,10 @@ class PackedDataLoader:
 
 
 def _check_timeout(timeout: float | None, num_workers: int) -> float:
-    """Return the time limit for a worker in seconds; 0: no limit."""
-    if timeout is not None and not (is_weight(timeout) and timeout <= MAX_TIMEOUT_S):
+    if timeout is not None and not (is_weight(timeout) and timeout <= MAX_WAIT_S):
         raise ConfigError(
             f"timeout={show_number(timeout)} must be a number of seconds, at least 0 and at most "
-            f"{MAX_TIMEOUT_S}; 0 or None waits for ever"
+            f"{MAX_WAIT_S}; 0 or None waits for ever"
         )
     if timeout and not num_workers:
         raise ConfigError(

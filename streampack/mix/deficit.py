@@ -33,7 +33,7 @@ from streampack.errors import ResumeError
 from streampack.mix.apportion import scaled_shares
 from streampack.types import Int64Array, State
 
-SCALE = 1 << 30
+SHARE_SCALE = 1 << 30
 MOST_DEFICIT = 1 << 60  # one more sample, of int32 tokens, keeps a deficit below 2**62
 
 DEFICIT, SHARE, NEXT, END = range(4)
@@ -64,7 +64,7 @@ class Deficits:
     def _shares_of_live(self) -> list[int]:
         if not any(self._amounts):
             return [0] * len(self._amounts)
-        return [int(share) for share in scaled_shares(self._amounts, SCALE)]
+        return [int(share) for share in scaled_shares(self._amounts, SHARE_SCALE)]
 
     def next(self) -> int | None:
         """Return the source to serve, or None if all have ended."""
@@ -77,7 +77,7 @@ class Deficits:
                 key = owed
             elif owed > 0:
                 # Turns until it is a whole sample behind, negated: the earliest deadline wins.
-                key = (self._deficits[source] - SCALE) // share
+                key = (self._deficits[source] - SHARE_SCALE) // share
             else:
                 continue
             if best is None or key > best_key:
@@ -89,7 +89,7 @@ class Deficits:
         # All sources are owed a share of the amount, and one of them got it: the sum stays 0.
         for other, share in enumerate(self._shares):
             self._deficits[other] += share * amount
-        self._deficits[source] -= SCALE * amount
+        self._deficits[source] -= SHARE_SCALE * amount
 
     def serve_waiting(self, waiting: Sequence[Int64Array], room: Int64Array) -> Int64Array:
         """Serve samples that wait, as calls of `next` and `serve` would.
@@ -124,7 +124,7 @@ class Deficits:
         """Take back what was served last: so many samples or tokens of each source."""
         total = sum(amounts)
         for source, share in enumerate(self._shares):
-            self._deficits[source] += SCALE * amounts[source] - share * total
+            self._deficits[source] += SHARE_SCALE * amounts[source] - share * total
 
     def end(self, source: int) -> None:
         """Exclude `source` from now on."""
@@ -176,8 +176,8 @@ def _serve_waiting(
 ) -> int:
     """Serve waiting samples, and write their sources to `served`; return their number.
 
-    `sources` holds deficit, share in units of 1 / SCALE, next sample, and one past the last of each
-    source, shape (4, num_sources); updated. Others are as in `Deficits.serve_waiting`.
+    `sources` holds deficit, share in units of 1 / SHARE_SCALE, next sample, and one past the
+    last of each source, shape (4, num_sources); updated. Others are as in `Deficits.serve_waiting`.
     """
     num = 0
     while num < len(served) and ((room[0] >= 0 and room[1] >= 0) or room[2] > 0):
@@ -188,7 +188,7 @@ def _serve_waiting(
                 return num
             if not share or (by_samples and deficit + share <= 0):
                 continue
-            key = (deficit - SCALE) // share if by_samples else deficit + share
+            key = (deficit - SHARE_SCALE) // share if by_samples else deficit + share
             if best < 0 or key > best_key:
                 best, best_key = source, key
         if best < 0 or sources[NEXT, best] == sources[END, best]:
@@ -198,7 +198,7 @@ def _serve_waiting(
         amount = 1 if by_samples else length
         for source in range(sources.shape[1]):
             sources[DEFICIT, source] += sources[SHARE, source] * amount
-        sources[DEFICIT, best] -= SCALE * amount
+        sources[DEFICIT, best] -= SHARE_SCALE * amount
         room[0] -= length
         room[1] -= 1
         room[2] -= length

@@ -241,7 +241,6 @@ class Schedule:
         return out[np.argsort(np.cumsum(begins) << 32 | (bits >> np.uint64(32)).astype(int))]
 
     def _move(self, num_slots: int) -> int:
-        """Move on by slots that are served, and return the first of them."""
         now, first = self.now, self.now.slot
         now.slot += num_slots
         now.lags += self._shares.due(first, now.slot)

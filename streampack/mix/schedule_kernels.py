@@ -32,7 +32,6 @@ Rates: TypeAlias = tuple[Int64Array, npt.NDArray[np.float64]]
 
 @compiled
 def _first_of(slots: Int64Array) -> int:
-    """Return the index of the least slot."""
     best = 0
     for stream in range(len(slots)):
         if slots[stream] < slots[best]:

@@ -52,7 +52,6 @@ _scratches = threading.local()
 
 
 def _scratch(length: int) -> SortScratch:
-    """Return this thread's scratch buffers, for at least `length` rows."""
     scratch: SortScratch | None = getattr(_scratches, "kept", None)
     if scratch is None or scratch.length < length:
         scratch = _scratches.kept = SortScratch(length)

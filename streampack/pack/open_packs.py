@@ -37,7 +37,7 @@ NUM_OPEN, NUM_PIECES, NUM_SERIALS, NUM_CLOSED, POOL_PACKS = range(5)
 HELD_TOKENS, HELD_SAMPLES, HIGH_TOKENS, HIGH_SAMPLES, NUM_COUNTERS = range(5, 10)
 
 
-class OpenWork(NamedTuple):
+class Work(NamedTuple):
     """The arrays of one call."""
 
     open: Int64Array
@@ -51,7 +51,7 @@ class OpenWork(NamedTuple):
 
 
 @compiled
-def put_piece(work: OpenWork, row: int, offset: int, length: int, owner: int) -> None:
+def put_piece(work: Work, row: int, offset: int, length: int, owner: int) -> None:
     """Record that a piece of a row lies in a pack."""
     piece = work.pieces[work.counters[NUM_PIECES]]
     piece[ROW], piece[OFFSET], piece[TOKENS], piece[OWNER] = row, offset, length, owner
@@ -59,7 +59,7 @@ def put_piece(work: OpenWork, row: int, offset: int, length: int, owner: int) ->
 
 
 @compiled
-def close_slot(limits: Limits, work: OpenWork, slot: int) -> None:
+def close_slot(limits: Limits, work: Work, slot: int) -> None:
     """Close an open pack and assign its number. Later open packs move up."""
     counters = work.counters
     pack = work.open[slot]
@@ -75,7 +75,7 @@ def close_slot(limits: Limits, work: OpenWork, slot: int) -> None:
 
 
 @compiled
-def close_waiting(limits: Limits, work: OpenWork) -> None:
+def close_waiting(limits: Limits, work: Work) -> None:
     """Close the packs that have seen `guard` packs close since they were opened."""
     counters = work.counters
     while counters[NUM_OPEN] > 0:
@@ -85,7 +85,7 @@ def close_waiting(limits: Limits, work: OpenWork) -> None:
 
 
 @compiled
-def find_slot(work: OpenWork, length: int, fullest: bool) -> int:
+def find_slot(work: Work, length: int, fullest: bool) -> int:
     """Return the fullest or the oldest open pack with room for a piece, or -1."""
     best = -1
     for slot in range(work.counters[NUM_OPEN]):
@@ -98,7 +98,7 @@ def find_slot(work: OpenWork, length: int, fullest: bool) -> int:
 
 
 @compiled
-def cut_into(limits: Limits, work: OpenWork, slot: int, row: int, offset: int, length: int) -> int:
+def cut_into(limits: Limits, work: Work, slot: int, row: int, offset: int, length: int) -> int:
     """Fill a pack that is about to close with the head of a row; return the tokens taken."""
     gap = work.open[slot, FREE]
     taken = min(gap, length - limits.min_fragment)
@@ -110,7 +110,7 @@ def cut_into(limits: Limits, work: OpenWork, slot: int, row: int, offset: int, l
 
 
 @compiled
-def new_serial(work: OpenWork) -> int:
+def new_serial(work: Work) -> int:
     """Return a serial for a new pack, marked as open."""
     serial = work.counters[NUM_SERIALS]
     work.counters[NUM_SERIALS] += 1
@@ -119,7 +119,7 @@ def new_serial(work: OpenWork) -> int:
 
 
 @compiled
-def put_row(limits: Limits, work: OpenWork, row: int, length: int, fullest: bool) -> None:
+def put_row(limits: Limits, work: Work, row: int, length: int, fullest: bool) -> None:
     """Place a row that is shorter than a pack, and close packs as necessary."""
     counters = work.counters
     offset = 0
@@ -159,9 +159,7 @@ def put_row(limits: Limits, work: OpenWork, row: int, length: int, fullest: bool
 
 
 @compiled
-def fit_rows(
-    limits: Limits, work: OpenWork, lengths: Int64Array, fullest: bool, final: bool
-) -> None:
+def fit_rows(limits: Limits, work: Work, lengths: Int64Array, fullest: bool, final: bool) -> None:
     """Place rows of these lengths into packs, those of open packs first.
 
     A full row becomes a pack by itself. `fullest`: best fit, not first fit; `final`: close all.
@@ -207,13 +205,12 @@ class OpenPacksPacker(BufferedPacker):
         )
 
     def _free(self) -> Int64Array:
-        """Return the free tokens of each open pack."""
         taken = rooms(self._buffered, self._limits.multiple)[:, LENGTH]
         ends = np.append(0, np.cumsum(taken))[np.append(0, np.cumsum(self._sizes))]
         free: Int64Array = self._limits.pack_tokens - np.diff(ends)
         return free
 
-    def _work(self, lengths: Int64Array) -> OpenWork:
+    def _work(self, lengths: Int64Array) -> Work:
         """Return the arrays for rows of these lengths, the buffered ones first."""
         sizes, num_rows, num_held = self._sizes, len(lengths), len(self._buffered)
         packs = np.zeros((self._num_open, 4), np.int64)
@@ -232,7 +229,7 @@ class OpenPacksPacker(BufferedPacker):
         counters[HELD_TOKENS] = lengths[:num_held].sum()
         counters[HIGH_TOKENS], counters[HIGH_SAMPLES] = self._high_water
         closed = np.full(len(sizes) + num_rows, -1)
-        return OpenWork(open=packs, pieces=pieces, closed=closed, counters=counters)
+        return Work(open=packs, pieces=pieces, closed=closed, counters=counters)
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple

@@ -23,7 +23,7 @@ from streampack.pack.open_packs import best_fit, first_fit
 from streampack.pack.two_tiers import two_tiers
 from streampack.types import Int64Array, Packs, State
 
-METHODS: dict[str, Callable[[Packing], Packer]] = {
+PACKERS: dict[str, Callable[[Packing], Packer]] = {
     "best_fit": best_fit,
     "best_fit_decreasing": best_fit_decreasing,
     "concat": concat,
@@ -80,4 +80,4 @@ def make_packer(packing: Packing, *, passes_once: bool = False) -> Packer:
     method = packing.method or packing.resolved(is_windowed=False).method
     if method == "best_fit_decreasing":
         return best_fit_decreasing(packing, 1 if passes_once else PASSING_PACKS)
-    return METHODS[method or DEFAULT_METHOD](packing)
+    return PACKERS[method or DEFAULT_METHOD](packing)

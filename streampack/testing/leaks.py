@@ -103,7 +103,6 @@ def assert_no_leak(
 def _check_logits(
     logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor, rounding: float
 ) -> None:
-    """Compare logits with those of segments alone, and of other neighbors."""
     differences, change = _compare(logits_of, batch, packed)
     tolerance = max(rounding, LEAST_SHARE * change)
     is_conclusive = change > LEAST_CONTRAST * tolerance
@@ -144,7 +143,7 @@ def _check_edges(batch: dict[str, Any]) -> None:
         raise ConfigError(
             "the check is inconclusive: no row of the batch has two segments "
             f"({len(rows)} segments in {len(batch['tokens'])} rows), so no edge can leak; take a "
-            "batch of shorter samples or a larger max_seq_len"
+            "batch of shorter samples or longer packs"
         )
     if int(lengths.max()) < 2:
         raise ConfigError(
@@ -201,7 +200,6 @@ def _moved_by_others(
 
 
 def _logits_of(model: Callable[..., Any], style: Style | None) -> LogitsOf:
-    """Return a function from a native batch to logits."""
     if style is None:
         style = _guess_style(model)
     check_choice("style", style, Style)
@@ -216,7 +214,6 @@ def _logits_of(model: Callable[..., Any], style: Style | None) -> LogitsOf:
 
 
 def _guess_style(model: Callable[..., Any]) -> Style:
-    """Infer the calling convention of a model from its argument names."""
     names = inspect.signature(getattr(model, "forward", model)).parameters
     required = [
         name

@@ -11,7 +11,7 @@ import numpy as np
 from streampack.testing.shown import all_rows, show, worlds
 from streampack.types import Int64Array
 
-SIZES = ((2, 1), (2, 2), (4, 2))
+WORLD_SIZES = ((2, 1), (2, 2), (4, 2))
 """Worlds that are compared with a single process: (ranks, nodes)."""
 
 
@@ -143,7 +143,7 @@ def _check_whole(own: Int64Array, lengths: Int64Array, wanted: int, stream: int)
 
 
 def assert_same_in_every_world(
-    make_dataset: Callable[[Any], Any], sizes: Sequence[tuple[int, int]] = SIZES
+    make_dataset: Callable[[Any], Any], sizes: Sequence[tuple[int, int]] = WORLD_SIZES
 ) -> None:
     """Check that the ranks of every world deliver the packs of a single process, in its order.
 

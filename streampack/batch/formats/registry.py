@@ -91,11 +91,6 @@ def unwrapped(convert: Formatter) -> tuple[Formatter, dict[str, Any]]:
     return (convert.func, convert.keywords) if isinstance(convert, partial) else (convert, {})
 
 
-def name_of(convert: Formatter) -> str:
-    """Return the name of one of `FORMATS`."""
-    return getattr(convert, "__name__", "").removeprefix("to_")
-
-
 def is_builtin(convert: Formatter) -> bool:
     """Whether a function is one of `FORMATS`.
 
@@ -125,7 +120,7 @@ def options_of(convert: Formatter) -> dict[str, Any]:
     if not is_builtin(bare):
         return {}
     own = {name: options.get(name) for name in ("dense", "pad_segments_to")}
-    return {"batch_format": name_of(bare), **own}
+    return {"batch_format": bare.__name__.removeprefix("to_"), **own}
 
 
 def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 1) -> Formatter:
