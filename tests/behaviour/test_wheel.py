@@ -13,10 +13,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.faults.servers import s3_server, s3_variables
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FINE_TUNING = (ROOT / "docs" / "quickstart-finetuning.md").read_text(encoding="utf-8")
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 FIRST_LINES = PYTHON_BLOCK.findall(README)[0]
+# Written and read by the installed wheel: the shards of the first lines, from a bucket.
+FROM_S3 = """
+import sys
+from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack.write import write_stream
+
+write_stream(([n % 90] * (n % 50 + 1) for n in range(500)), f"{sys.argv[1]}/bucket/text")
+stream = Stream(remote="s3://bucket/text", local="cache")
+dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=128), batch_size=2)
+loader = PackedDataLoader(dataset, num_workers=1)
+print(sum(int((batch["document_ids"] > 0).sum()) for batch in loader))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +82,40 @@ def test_pip_finds_a_solution_for_the_wheel_beside_transformers_5(dist):
 
     assert not done.returncode, done.stderr
     assert "mosaicml" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "transformers", ["transformers>=5", "transformers>=4.57,<5"], ids=["today", "4.57"]
+)
+def test_in_a_venv_of_its_own_the_wheel_trains_with_transformers(dist, tmp_path, transformers):
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (wheel,) = dist.glob("*.whl")
+    pip = [python, "-m", "pip", "install", "--quiet", "torch==2.13.0", transformers]
+    alone = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [*pip, f"{wheel}[hf]"], env=alone, capture_output=True, text=True, check=False
+    )
+    if re.search("Max retries|NewConnectionError|Temporary failure in name", done.stderr):
+        pytest.skip("no package index can be reached")
+    assert not done.returncode, done.stderr
+
+    served = tmp_path / "served"
+    (served / "bucket").mkdir(parents=True)
+
+    def run(code: str, **env: str) -> str:
+        command = [python, "-W", "error::DeprecationWarning:streampack", "-c", code, served]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=alone | env, capture_output=True, text=True, check=False
+        )
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    there = run("import importlib.metadata as m; print(*(d.name for d in m.distributions()))")
+    assert not {"mosaicml-streaming", "matplotlib", "torchvision"} & set(there.lower().split())
+    assert run(FIRST_LINES).startswith("torch.Size([4, 2048]) fill ")
+    assert "eval_loss" in run("".join(PYTHON_BLOCK.findall(FINE_TUNING)))
+    with s3_server(served) as server:
+        # The tokens of 500 samples: 10 times 1 + ... + 50.
+        assert run(FROM_S3, **s3_variables(server.url)) == "12750\n"
