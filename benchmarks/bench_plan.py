@@ -36,9 +36,9 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix import Weight, resolve_weights
 from streampack.plan import DeviceView, PackSequence, PlanStream, Recipe, epoch_sequence
 from streampack.plan.chapter_recipes import chapter_recipes
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.sample_order import SampleOrder
 from streampack.plan.sequence import touched_lanes
+from streampack.plan.spans import RunPlan
 from streampack.types import Int64Array
 
 BATCH_SIZE = 8

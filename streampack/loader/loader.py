@@ -25,9 +25,9 @@ from streampack.errors import ConfigError, ResumeError, suggest
 from streampack.loader.distributed_state import join_states
 from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
+from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
-from streampack.planned.run_engine import RunEngine
 from streampack.runtime.arguments import with_hints
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
@@ -220,7 +220,7 @@ class PackedDataLoader:
 
     def _change_run(self, method: str, value: Any) -> None:
         loading = self._loading
-        if not (isinstance(loading, PlannedLoading) and isinstance(loading.engine, RunEngine)):
+        if not (isinstance(loading, PlannedLoading) and isinstance(loading.engine, ChapterEngine)):
             raise ConfigError(
                 f"loader.{method}() is for a run of chapters; pass "
                 "chapters=[Chapter(weights={...})] to the PackedStreamingDataset"

@@ -149,8 +149,8 @@ class LaneStream:
         if self._shares is None or self._recipe.is_mixed or is_end:
             num_samples = int(passes * self._passes.num_samples)
             return max(num_samples - self._first + self._step - 1, 0) // self._step
-        # Packs are limited by tokens, see plan/run_limits.py: a part of a pass may take any samples
-        # of it.
+        # Packs are limited by tokens, see plan/pass_limits.py: a part of a pass may take any
+        # samples of it.
         return math.ceil(passes) * self._passes.num_samples
 
     @property

@@ -28,10 +28,10 @@ from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.sample_order import num_substituted
 from streampack.plan.slot_kernels import LANE, PACK, QUEUE
 from streampack.plan.slots import ENDLESS
+from streampack.plan.spans import RunPlan
 from streampack.types import NUM_COLUMNS, Int64Array, Packs, State
 
 

@@ -38,10 +38,10 @@ from streampack.plan.device import (
 )
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.shard_window import ShardDelta, ShardTracker
 from streampack.plan.slots import WalkState
 from streampack.plan.span_slots import SpanSlots
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress
 from streampack.types import NO_PACKS, Float64Array, Int64Array, State
 

@@ -20,9 +20,9 @@ from streampack.plan.device import DeviceView, touched_lanes
 from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
 from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_queues import PackQueues
-from streampack.plan.run_plan import RunPlan, exhausted
 from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS, WalkState
+from streampack.plan.spans import RunPlan, exhausted
 from streampack.types import State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to be planned for it

@@ -35,9 +35,8 @@ from streampack.config.rules import OPTION_METHODS
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.chapter_recipes import chain, chapter_record
+from streampack.plan.pass_limits import limits_at
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
-from streampack.plan.run_limits import limits_at
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import (
     MAX_INTEGER,
@@ -49,6 +48,7 @@ from streampack.plan.snapshots import (
     with_snapshots,
     with_walk,
 )
+from streampack.plan.spans import RunPlan
 from streampack.plan.state_differences import (
     CHECKS,
     PACK_LENGTHS,

@@ -1,5 +1,4 @@
-"""Build the recipe of a dataset's sequence from its arguments. The only
-module that wires rooms together.
+"""Build the plan of a run from a dataset's arguments. The only module that wires rooms together.
 
 ::
 
@@ -7,20 +6,23 @@ module that wires rooms together.
     packing, mixing, order ---------------------------------------+--> Recipe
     world, batch_size --> num_lanes, lane_run, global_batch_size -+    (or the state's, on resume)
 
+    Chapter --> packing, batch sizes, shares of the chapter ------+--> a Recipe for each: RunPlan
+
 Cost: reading each stream's index.json. No shard is read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from typing import cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 
 from streampack.balance import Balance
+from streampack.batch.formats.registry import BatchFormat, check_format
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.config.combinations import check_combination
@@ -30,7 +32,11 @@ from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota, Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe, RunShape
+from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
+from streampack.plan.drain import drained
+from streampack.plan.pass_limits import check_limits
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS
+from streampack.plan.spans import RunPlan
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.refusals import check_pack_lengths, slots_per_pack
@@ -133,14 +139,14 @@ def _warn_of_joined_rows(name: str, size: int) -> None:
     )
 
 
-def default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
+def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
     """Return the lanes of a new run: one for each node, if that leaves enough packs in each."""
     nodes = world.num_nodes
     packs = chosen_tokens // packing.max_seq_len
     return nodes if packs >= nodes * MIN_PACKS_PER_LANE else 1
 
 
-def check_shape(shape: tuple[int, int, int], method: str) -> None:
+def _check_shape(shape: tuple[int, int, int], method: str) -> None:
     """Refuse lanes, runs and global batches that are incompatible."""
     num_lanes, run, global_batch_size = shape
     sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
@@ -155,7 +161,7 @@ def check_shape(shape: tuple[int, int, int], method: str) -> None:
     check_combination(given)
 
 
-def check_batches(batch_size: int, global_batch_size: int) -> None:
+def _check_batches(batch_size: int, global_batch_size: int) -> None:
     """Refuse device batches that do not divide a global batch."""
     divisor = max(n for n in range(1, batch_size + 1) if global_batch_size % n == 0)
     given = {"batch_size": batch_size, "global_batch_size": global_batch_size, "divisor": divisor}
@@ -170,7 +176,7 @@ def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
         check_combination({**given, "a length file": is_known}, f"stream {stream.name!r}: ")
 
 
-def plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
+def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     """Return the streams with their quotas and lengths."""
     packing, mixing, order = spec.packing, spec.mixing, spec.order
     totals = [stream.total_tokens()[0] for stream in spec.streams]
@@ -220,16 +226,16 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         given = {"chapters": None, "Stream(max_passes)": stream.max_passes}
         check_combination(given, f"stream {stream.name!r}: ")
     check_equal_cost(packing, spec.streams)
-    streams = plan_streams(spec)
+    streams = _plan_streams(spec)
     if shape is None:
         chosen = sum(stream.chosen_tokens for stream in streams)
-        lanes = order.num_lanes or default_lanes(chosen, packing, spec.world)
+        lanes = order.num_lanes or _default_lanes(chosen, packing, spec.world)
         default_batch = spec.batch_size * spec.world.num_devices
         shape = RunShape(lanes, spec.batch_size, mixing.global_batch_size or default_batch)
         # A run can resume with any batch size that divides its position.
-        check_batches(spec.batch_size, shape.global_batch_size)
+        _check_batches(spec.batch_size, shape.global_batch_size)
     num_lanes, lane_run, global_batch_size, _ = shape
-    check_shape(shape[:3], mixing.batching_method)
+    _check_shape(shape[:3], mixing.batching_method)
     _check_ends(spec, num_lanes)
     recipe = Recipe(
         streams=streams,
@@ -257,3 +263,111 @@ def kept_shape(recipe: Recipe) -> tuple[int, int, int, int]:
     method = METHODS.index(recipe.packing.method)
     sizes = recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
     return *sizes, method
+
+
+def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchFormat) -> None:
+    """Refuse options that need epochs, which a run of chapters does not have."""
+    given = {name: getattr(spec.mixing, name) for name in ("epoch_size", "epoch_end")}
+    given["sampling_method"] = spec.mixing.sampling_method
+    check_combination({"chapters": spec.chapters, **given})
+    for stream, opened in zip(streams, spec.streams, strict=True):
+        _check_stream(stream, opened)
+    for chapter in spec.chapters:
+        own = chapter_spec(spec, chapter)
+        sizes = {"global_batch_size": own.mixing.global_batch_size}
+        check_combination({"chapters": spec.chapters, **sizes, "max_cost": own.packing.max_cost})
+        check_format(batch_format, own.packing, own.batch_size)
+
+
+def _check_stream(stream: Any, opened: MdsStream) -> None:
+    """Refuse options of a stream that a run of chapters does not have."""
+    names = ("proportion", "repeat", "choose", "max_seq_len")
+    given = {f"Stream({name})": getattr(stream, name, None) for name in names}
+    ends = None if opened.max_passes is None else opened.on_exhausted
+    given |= {"Stream(on_exhausted)": ends, "a length file": opened.has_length_file}
+    check_combination({"chapters": [stream], **given}, f"stream {opened.name!r}: ")
+
+
+def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
+    """Return the specification of a dataset with a chapter's packing and sizes."""
+    size = chapter.global_batch_size or spec.mixing.global_batch_size
+    return replace(
+        spec,
+        packing=chapter.packing or spec.packing,
+        batch_size=chapter.batch_size or spec.batch_size,
+        mixing=replace(spec.mixing, global_batch_size=size),
+    )
+
+
+def chapter_steps(spec: DatasetSpec, chapter: Chapter) -> int | None:
+    """Return the length of a chapter in global batches, as it is written; None: it has no end."""
+    own = chapter_spec(spec, chapter)
+    size = own.mixing.global_batch_size or 1
+    slots = chapter_slots(chapter, own.packing.max_seq_len, size)
+    return None if slots is None else slots // size
+
+
+def run_recipes(
+    spec: DatasetSpec,
+    chapters: Sequence[Chapter],
+    *,
+    num_lanes: int | None = None,
+    lane_runs: Sequence[int | None] = (),
+) -> tuple[list[DatasetSpec], list[Recipe]]:
+    """Return the specification and the recipe of each chapter; see `build_chapters`."""
+    streams = _plan_streams(spec)
+    known = [*lane_runs, *[None] * (len(chapters) - len(lane_runs))]
+    specs = [chapter_spec(spec, chapter) for chapter in chapters]
+    runs = [run or own.batch_size for run, own in zip(known, specs, strict=True)]
+    lanes = num_lanes or spec.order.num_lanes
+    if lanes is None:
+        tokens = sum(stream.num_tokens for stream in streams)
+        lanes = _default_lanes(tokens, spec.packing, spec.world)
+    recipes = chapter_recipes(
+        streams,
+        chapters,
+        packing=spec.packing,
+        mixing=spec.mixing,
+        order=spec.order,
+        num_lanes=lanes,
+        lane_runs=runs,
+    )
+    return specs, recipes
+
+
+def build_chapters(
+    spec: DatasetSpec,
+    chapters: Sequence[Chapter],
+    *,
+    num_lanes: int | None = None,
+    lane_runs: Sequence[int | None] = (),
+) -> RunPlan:
+    """Return the plan of a run.
+
+    `num_lanes` is known of a run that resumes. `lane_runs` are consecutive packs from one lane in
+    each chapter, as far as they are known; else it is the batch size of the chapter.
+    """
+    specs, recipes = run_recipes(spec, chapters, num_lanes=num_lanes, lane_runs=lane_runs)
+    for number, (own, recipe) in enumerate(zip(specs, recipes, strict=True)):
+        _check_sizes(number, own, recipe)
+    end = check_limits(recipes)
+    if end is None:
+        return RunPlan(recipes)
+    # The estimate is early rather than late: a later chapter may be the one that ends.
+    for number in range(end[0], len(recipes)):
+        run = drained(recipes[: number + 1], end[2])
+        if run.ended_by is not None:
+            break
+    return run
+
+
+def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:
+    """Refuse a chapter whose global batches are not whole steps of all ranks."""
+    size, window = recipe.global_batch_size, spec.batch_size * spec.world.num_devices
+    try:
+        _check_batches(spec.batch_size, size)
+        _check_shape((recipe.num_lanes, recipe.lane_run, size), recipe.mixing.batching_method)
+    except ConfigError as error:
+        raise ConfigError(f"chapters[{number}]: {error}") from None
+    given = {"chapters": [spec], "global_batch_size": size, "batch_size * ranks": window}
+    check_combination(given, f"chapters[{number}]: ")

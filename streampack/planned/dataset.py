@@ -29,11 +29,10 @@ from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
-from streampack.planned.build import DatasetSpec
+from streampack.planned.build import DatasetSpec, check_run
+from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.engine import PlanEngine
 from streampack.planned.epoch_engine import EpochEngine
-from streampack.planned.run_build import check_run
-from streampack.planned.run_engine import RunEngine
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
 from streampack.streams import open_streams
@@ -142,7 +141,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         make_engine: type[PlanEngine] = EpochEngine
         if spec.chapters:
             check_run(spec, streams, batch_format)
-            make_engine = RunEngine
+            make_engine = ChapterEngine
         engine = make_engine(spec, convert, self.buffers, finds_world=finds_world)
         super().__init__(engine, list(streams), engine.recipe.names)
 

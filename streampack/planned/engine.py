@@ -57,7 +57,7 @@ from streampack.types import State
 
 
 class PlanEngine(ResumableRun[PackSequence, Progress]):
-    """Plans, reads and resumes a planned dataset; its kinds are `EpochEngine` and `RunEngine`."""
+    """Plans, reads and resumes a planned dataset; see `EpochEngine` and `ChapterEngine`."""
 
     def __init__(
         self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool

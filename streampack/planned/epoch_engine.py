@@ -30,7 +30,7 @@ from streampack.plan import (
     slots_in,
 )
 from streampack.plan.lane_ends import packs_in
-from streampack.plan.run_plan import RunPlan
+from streampack.plan.spans import RunPlan
 from streampack.planned.build import METHODS, build_recipe, kept_shape
 from streampack.planned.device_view import balance_in_state, check_balance
 from streampack.planned.engine import PlanEngine

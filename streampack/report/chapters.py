@@ -26,10 +26,10 @@ from streampack.errors import ConfigError
 from streampack.plan.chapter import ChapterPlan
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.lane_stream import lane_drift
+from streampack.plan.pass_limits import exhausted_at, token_share
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_limits import exhausted_at, token_share
+from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.planned.run_engine import RunEngine
 from streampack.report.bars import colour
 from streampack.report.plots import make_figure, save_figure
 from streampack.runtime.resumable import engine_of
@@ -60,7 +60,7 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         ConfigError: If the dataset has no chapters.
         ResumeError: If the state does not belong to the run. Names the chapter and the field.
     """
-    engine = run_engine_of(dataset)
+    engine = chapter_engine_of(dataset)
     known: Sequence[Mapping[str, Any]] = []
     stands_at = None
     if state is not None:
@@ -124,10 +124,10 @@ def uses_lines(uses: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def run_engine_of(dataset: PackedStreamingDataset) -> RunEngine:
+def chapter_engine_of(dataset: PackedStreamingDataset) -> ChapterEngine:
     """Return the engine of a dataset; one without chapters is a ConfigError."""
     engine = engine_of(dataset)
-    if not isinstance(engine, RunEngine):
+    if not isinstance(engine, ChapterEngine):
         raise ConfigError(
             "the config has no chapters, so there is nothing to plan over a run; add a chapters "
             "section, or use `streampack simulate`"
@@ -171,7 +171,7 @@ def _taken(recipe: Recipe, slots: int) -> list[Fraction]:
     return [token_share(recipe, number, slots) * tokens for number in range(len(recipe.streams))]
 
 
-def _exhausted(engine: RunEngine) -> dict[str, int]:
+def _exhausted(engine: ChapterEngine) -> dict[str, int]:
     """Return the step of the run at which streams reach their max_passes, by name."""
     run = engine.run
     places = {
@@ -249,7 +249,7 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
 
 def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
     """Write a PNG of a run: shares stacked over tokens, and passes through each stream as lines."""
-    engine = run_engine_of(dataset)
+    engine = chapter_engine_of(dataset)
     names = engine.recipe.names
     tokens, shares, passes = _curves(engine)
     figure = make_figure(height=5)
@@ -263,7 +263,7 @@ def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
     save_figure(figure, path, legend=lower.get_lines())
 
 
-def _curves(engine: RunEngine) -> tuple[Any, Any, Any]:
+def _curves(engine: ChapterEngine) -> tuple[Any, Any, Any]:
     """Return tokens, and shares and passes of each stream there, over the run."""
     tokens, shares, passes = [], [], []
     begin, used = 0, [Fraction(0)] * len(engine.recipe.streams)

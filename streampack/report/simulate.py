@@ -23,11 +23,11 @@ from streampack.balance import Balance
 from streampack.plan import DevicePlan, DeviceView, Progress, epoch_sequence
 from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.sequence import PackSequence
+from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.device_view import device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_not_empty, check_whole_batches
-from streampack.planned.run_engine import RunEngine
 from streampack.report.chapters import describe_run
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
@@ -71,7 +71,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
         DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
     engine = engine_of(dataset)
-    if isinstance(engine, RunEngine):
+    if isinstance(engine, ChapterEngine):
         return describe_run(dataset) if steps is None else _simulate_run(engine, steps)
     check_whole_batches(engine.recipe)
     run = _Run(engine)
@@ -81,7 +81,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
     return run.numbers() | {"batch_size": dataset.batch_size, "digest": dataset.digest}
 
 
-def _simulate_run(engine: RunEngine, steps: int) -> dict[str, Any]:
+def _simulate_run(engine: ChapterEngine, steps: int) -> dict[str, Any]:
     """Plan the first steps of a run of chapters."""
     tally, num_devices = DeliveryStats(engine.recipe), engine.world.num_devices
     views = [DeviceView(batch_size=size * num_devices) for size in engine.batch_sizes]

@@ -15,8 +15,8 @@ from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import PlanStream, Recipe
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.sequence import epoch_sequence
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, decode_state, encode_state
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
 

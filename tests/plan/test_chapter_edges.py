@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.mix.draw import CHUNK
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.sample_order import UNDELIVERED, SampleOrder
+from streampack.plan.spans import RunPlan
 from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
 from tests.helpers.chapters import run_packs, run_plan
 from tests.helpers.examples import examples

@@ -24,7 +24,7 @@ from streampack.cli.config import read_config
 from streampack.cli.demo.show import write_streams
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sequence import PackSequence
-from streampack.report.chapters import run_engine_of
+from streampack.report.chapters import chapter_engine_of
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.chapters import drawn_segments
 
@@ -83,7 +83,7 @@ def test_samples_of_a_lane_are_drawn_equally_often_and_shares_are_as_written(fol
                 assert abs(own[:stop].count(name) - due) < 2
     assert all(max(counts.values()) == 1 for counts in drawn.values())
     # What a lane drew: some of it waits in its packers, so what it delivered may differ by more.
-    engine = run_engine_of(dataset)
+    engine = chapter_engine_of(dataset)
     views = engine._views
     segments = drawn_segments(PackSequence(engine.run, views), views)
     uses = Counter((row[STREAM], row[SAMPLE]) for row in segments.tolist() if row[START] == 0)

@@ -20,8 +20,8 @@ from streampack.errors import ConfigError
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import SlotWalker, extend_nothing
+from streampack.plan.spans import RunPlan
 from streampack.types import Int64Array
 
 MOST_SLOTS = 1 << 50

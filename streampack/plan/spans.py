@@ -23,8 +23,8 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.mix import ScheduleState
 from streampack.mix.schedule import OWED_STEP, rounded_debts
+from streampack.plan.pass_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import SlotWalker, WalkState, extend_nothing
 from streampack.rng import random_bits

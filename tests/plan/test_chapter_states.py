@@ -10,9 +10,9 @@ import pytest
 
 from streampack.chapters import Chapter
 from streampack.plan.pack_queue import PackQueue
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.sequence import PackSequence
 from streampack.plan.snapshots import rows_as_text
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, decode_state, encode_state
 from streampack.types import LENGTH, SAMPLE, TOTAL
 from tests.helpers.chapters import run_plan, views_of

@@ -25,9 +25,9 @@ from streampack.config import Packing
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan import DevicePlan, PackSequence, Progress
 from streampack.plan.chapter_recipes import chapter_record
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import (
     check_common,
     decode_state,
@@ -35,18 +35,23 @@ from streampack.plan.state import (
     plan_fingerprint,
     saved_chapters,
 )
+from streampack.planned.build import build_chapters, chapter_spec, chapter_steps
+from streampack.planned.chapter_edits import (
+    RunChapters,
+    fitting_run,
+    read_skips,
+    skip_problem,
+    warn_of_skips,
+)
 from streampack.planned.device_view import balance_in_state, check_balance, device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_at_batch, check_lanes
-from streampack.planned.run_build import build_run, chapter_spec, chapter_steps
-from streampack.planned.run_chapters import RunChapters
-from streampack.planned.run_resume import fitting_run, read_skips, skip_problem, warn_of_skips
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
 from streampack.types import State
 
 
-class RunEngine(PlanEngine):
+class ChapterEngine(PlanEngine):
     """Plans, reads and resumes a run of chapters; see `PlanEngine`."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -58,7 +63,7 @@ class RunEngine(PlanEngine):
         self._written = RunChapters.written(self._spec.chapters)
         self.skips = list(self._spec.skip)
         """Ranges [first, stop) of steps of the run that are not delivered."""
-        self._use_run(build_run(self._whole, self._written.chapters), self._written)
+        self._use_run(build_chapters(self._whole, self._written.chapters), self._written)
         for number in range(len(self.run) - 1, -1, -1):  # ends with the first
             self._use_chapter(number)
             max_prefetch(self.buffers, self.footprint(), 1)
@@ -319,7 +324,7 @@ class RunEngine(PlanEngine):
         if steps:
             runs.insert(number, runs[number])
         lanes = self.recipe.num_lanes
-        run = build_run(self._whole, amended.chapters, num_lanes=lanes, lane_runs=runs)
+        run = build_chapters(self._whole, amended.chapters, num_lanes=lanes, lane_runs=runs)
         reached = self._reached
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps

@@ -14,7 +14,7 @@ from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError
 from streampack.plan import Progress, sample_order
-from streampack.plan.run_drain import drained
+from streampack.plan.drain import drained
 from streampack.plan.sequence import PackSequence
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.chapters import device_packs, plan_packs, run_packs, run_plan, views_of

@@ -14,8 +14,8 @@ from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.plan import sample_order
 from streampack.plan.lane_stream import LaneStream
-from streampack.plan.run_plan import RunPlan
 from streampack.plan.sequence import PackSequence
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.chapters import (

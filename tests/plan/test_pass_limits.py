@@ -17,7 +17,7 @@ from streampack.config import Order, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.plan import sample_order
 from streampack.plan.device import counted_lanes
-from streampack.plan.run_limits import check_limits
+from streampack.plan.pass_limits import check_limits
 from streampack.plan.sequence import PackSequence
 from streampack.types import PASS, START, STREAM
 from tests.helpers.chapters import device_packs, run_packs, run_plan, views_of
