@@ -55,11 +55,20 @@ class Write:
     text: Annotated[str, Option(help="Column of the text.")] = "text"
     tokens: Tokens = "tokens"
     chat: Annotated[
-        str | None, Option(help="Column of conversations, for a tokenizer with a chat template.")
+        str | None,
+        Option(help="Column of conversations, or prompt or instruction; needs a chat template."),
     ] = None
     train_on: Annotated[
-        str, Option(help="Targets of conversations: responses, last_response or all.")
+        str,
+        Option(help="Targets of conversations: responses, last_response, each_response or all."),
     ] = "responses"
+    chat_template: Annotated[
+        Path | None, Option(help="File of a chat template to use instead of the tokenizer's.")
+    ] = None
+    max_seq_len: Annotated[
+        int | None,
+        Option(help="Cut conversations to so many tokens; leave out those without a target then."),
+    ] = None
     special_tokens: Annotated[
         str, Option(help="Texts that spell a special token, such as </s>, get its ids, or text.")
     ] = "ids"

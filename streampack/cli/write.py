@@ -45,6 +45,7 @@ def run(options: Write) -> None:
 def _options(options: Write) -> write.WriteOptions:
     given = vars(options) | {"columns": tuple(options.columns or ())}
     given["compression"] = None if options.compression == "none" else options.compression
+    given["chat_template"] = options.chat_template and options.chat_template.read_text()
     rows, own = (
         {field.name: given[field.name] for field in fields(kind) if field.name in given}
         for kind in (write.RowFormat, write.WriteOptions)
@@ -177,6 +178,8 @@ def _about_special_tokens(written: write.Written) -> list[str]:
 
 def _sizes(written: write.Written) -> str:
     left_out = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
+    if written.num_dropped:
+        left_out += f", {written.num_dropped:,} without a target left out"
     if written.num_bad_rows:
         left_out += (
             f", {counted(written.num_bad_rows, 'bad row')} left out (each part.json names its own)"

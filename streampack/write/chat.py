@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from streampack._checks import check_choice
+from streampack._checks import check_choice, read_count
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
 from streampack.write.chat_rows import RESPONSE, Conversation, Messages, read_row
@@ -84,6 +84,8 @@ class ChatEncoder:
 
     def __post_init__(self) -> None:
         check_choice("train_on", self.train_on, TrainOn)
+        if self.max_seq_len is not None:
+            read_count("max_seq_len", self.max_seq_len)
         if isinstance(self.context_roles, str):
             raise ConfigError(
                 f"context_roles={self.context_roles!r} is one text; write [{self.context_roles!r}]"
@@ -113,7 +115,7 @@ class ChatEncoder:
 
         Raises:
             ConfigError: If the template does not reveal the position of a response or leaves out
-                its reasoning, or if `train_on` makes several samples of a conversation.
+                its reasoning or a call, or if `train_on` makes several samples of a conversation.
             DataError: If this is not a conversation, the template rejects it, it has an unknown
                 role, whose messages would not be learned, or a field that would be ignored.
         """
@@ -128,8 +130,8 @@ class ChatEncoder:
         """Return the samples of one conversation: one for each response, or one in other modes.
 
         They are as `__call__` returns them. Of a conversation with nothing to learn, and of one
-        that `max_seq_len` cuts before its first target, the mask is all 0: `write_stream` and
-        ``streampack write`` leave such samples out, and count them.
+        that `max_seq_len` cuts before its first target, the mask is all 0: ``streampack write`` and
+        `chat_dataset` leave such samples out and count them.
 
         Raises:
             ConfigError: See `__call__`.
@@ -148,6 +150,8 @@ class ChatEncoder:
     ) -> dict[str, IntArray]:
         """Return the sample of all these messages, of which some responses are learned."""
         rendering = Rendering(self.tokenizer, messages, options)
+        is_prompted = self.train_on == "each_response"
+        spans = rendering.spans(learned, is_prompted=is_prompted)
         wants_spans = self.train_on != "all"
         encoded = self.tokenizer(
             rendering.text,
@@ -158,7 +162,6 @@ class ChatEncoder:
         tokens = encoded["input_ids"]
         mask = np.ones(len(tokens), np.uint8)
         if wants_spans:
-            spans = rendering.spans(learned)
             mask = target_tokens(encoded["offset_mapping"], spans, len(rendering.text))
         kept = slice(self.max_seq_len)
         return {"tokens": np.array(tokens[kept], np.int32), "loss_mask": mask[kept]}

@@ -145,14 +145,20 @@ def text_of(content: Any) -> Any:
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
-def reasoning_of(message: Mapping[str, Any]) -> list[str]:
-    """Return the texts that a response has as its reasoning."""
-    names = ("reasoning_content", "reasoning", "thinking")
-    found = [message.get(name) for name in names]
+def printed_parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what a template must print of a response besides its answer: each kind and text."""
+    found = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
     content = text_of(message.get("content"))
     if isinstance(content, str) and "</think>" in content:
         found.append(content.partition("</think>")[0].rpartition("<think>")[2])
-    return [text.strip() for text in found if isinstance(text, str) and text.strip()]
+    for text in found:
+        if isinstance(text, str) and text.strip():
+            yield "reasoning", text.strip()
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        name = call.get("function", call).get("name") if isinstance(call, Mapping) else None
+        if isinstance(name, str):
+            yield "call", name
 
 
 def _conversation(

@@ -25,7 +25,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, DataError
-from streampack.write.chat_rows import RESPONSE, Messages, forms_of, reasoning_of, text_of
+from streampack.write.chat_rows import RESPONSE, Messages, forms_of, printed_parts, text_of
 
 TargetSpans: TypeAlias = list[tuple[int, int]]
 
@@ -96,17 +96,21 @@ class Rendering:
             ) from error
         return str(text)
 
-    def spans(self, learned: Sequence[int]) -> TargetSpans:
+    def spans(self, learned: Sequence[int], *, is_prompted: bool = False) -> TargetSpans:
         """Return the first character and one past the last of each of these responses.
 
-        A ConfigError says that the template does not reveal a position, or leaves out reasoning.
+        With `is_prompted`, the last message is the one to learn. Then the text may change: it is
+        the prompt of an inference and what the template prints for the response.
+
+        A ConfigError says that the template does not reveal a position, or leaves out reasoning or
+        a call.
         """
         if not learned:
             return []
         template = self._tokenizer.get_chat_template(
             self._options.get("chat_template"), self._options.get("tools")
         )
-        spans = self._located(learned, template)
+        spans = self._located(learned, template, is_prompted)
         target = self.text[slice(*spans[-1])]
         if not target.rstrip().endswith(self._special_tokens()):
             end = _end_of_turn(self._tokenizer, self._options, template)
@@ -114,13 +118,15 @@ class Rendering:
                 _warn_of_no_end(template, target[-40:])
         return spans
 
-    def _located(self, learned: Sequence[int], template: str) -> TargetSpans:
+    def _located(
+        self, learned: Sequence[int], template: str, is_prompted: bool = False
+    ) -> TargetSpans:
         if MARKER.search(template):
             spans = self._marked(MARKER.sub(_with_sign, template), learned)
-            self._check_reasoning(learned[-1], "".join(self.text[slice(*each)] for each in spans))
+            self._check_printed(learned[-1], "".join(self.text[slice(*each)] for each in spans))
             return spans
         # The last one first: if it cannot be located, the error must not propose it.
-        return [self._added_by(each) for each in reversed(learned)][::-1]
+        return [self._added_by(each, is_prompted) for each in reversed(learned)][::-1]
 
     def _marked(self, template: str, learned: Sequence[int]) -> TargetSpans:
         # Not `return_assistant_tokens_mask`, which in transformers 4.57 has two defects. If the
@@ -151,12 +157,15 @@ class Rendering:
             return total if num_messages else 0
         return len(_cut_signs(self._render(num_messages, chat_template=template))[1])
 
-    def _added_by(self, response: int) -> tuple[int, int]:
+    def _added_by(self, response: int, is_prompted: bool) -> tuple[int, int]:
         """Return the span that a message adds after the previous text and its response header."""
         before = self._render(response, add_generation_prompt=True)
         later = self._messages[response + 1 :]
         until = self._render(response + 1) if later else self.text
-        begin = self._begin_of(response, before, until)
+        begin = self._begin_of(response, before, until, is_prompted)
+        if begin is None and is_prompted and (added := self._after_prompt(response, before)):
+            begin, until = len(before), before + added
+            self.text = until
         if begin is None or not self.text.startswith(until):
             is_last = not any(m.get("role") == RESPONSE for m in later)
             way_out = "pass chat_template= with {% generation %} markers"
@@ -169,10 +178,10 @@ class Rendering:
                 f"position is unknown; {way_out}"
             )
         added = until[begin:]
-        self._check_reasoning(response, added)
+        self._check_printed(response, added)
         return begin, begin + self._num_to_learn(added)
 
-    def _begin_of(self, response: int, before: str, until: str) -> int | None:
+    def _begin_of(self, response: int, before: str, until: str, is_prompted: bool) -> int | None:
         """Return where a response begins in the text until its end; None: it is unknown.
 
         `before` is the prompt. It may part from `until` in what the generation prompt adds.
@@ -185,6 +194,9 @@ class Rendering:
         bare = self._render(response)
         prompt = _num_shared(bare, before)  # where the generation prompt begins
         if before == bare == until[:begin]:
+            # Where a template asks for other responses, a model prints this header itself.
+            if is_prompted and self._render(1) != self._render(1, add_generation_prompt=True):
+                return begin
             raise ConfigError(
                 f"message {response} of {len(self._messages)}: the chat template prints "
                 f"{until[begin:][:40]!r} for it, but nothing for add_generation_prompt=True, so "
@@ -197,14 +209,30 @@ class Rendering:
         is_shared = begin > prompt or (begin == prompt and _begins(until[begin:], content))
         return begin if is_shared else None
 
-    def _check_reasoning(self, response: int, target: str) -> None:
-        for text in reasoning_of(self._messages[response]):
+    def _after_prompt(self, response: int, before: str) -> str:
+        """Return what follows the prompt's end where its beginning changes with the response.
+
+        So do templates that print the system text in the last user message, if it ends the
+        conversation. The end is what a generation prompt adds, or the last message; "": unknown.
+        """
+        end = before[_num_shared(self._render(response), before) :]
+        asked, content = (
+            text_of(self._messages[number].get("content")) for number in (response - 1, response)
+        )
+        if not end and isinstance(asked, str) and asked.strip():
+            end = "".join(before.rpartition(asked.strip())[1:])
+        added = self.text.rpartition(end)[2] if end and response else self.text
+        is_whole = not isinstance(content, str) or content.strip() in added
+        return added if is_whole and added != self.text else ""
+
+    def _check_printed(self, response: int, target: str) -> None:
+        for kind, text in printed_parts(self._messages[response]):
             if text not in target:
                 raise ConfigError(
                     f"message {response} of {len(self._messages)}: the chat template leaves out "
-                    f"its reasoning, {text[:40]!r}, so it would not be learned; pass "
-                    "chat_template= with a template that prints it inside {% generation %} "
-                    "markers, or remove the reasoning from the data"
+                    f"its {kind}, {text[:40]!r}, so it would not be learned; set an option of the "
+                    "template that keeps it with template_kwargs=, pass chat_template= with one "
+                    f"that prints it, or remove the {kind} from the data"
                 )
 
     def _num_to_learn(self, added: str) -> int:

@@ -66,6 +66,9 @@ class JobSettings:
     """What encodes texts; None: rows are not texts."""
     train_on: str | None = None
     """Targets of conversations; None: rows are not conversations."""
+    chat_template: str | None = None
+    max_seq_len: int | None = None
+    """As in `RowFormat`."""
     compression: str | None = "zstd"
     size_limit: int | None = 1 << 26
     hashes: tuple[str, ...] = ("xxh64",)

@@ -46,6 +46,8 @@ class Written:
     """Number of samples left out because they had no tokens."""
     num_without_targets: int
     """Number of samples whose `loss_mask` is all 0, so that nothing in them is learned."""
+    num_dropped: int = 0
+    """Number of samples of conversations left out because nothing in them is learned."""
     num_bad_rows: int = 0
     """Number of rows left out because they could not become samples."""
     num_special_tokens: int = 0

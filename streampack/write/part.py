@@ -34,7 +34,7 @@ from streampack.write.job import (
     check_versions,
 )
 from streampack.write.output import Output
-from streampack.write.rows import RowEncoder, RowFormat
+from streampack.write.rows import LOSS_MASK, RowEncoder, RowFormat
 from streampack.write.samples import Counts, SampleWriter
 
 OR_SKIP = "; set on_bad_row='skip' to leave such rows out"
@@ -141,19 +141,22 @@ class _PartWriter:
         """Add a batch of rows; finished shards are written."""
         for bad in batch.bad:
             self._refuse(bad, part)
-        samples = self._rows.encode(batch)
+        encoded = self._rows.encode(batch)
         self.counts.num_special_tokens = self._rows.num_special_tokens
-        for row, sample in zip(batch.rows, samples, strict=True):
-            if sample is None:
-                self.counts.num_skipped += 1
-                continue
+        for row, samples in zip(batch.rows, encoded, strict=True):
             try:
-                if isinstance(sample, str):
-                    raise BadValueError(sample)
-                self._samples.add(sample)
+                if isinstance(samples, str):
+                    raise BadValueError(samples)
+                for sample in samples:
+                    if sample is None:
+                        self.counts.num_skipped += 1
+                    elif self._rows.is_chat and not sample[LOSS_MASK].any():
+                        self.counts.num_dropped += 1
+                    else:
+                        self._samples.add(sample)
             except BadValueError as error:
                 any_value = "; set columns=NAME:json, in a new folder, to keep any value"
-                reason = f"{error}{'' if isinstance(sample, str) else any_value}"
+                reason = f"{error}{'' if isinstance(samples, str) else any_value}"
                 self._refuse(BadRow(uri=part.uri, row=row, reason=reason), part)
 
     def finish(self) -> PartResult:

@@ -28,11 +28,10 @@ from streampack.write.inputs.slices import InputSlice, RowBatch, RowSelection
 from streampack.write.inputs.split import split_inputs
 from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
-from streampack.write.rows import RowFormat, tokenizer_digest
+from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS, is_per_token, list_dtype
 from streampack.write.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
 
-LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 HASHES = ("xxh64",)
 TEXT_FORMATS = ("text", "markdown")
 
@@ -91,6 +90,8 @@ def plan_job(
         special_tokens=rows.special_tokens,
         backend=rows.backend if rows.encodes_text else None,
         train_on=None if rows.chat is None else rows.train_on,
+        chat_template=rows.chat_template,
+        max_seq_len=rows.max_seq_len,
         compression=options.compression,
         size_limit=parse_bytes("size_limit", options.size_limit or None),
         hashes=HASHES,

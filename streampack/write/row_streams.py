@@ -51,8 +51,8 @@ from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions,
 from streampack.write.options import JobProgress, WriteOptions, Written
 from streampack.write.output import open_output
 from streampack.write.part import OR_SKIP
-from streampack.write.plan import LOSS_MASK, plan_job
-from streampack.write.rows import RowFormat, tokenizer_digest
+from streampack.write.plan import plan_job
+from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.tokenization import CONFIG_FILE, TOKENIZER_FILE
 
 FOLDER = "rows"
@@ -209,10 +209,10 @@ def _build(rows: Any, options: RowFormat, folder: Path) -> None:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     logger.info("%s: %d samples, %d tokens", folder, written.num_samples, written.num_tokens)
-    if written.num_without_targets or written.num_skipped:
+    if written.num_dropped or written.num_skipped:
         logger.warning(
             "%d of the rows have no token to learn, and %d no token at all",
-            written.num_without_targets,
+            written.num_dropped,
             written.num_skipped,
         )
 

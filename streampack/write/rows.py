@@ -4,7 +4,7 @@
 
     text           --tokenizer-->      {"tokens": [5, 6, 7]}
     token ids      ----------------->  {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1]}
-    conversation   --ChatEncoder---->  {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1]}
+    conversation   --ChatEncoder---->  {"tokens": [5, 6, 7], "loss_mask": [0, 1, 1]}, ...
 
 This module does not import torch, so a process starts in a fraction of a second.
 
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from streampack._checks import check_choice
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError, DataError, short_text
 from streampack.mds.encoder import SCALARS
 from streampack.mds.length_file import NO_TOKEN
 from streampack.types import UInt32Array
@@ -40,6 +40,8 @@ from streampack.write.tokenization import (
     tokenizer_file,
 )
 
+LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
+OF_CHATS = {"chat_template": None, "max_seq_len": None}
 CHAT_FILES = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -54,14 +56,19 @@ class RowFormat:
     tokens: str = "tokens"
     """Field of the token ids, without a tokenizer. For the default, "input_ids" is accepted too."""
     chat: str | None = None
-    """Field of the conversation, such as "messages"; the tokenizer must have a chat template."""
+    """Field of the conversation, such as "messages", or of the first text of a pair, "prompt" or
+    "instruction"; in rows without it, any that a `ChatEncoder` reads."""
     columns: tuple[str, ...] = ()
     """Fields that are kept, each in a column: "url", or with an MDS encoding, "hash:uint64". "json"
     takes any value, null too. A list of one integer per token (a loss mask) becomes an array."""
     backend: Backend = "huggingface"
     """What encodes texts: "huggingface", or "gigatoken", which is faster and compared with it."""
     train_on: TrainOn = "responses"
-    """Targets of conversations: "responses", "last_response" or "all"."""
+    """Targets of conversations: "responses", "last_response", "each_response" or "all"."""
+    chat_template: str | None = None
+    """A chat template to use instead of the tokenizer's."""
+    max_seq_len: int | None = None
+    """Tokens that a conversation is cut to; without a target in them, it is left out."""
     special_tokens: SpecialTokens = "ids"
     """What a text that spells a special token gets: its "ids", or those of ordinary "text"."""
 
@@ -80,11 +87,13 @@ class RowFormat:
                 f"backend={self.backend!r} encodes texts, and these rows are "
                 f"{'token ids' if self.chat is None else 'conversations'}; leave it out"
             )
-        if self.train_on != "responses" and self.chat is None:
-            raise ConfigError(
-                f"train_on={self.train_on!r} is for conversations; name their column with "
-                "chat=, or leave it out"
-            )
+        if self.chat is None:
+            for name, unset in (("train_on", "responses"), *OF_CHATS.items()):
+                if (value := getattr(self, name)) != unset:
+                    raise ConfigError(
+                        f"{name}={short_text(value)} is for conversations; name their column with "
+                        "chat=, or leave it out"
+                    )
 
     @property
     def kept(self) -> dict[str, str | None]:
@@ -129,6 +138,7 @@ class RowEncoder:
         self._dtype = np.dtype(schema.dtype)
         self._limit = min(int(np.iinfo(self._dtype).max), NO_TOKEN - 1)
         self._texts = self._chat = None
+        self.is_chat = rows.chat is not None
         if rows.chat is not None:
             self._chat = _chat_encoder(rows, digest)
         elif rows.tokenizer is not None:
@@ -136,10 +146,10 @@ class RowEncoder:
             self._special_ids = special_ids_of(load_tokenizer(rows.tokenizer))
         self.num_special_tokens = 0  # in the texts so far
 
-    def encode(self, batch: RowBatch) -> list[dict[str, Any] | str | None]:
-        """Return a sample for each row, or why it is bad, or None where it has no tokens.
+    def encode(self, batch: RowBatch) -> list[list[dict[str, Any] | None] | str]:
+        """Return the samples of each row, or why it is bad; None is a sample without tokens.
 
-        Shape (num_rows,).
+        Shape (num_rows,). A row has one sample, and a conversation one or more.
         """
         kept = [
             dict(zip(batch.kept, row, strict=True))
@@ -155,7 +165,7 @@ class RowEncoder:
         if isinstance(tokens, str):
             return tokens
         if not len(tokens):
-            return None
+            return [None]
         most = int(tokens.max())
         ids = self._special_ids
         if len(ids) and most >= ids[0]:
@@ -165,13 +175,13 @@ class RowEncoder:
             return (
                 f"token id {most} exceeds {self._limit} of {self._dtype}; leave out tokens_dtype="
             )
-        return {self._schema.column: tokens.astype(self._dtype), **kept}
+        return [{self._schema.column: tokens.astype(self._dtype), **kept}]
 
     def _from_row(self, value: Any, kept: dict[str, Any]) -> Any:
         try:
-            fields = self._chat(value) if self._chat else {"tokens": value}
-            tokens = fields.pop("tokens")
-            return self._schema.fit({self._schema.column: tokens, **fields, **kept})
+            samples = self._chat.samples(value) if self._chat else [{"tokens": value}]
+            renamed = [{self._schema.column: each.pop("tokens"), **each} for each in samples]
+            return [self._schema.fit({**each, **kept}) for each in renamed]
         except (DataError, ValueError) as error:
             return str(error)
 
@@ -194,4 +204,9 @@ def _chat_encoder(rows: RowFormat, digest: str | None) -> ChatEncoder:  # noqa: 
             f"({type(error).__name__}: {error!s:.200}); give the folder that a tokenizer's "
             "save_pretrained() wrote, and install transformers"
         ) from error
-    return ChatEncoder(loaded, train_on=rows.train_on)
+    return ChatEncoder(
+        loaded,
+        train_on=rows.train_on,
+        chat_template=rows.chat_template,
+        max_seq_len=rows.max_seq_len,
+    )

@@ -115,6 +115,8 @@ class Counts:
     """Samples without tokens."""
     num_without_targets: int = 0
     """Samples whose `loss_mask` is 0 throughout."""
+    num_dropped: int = 0
+    """Samples of conversations that were left out because nothing in them is learned."""
     num_bad_rows: int = 0
     num_special_tokens: int = 0
     """Special tokens that texts spell."""

@@ -83,7 +83,8 @@ def chat_tokenizer(tmp_path, tokenizer) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("train_on", "num_targets"), [("responses", 6), ("last_response", 3), ("all", 16)]
+    ("train_on", "num_targets"),
+    [("responses", 6), ("last_response", 3), ("each_response", 6), ("all", 16)],
 )
 def test_train_on_says_which_tokens_are_targets(tmp_path, chat_tokenizer, train_on, num_targets):
     turn = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
@@ -91,17 +92,69 @@ def test_train_on_says_which_tokens_are_targets(tmp_path, chat_tokenizer, train_
     out = tmp_path / "s"
     command = ("write", path, "--out", out, "--tokenizer", chat_tokenizer, "--chat", "messages")
     call_verb(*command, "--train-on", train_on)
-    shard = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0).open_shard(0)
-    assert int(shard.loss_mask.read(shard.data, 0).sum()) == num_targets
+    stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
+    shard = stream.open_shard(0)
+    num_samples = 2 if train_on == "each_response" else 1
+    targets = [shard.loss_mask.read(shard.data, sample).sum() for sample in range(num_samples)]
+    assert (stream.num_samples, sum(targets)) == (num_samples, num_targets)
     other = "all" if train_on == "responses" else "responses"
     assert "whose train_on is" in fails(*command, "--train-on", other)[1]
 
 
-def test_train_on_is_for_conversations(tmp_path, tokenizer):
+def test_options_of_conversations_are_for_conversations(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", text_rows(3))
     command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
-    code, line = fails(*command, "--train-on", "all")
-    assert (code, "name their column with chat=" in line) == (2, True)
+    for option in (("--train-on", "all"), ("--max-seq-len", "8"), ("--chat-template", path)):
+        code, line = fails(*command, *option)
+        assert (code, "name their column with chat=" in line) == (2, True)
+
+
+def test_a_template_of_ones_own_marks_what_is_learned(tmp_path, chat_tokenizer):
+    template = tmp_path / "own.jinja"
+    begin, end = "{% generation %}", "{% endgeneration %}"
+    template.write_text(TEMPLATE.replace("{{ m.content }}", f"{begin}{{{{ m.content }}}}{end}"))
+    turn = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
+    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": turn}])
+    command = ("write", path, "--tokenizer", chat_tokenizer, "--chat", "messages")
+    command += ("--chat-template", template)
+    call_verb(*command, "--out", tmp_path / "s")
+    shard = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="loss_mask"), 0).open_shard(0)
+    assert int(shard.loss_mask.read(shard.data, 0).sum()) == 4  # of both messages, no end
+    call_verb("inspect", tmp_path / "s", "--tokenizer", chat_tokenizer)
+    template.write_text(TEMPLATE)
+    assert "whose chat_template is" in fails(*command, "--out", tmp_path / "s")[1]
+
+
+@pytest.mark.parametrize("train_on", ["responses", "each_response"])
+def test_conversations_without_a_target_are_left_out_and_counted(
+    tmp_path, chat_tokenizer, train_on
+):
+    long = [{"role": "user", "content": "c " * 20}, {"role": "assistant", "content": "e"}]
+    rows = [long, long[1:], long[:1], long[1:] + long]
+    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": messages} for messages in rows])
+    output = call_verb(
+        *("write", path, "--out", tmp_path / "s", "--tokenizer", chat_tokenizer),
+        *("--chat", "messages", "--train-on", train_on, "--max-seq-len", "16"),
+    )
+    dropped = 3 if train_on == "each_response" else 2
+    assert f"2 samples, {19 if dropped == 2 else 6} tokens" in output
+    assert f", {dropped} without a target left out" in output
+
+
+def test_any_layout_of_conversations_is_read(tmp_path, chat_tokenizer):
+    turn = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
+    rows = [
+        {"messages": turn},
+        {"conversations": [{"from": "human", "value": "c d"}, {"from": "gpt", "value": "e f"}]},
+        {"prompt": "c d", "completion": "e f"},
+        {"instruction": "c", "input": "d", "output": "e f"},
+    ]
+    path = jsonl_file(tmp_path / "rows.jsonl", [*rows, {"messages": turn, "functions": "g"}])
+    output = call_verb(
+        *("write", path, "--out", tmp_path / "s", "--tokenizer", chat_tokenizer),
+        *("--chat", "messages", "--on-bad-row", "skip"),
+    )
+    assert "4 samples, 32 tokens in 1 shard, 1 bad row left out" in output
 
 
 def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer):

@@ -678,11 +678,13 @@ def test_arguments_of_calls_are_objects_or_text_as_the_template_reads_them() -> 
     row = call_of({"a": 1})
     row["messages"][1]["tool_calls"] = json.dumps(row["messages"][1]["tool_calls"])
     assert_equal(encode(row), expected)
-    as_text = TOOLS.replace("call.function | tojson", "'' + call.function.arguments")
+    as_text = TOOLS.replace(
+        "call.function | tojson", "call.function.name + call.function.arguments"
+    )
     encode = ChatEncoder(tokenizer_of(as_text))
     for arguments in ({"a": 1}, '{"a": 1}'):
         sample = encode(call_of(arguments))
-        assert learned(sample, encode.tokenizer) == '<call>{"a": 1}</call><|im_end|>'
+        assert learned(sample, encode.tokenizer) == '<call>f{"a": 1}</call><|im_end|>'
 
 
 def call_of(arguments: Any, **more: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def read_jsonl(
 
 def _batch_without_bad_rows(lines: Sequence[bytes], first: int, wanted: Wanted) -> RowBatch | None:
     """Return the rows of lines, or None if one of them needs a closer look."""
-    if wanted.beside:
+    if wanted.is_chat:
         return None
     try:
         rows = list(map(orjson.loads, lines))

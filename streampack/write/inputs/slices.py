@@ -51,7 +51,7 @@ class RowSelection:
     tokens: str | None = None
     """Column of the token ids; a JSONL row may also be the list of ids itself."""
     chat: str | None = None
-    """Column of the conversation: a list of messages, or JSON text of one."""
+    """Column of the conversation; without it, any that a `ChatEncoder` reads."""
     keep: tuple[str, ...] = ()
     """Columns whose values are kept beside the tokens."""
 
@@ -73,7 +73,7 @@ class RowBatch:
     """Rows in order; entry `i` of each list but `bad` belongs to the same row."""
 
     values: list[Any] = field(default_factory=list)
-    """Texts, integer arrays of shape (num_tokens,), or conversations."""
+    """Texts, integer arrays of shape (num_tokens,), or the fields of conversations."""
     kept: dict[str, list[Any]] = field(default_factory=dict)
     """Values of the kept columns, by name."""
     types: dict[str, str] = field(default_factory=dict)

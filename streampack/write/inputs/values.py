@@ -15,11 +15,10 @@ import orjson
 
 from streampack.errors import ConfigError, suggest
 from streampack.types import IntArray
+from streampack.write.chat_rows import LISTS, PAIRS, columns_of
 from streampack.write.inputs.slices import RowSelection
 
 TOKENS, INPUT_IDS = "tokens", "input_ids"  # names that `Stream` accepts by default
-TOOLS = "tools"
-BESIDE = (TOOLS, "system")  # columns next to a conversation that a ChatEncoder reads, or refuses
 
 
 class BadValueError(Exception):
@@ -68,18 +67,6 @@ def as_tokens(value: Any) -> IntArray:
     )
 
 
-def as_chat(value: Any) -> Any:
-    """Return a conversation: a list of messages, which may be given as JSON text."""
-    if isinstance(value, str):
-        value = _from_json(value)
-    if not isinstance(value, list) or not all(isinstance(message, Mapping) for message in value):
-        raise BadValueError(
-            f"holds {repr(value)[:60]}, but must be a list of messages such as "
-            "{'role': 'user', 'content': 'Hi'}; name another column with chat="
-        )
-    return value
-
-
 def _from_json(text: str) -> Any:
     try:
         return orjson.loads(text)
@@ -96,14 +83,14 @@ class Wanted:
             for name, option, convert in (
                 (selection.text, "text", as_text),
                 (selection.tokens, "tokens", as_tokens),
-                (selection.chat, "chat", as_chat),
+                (selection.chat, "chat", dict),
             )
             if name is not None
         ]
         if len(found) != 1:
             raise ConfigError(f"{selection} names {len(found)} of text, tokens and chat; name one")
         self.name, self.option, self.convert = found[0]
-        self.beside = BESIDE if selection.chat is not None else ()
+        self.is_chat = selection.chat is not None
         self.keep = selection.keep
 
     def column_in(self, names: Iterable[str]) -> str:
@@ -116,22 +103,35 @@ class Wanted:
         raise BadValueError(no_column(self.name, known, self.option))
 
     def value_in(self, row: Mapping[str, Any]) -> Any:
-        """Return the value of a row; a conversation together with what is beside it."""
+        """Return the value of a row; for conversations a row that `read_row` reads."""
+        if self.is_chat:
+            return self._chat_in(row)
         name = self.column_in(row)
         try:
-            value = self.convert(row[name])
+            return self.convert(row[name])
         except BadValueError as error:
             raise BadValueError(f"column {name!r} {error}") from error
-        beside = {each: row[each] for each in self.beside if row.get(each)}
-        if isinstance(beside.get(TOOLS), str):
-            beside[TOOLS] = _from_json(beside[TOOLS])
-        return {"messages": value, **beside} if beside else value
+
+    def _chat_in(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a conversation, the named one as its messages if it may be."""
+        fields = {name: row[name] for name in self._chat_columns(row)}
+        if self.name in row:
+            named = {} if self.name in PAIRS else {LISTS[0]: fields.pop(self.name)}
+            fields = {name: value for name, value in fields.items() if name not in LISTS} | named
+        return fields
+
+    def _chat_columns(self, names: Iterable[str]) -> list[str]:
+        known = list(names)
+        are_found = self.name in known or any(name in known for name in LISTS)
+        if not are_found and not any({*pair} <= {*known} for pair in PAIRS.items()):
+            raise BadValueError(no_column(self.name, known, self.option))
+        return columns_of(known, self.name)
 
     def columns_in(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read, that of the value first."""
-        columns = [self.column_in(names), *self.keep]
+        columns = self._chat_columns(names) if self.is_chat else [self.column_in(names)]
+        columns += self.keep
         self.kept_in(dict.fromkeys(names))
-        columns += [name for name in self.beside if name in names]
         return list(dict.fromkeys(columns))
 
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:

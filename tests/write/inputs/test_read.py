@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError, DataError
+from streampack.write.chat_rows import read_row
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import RowSelection
 from tests.helpers.examples import examples
@@ -187,8 +188,15 @@ def test_conversations_come_with_their_tools(tmp_path):
     rows, bad = rows_of(split(path), CHAT)
 
     with_tools = {"messages": HI, "tools": tools}
-    assert [value for _, value in rows] == [HI, HI, with_tools, with_tools]
-    assert [each.row for each in bad] == [4, 5]
+    alone = {"messages": HI}
+    assert [read_row(value).messages for _, value in rows[:4]] == [HI] * 4
+    assert [read_row(value).options for _, value in rows[:4]] == [
+        read_row(each).options for each in (alone, alone, with_tools, with_tools)
+    ]
+    assert bad == []
+    for _, value in rows[4:]:
+        with pytest.raises(DataError, match="is not a conversation"):
+            read_row(value)
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md", "txt.gz", "md.zst"])
@@ -405,10 +413,41 @@ def test_null_inside_a_list_of_tokens_makes_its_row_bad(tmp_path):
 def test_conversations_of_tables(tmp_path):
     table = pa.table({"messages": [HI, None, HI], "tools": [None, None, '[{"name": "x"}]']})
 
-    rows, [bad] = rows_of(split(write_table(tmp_path / "a.parquet", table, 9)), CHAT)
+    rows, bad = rows_of(split(write_table(tmp_path / "a.parquet", table, 9)), CHAT)
 
-    assert rows == [(0, HI), (2, {"messages": HI, "tools": [{"name": "x"}]})]
-    assert bad.row == 1
+    assert [value["messages"] for _, value in rows] == [HI, None, HI]
+    assert [value["tools"] for _, value in rows] == [None, None, '[{"name": "x"}]']
+    assert bad == []
+
+
+def test_conversations_have_columns_by_any_name_or_layout(tmp_path):
+    table = pa.table(
+        {
+            "chat": [HI],
+            "messages": [HI * 2],
+            "prompt": ["a"],
+            "completion": ["b"],
+            "system": ["c"],
+            "history": ["d"],
+            "picture": [b"e"],
+        }
+    )
+
+    def value(chat, *dropped):
+        path = write_table(tmp_path / "a.parquet", table.drop_columns(dropped), 9)
+        [(_, value)], [] = rows_of(split(path), RowSelection(chat=chat))
+        return value
+
+    beside = {"system": "c", "history": "d"}
+    pair = {"prompt": "a", "completion": "b", **beside}
+    assert value("messages") == {"messages": HI * 2, **pair}
+    assert value("chat") == {"messages": HI, **pair}
+    assert value("prompt") == pair
+    assert value("messages", "messages", "chat") == pair
+    _, [bad] = rows_of(
+        split(write_table(tmp_path / "b.parquet", pa.table({"prompt": ["a"]}), 9)), CHAT
+    )
+    assert "no column 'messages'; it has 'prompt'" in bad.reason
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -422,7 +461,7 @@ def test_a_system_text_beside_a_conversation_reaches_the_encoder(tmp_path, kind)
 
     rows, bad = rows_of(split(path), CHAT)
 
-    assert (rows, bad) == ([(0, HI), (1, {"messages": HI, "system": "Be brief."})], [])
+    assert (rows, bad) == (list(enumerate(lines)), [])
 
 
 def test_kept_columns_of_tables_are_plain_values(tmp_path):
