@@ -6,7 +6,7 @@
                             1 5 6 2 --> 1 5 6 2       none more
 
 The rule is here. The kernels that write the tokens follow it: `gather/kernels.py` for planned
-datasets, `online/sample_buffer_kernels.py` for iterables.
+datasets, `online/sample_store_kernels.py` for iterables.
 
 Cost: about 0.1 us a sample.
 """

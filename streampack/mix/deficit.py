@@ -98,16 +98,15 @@ class Deficits:
 
         Args:
             waiting: Tokens of each source's next samples, one array of shape (n,) for each source.
-            room: Three numbers; updated. Samples are served while the first (tokens) and the second
-                (samples) are 0 or more, or while the third (tokens) is above 0. Each is reduced by
-                what is served.
+            room: Tokens and samples; updated. Samples are served while both are above 0, and each
+                is reduced by what is served.
 
         Returns:
             The source of each sample, shape (num_served,).
 
-        >>> turns, room = Deficits([2, 1], "samples"), np.array([9, 9, 0])
+        >>> turns, room = Deficits([2, 1], "samples"), np.array([9, 9])
         >>> turns.serve_waiting([np.array([3, 3, 3]), np.array([4])], room).tolist(), room.tolist()
-        ([0, 0, 1], [-1, 6, -10])
+        ([0, 0, 1], [-1, 6])
         """
         # int64 might overflow. The caller then serves one by one, in Python integers.
         if max(map(abs, self._deficits)) > MOST_DEFICIT:
@@ -119,12 +118,6 @@ class Deficits:
         num = _serve_waiting(sources, flat, room, served, self._by_samples)
         self._deficits = sources[DEFICIT].tolist()
         return served[:num]
-
-    def undo(self, amounts: Sequence[int]) -> None:
-        """Take back what was served last: so many samples or tokens of each source."""
-        total = sum(amounts)
-        for source, share in enumerate(self._shares):
-            self._deficits[source] += SHARE_SCALE * amounts[source] - share * total
 
     def end(self, source: int) -> None:
         """Exclude `source` from now on."""
@@ -154,19 +147,15 @@ class Deficits:
 def num_served(waiting: Int64Array, room: Int64Array) -> int:
     """Return how many samples `Deficits.serve_waiting` serves of a source that is alone.
 
-    >>> room = np.array([9, 9, 0])
+    >>> room = np.array([9, 9])
     >>> num_served(np.array([3, 3, 3, 3, 3]), room), room.tolist()
-    (4, [-3, 5, -12])
+    (3, [0, 6])
     """
     after = np.cumsum(waiting)
     # Tokens before each sample: it is served if these leave room.
-    before = after - waiting
-    tokens, samples, more = room.tolist()
-    enough = min(int(before.searchsorted(tokens, "right")), max(samples + 1, 0))
-    num: int = max(enough, int(before.searchsorted(more)))
+    num = min(int((after - waiting).searchsorted(room[0])), int(room[1]))
     if num:
-        served = int(after[num - 1])
-        room -= (served, num, served)
+        room -= (after[num - 1], num)
     return num
 
 
@@ -180,7 +169,7 @@ def _serve_waiting(
     last of each source, shape (4, num_sources); updated. Others are as in `Deficits.serve_waiting`.
     """
     num = 0
-    while num < len(served) and ((room[0] >= 0 and room[1] >= 0) or room[2] > 0):
+    while num < len(served) and room[0] > 0 and room[1] > 0:
         best, best_key = -1, 0
         for source in range(sources.shape[1]):
             share, deficit = sources[SHARE, source], sources[DEFICIT, source]
@@ -201,7 +190,6 @@ def _serve_waiting(
         sources[DEFICIT, best] -= SHARE_SCALE * amount
         room[0] -= length
         room[1] -= 1
-        room[2] -= length
         served[num] = best
         num += 1
     return num

@@ -12,7 +12,7 @@ they arrive, and the packers decide which samples wait. Where these do not fit, 
 and reports the smallest bound that would have worked.
 
 Not counted: buffered tokens with their labels and fields (`worker_tokens` bounds those), the rows
-of the batch under construction, the sample being sliced, memory of sources and tokenizers, and
+of the batch under construction, samples read ahead, memory of sources and tokenizers, and
 Python's own objects.
 
 Cost: about 5 us a batch.
@@ -20,6 +20,7 @@ Cost: about 5 us a batch.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping
 from operator import itemgetter
@@ -34,6 +35,7 @@ from streampack.errors import ConfigError
 from streampack.online.plan import FlowPlan
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, MemoryFootprint
 
+PLACE_BYTES = 24  # of a payload: row, first token and one past the last, in int64
 BYTES_PER_SEGMENT = 60  # its segment row, an edge, its entry in seq_lens
 BYTES_PER_ROW = 4  # the edge of its padding
 FORMAT_BYTES = 32  # per token slot: the format's own labels, masks and positions; see the tests
@@ -55,6 +57,34 @@ def batch_bytes(plan: FlowPlan) -> int:
     fields = {k: v for stream in plan.streams for k, v in stream.token_fields.items()}
     per_slot = BYTES_PER_TOKEN + sum(np.dtype(each).itemsize for each in fields.values())
     return slots * per_slot + segments * BYTES_PER_SEGMENT + (rows + 1) * BYTES_PER_ROW
+
+
+def num_bytes(thing: Any) -> int:
+    """Return the bytes of a payload.
+
+    Arrays and tensors count their values, images (such as PIL's) a byte per pixel and band, and
+    containers their contents. Anything else counts `sys.getsizeof`, which may be too little.
+
+    >>> num_bytes(np.zeros((2, 3), np.float32)), num_bytes([b"ab", b"c"]) == 2 * sys.getsizeof(b"")
+    (24, False)
+    """
+    nbytes = getattr(thing, "nbytes", None)
+    if isinstance(nbytes, int | np.integer):
+        return int(nbytes)
+    if isinstance(thing, Mapping):
+        return sum(map(num_bytes, thing.values()))
+    if isinstance(thing, list | tuple):
+        return sum(map(num_bytes, thing))
+    if hasattr(thing, "getbands") and hasattr(thing, "size"):
+        width, height = thing.size
+        return int(width * height * len(thing.getbands()))
+    return sys.getsizeof(thing)
+
+
+def payload_bytes(payloads: Mapping[str, list[tuple[Any, int, int]]]) -> int:
+    """Return the bytes of payloads and of their spans in a batch."""
+    things = [thing for each in payloads.values() for thing, _, _ in each]
+    return num_bytes(things) + PLACE_BYTES * len(things)
 
 
 def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> MemoryFootprint:

@@ -34,12 +34,12 @@ from streampack.online.byte_budget import (
     format_bytes,
 )
 from streampack.online.even_steps import EvenSteps, Loops
-from streampack.online.pack_window import fitting_window
+from streampack.online.live_queue import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
 from streampack.online.source_view import source_view
-from streampack.online.state import check_state, flow_fingerprint, worker_state
+from streampack.online.state import as_json, check_state, flow_fingerprint, worker_state
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.prefetch_thread import prefetched
 from streampack.runtime.rank_digest import RankView
@@ -374,9 +374,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
-        state = self.position()
-        # In a worker, no copy is needed: torch pickles the state into a pipe at every batch.
-        return state if info else copy.deepcopy(state) | self.loops.state_dict()
+        state: State = as_json(self.position())
+        return state if info else state | self.loops.state_dict()
 
     def next_state(self, worker_slice: WorkerSlice) -> State:
         """Return the state from which a worker's next iteration begins."""
@@ -391,7 +390,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.check(state, self._own_slice())
         loop = self.loops.read(state)
         self.num_moves += 1
-        self.restart(int(state["epoch"]), copy.deepcopy(state))
+        self.restart(int(state["epoch"]), as_json(state))
         self.loops.go_to(*loop)
 
     # What `EvenSteps` reads from, with `read_epoch`.
@@ -412,7 +411,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """Let `read_epoch` continue where an earlier reading was left."""
         self.check_not_moved_away()
         if self.at is not None:  # a reading that failed, or another loop over this dataset
-            self.restart(int(self.at["epoch"]), copy.deepcopy(self.at))
+            self.restart(int(self.at["epoch"]), as_json(self.at))
 
     def check_not_moved_away(self) -> None:
         """Refuse to continue a loop of a loader's workers; only they know where it ended."""

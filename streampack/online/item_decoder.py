@@ -1,116 +1,153 @@
-"""Items of a source as samples: arrays that need no closer look, parsed samples, or errors.
+"""Items of a source as samples: plain arrays, parsed samples, or errors.
 
 ::
 
-    [5, 6, 7], {"tokens": [5, 6]}     plain arrays, whose values are checked later
+    [5, 6, 7], {"tokens": [5, 6]}     plain arrays, whose values are checked when they are packed
     "a text"  --encode-->             the same
-    longer than a pack, with fields   ComplexSample: parsed, or the DataError that refuses it
+    with extra fields                 parsed, or the DataError that refuses it
 
-Cost: about 0.1 us per sample of a list of arrays, else 1 us, plus the tokenizer.
+Cost: about 0.1 us per array in a group of arrays, else 1 us, plus the tokenizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Sized
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.online.ready_samples import ComplexSample, ReadySamples
-from streampack.online.source_slice import Items
-from streampack.special_ids import adds_ids, encoded_length, encoded_lengths
-from streampack.streams import IterableSample, IterableStream
+from streampack.online.samples import Columns, Extras, extras_of
+from streampack.special_ids import encoded_length, encoded_lengths
+from streampack.streams import IterableStream
 from streampack.streams.iterable_stream import Plain
 from streampack.streams.sample_fields import PLAIN_TYPES, invalid_labels, invalid_token_ids
+from streampack.streams.source_traits import own_copy
 from streampack.streams.tokenization import encode_texts
 from streampack.types import Int64Array
 
-NUM_ADDED = 2  # tokens that may be added to a sample: BOS and EOS
 NDIM_OF, DTYPE_OF = attrgetter("ndim"), attrgetter("dtype")
+
+
+class PlainSample(NamedTuple):
+    """Arrays of a sample that need no further checks, except of the values."""
+
+    tokens: Any
+    labels: Any
+    mask: Any
+
+
+class Decoded(NamedTuple):
+    """Items as samples."""
+
+    lengths: Int64Array
+    """Tokens of each as it is packed, with BOS and EOS, shape (n,); 0: it is bad."""
+    columns: Columns
+    """The samples; a DataError in place of the tokens of a bad one."""
 
 
 class ItemDecoder:
     """Converts items of one stream.
 
-    With `is_kept`, the source keeps its items as they are: they need no copy, and can be parsed
-    later.
+    `has_labels` and `has_extras` say whether any stream has these. Without `copies`, the source
+    keeps its items as they are.
     """
 
-    def __init__(self, stream: IterableStream, packing: Packing, *, is_kept: bool) -> None:
+    def __init__(
+        self,
+        stream: IterableStream,
+        packing: Packing,
+        *,
+        has_labels: bool,
+        has_extras: bool,
+        copies: bool,
+    ) -> None:
+        self._copies = copies
         self._stream = stream
         self._packing = packing
-        self._adds_ids = adds_ids(packing)
-        self._longest = packing.max_seq_len - NUM_ADDED
-        self._is_kept = is_kept
+        self._has_labels = has_labels
+        self._has_extras = has_extras
         self._skips = stream.on_bad_sample == "skip"
         self._is_bare = not (stream.has_labels or stream.has_extras)
-        self._takes_arrays = self._is_bare and not self._skips
 
-    def decode(self, items: Items, ready: ReadySamples) -> None:
-        """Append items to the samples that are ready."""
-        values = items.values
-        # An array of integers, as most samples are, needs no call; many need one for all.
-        if self._takes_arrays and len(values) == 1:
-            value = values[0]
-            if (
-                type(value) is np.ndarray
-                and value.ndim == 1
-                and 0 < (length := len(value)) <= self._longest
-                and value.dtype.char in PLAIN_TYPES
-            ):
-                if self._adds_ids:
-                    length = encoded_length(value, self._packing)
-                line = (items.pass_, items.numbers[0], items.taken, length)
-                ready.append(line, (value if self._is_kept else value.copy(), None, None))
-                return
-        if self._takes_arrays and self._is_kept and are_integer_rows(values):
+    def columns(self, tokens: list[Any], *others: list[Any]) -> Columns:
+        """Return the columns of samples; without `others`, they have tokens alone."""
+        labels, masks, extras = others or ([None] * len(tokens),) * 3
+        if not self._has_labels:
+            labels = masks = []
+        return tokens, labels, masks, extras if self._has_extras else []
+
+    def own(self, item: Any) -> tuple[Any, int]:
+        """Return an item that the source may not change any more, and its tokens or characters.
+
+        It may be an array of token ids or a `PlainSample` already.
+        """
+        stream, is_text = self._stream, self._stream.tokenizer is not None
+        plain = None if is_text else stream.plain(item)
+        if plain is not None:
+            tokens, labels, mask = plain
+            if self._copies:
+                tokens = tokens.copy()
+                labels = None if labels is None else labels.copy()
+                mask = None if mask is None else mask.copy()
+            return tokens if self._is_bare else PlainSample(tokens, labels, mask), len(tokens)
+        row = item
+        if isinstance(item, Mapping):
+            row = item.get(stream.text if is_text else stream.tokens, item.get("input_ids"))
+        size = len(row) if isinstance(row, Sized) else 1
+        # Parsing copies what has payloads, and it is read alone.
+        return own_copy(item) if self._copies and not stream.payloads else item, size
+
+    def decode(
+        self, items: Sequence[Any], numbers: Sequence[int], ids: Sequence[Any] | None = None
+    ) -> Decoded:
+        """Return items as samples; `ids` are the token ids of texts, or their errors."""
+        values = list(items if ids is None else ids)
+        if not self._skips and set(map(type, values)) == {PlainSample}:
+            tokens, labels, masks = map(list, zip(*values, strict=True))
+            sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
+            lengths = encoded_lengths(tokens, sizes, self._packing)
+            return Decoded(lengths, self.columns(tokens, labels, masks, [None] * len(tokens)))
+        if self._is_bare and not self._skips and are_integer_rows(values):
             sizes = np.fromiter(map(len, values), np.int64, len(values))
             if sizes.all():
                 lengths = encoded_lengths(values, sizes, self._packing)
-                ready.extend(items, np.where(sizes <= self._longest, lengths, 0))
-                return
-        self.decode_each(items, values, ready)
+                return Decoded(lengths, self.columns(values))
+        samples = [
+            self._sample(item, number, None if ids is None else ids[index])
+            for index, (item, number) in enumerate(zip(items, numbers, strict=False))
+        ]
+        sizes_of, *columns = map(list, zip(*samples, strict=True))
+        return Decoded(np.array(sizes_of, np.int64), self.columns(*columns))
 
-    def decode_each(self, items: Items, values: Sequence[Any], ready: ReadySamples) -> None:
-        """Append items one by one; `values` are theirs, or token ids of their texts, or errors."""
-        stream, are_encoded = self._stream, values is not items.values
-        may_be_plain = self._is_bare or stream.tokenizer is None
-        for index, value in enumerate(values):
-            number = items.numbers[index]
-            plain = stream.plain(value) if may_be_plain else None
-            if plain is not None and (
-                len(plain[0]) > self._longest or (self._skips and has_invalid_values(plain))
-            ):
-                plain = None
-            if plain is not None:
-                if not self._is_kept and not are_encoded:
-                    tokens, labels, mask = plain
-                    plain = (tokens.copy(), _copy(labels), _copy(mask))
-                length = len(plain[0])
-                if self._adds_ids:
-                    length = encoded_length(plain[0], self._packing)
-                ready.append((items.pass_, number, items.taken + index, length), plain)
-                continue
-            more = ComplexSample(items.values[index])
-            if not self._is_kept:
-                ids = value if are_encoded else None
-                more = ComplexSample(None, self.parse(items.values[index], number, ids))
-            ready.append((items.pass_, number, items.taken + index, 0), (more, None, None))
-
-    def parse(
-        self, item: Any, number: int, ids: Int64Array | DataError | None = None
-    ) -> IterableSample | DataError:
-        """Return an item as a sample, or the error that refuses it."""
+    def _sample(self, item: Any, number: int, ids: Any) -> tuple[int, Any, Any, Any, Extras | None]:
+        """Return a sample's length and columns; 0 and the error if it is bad."""
         for failure in (item, ids):
             if isinstance(failure, DataError):
-                return failure
+                return 0, failure, None, None, None
+        stream, packing = self._stream, self._packing
+        plain: Plain | None = None
+        if isinstance(item, PlainSample):
+            plain = item
+        elif ids is None or self._is_bare:
+            plain = stream.plain(item if ids is None else ids)
         try:
-            return self._stream.sample(item, number, ids)  # type: ignore[arg-type]
+            if plain is not None:
+                if self._skips:
+                    stream.check_ids(number, plain[0])
+                    stream.check_labels(number, plain[1])
+                return encoded_length(plain[0], packing), *plain, None
+            sample = stream.sample(item, number, ids)
+            length = encoded_length(sample.tokens, packing) + sample.extra_cost
+            extras = None
+            if stream.has_extras:
+                where, may_split = stream.where(number), stream.split_payloads
+                extras = extras_of(sample, length, packing, where, may_split=may_split)
         except DataError as error:
-            return error
+            return 0, error, None, None, None
+        return length, sample.tokens, sample.labels, sample.loss_mask, extras
 
     def text(self, item: Any, number: int) -> str | DataError:
         """Return an item's text, or its error."""
@@ -121,16 +158,16 @@ class ItemDecoder:
         except DataError as error:
             return error
 
-    def encode(self, items: Sequence[tuple[Any, int]]) -> list[Int64Array | DataError]:
-        """Return the token ids of items, given with their numbers, or the errors."""
-        texts = [self.text(item, number) for item, number in items]
+    def encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[Int64Array | DataError]:
+        """Return the token ids of items, or the errors."""
+        texts = list(map(self.text, items, numbers))
         good = [text for text in texts if isinstance(text, str)]
         try:
             ids = iter(encode_texts(self._stream.tokenizer, good))
         except Exception:  # encoding them one by one finds the text that fails
             return [
                 self._encode_alone(text, number) if isinstance(text, str) else text
-                for text, (_, number) in zip(texts, items, strict=True)
+                for text, number in zip(texts, numbers, strict=False)
             ]
         return [next(ids) if isinstance(text, str) else text for text in texts]
 
@@ -142,10 +179,6 @@ class ItemDecoder:
                 f"{self._stream.where(number)}: the tokenizer raised {type(error).__name__}: "
                 f"{error}; fix the text or set on_bad_sample='skip'"
             )
-
-
-def _copy(row: Any) -> Any:
-    return None if row is None else row.copy()
 
 
 def are_integer_rows(values: Sequence[Any]) -> bool:

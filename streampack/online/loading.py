@@ -14,7 +14,6 @@ Cost: the batch transfer, and a state of a few KB per batch.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -28,7 +27,7 @@ from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError
 from streampack.online.engine import OnlineEngine
 from streampack.online.even_steps import EvenSteps
-from streampack.online.state import LoaderPosition, read_position
+from streampack.online.state import LoaderPosition, as_json, read_position
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import max_prefetch
@@ -150,7 +149,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             return
         engine.restart(at.epoch)
         self._follow()
-        self._start = copy.deepcopy(at)
+        self._start = LoaderPosition(as_json(at.states), at.next_worker)
         if any(at.flows):
             engine.move_away()
 
@@ -297,7 +296,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         plan, footprint = engine.plan, engine.footprint(0)
         streams = range(len(plan.names))
         counts = {
-            key: [sum(flow["counts"][stream][column] for flow in flows) for stream in streams]
+            key: [sum(int(flow["counts"][stream][column]) for flow in flows) for stream in streams]
             for column, key in enumerate(COUNTED)
         }
         counts["skipped"] = [

@@ -44,6 +44,16 @@ class FlowPlan:
     """Packs that a worker shuffles together, as far as `Buffers` allow; 0: no shuffle."""
 
     @property
+    def has_labels(self) -> bool:
+        """Whether the samples of any stream have labels, a mask or slots without a target."""
+        return any(stream.has_labels for stream in self.streams)
+
+    @property
+    def has_extras(self) -> bool:
+        """Whether the samples of any stream have extra fields."""
+        return any(stream.has_extras for stream in self.streams)
+
+    @property
     def num_packers(self) -> int:
         """Packers of a worker: one for each stream, unless batches mix them at random."""
         return 1 if self.mixing.batching_method == "random" else len(self.streams)

@@ -22,20 +22,18 @@ import numpy as np
 from streampack._state import UNCHANGED
 from streampack.errors import DataError, ResumeError
 from streampack.online.plan import FlowPlan
-from streampack.online.sample_buffer import SampleBuffer
-from streampack.online.sample_buffer_kernels import DIGEST, LEFT
-from streampack.online.samples import CutSample, SampleKey
+from streampack.online.sample_store_kernels import LEFT
+from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice
 from streampack.pack.buffered import rooms
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import own_copy
-from streampack.types import LENGTH, START, TOTAL, Int64Array, State
+from streampack.types import LENGTH, START, TOTAL, Int64Array, Packs, State
 
 SAME_SAMPLES = (
     "; a source must give the same samples in the same order each time: pass it, and its "
     "tokenizer, as they were, or start again without the state"
 )
-OTHERWISE = "has other tokens, labels or fields than when the state was saved"
 
 
 def read_again(
@@ -66,55 +64,54 @@ def read_again(
     return found
 
 
-def key_of(address: Sequence[int]) -> SampleKey:
+def key_of(address: Sequence[int] | Int64Array) -> SampleKey:
     """Return the key of the sample at an address."""
     stream, pass_, number = map(int, address[:START])
     return stream, pass_, number
 
 
-def check_piece(
-    address: Sequence[int], again: CutSample, held: SampleBuffer, streams: Sequence[IterableStream]
-) -> None:
-    """Raise a DataError if the piece at a saved address has changed."""
-    start, length = map(int, address[START : START + 2])
-    if [start, length] not in again.rows[:, START:TOTAL].tolist():
-        were = f"{length}" if not start else f"{length} that follow its first {start}"
-        what = f"has {len(again.ready.tokens)} tokens, of which the state holds {were}"
-        raise changed_source(again, streams, what)
-    if held.digest(again.ready, start, length, again.total) != address[DIGEST]:
-        raise changed_source(again, streams)
-
-
 def check_packs(
-    lanes: Sequence[Sequence[Int64Array]], held: Sequence[Sequence[int]], plan: FlowPlan
+    packs: Sequence[Packs], others: Sequence[Int64Array], held: Int64Array, plan: FlowPlan
 ) -> None:
     """Refuse packs that are too long, and segments that are not the pieces at addresses `held`.
 
-    `lanes` are the packs of each packer, the segments in its buffer last. The kernels that copy
-    tokens rely on both.
+    `others` are the segments that are not in a complete pack. The kernels that copy tokens rely on
+    both.
     """
-    rows = sorted(np.concatenate([pack for packs in lanes for pack in packs]).tolist())
+    segments = np.concatenate([*(each.segments for each in packs), *others])
+    rows = segments[np.lexsort(segments[:, START::-1].T)].tolist()
     packed, left = Counter[SampleKey](), Counter[SampleKey]()
     for row in rows:
         packed[key_of(row)] += row[LENGTH]
-    for address in held:
-        left[key_of(address)] += int(address[LEFT])
+    for address in held.tolist():
+        left[key_of(address)] += address[LEFT]
     ends = [[*row[:START], row[START] + row[LENGTH]] for row in rows]
     is_overlap = any(end > row for end, row in zip(ends, rows[1:], strict=False))
     multiple = plan.packing.pad_to_multiple or 1
     is_long = plan.bucketing is None and any(
-        rooms(pack, multiple)[:, LENGTH].sum() > plan.packing.max_seq_len
-        for *packs, _ in lanes
-        for pack in packs
+        rooms(each[pack], multiple)[:, LENGTH].sum() > plan.packing.max_seq_len
+        for each in packs
+        for pack in range(len(each))
     )
     if packed != left or is_overlap or is_long or any(row[LENGTH] < 1 for row in rows):
         raise ResumeError(f"the state's packs do not go with its buffered samples; {UNCHANGED}")
 
 
 def changed_source(
-    again: CutSample, streams: Sequence[IterableStream], what: str = OTHERWISE
+    address: Sequence[int],
+    num_tokens: int,
+    addresses: Int64Array,
+    streams: Sequence[IterableStream],
 ) -> DataError:
-    """Return the error of a sample that is not what it was when the state was saved."""
-    stream, pass_, number = again.key
+    """Return the error of a saved address that is not at one of the store's `addresses` now.
+
+    `num_tokens` are those of its sample.
+    """
+    stream, pass_, number, start, length = map(int, address[: LENGTH + 1])
+    what = "has other tokens, labels or fields than when the state was saved"
+    pieces = addresses[(addresses[:, :START] == (stream, pass_, number)).all(axis=1)]
+    if [start, length] not in pieces[:, START:TOTAL].tolist():
+        were = f"{length}" if not start else f"{length} that follow its first {start}"
+        what = f"has {num_tokens} tokens, of which the state holds {were}"
     where = streams[stream].where(number)
     return DataError(f"{where} of pass {pass_} {what}{SAME_SAMPLES}")

@@ -1,35 +1,32 @@
-"""Encode an iterable's sample for packing, and cut it into segments.
+"""Samples of iterables in columns, their extra fields, and where they are cut into segments.
 
 ::
 
-    tokens 5 6 7    labels, mask    image of 2 slots
-    BOS 5 6 7 EOS . .                 tokens
-    5 6 7 EOS -100 -100 -100          labels, shifted
-    0 ........... 7                   one segment, or pieces of at most a pack, no payload cut
+    tokens 5 6 7     labels, mask    image of 2 slots       as decoded
+    BOS 5 6 7 EOS . .                                       as packed: `length` is 7
+    0 ............. 7                one segment, or pieces of at most a pack, no payload cut
 
-Cost: about 25 us per sample. Samples of tokens alone that fit a pack take a faster path; see
-`SampleBuffer.extend`.
+Cost: about 10 ns per sample; with extra fields about 20 us.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.online.sample_buffer_kernels import encode
 from streampack.pack import fit_samples
-from streampack.special_ids import encoded_length, special_ids
 from streampack.streams import IterableSample
-from streampack.types import IGNORED, Int64Array
+from streampack.types import LENGTH, NUM_COLUMNS, START, TOTAL, Int64Array
 
-SampleKey = tuple[int, int, int]  # stream, pass, sample
-PLACE_BYTES = 24  # row, first token and one past the last, in int64
+SampleKey: TypeAlias = tuple[int, int, int]  # stream, pass, sample
+Columns: TypeAlias = tuple[list[Any], list[Any], list[Any], list[Any]]
+"""Of some samples: token ids, labels, loss masks, and `Extras`, each None where a sample has none.
+Labels and masks are empty lists if no stream of the dataset has them, and so are extras."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +37,10 @@ class Extras:
     """Arrays with one value per token."""
     payloads: dict[str, list[tuple[Any, int, int]]]
     """Objects, each with its span: first token, and one past the last."""
+    num_slots: int = 0
+    """Token slots that the payloads take behind the sample's own tokens."""
+    ends: tuple[int, ...] = ()
+    """Where the pieces of a sample end that is longer than a pack and has payloads."""
 
     def slice(self, start: int, stop: int) -> Extras:
         """Return the extras of tokens [start, stop), a payload with its first token."""
@@ -51,118 +52,50 @@ class Extras:
             },
         )
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the payloads and of their spans in a batch."""
-        things = [thing for each in self.payloads.values() for thing, _, _ in each]
-        return num_bytes(things) + PLACE_BYTES * len(things)
 
+def extras_of(
+    sample: IterableSample, length: int, packing: Packing, where: str, *, may_split: bool
+) -> Extras:
+    """Return the extra fields of a sample of `length` tokens, with BOS, EOS and slots of payloads.
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class EncodedSample:
-    """A sample as it will be packed."""
-
-    tokens: Int64Array
-    """Shape (n,)."""
-    labels: Int64Array
-    """Shifted, shape (n,)."""
-    extras: Extras | None
-
-
-class CutSample(NamedTuple):
-    """A sample as it will be packed, and where it is cut."""
-
-    key: SampleKey
-    ready: EncodedSample
-    rows: Int64Array
-    """Its segments, shape (n, 6); none if it is dropped."""
-    total: int
-    """Tokens of it that are packed."""
-
-
-def num_bytes(thing: Any) -> int:
-    """Return the bytes of a payload.
-
-    Arrays and tensors count their values, images (such as PIL's) a byte per pixel and band, and
-    containers their contents. Anything else counts `sys.getsizeof`, which may be too little.
-
-    >>> num_bytes(np.zeros((2, 3), np.float32)), num_bytes([b"ab", b"c"]) == 2 * sys.getsizeof(b"")
-    (24, False)
+    A DataError names one that does not fit a pack and may not be cut, or has a span longer than a
+    pack; `where` describes the sample. Such a sample is cut only between spans.
     """
-    nbytes = getattr(thing, "nbytes", None)
-    if isinstance(nbytes, int | np.integer):
-        return int(nbytes)
-    if isinstance(thing, Mapping):
-        return sum(map(num_bytes, thing.values()))
-    if isinstance(thing, list | tuple):
-        return sum(map(num_bytes, thing))
-    if hasattr(thing, "getbands") and hasattr(thing, "size"):
-        width, height = thing.size
-        return int(width * height * len(thing.getbands()))
-    return sys.getsizeof(thing)
-
-
-def prepare(sample: IterableSample, packing: Packing, *, labels_shifted: bool) -> EncodedSample:
-    """Return a sample with BOS, EOS, the token slots of its payloads, and shifted labels.
-
-    >>> sample = IterableSample(tokens=np.array([5, 6]), labels=None, loss_mask=None, extra_cost=2)
-    >>> ready = prepare(sample, Packing(max_seq_len=8, padding_id=9), labels_shifted=False)
-    >>> ready.tokens.tolist(), ready.labels.tolist()
-    ([5, 6, 9, 9], [6, -100, -100, -100])
-    """
-    length = encoded_length(sample.tokens, packing)
-    whole = length + sample.extra_cost
-    tokens = np.full(whole, packing.padding_id, np.int64)
-    labels = np.full(whole, IGNORED, np.int64)
-    arrays = (sample.tokens, sample.labels, sample.loss_mask)
-    # Copied, because the kernel is compiled for writable contiguous arrays.
-    own, targets, mask = [np.array([] if each is None else each, np.int64) for each in arrays]
-    ids = special_ids(packing)
-    encode(own, (targets, mask), labels_shifted, ids, tokens[:length], labels[:length])
-    lead = int(packing.bos_id is not None and own[0] != packing.bos_id)
+    lead = int(packing.bos_id is not None and sample.tokens[0] != packing.bos_id)
     payloads = {
         name: [
             (thing, int(span[0]) + lead, int(span[1]) + lead)
             for thing, span in zip(objects, sample.spans[name], strict=True)
         ]
         if name in sample.spans
-        else [(thing, 0, whole) for thing in objects]
+        else [(thing, 0, length) for thing in objects]
         for name, objects in sample.payloads.items()
     }
-    around = (lead, whole - lead - len(own))
-    fields = {name: np.pad(values, around) for name, values in sample.token_fields.items()}
-    extras = Extras(token_fields=fields, payloads=payloads) if fields or payloads else None
-    return EncodedSample(tokens=tokens, labels=labels, extras=extras)
-
-
-def segment_rows(
-    key: SampleKey, ready: EncodedSample, packing: Packing, names: Sequence[str], *, may_split: bool
-) -> Int64Array:
-    """Return a sample's segments, shape (n, 6); none if it is dropped.
-
-    A sample with payloads is cut only between their spans, and only if `may_split`. A DataError
-    names one that does not fit a pack and may not be cut, or has a span longer than a pack.
-    """
-    length, size = len(ready.tokens), packing.max_seq_len
-    payloads = ready.extras.payloads if ready.extras is not None else {}
+    around = (lead, length - lead - len(sample.tokens))
     spans = [(a, b) for objects in payloads.values() for _, a, b in objects]
-    if length <= size or not spans or packing.overflow in ("drop", "error"):
-        return fit_samples(np.array([[*key, length]], np.int64), size, packing.overflow, names)
-    where = f"stream {names[key[0]]!r}, sample {key[2]} of {length} tokens"
-    if packing.overflow == "split" and not may_split:
-        raise DataError(
-            f"{where} has payloads, so it is not cut, and does not fit max_seq_len={size}; set "
-            "split_payloads=True in its stream, overflow to truncate or drop, or raise max_seq_len"
-        )
-    ends = _cuts(length, packing, spans, where)
-    if packing.overflow == "truncate":
-        ends = ends[:1]
-    starts = [0, *ends[:-1]]
-    rows = [[*key, start, end - start, ends[-1]] for start, end in zip(starts, ends, strict=True)]
-    return np.array(rows, np.int64)
+    ends: tuple[int, ...] = ()
+    if length > packing.max_seq_len and spans and packing.overflow in ("split", "truncate"):
+        where = f"{where} of {length} tokens"
+        if packing.overflow == "split" and not may_split:
+            raise DataError(
+                f"{where} has payloads, so it is not cut, and does not fit max_seq_len="
+                f"{packing.max_seq_len}; set split_payloads=True in its stream, overflow to "
+                "truncate or drop, or raise max_seq_len"
+            )
+        ends = _cuts(length, packing, spans, where)
+        if packing.overflow == "truncate":
+            ends = ends[:1]
+    return Extras(
+        token_fields={k: np.pad(values, around) for k, values in sample.token_fields.items()},
+        payloads=payloads,
+        num_slots=sample.extra_cost,
+        ends=ends,
+    )
 
 
-def _cuts(length: int, packing: Packing, spans: list[tuple[int, int]], where: str) -> list[int]:
+def _cuts(
+    length: int, packing: Packing, spans: list[tuple[int, int]], where: str
+) -> tuple[int, ...]:
     """Return the ends of pieces that each fit a pack; no span is cut."""
     size, multiple = packing.max_seq_len, packing.pad_to_multiple or 1
     ends: list[int] = []
@@ -182,4 +115,24 @@ def _cuts(length: int, packing: Packing, spans: list[tuple[int, int]], where: st
             )
         ends.append(end)
         start = end
-    return ends
+    return tuple(ends)
+
+
+def segments_of(
+    rows: Int64Array, extras: Sequence[Extras | None], packing: Packing, names: Sequence[str]
+) -> Int64Array:
+    """Return the segments of sample rows, shape (n, 4), in order, shape (m, 6)."""
+    size, overflow = packing.max_seq_len, packing.overflow
+    if not any(each is not None and each.ends for each in extras):
+        return fit_samples(rows, size, overflow, names)
+    parts = []
+    for index, each in enumerate(extras):
+        part = fit_samples(rows[index : index + 1], size, overflow, names)
+        if each is not None and each.ends:
+            part = np.empty((len(each.ends), NUM_COLUMNS), np.int64)
+            part[:, :START] = rows[index, :START]
+            part[:, START] = (0, *each.ends[:-1])
+            part[:, LENGTH] = each.ends - part[:, START]
+            part[:, TOTAL] = each.ends[-1]
+        parts.append(part)
+    return np.concatenate(parts)

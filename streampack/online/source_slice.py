@@ -14,8 +14,6 @@ A position in a slice is (pass, taken), where taken counts the items before it i
 resume at a position, indexed sources jump. Sources with `state_dict` and `load_state_dict` load
 their last state before it. All others restart the pass and skip.
 
-Only lists, tuples and Hugging Face tables are read ahead, because reading them has no side effects.
-
 Cost: one call of the source's own iterator per item, and one source state every 64 items that are
 not skipped. Memory: the indices of a shuffled block, and those states.
 """
@@ -24,11 +22,13 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from streampack.errors import ConfigError, DataError
 from streampack.rng import permutation
@@ -44,9 +44,10 @@ from streampack.streams.source_traits import (
 from streampack.types import Int64Array, State
 
 STATE_EVERY = 64  # items between two states of a source
-TABLE_ROWS = 16  # rows of a Hugging Face table that are read together
-LIST_ITEMS = 256  # items of a list, which are in memory already
 MOST_EMPTY_PASSES = 100
+TABLE_ROWS = 16  # of a Hugging Face table, read together
+
+Own: TypeAlias = Callable[[Any], tuple[Any, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +151,8 @@ class SourceSlice:
         self.has_index = has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
         self._reads_batches = self.has_index and supports_batched_getitem(source)
-        self.most_ahead = TABLE_ROWS if self._reads_batches else 1
-        """Most items that may be read together, because the source keeps them as they are."""
-        if self.has_index and type(source) in (list, tuple):
-            self.most_ahead = LIST_ITEMS
+        self.is_list = self.has_index and type(source) in (list, tuple)
+        """Whether all items are in memory already, and stay as they are."""
         self._block: tuple[tuple[int, int], Int64Array] | None = None
         own_state = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
         # A StreamingDataset's state counts over all workers as if they advanced in step.
@@ -168,6 +167,7 @@ class SourceSlice:
         self._items: Iterator[Any] = iter(())
         self.pass_, self.taken = 0, 0
         self._num_raw = 0  # items of the source's own iterator in this pass
+        self._error: DataError | None = None  # of the iterator, behind the items last read
         self._counted: int | None = None
         self._counted_all = 0
         # states: (pass, taken, num_raw, the source's own state).
@@ -207,6 +207,7 @@ class SourceSlice:
     def begin(self, pass_: int, taken: int = 0) -> None:
         """Move to a position: `taken` items into a pass."""
         self._states.clear()
+        self._error = None
         self.check_not_used_up(pass_)
         self.pass_, self.taken, self._num_raw = pass_, 0, 0
         self._has_begun = True
@@ -253,53 +254,86 @@ class SourceSlice:
         elif hasattr(self._source, "set_epoch"):
             self._source.set_epoch(pass_)
 
-    def read(self, most: int = 1) -> Items | None:
-        """Return the next item of the pass, or `most` of them up to `most_ahead`; None at its end.
+    def read(self, most: int = 1, *, enough: float = 1, own: Own | None = None) -> Items | None:
+        """Return the next items of the pass; None at its end.
 
-        If the source's iterator raises, a DataError names the sample.
+        There are up to `most`, and none after the sizes of those before add up to `enough`. `own`
+        returns an item that shares no memory with objects that the source may reuse, and its size.
+        If the iterator raises, the items before that come first, then a DataError that names the
+        sample.
         """
         if self.has_index:
-            return self._read_by_index(min(most, self.most_ahead))
-        if self._keeps and self.taken and self.taken % STATE_EVERY == 0:
-            self._keep_state()
-        index, num_slices = self._index, self._num_slices
-        while True:
+            return self._read_by_index(most, enough, own)
+        if self._error is not None:
+            raise self._error
+        first, values, size = self.taken, list[Any](), 0
+        while len(values) < most and size < enough:
+            if self._keeps and self.taken and self.taken % STATE_EVERY == 0:
+                self._keep_state()
             try:
-                value = next(self._items)
+                value = self._next()
             except StopIteration:
-                return None
-            except Exception as error:
-                raise self._failure(error) from error
-            self._num_raw += 1
-            if self._splits_itself or (self._num_raw - 1) % num_slices == index:
                 break
-        self.taken += 1
-        taken = self.taken - 1
-        return Items(self.pass_, taken, (taken * num_slices + index,), [value])
+            except Exception as error:
+                self._error = self._failure(error)
+                self._error.__cause__ = error
+                if not values:
+                    raise self._error from error
+                break
+            if own is not None:
+                value, more = own(value)
+                size += more
+            values.append(value)
+        if not values:
+            return None
+        numbers = range(first * self._num_slices + self._index, 2**63, self._num_slices)
+        return Items(self.pass_, first, numbers[: len(values)], values)
 
-    def _read_by_index(self, most: int) -> Items | None:
+    def _next(self) -> Any:
+        while True:
+            value = next(self._items)
+            self._num_raw += 1
+            if self._splits_itself or (self._num_raw - 1) % self._num_slices == self._index:
+                self.taken += 1
+                return value
+
+    def _read_by_index(self, most: int, enough: float, own: Own | None) -> Items | None:
         total, step = len(self._source), self._num_slices
         first = self.taken * step + self._index
         if first >= total:
             return None
+        if self._reads_batches:
+            most = min(most, TABLE_ROWS)
         nths = range(first, min(first + most * step, total), step)
         numbers: Sequence[int] = nths
         if self._shuffle is not None:
             slot, offset = divmod(first, self._shuffle[2])
             order = self._order_of(self._shuffle, slot, total)
             numbers = order[offset::step][: len(nths)].tolist()
-        taken, self.taken = self.taken, self.taken + len(numbers)
-        return Items(self.pass_, taken, numbers, self._values(numbers))
+        values = self._together(numbers)
+        if values is None:
+            values, size = [], 0
+            for number in numbers:
+                value = self.get(number)
+                if own is not None:
+                    value, more = own(value)
+                    size += more
+                values.append(value)
+                if size >= enough:
+                    break
+        taken, self.taken = self.taken, self.taken + len(values)
+        return Items(self.pass_, taken, numbers[: len(values)], values)
 
-    def _values(self, numbers: Sequence[int]) -> list[Any]:
-        if len(numbers) > 1:
+    def _together(self, numbers: Sequence[int]) -> list[Any] | None:
+        """Return items that are read in one step; None: read them one by one."""
+        if self.is_list and isinstance(self._source[numbers[0]], np.ndarray):
+            return list(map(self._source.__getitem__, numbers))
+        if self._reads_batches and len(numbers) > 1:
             with suppress(Exception):  # reading them one by one finds the item that fails
-                if not self._reads_batches:
-                    return list(map(self._source.__getitem__, numbers))
                 values = list(self._source.__getitems__(list(numbers)))
                 if len(values) == len(numbers):
                     return values
-        return [self.get(number) for number in numbers]
+        return None
 
     def get(self, number: int) -> Any:
         """Return item `number` of an indexed source, or the error of reading it."""
@@ -378,6 +412,6 @@ class SourceSlice:
         self._has_begun = True
         self._items = iter(self._source)
         self.pass_, self.taken = int(base["pass"]), int(base["taken"])
-        self._num_raw = int(base["raw"])
+        self._num_raw, self._error = int(base["raw"]), None
         self._states.clear()
         self._states.append((self.pass_, self.taken, self._num_raw, base["source"]))

@@ -2,7 +2,7 @@
 
 ::
 
-    {"version": 2, "kind": "iterable", "epoch": 0,
+    {"version": 6, "kind": "iterable", "epoch": 0,
      "worker": [0, 2], "device": [0, 8],              number and count of this worker and rank
      "fingerprint": {"seed": 17, "streams": [...], ...},          every field must match
      "flow": {...}}                                   positions in the sources; None: at the start
@@ -26,9 +26,9 @@ from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import WorkerSlice
 from streampack.runtime.stats import COUNTED, TOKENS
-from streampack.types import State
+from streampack.types import Packs, State
 
-STATE_VERSION = 2
+STATE_VERSION = 6
 KIND = "iterable"
 CHECKS = FieldChecks("the state's ")
 FLOW_CHECKS = FieldChecks("the state's flow.")
@@ -91,6 +91,24 @@ def worker_state(
         "fingerprint": fingerprint,
         "flow": flow,
     }
+
+
+def as_json(value: Any) -> Any:
+    """Return a copy of a state, or of a part of one, with lists in place of arrays and packs.
+
+    The states of sources are theirs, and copied as they are.
+
+    >>> as_json({"held": np.array([[0, 5]]), "epoch": 0})
+    {'held': [[0, 5]], 'epoch': 0}
+    """
+    if isinstance(value, dict):
+        copies = {"source": copy.deepcopy}
+        return {key: copies.get(key, as_json)(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(each) for each in value]
+    if isinstance(value, Packs):
+        return [value[pack].tolist() for pack in range(len(value))]
+    return value.tolist() if isinstance(value, np.ndarray) else copy.copy(value)
 
 
 def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerSlice) -> None:
@@ -158,7 +176,7 @@ class LoaderPosition:
 
     def state_dict(self, num_workers: int) -> State:
         """Return the state of a loader; without workers, `states` is that of the process."""
-        workers = copy.deepcopy(self.states)
+        workers = as_json(self.states)
         return {
             "version": workers[0]["version"],
             "kind": KIND,

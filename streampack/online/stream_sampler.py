@@ -1,84 +1,115 @@
-"""One worker's samples of one stream: tokenized in groups, counted, with bad samples skipped.
+"""One worker's samples of one stream: read in groups, decoded, counted, with bad samples skipped.
 
 ::
 
-    SourceSlice --items--> up to 64 texts are encoded together --> ready --peek, take--> samples
-                           (other items: see most_ahead)           | bad ones: raise, skip
+    SourceSlice --64 items--> ItemDecoder --columns--> waiting --take--> samples
+                              texts are encoded        | bad ones: raise, skip
 
 When a pass ends, the next one begins if the epoch's quota needs more. The state is a position in
 the source and never holds tokens: on resume, buffered samples are read again.
 
-Cost: 0.2 us per sample of a list, else 2 us, plus the source and the tokenizer. Memory: the texts
-encoded together, at most 64 or 64 KiB of text, and one more.
+Cost: 0.1 us per sample of a list, else 1 us, plus the source and the tokenizer. Memory: one group
+of items, in which one follows 65,536 tokens or characters at most; one item if it has payloads.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from itertools import repeat
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from streampack.config import Packing
 from streampack.errors import DataError, ResumeError
 from streampack.online.epoch_quota import WorkerQuota
-from streampack.online.item_decoder import ItemDecoder, has_invalid_values
-from streampack.online.ready_samples import ComplexSample, ReadySamples
+from streampack.online.item_decoder import Decoded, ItemDecoder, has_invalid_values
 from streampack.online.restore import SAME_SAMPLES, read_again
-from streampack.online.samples import SampleKey
+from streampack.online.samples import Columns, SampleKey
 from streampack.online.source_slice import Items, SourceSlice
-from streampack.streams import IterableSample, IterableStream
+from streampack.pack import fit_samples
+from streampack.streams import IterableStream
 from streampack.streams.label_shift import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
-from streampack.streams.source_traits import is_one_shot, own_copy
+from streampack.streams.source_traits import is_one_shot
 from streampack.types import Int64Array, State
 
+CHUNK = 64  # items that are read together
+LIST_ITEMS = 256  # of a list, whose items are in memory already
+SIZE_TOGETHER = 65_536  # tokens or characters, up to the last item
 NEAR = 64  # most items that are read again only to verify the last sample
-TEXTS_TOGETHER = 64
-CHARACTERS_TOGETHER = 65_536
+
+# Columns of the lines: a sample's pass and number, the items of the slice up to and with it in that
+# pass, its tokens as it is packed, those of them that are packed, and what was taken with it.
+PASS_AT, NUMBER_AT, TAKEN_AT, LENGTH_AT, SERVED_AT, AMOUNT_AT, BAD_AT = range(7)
+NUM_FIELDS = 7
+POSITION = [PASS_AT, TAKEN_AT, AMOUNT_AT, BAD_AT]
 
 log = logging.getLogger(__name__)
+
+
+class Position(NamedTuple):
+    """A position in a stream, in an epoch."""
+
+    pass_: int
+    taken: int
+    """Items of the slice before it in that pass."""
+    amount: int
+    """Samples, or tokens, that were taken in the epoch."""
+    bad: int
+    """Bad samples that were skipped in the epoch."""
 
 
 class StreamSampler:
     """Samples of one stream in the order in which this worker takes them.
 
-    With `has_labels`, any stream has labels, so that the arrays of each sample include them.
+    `has_labels` and `has_extras` say whether any stream has these, so that all have their columns.
     """
 
     def __init__(
-        self, stream: IterableStream, slice_: SourceSlice, packing: Packing, *, has_labels: bool
+        self,
+        stream: IterableStream,
+        slice_: SourceSlice,
+        packing: Packing,
+        *,
+        has_labels: bool,
+        has_extras: bool,
     ) -> None:
         self._stream = stream
         self._name = slice_.name
         self._slice = slice_
+        self._packing = packing
         self._is_text = stream.tokenizer is not None
-        self._most_ahead = TEXTS_TOGETHER if self._is_text else slice_.most_ahead
         self._decoder = ItemDecoder(
-            stream, packing, is_kept=slice_.most_ahead > 1 and not self._is_text
+            stream, packing, has_labels=has_labels, has_extras=has_extras, copies=not slice_.is_list
         )
+        self.most_together = CHUNK
+        """Items that are read together. Payloads of a group would all be in memory together."""
+        if stream.payloads:
+            self.most_together = 1
+        elif slice_.is_list and not self._is_text:
+            self.most_together = LIST_ITEMS
         self.has_index = slice_.has_index
         self._quota = WorkerQuota()
-        self.ready = ReadySamples(has_labels=has_labels)
-        """The samples that were read but not taken."""
-        # Position of the next sample: its pass, and the number of items before it in that pass.
-        self._position = (0, 0)
+        self._reset(Position(0, 0, 0, 0))
         self._has_ended = False
         self._warns_next = False  # whether to warn about unused label columns at the next item
-        self.amount_taken = 0
-        self.num_bad = 0
         # Whether labels[i] is tokens[i + 1]; None until detected.
         self.labels_shifted = stream.labels_shifted if stream.labels else False
+
+    def _reset(self, position: Position) -> None:
+        """Forget what was read, and count from a position."""
+        self._lines = np.zeros((0, NUM_FIELDS), np.int64)
+        self._columns: Columns = ([], [], [], [])
+        self._num_taken = 0  # of these
+        self._error: Exception | None = None  # what comes behind them
+        self._at = self._read_to = position
 
     def begin(self, epoch: int, quota: WorkerQuota) -> None:
         """Begin an epoch."""
         self._quota = quota
         # Once, not in every worker and epoch.
         self._warns_next = epoch == 0 and self._slice.worker_slice.index == 0
-        self.ready.clear()
         self._has_ended = quota.amount == 0
-        self.amount_taken = self.num_bad = 0
         pass_, taken = epoch, 0
         if quota.skipped:
             per_pass = self._slice.count()
@@ -87,78 +118,43 @@ class StreamSampler:
             pass_ = 0
         if not self._has_ended:
             self._slice.begin(pass_, taken)
-        self._position = (pass_, taken)
+        self._reset(Position(pass_, taken, 0, 0))
 
-    def peek(self, ahead: int = 0, *, is_needed: bool = True) -> int | None:
-        """Return the tokens of a sample without taking it, with BOS and EOS.
+    # Samples.
 
-        The sample is behind `ahead` others that were not taken. 0: it is a `ComplexSample`, and
-        parsed. None: the quota is reached, or the stream ends. Unless the sample `is_needed`, None
-        may also mean that it would have to be read or parsed first.
-        """
+    @property
+    def position(self) -> Position:
+        """The position behind the samples that were taken."""
+        # What follows the last sample is known to be bad, or that there is nothing.
+        return self._at if self._num_taken < len(self._lines) else self._read_to
+
+    @property
+    def waiting(self) -> Int64Array:
+        """The tokens of each sample that was read and not taken, as they are packed, shape (n,)."""
+        lengths: Int64Array = self._lines[self._num_taken :, SERVED_AT]
+        return lengths
+
+    def read(self) -> bool:
+        """Read samples if none wait. Return False if the quota is reached, or the stream ended."""
+        while self._num_taken == len(self._lines):
+            if not self._read_more():
+                return False
         if self.labels_shifted is None:
             self._detect_label_shift()
-        limit, ready = self._quota.amount, self.ready
-        while limit is None or self._amount_with(ahead) < limit:
-            if ahead == len(ready.tokens) and not self._read(is_needed=is_needed):
-                return None
-            length = ready.length(ahead)
-            if length:
-                return length
-            if not is_needed:
-                return None
-            sample = self._parsed(ahead)
-            if isinstance(sample, IterableSample):
-                return 0
-            self._position = ready.remove(ahead, ahead + 1)
-            self.amount_taken += not self._quota.by_tokens
-            self.skip(sample)
-        return None
+        return True
 
-    def waiting(self, ahead: int) -> Int64Array:
-        """Return what `peek` would return from sample `ahead` on, as far as samples were read.
+    def take(self, num: int) -> tuple[Int64Array, Columns]:
+        """Return the next `num` of the samples that wait.
 
-        The array, shape (n,), ends before the first `ComplexSample`.
+        Returns:
+            Pass, number and length of each, and more, shape (num, NUM_FIELDS).
+            The samples.
         """
-        limit, lengths = self._quota.amount, self.ready.lengths(ahead)
-        if limit is not None:
-            left = limit - self._amount_with(ahead)
-            if self._quota.by_tokens:
-                after = np.cumsum(list(map(len, self.ready.tokens[ahead:])), dtype=np.int64)
-                left = int(np.searchsorted(after, left)) + 1 if left > 0 else 0
-            lengths = lengths[: max(left, 0)]
-        return lengths if lengths.all() else lengths[: lengths.argmin()]
-
-    def _parsed(self, index: int) -> IterableSample | DataError:
-        drawn: ComplexSample = self.ready.tokens[index]
-        if drawn.sample is None:
-            _, number, _ = self.ready.origin(index)
-            drawn.sample = self._decoder.parse(drawn.item, number)
-        return drawn.sample
-
-    def _amount_with(self, num: int) -> int:
-        """Return the amount taken, and that of the next `num` samples."""
-        if not self._quota.by_tokens:
-            return self.amount_taken + num
-        return self.amount_taken + sum(map(len, self.ready.tokens[:num]))
-
-    def take(self, num: int) -> None:
-        """Take the next `num` samples, of which `peek` told the tokens."""
-        tokens = self.ready.tokens[:num]
-        self.amount_taken += sum(map(len, tokens)) if self._quota.by_tokens else num
-        self._position = max(self._position, self.ready.remove(0, num))
-
-    def skip(self, error: DataError) -> None:
-        """Count a bad sample, or raise its error if the stream does not skip."""
-        if self._stream.on_bad_sample == "raise":
-            raise error
-        self.num_bad += 1
-        if self.num_bad > self._stream.max_bad_samples:
-            raise DataError(
-                f"stream {self._name!r}: more than max_bad_samples={self._stream.max_bad_samples} "
-                f"bad samples in a worker; the last one: {error}"
-            ) from error
-        log.warning("skipped bad sample %d: %s", self.num_bad, error)
+        part = slice(self._num_taken, self._num_taken + num)
+        lines, self._num_taken = self._lines[part], part.stop
+        self._at = Position(*lines[-1, POSITION].tolist())
+        tokens, labels, masks, extras = self._columns
+        return lines, (tokens[part], labels[part], masks[part], extras[part])
 
     def warn_of_end(self) -> None:
         """Warn, once, that the stream has ended while others continue."""
@@ -173,37 +169,108 @@ class StreamSampler:
             "longer the proportions asked for; to keep these to the epoch's end set Mixing(%s"
             "stop='first_exhausted')",
             self._name,
-            self._position[0],
+            self.position.pass_,
             again,
         )
 
     # From items to samples.
 
-    def _read(self, *, is_needed: bool) -> bool:
-        """Read samples from the source into `ready`; False if there are none, or it may not."""
-        most = self._most_ahead
-        if not is_needed and (self._is_text or most == 1 or self.ready.tokens):
-            return False
-        if self._quota.amount is not None and not self._quota.by_tokens:
-            remaining = self._quota.amount - self._amount_with(len(self.ready))
-            most = max(min(most, remaining), 1)
-        if self._is_text:
-            return self._read_texts(most)
+    def _read_more(self) -> bool:
+        """Read another group; False if there is none. It may have only bad samples."""
+        if self._error is not None:
+            raise self._error
+        most, limit = self.most_together, self._quota.amount
+        if limit is not None:
+            left = limit - self._read_to.amount
+            if left <= 0:
+                return False
+            most = most if self._quota.by_tokens else min(most, left)
         items = self._pull(most)
         if items is None:
             return False
-        self._decoder.decode(items, self.ready)
+        values, numbers = items.values, items.numbers
+        ids = self._decoder.encode(values, numbers) if self._is_text else None
+        self._append(items, self._decoder.decode(values, numbers, ids))
         return True
 
-    def _pull(self, most: int = 1) -> Items | None:
+    def _append(self, items: Items, decoded: Decoded) -> None:
+        """Add a group, up to the quota, or to a sample that is an error."""
+        lengths, columns = decoded
+        lines = self._lines_of(items, decoded)
+        is_bad, stop = lengths == 0, len(lines)
+        if self._quota.by_tokens and self._quota.amount is not None:
+            stop = min(stop, int(lines[:, AMOUNT_AT].searchsorted(self._quota.amount)) + 1)
+        is_refused = is_bad
+        if self._packing.overflow == "error":
+            is_refused = is_bad | (lengths > self._packing.max_seq_len)
+        for index in np.flatnonzero(is_refused[:stop]).tolist():
+            self._error = self._refusal(lines[index], columns[0][index])
+            if self._error is not None:
+                stop = index
+                break
+        if stop:
+            self._read_to = Position(*lines[stop - 1, POSITION].tolist())
+        good = np.flatnonzero(~is_bad[:stop])
+        if len(good) < len(lines):
+            lines, places = lines[good], good.tolist()
+            columns = _map(columns, lambda rows: [rows[place] for place in places])
+        if self._num_taken < len(self._lines):
+            lines = np.concatenate([self._lines, lines])
+            tokens, labels, masks, extras = map(list.__add__, self._columns, columns)
+            columns = tokens, labels, masks, extras
+        else:
+            self._num_taken = 0
+        self._lines, self._columns = lines, columns
+
+    def _lines_of(self, items: Items, decoded: Decoded) -> Int64Array:
+        """Return the lines of a group, also of its bad samples."""
+        num, (lengths, columns) = len(items.values), decoded
+        before, size, overflow = self._read_to, self._packing.max_seq_len, self._packing.overflow
+        lines = np.empty((num, NUM_FIELDS), np.int64)
+        lines[:, PASS_AT] = items.pass_
+        lines[:, NUMBER_AT] = items.numbers
+        lines[:, TAKEN_AT] = np.arange(items.taken + 1, items.taken + num + 1)
+        lines[:, LENGTH_AT] = lines[:, SERVED_AT] = lengths
+        if overflow != "split":  # one that is dropped counts as one token
+            lines[lengths > size, SERVED_AT] = size if overflow == "truncate" else 1
+        for index, extras in enumerate(columns[3]):
+            if extras is not None and extras.ends:
+                lines[index, SERVED_AT] = extras.ends[-1]
+        own = np.ones(num, np.int64)
+        if self._quota.by_tokens:
+            own[:] = [0 if isinstance(row, DataError) else len(row) for row in columns[0]]
+        lines[:, AMOUNT_AT] = before.amount + np.cumsum(own)
+        lines[:, BAD_AT] = before.bad + np.cumsum(lengths == 0)
+        return lines
+
+    def _refusal(self, line: Int64Array, error: DataError | Any) -> DataError | None:
+        """Skip a bad sample; return the error if that is not possible."""
+        if not isinstance(error, DataError):  # longer than a pack
+            row = np.array([[0, *line[[PASS_AT, NUMBER_AT, LENGTH_AT]].tolist()]])
+            try:
+                fit_samples(row, self._packing.max_seq_len, "error", [self._name])
+            except DataError as too_long:
+                return too_long
+        elif self._stream.on_bad_sample == "raise":
+            return error
+        num_bad, most = int(line[BAD_AT]), self._stream.max_bad_samples
+        if num_bad > most:
+            refused = DataError(
+                f"stream {self._name!r}: more than max_bad_samples={most} bad samples in a worker; "
+                f"the last one: {error}"
+            )
+            refused.__cause__ = error
+            return refused
+        log.warning("skipped bad sample %d: %s", num_bad, error)
+        return None
+
+    def _pull(self, most: int) -> Items | None:
         """Return the next items, from the next pass if this one is over and the quota needs it."""
         num_empty = 0
         while not self._has_ended:
-            items = self._slice.read(most)
+            items = self._slice.read(most, enough=SIZE_TOGETHER, own=self._own)
             if items is not None:
-                if self._warns_next:
-                    self._warns_next = False
-                    self._stream.warn_unused_label_column(items.values[0])
+                self._look_at(items.values[0])
                 return items
             if self._slice.is_empty:
                 raise DataError(
@@ -225,56 +292,43 @@ class StreamSampler:
             self._slice.begin(self._slice.pass_ + 1)
         return None
 
-    def _read_texts(self, most: int) -> bool:
-        read: list[Items] = []
-        num_characters = 0
-        if self._stream.payloads:  # a group's payloads would all be in memory together
-            most = 1
-        while len(read) < most and num_characters < CHARACTERS_TOGETHER:
-            items = self._pull()
-            if items is None:
-                break
-            # A source may reuse the same object for its next item before this one is encoded.
-            value = own_copy(items.values[0]) if most > 1 else items.values[0]
-            read.append(items._replace(values=[value]))
-            text = self._decoder.text(value, items.numbers[0]) if most > 1 else ""
-            num_characters += len(text) if isinstance(text, str) else 0
-        ids = self._decoder.encode([(items.values[0], items.numbers[0]) for items in read])
-        for items, item_ids in zip(read, ids, strict=True):
-            self._decoder.decode_each(items, [item_ids], self.ready)
-        return bool(read)
+    def _own(self, item: Any) -> tuple[Any, int]:
+        self._look_at(item)
+        return self._decoder.own(item)
+
+    def _look_at(self, item: Any) -> None:
+        if self._warns_next:
+            self._warns_next = False
+            self._stream.warn_unused_label_column(item)
 
     def _detect_label_shift(self) -> None:
-        samples: list[tuple[Int64Array, Int64Array]] = []
-        for ahead in range(NUM_LOOKED_AT):
-            if ahead == len(self.ready) and not self._read(is_needed=True):
+        """Look at the first samples, each with those before it, until they tell."""
+        looked_at: list[tuple[Any, Any]] = []
+        for index in range(NUM_LOOKED_AT):
+            if index == len(self._lines) and not self._read_more():
                 break
-            tokens = self.ready.tokens[ahead]
-            labels = self.ready.labels[ahead] if self._stream.labels else None
-            if isinstance(tokens, ComplexSample):
-                sample = self._parsed(ahead)
-                if isinstance(sample, DataError) or sample.labels is None:
-                    continue
-                tokens, labels = sample.tokens, sample.labels
-            elif labels is None or has_invalid_values((tokens, labels, None)):
+            if index >= len(self._lines):
                 continue
-            samples.append((tokens, labels))
-            self.labels_shifted = labels_are_shifted(samples)
-            if self.labels_shifted is not None:
-                return
-        if samples:
-            raise unclear_shift(self._name, len(samples))
+            tokens, labels = self._columns[0][index], self._columns[1][index]
+            if not has_invalid_values((tokens, labels, None)):
+                looked_at.append((tokens, labels))
+                self.labels_shifted = labels_are_shifted(looked_at)
+                if self.labels_shifted is not None:
+                    return
+        if looked_at:
+            raise unclear_shift(self._name, len(looked_at))
 
     # State.
 
     def state_dict(self, held: Iterable[SampleKey] | None) -> State:
         """Return its position in the source; `held` are its buffered samples if it has no index."""
+        pass_, taken, amount, bad = self.position
         return {
-            "pass": self._position[0],
-            "taken": self._position[1],
+            "pass": pass_,
+            "taken": taken,
             "base": None if self.has_index else self._slice.base(*self._oldest(held or ())),
-            "amount_taken": self.amount_taken,
-            "bad": self.num_bad,
+            "amount_taken": amount,
+            "bad": bad,
             "labels_shifted": self.labels_shifted,
             "size": self._slice.indexed_size,
         }
@@ -283,7 +337,7 @@ class StreamSampler:
         """Whether a sample is cheap to read again: by index, or within `NEAR` items."""
         if self.has_index:
             return True
-        pass_, taken = self._position
+        pass_, taken, *_ = self.position
         return (pass_, taken - NEAR) <= (sample_pass, number // self._slice.worker_slice.num_slices)
 
     def _oldest(self, held: Iterable[SampleKey]) -> tuple[int, int]:
@@ -291,18 +345,18 @@ class StreamSampler:
         # A sample's number is its position times the number of slices, plus the slice's number.
         num_slices = self._slice.worker_slice.num_slices
         positions = [(pass_, number // num_slices) for _, pass_, number in held]
-        return min([self._position, *positions])
+        return min([self.position[:2], *positions])
 
     def _check_position(self, epoch: int, base: State | None, held: Iterable[SampleKey]) -> None:
         """Refuse an impossible position: replaying up to it might never end."""
         # At least one sample was taken from every pass, except the one in which the epoch began.
         skipped = self._quota.skipped or 0
-        most = max(epoch, skipped) + 1 + skipped + self.amount_taken + self.num_bad
-        pass_, taken = self._position
+        pass_, taken, amount, bad = self.position
+        most = max(epoch, skipped) + 1 + skipped + amount + bad
         if taken > most or pass_ > most * self._slice.most_empty_passes:
             raise ResumeError(
                 f"stream {self._name!r}: the state is {taken} samples into pass "
-                f"{pass_}, but took only {self.amount_taken} in epoch {epoch}; load what "
+                f"{pass_}, but took only {amount} in epoch {epoch}; load what "
                 "state_dict() returned, unchanged"
             )
         if base is None:
@@ -316,38 +370,49 @@ class StreamSampler:
             )
 
     def load_state_dict(
-        self, state: State, epoch: int, quota: WorkerQuota, held: Iterable[SampleKey]
-    ) -> dict[SampleKey, IterableSample]:
-        """Resume from a state; read the buffered samples again, and return them."""
+        self, state: State, epoch: int, quota: WorkerQuota, held: Sequence[SampleKey]
+    ) -> tuple[Int64Array, Columns]:
+        """Resume from a state, and read the buffered samples again.
+
+        Returns:
+            Stream, pass, number and length of each of `held`, shape (n, 4), and the samples.
+        """
         self._quota = quota
-        self.ready.clear()
-        self._position = int(state["pass"]), int(state["taken"])
-        self.amount_taken, self.num_bad = int(state["amount_taken"]), int(state["bad"])
+        counts = (state[key] for key in ("pass", "taken", "amount_taken", "bad"))
+        self._reset(Position(*map(int, counts)))
         self.labels_shifted = state["labels_shifted"]
         self._has_ended = quota.amount == 0
-        wanted = {(pass_, number): (stream, pass_, number) for stream, pass_, number in held}
+        rows = np.array([[*key, 0] for key in held], np.int64).reshape(-1, 4)
         if self._has_ended:
-            return {}
+            return rows, self._decoder.columns([])
         if state["size"] != self._slice.indexed_size:
             raise DataError(
                 f"stream {self._name!r}: its source has {self._slice.indexed_size} samples, but "
                 f"had {state['size']} when the state was saved{SAME_SAMPLES}"
             )
         self._check_position(epoch, state["base"], held)
-        items = read_again(self._slice, self._position, state["base"], wanted)
-        ids: Iterable[Any] = repeat(None)
-        if self._stream.tokenizer is not None:
-            ids = self._decoder.encode([(item, number) for _, number, item in items])
-        found = {}
-        for (pass_, number, item), item_ids in zip(items, ids, strict=False):
-            sample = self._decoder.parse(item, number, item_ids)
-            if isinstance(sample, DataError):
-                raise sample
-            found[wanted[pass_, number]] = sample
-        missing = sorted(set(wanted.values()) - set(found))
-        if missing:
-            raise DataError(
-                f"stream {self._name!r}: the state holds sample {missing[0][2]} of pass "
-                f"{missing[0][1]}, which the source does not give again{SAME_SAMPLES}"
-            )
-        return found
+        wanted = {(pass_, number) for _, pass_, number in held}
+        items = read_again(self._slice, self.position[:2], state["base"], wanted)
+        found = {(pass_, number): item for pass_, number, item in items}
+        for _, pass_, number in held:
+            if (pass_, number) not in found:
+                raise DataError(
+                    f"stream {self._name!r}: the state holds sample {number} of pass {pass_}, "
+                    f"which the source does not give again{SAME_SAMPLES}"
+                )
+        values = [found[pass_, number] for _, pass_, number in held]
+        if not values:
+            return rows, self._decoder.columns([])
+        numbers = rows[:, 2].tolist()
+        ids = self._decoder.encode(values, numbers) if self._is_text else None
+        rows[:, 3], columns = self._decoder.decode(values, numbers, ids)
+        for tokens in columns[0]:
+            if isinstance(tokens, DataError):
+                raise tokens
+        return rows, columns
+
+
+def _map(columns: Columns, function: Any) -> Columns:
+    """Return the columns of other samples; those that are not used stay empty."""
+    tokens, labels, masks, extras = [rows and function(rows) for rows in columns]
+    return tokens, labels, masks, extras

@@ -128,7 +128,7 @@ def test_a_first_batch_and_a_steady_one_take_few_calls_and_changes_of_room(bench
     *_, calls, _, changes = counts["planned: first batch"]
     assert calls <= 650
     assert changes <= 100
-    assert counts["online: steady batch"][2] <= 250
+    assert counts["online: steady batch"][2] <= 240
 
 
 @pytest.mark.usefixtures("bench")

@@ -27,8 +27,13 @@ from streampack import (
 )
 from streampack.batch.formats.others import to_megatron
 from streampack.batch.formats.registry import FORMATS
-from streampack.online.byte_budget import added_bytes, batch_bytes, format_bytes, tensor_bytes
-from streampack.online.samples import num_bytes
+from streampack.online.byte_budget import (
+    added_bytes,
+    batch_bytes,
+    format_bytes,
+    num_bytes,
+    tensor_bytes,
+)
 from streampack.runtime.resumable import engine_of
 from tests.helpers.examples import examples
 from tests.helpers.iterables import same

@@ -446,7 +446,7 @@ def test_another_world_is_refused():
     ("change", "message"),
     [
         ({"kind": "other"}, "of kind 'other', not of a PackedIterableDataset"),
-        ({"version": 99}, "version 99, this release reads 2"),
+        ({"version": 99}, "version 99, this release reads 6"),
         ({"fingerprint": {}}, "saved with max_seq_len=None, but this dataset has max_seq_len=32"),
         ({"worker": [1, 2]}, "of worker 1 of 2, but is loaded in 0 of 1"),
     ],

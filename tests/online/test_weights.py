@@ -26,7 +26,7 @@ from streampack import (
 )
 from streampack.online.epoch_quota import epoch_amounts
 from streampack.online.source_slice import SourceSlice, WorkerSlice
-from streampack.online.stream_sampler import StreamSampler
+from streampack.online.stream_sampler import NUMBER_AT, StreamSampler
 from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, pieces, rows_of
 
@@ -316,13 +316,16 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
             slice_ = SourceSlice(source, "a", worker_slice)
             for epoch, counter in enumerate(epochs):
                 sampler = StreamSampler(
-                    streams[0], slice_, Packing(max_seq_len=10), has_labels=False
+                    streams[0],
+                    slice_,
+                    Packing(max_seq_len=10),
+                    has_labels=False,
+                    has_extras=False,
                 )
                 sampler.begin(epoch, amounts.quota(0, epoch, slice_, worker_slice))
-                while sampler.peek() is not None:
-                    _, number, _ = sampler.ready.origin(0)
-                    counter[number] += 1
-                    sampler.take(1)
+                while sampler.read():
+                    lines, _ = sampler.take(len(sampler.waiting))
+                    counter.update(lines[:, NUMBER_AT].tolist())
         return epochs
 
     wanted = taken(items)

@@ -1,8 +1,8 @@
-"""Kernels of the sample buffer: the table of pieces, and the copies into rows.
+"""Kernels of the sample store: the table of pieces, and the copies into rows.
 
 ::
 
-    table    stream pass sample  start length left digest  offset after  rank next   a line a piece
+    table    stream pass sample  start length left digest  offset after serial next  a line a piece
     heads    hash of (stream, pass, sample) --> line --next--> line ...
     tokens   | a a a a | b b | c c c c c c | ...                                 a piece at `offset`
 
@@ -25,8 +25,11 @@ from streampack.special_ids import NO_ID
 from streampack.types import (
     IGNORED,
     LENGTH,
+    PASS,
+    SAMPLE,
     START,
     STREAM,
+    TOKENS,
     TOTAL,
     BoolArray,
     Int32Array,
@@ -37,7 +40,7 @@ from streampack.types import (
 Held: TypeAlias = tuple[Int64Array, Int64Array, Int32Array, Int32Array]
 
 KEY = 3  # number of key columns: stream, pass, sample; START follows, as in segment rows
-SIZE, LEFT, DIGEST, OFFSET, AFTER, RANK, NEXT = range(4, 11)
+SIZE, LEFT, DIGEST, OFFSET, AFTER, SERIAL, NEXT = range(4, 11)
 NUM_TABLE = 11
 NO_LINE = -1
 FACTOR = 6364136223846793005  # Knuth's MMIX multiplier: its powers repeat only after 2**62
@@ -134,37 +137,40 @@ def digest_of(tokens: IntArray, labels: IntArray, after: int, seed: int) -> int:
 
 
 @compiled
-def hold_whole(
+def hold(
     held: Held,
     place: tuple[int, int, int],
-    rows: Int64Array,
+    samples: tuple[Int64Array, Int64Array, BoolArray],
     own: tuple[Int32Array, Int32Array, Int32Array],
-    sizes: Int64Array,
-    are_shifted: BoolArray,
-    ids: tuple[int, int],
+    pieces: tuple[Int64Array, Int64Array],
+    ids: tuple[int, int, int],
+    is_in_place: bool,
 ) -> int:
-    """Encode whole samples and add them to the table.
+    """Encode samples and add their pieces to the table.
 
     Args:
         held: Table, heads, tokens and labels; empty labels: they follow from the tokens.
-        place: The next line, the first token, and the first rank.
-        rows: Segment rows, shape (n, 6).
-        own: Tokens, labels and loss masks of all samples, one sample after another. The tokens may
-            already lie where they are written to.
-        sizes: How many of these are each sample's, shape (n, 3).
-        are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
-        ids: BOS and EOS; NO_ID: none.
+        place: The next line, the first token, and the first serial number.
+        samples: Rows of stream, pass, number and length, shape (n, 4); how many own tokens,
+            labels, values of a loss mask, and slots of payloads each has, shape (n, 4); and
+            whether labels[i] is the target of token i + 1, for each stream.
+        own: Tokens, labels and loss masks of all samples, one sample after another.
+        pieces: Segment rows in the order of the samples, shape (m, 6), and seeds of their digests.
+        ids: BOS and EOS, NO_ID: none; and the token of payload slots.
+        is_in_place: The own tokens are where they belong in the store.
 
     Returns:
         The index of the first sample with an invalid token id or label; n: all are valid.
     """
     table, heads, tokens, labels = held
+    rows, sizes, are_shifted = samples
+    segments, seeds = pieces
     own_tokens, own_labels, own_mask = own
-    line, offset, rank = place
-    at_token, at_label, at_mask, first_bad = 0, 0, 0, len(rows)
+    first_line, offset, serial = place
+    at_token, at_label, at_mask, first_bad, piece = 0, 0, 0, len(rows), 0
     for i in range(len(rows)):
-        length = rows[i, LENGTH]
-        num, num_labels, num_mask = sizes[i]
+        num, num_labels, num_mask, num_slots = sizes[i]
+        length = rows[i, TOKENS] - num_slots
         own_ids = own_tokens[at_token : at_token + num]
         out = tokens[offset : offset + length]
         beside = labels[offset : offset + length] if len(labels) else labels
@@ -172,21 +178,46 @@ def hold_whole(
             own_labels[at_label : at_label + num_labels],
             own_mask[at_mask : at_mask + num_mask],
         )
-        is_valid = encode(own_ids, targets, are_shifted[rows[i, STREAM]], ids, out, beside)
+        shifted = are_shifted[rows[i, STREAM]]
+        is_valid = _encode(own_ids, targets, shifted, ids, out, beside, is_in_place)
         if not is_valid and first_bad == len(rows):
             first_bad = i
-        entry = table[line + i]
-        for column in range(KEY):
-            entry[column] = rows[i, column]
-        entry[START] = 0
-        entry[SIZE] = entry[LEFT] = length
-        entry[OFFSET], entry[AFTER], entry[RANK] = offset, IGNORED, rank + i
-        after = beside[length - 1] if len(beside) else IGNORED
-        entry[DIGEST] = digest_of(out, beside, after, length)
-        offset += length
+        if num_slots:
+            _fill(tokens[offset + length : offset + length + num_slots], ids[2])
+            if len(labels):
+                _fill(labels[offset + length : offset + length + num_slots], IGNORED)
+        while piece < len(segments) and _is_of(segments[piece], rows[i]):
+            segment, entry = segments[piece], table[first_line + piece]
+            begin = offset + segment[START]
+            end = begin + segment[LENGTH]
+            after = IGNORED
+            if segment[START] + segment[LENGTH] < segment[TOTAL]:
+                after = labels[end - 1] if len(labels) else tokens[end]
+            elif len(labels):
+                # The last token of a truncated sample has no target.
+                if segment[TOTAL] < rows[i, TOKENS]:
+                    labels[end - 1] = IGNORED
+                after = labels[end - 1]
+            for column in range(START + 1):
+                entry[column] = segment[column]
+            entry[SIZE] = entry[LEFT] = segment[LENGTH]
+            entry[OFFSET], entry[AFTER], entry[SERIAL] = begin, after, serial + piece
+            targets_of = labels[begin:end] if len(labels) else labels
+            entry[DIGEST] = digest_of(tokens[begin:end], targets_of, after, seeds[piece])
+            piece += 1
+        offset += length + num_slots
         at_token, at_label, at_mask = at_token + num, at_label + num_labels, at_mask + num_mask
-    enter(table, heads, line, line + len(rows))
+    enter(table, heads, first_line, first_line + piece)
     return first_bad
+
+
+@compiled
+def _is_of(segment: Int64Array, row: Int64Array) -> bool:
+    return bool(
+        segment[SAMPLE] == row[SAMPLE]
+        and segment[STREAM] == row[STREAM]
+        and segment[PASS] == row[PASS]
+    )
 
 
 @compiled
@@ -220,40 +251,38 @@ def compact(table: Int64Array, num_lines: int, tokens: Int32Array, labels: Int32
 
 
 @compiled
-def encode(
+def _take_ids(own: IntArray, out: IntArray, is_in_place: bool) -> bool:
+    """Copy token ids, unless they are there already; return whether all are valid."""
+    if not is_in_place:
+        _copy(own, out)
+    smallest, largest = _range(own)
+    return smallest >= 0 and largest <= MAX_ID
+
+
+@compiled
+def _encode(
     own: IntArray,
     targets: tuple[IntArray, IntArray],
     shifted: bool,
-    ids: tuple[int, int],
+    ids: tuple[int, int, int],
     tokens: IntArray,
     labels: IntArray,
+    is_in_place: bool,
 ) -> bool:
     """Write a sample's tokens, with BOS and EOS where they are missing, and its shifted labels.
 
     A token is a target if the labels and the loss mask allow it. An added EOS is a target if the
-    token before it is.
-
-    Args:
-        own: The sample's own tokens, shape (m,).
-        targets: Its labels and its loss mask, each of shape (m,); empty: it has none.
-        shifted: Whether labels[i] is the target of token i + 1.
-        ids: BOS and EOS; NO_ID: none.
-        tokens: Output, shape (n,), n being `encoded_length`.
-        labels: Output, shape (n,); empty: not wanted.
-
-    Returns:
-        Whether all token ids are valid and all labels are within int32.
+    token before it is. Arguments as in `hold`, but for one sample; `labels` may be empty: they are
+    not wanted. Return whether all token ids are valid and all labels are within int32.
     """
     own_labels, mask = targets
     num = len(own)
     lead = 1 if ids[0] != NO_ID and own[0] != ids[0] else 0
     if lead:
         tokens[0] = ids[0]
-    _copy(own, tokens[lead : lead + num])
+    is_valid = _take_ids(own, tokens[lead : lead + num], is_in_place)
     if lead + num < len(tokens):
         tokens[lead + num] = ids[1]
-    smallest, largest = _range(own)
-    is_valid = smallest >= 0 and largest <= MAX_ID
     if not len(labels):
         return is_valid
     target = own[num - 1]

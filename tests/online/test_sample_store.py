@@ -1,4 +1,4 @@
-"""What a worker of the buffered way holds: found again, let go of, moved; and never drawn early."""
+"""The samples that an online worker holds: found, freed, moved, and read in chunks."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
-    BucketedIterableDataset,
-    Bucketing,
     DataError,
     IterableStream,
+    Mixing,
     Order,
+    PackedDataLoader,
     PackedIterableDataset,
     Packing,
     World,
 )
-from streampack.online.lane import least_tokens
-from streampack.online.sample_buffer import SampleBuffer
-from streampack.online.sample_buffer_kernels import DIGEST_BITS, FACTOR, digest_of
-from streampack.online.samples import prepare
+from streampack.online.item_decoder import are_integer_rows
+from streampack.online.sample_store import SampleStore
+from streampack.online.sample_store_kernels import DIGEST_BITS, FACTOR, digest_of
 from streampack.pack import fit_samples, make_packer
-from streampack.streams import IterableSample
 from streampack.types import Packs
 from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, pieces, rows_of, same
 
 
-def hold(held, key, tokens, num_tokens=None):
-    """Buffer a whole sample; return its segment row."""
-    num_tokens = num_tokens or len(tokens)
-    row = np.array([*key, 0, num_tokens, num_tokens])
-    assert held.extend(row[None], [[np.array(tokens)], [None], [None]], [False] * 3) == 1
-    return row
+def hold(store, key, tokens, num_tokens=None):
+    """Store a whole sample; return its segment row."""
+    row = np.array([[*key, num_tokens or len(tokens)]])
+    columns = ([np.array(tokens)], [], [], [])
+    segments, first_bad = store.extend(row, columns, [False] * 3)
+    assert first_bad == 1
+    store.count(int(row[0, 3]))
+    return segments
 
 
 def one_pack(rows) -> Packs:
-    return Packs(segments=np.array(rows, np.int64), ends=np.array([len(rows)]))
+    return Packs(segments=np.array(rows, np.int64).reshape(-1, 6), ends=np.array([len(rows)]))
 
 
 @examples(25)
@@ -50,7 +50,7 @@ def one_pack(rows) -> Packs:
     has_labels=st.booleans(),
 )
 def test_samples_are_found_in_any_order_while_others_come_and_go(lengths, seed, has_labels):
-    held = SampleBuffer(Packing(max_seq_len=402, bos_id=1), has_labels=has_labels)
+    held = SampleStore(Packing(max_seq_len=402, bos_id=1), [], has_labels=has_labels)
     generator, waiting = np.random.default_rng(seed), {}
     for number, length in enumerate(lengths):
         tokens = np.arange(2, length + 2) + number
@@ -63,7 +63,7 @@ def test_samples_are_found_in_any_order_while_others_come_and_go(lengths, seed, 
             if has_labels:
                 assert rows.labels[0, : len(expected)].tolist() == [*expected[1:], -100]
         assert held.num_tokens == sum(len(tokens) for _, tokens in waiting.values())
-    assert [address[2] for address in held.state_dict()] == list(waiting)
+    assert held.addresses[:, 2].tolist() == list(waiting)
     assert held.high_water_tokens >= held.num_tokens
 
 
@@ -81,24 +81,20 @@ def test_a_digest_is_the_polynomial_of_its_tokens(num, num_labels):
     assert digest_of(tokens, labels, 5, 99) == expected
 
 
-def test_pieces_of_a_sample_keep_its_place_and_join_in_a_pack():
-    packing = Packing(max_seq_len=4)
-    held = SampleBuffer(packing, has_labels=False)
-    sample = IterableSample(tokens=np.arange(10, 20), labels=None, loss_mask=None)
-    ready = prepare(sample, packing, labels_shifted=False)
-    held.append_piece((0, 0, 5), ready, 0, 4, 10)
+def test_pieces_of_a_sample_join_in_a_pack():
+    held = SampleStore(Packing(max_seq_len=4), [], has_labels=False)
+    assert len(hold(held, (0, 0, 5), range(10, 20))) == 3
     hold(held, (0, 0, 6), [7])
-    held.append_piece((0, 0, 5), ready, 4, 4, 10)
 
-    assert [address[2:5] for address in held.state_dict()] == [[5, 0, 4], [5, 4, 4], [6, 0, 1]]
+    assert held.addresses[:, 2:5].tolist() == [[5, 0, 4], [5, 4, 4], [5, 8, 2], [6, 0, 1]]
     rows, _ = held.pop_rows(one_pack([[0, 0, 5, 2, 4, 10]]), 1)
     assert rows.tokens.tolist() == [[12, 13, 14, 15]]
     assert rows.next_tokens.tolist() == [16], "what follows the cut"
-    assert [address[5] for address in held.state_dict()] == [2, 2, 1]
+    assert held.addresses[:, 5].tolist() == [2, 2, 2, 1]
 
 
 def test_what_is_packed_twice_is_named():
-    held = SampleBuffer(Packing(max_seq_len=4))
+    held = SampleStore(Packing(max_seq_len=4), [], has_labels=True)
     row = hold(held, (2, 0, 8), [7])
     held.pop_rows(one_pack([row]), 1)
 
@@ -112,24 +108,6 @@ PACKERS = [
     for options in ({}, {"buffer_tokens": 80})
 ]
 PACKERS += [{"split_gap": 0.1}, {"guard": 2}, {"method": "first_fit", "guard": 1}]
-
-
-@examples(15)
-@given(lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60))
-@pytest.mark.parametrize("options", PACKERS)
-def test_no_packer_closes_so_many_packs_with_fewer_tokens_wherever_it_stands(options, lengths):
-    packing = Packing(max_seq_len=64, **options)
-    packer = make_packer(packing)
-    stood = [(0, 0)]  # packs that left, and tokens that came before what was buffered then
-    num_packs = num_tokens = 0
-    for number, length in enumerate(lengths):
-        num_tokens += length
-        packs = packer.add(fit_samples(np.array([[0, 0, number, length]]), 64, "split", ["s"]))
-        num_packs += len(packs)
-        for packs_then, tokens_gone in stood:
-            if num_packs > packs_then:
-                assert num_tokens - tokens_gone >= least_tokens(packing, num_packs - packs_then)
-        stood.append((num_packs, num_tokens - packer.held[0]))
 
 
 @examples(25)
@@ -154,41 +132,25 @@ def test_a_packer_that_stops_is_as_if_its_segments_came_one_by_one(options, leng
         rows = rows[num_added:]
 
 
-@pytest.mark.parametrize("method", ["exact_fit", "next_fit", "first_fit", "knapsack"])
-def test_a_batch_draws_up_to_the_sample_that_closes_its_last_pack(method):
-    lengths = [3, 9, 14, 5, 7, 16, 2, 11, 6, 1, 8, 4] * 8
-    drawn = []
-
-    def source():
-        for row in rows_of(0, lengths):
-            drawn.append(len(row))
-            yield row
-
-    packing = Packing(max_seq_len=16, method=method, buffer_tokens=128)
-    flow = iter(PackedIterableDataset([IterableStream(source())], packing=packing, batch_size=4))
-    packer = make_packer(packing)
-    num_packs = num_given = 0
-    for batch in range(1, 6):
-        next(flow)
-        while num_packs < 4 * batch:
-            num_packs += len(
-                packer.add(np.array([[0, 0, num_given, 0, *2 * [lengths[num_given]]]]))
-            )
-            num_given += 1
-        assert len(drawn) == num_given
-
-
-def test_a_bucket_draws_up_to_the_sample_that_makes_a_batch_leave():
+@pytest.mark.parametrize("length", [10, 9000])
+@pytest.mark.parametrize("make", [list, np.array, lambda row: {"tokens": row}])
+def test_a_source_is_read_at_most_a_chunk_ahead(make, length):
     drawn = []
 
     def source():
         for number in itertools.count():
             drawn.append(number)
-            yield [number] * 4
+            yield make([number] * length)
 
-    bucketing = Bucketing(max_tokens=8, buffer_samples=5)
-    batches = iter(BucketedIterableDataset([IterableStream(source())], bucketing=bucketing))
-    assert [len(drawn) for _ in itertools.islice(batches, 3)] == [5, 7, 9]
+    packing = Packing(max_seq_len=9000, method="next_fit")
+    batches = iter(PackedIterableDataset([IterableStream(source())], packing=packing))
+    together = min(64, -(-65_536 // length))
+    for _ in range(20):
+        batch = next(batches)
+        ahead = len(drawn) - int(batch["segments"][-1, 3]) - 1
+        # Items that were read together, those drawn from them, and the one that is cut.
+        assert ahead <= 2 * together + 1
+    assert len(drawn) % together == 0
 
 
 def test_a_source_may_give_the_same_array_again_and_again():
@@ -315,3 +277,89 @@ def test_rows_of_several_samples_are_not_taken_for_one(field):
     message = rf"sample 0: field '{field}' holds 2 x 2 values, but a sample is one row; give"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
+
+
+class OneByOne:
+    """A dataset with an index, whose items are read one at a time because it is no list."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, number):
+        return self.rows[number]
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", ">i4"])
+def test_arrays_of_integers_are_plain(dtype):
+    assert are_integer_rows([np.zeros(3, dtype), np.zeros(1, np.int32)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [[1], (1,), np.zeros(2), np.zeros((1, 2), int), np.zeros(2, np.uint64), np.array(7), None, "a"],
+)
+def test_other_items_are_not(other):
+    assert not are_integer_rows([np.zeros(3, int), other])
+
+
+MIXINGS = [
+    Mixing(),
+    Mixing(weight_unit="tokens"),
+    Mixing(stop="repeat", epoch_size=150),
+    Mixing(stop="first_exhausted"),
+    Mixing(batching_method="stratified", epoch_size=60),
+    Mixing(weight_unit="tokens", epoch_size=900),
+]
+
+
+@examples(40)
+@given(
+    lengths=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=90), min_size=1, max_size=3),
+    shares=st.tuples(*[st.integers(1, 9)] * 3),
+    mixing=st.sampled_from(MIXINGS),
+    ids=st.sampled_from([{}, {"bos_id": 1, "eos_id": 2}]),
+    size=st.integers(1, 4),
+)
+def test_a_list_and_what_gives_its_items_one_by_one_make_the_same_batches(
+    lengths, shares, mixing, ids, size
+):
+    """Lists go through the columns in groups, and other sources sample by sample."""
+    rows = [rows_of(number, each) for number, each in enumerate(lengths)]
+
+    def loader(make):
+        streams = [
+            IterableStream(make(each), proportion=share)
+            for each, share in zip(rows, shares, strict=False)
+        ]
+        packing = Packing(max_seq_len=16, **ids)
+        dataset = PackedIterableDataset(streams, packing=packing, mixing=mixing, batch_size=size)
+        return PackedDataLoader(dataset, prefetch_threads=0)
+
+    def as_arrays(each):
+        return [np.array(row, np.int32) for row in each]
+
+    together, alone = loader(as_arrays), loader(lambda each: OneByOne(as_arrays(each)))
+    for _ in range(2):
+        batches, expected = list(together), list(alone)
+        assert len(batches) == len(expected)
+        assert all(map(same, batches, expected))
+        assert together.stats()["streams"] == alone.stats()["streams"]
+
+
+def test_a_shuffled_list_of_arrays_gives_the_samples_of_lists():
+    rows = rows_of(0, [5, 9, 2, 20, 31] * 120)
+
+    def batches(make):
+        dataset = PackedIterableDataset(
+            [IterableStream([make(row) for row in rows])],
+            packing=Packing(max_seq_len=16),
+            order=Order(seed=3, shuffle_block_size=64),
+            batch_size=2,
+        )
+        return list(dataset)
+
+    expected = batches(list)
+    assert all(map(same, batches(np.array), expected))

@@ -1,0 +1,335 @@
+"""Columnar store of online samples: tokens, labels and extras, from arrival until packed.
+
+::
+
+    arrive      encode the tokens behind the others, add a line to the table for each piece
+    packed      copy each segment into its row; a piece is freed with its last token
+    full        compact the live tokens to the front; grow if more than half is live
+
+A sample longer than a pack is stored in pieces, so a short remainder does not keep the whole sample
+alive. If no stream has labels or a mask, only tokens are stored: each label is the next token.
+
+A state holds addresses and digests of the pieces. The digests detect a source that has changed.
+
+Cost: about 0.1 us per sample, two copies per token and one check of each. Memory: a few times the
+packers' bounds, a chunk, and the longest sample.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from streampack.config import Packing
+from streampack.errors import DataError
+from streampack.gather.gather import Rows
+from streampack.online.byte_budget import payload_bytes
+from streampack.online.sample_store_kernels import (
+    DIGEST,
+    LEFT,
+    NUM_TABLE,
+    OFFSET,
+    SERIAL,
+    SIZE,
+    compact,
+    enter,
+    hold,
+    take_out,
+)
+from streampack.online.samples import Columns, Extras, segments_of
+from streampack.special_ids import adds_ids, special_ids
+from streampack.streams import IterableStream
+from streampack.types import (
+    LENGTH,
+    START,
+    STREAM,
+    TOKENS,
+    TOTAL,
+    Int32Array,
+    Int64Array,
+    IntArray,
+    Packs,
+)
+
+FEWEST_LINES = 256  # initial capacity
+FEWEST_TOKENS = 1 << 14
+NO_VALUES = np.zeros(0, np.int32)
+INVALID = np.iinfo(np.int32).min  # neither a token id nor a label
+
+
+class SampleStore:
+    """The samples that one worker holds; without labels in any stream, only tokens are stored."""
+
+    def __init__(
+        self, packing: Packing, streams: Sequence[IterableStream], *, has_labels: bool
+    ) -> None:
+        self._packing = packing
+        self._names = [stream.name or "" for stream in streams]
+        self._ids = (*special_ids(packing), packing.padding_id)
+        self._adds_ids = adds_ids(packing)
+        self._token_fields = {k: v for stream in streams for k, v in stream.token_fields.items()}
+        self._payloads = tuple(dict.fromkeys(k for stream in streams for k in stream.payloads))
+        self._has_labels = has_labels
+        # One line per piece, in arrival order, and the hash table that finds a sample's lines.
+        self._table = np.zeros((FEWEST_LINES, NUM_TABLE), np.int64)
+        self._heads = np.full(2 * FEWEST_LINES, -1)
+        self._num_lines = self._num_ever = 0
+        self._tokens = np.empty(FEWEST_TOKENS, np.int32)
+        self._labels = np.empty(FEWEST_TOKENS if has_labels else 0, np.int32)
+        self._used = 0
+        self._extras: dict[int, tuple[Extras, int]] = {}  # by serial number, with payload bytes
+        self._rows: tuple[Int32Array, Int32Array] | None = None  # reused for each batch
+        self.last: dict[int, Int64Array] = {}
+        """Address of each stream's last piece, in the store or not."""
+        self.num_tokens = 0
+        """Tokens that packers and packs hold, without those that wait for a packer."""
+        self.payload_bytes = 0
+        self.high_water_tokens = 0
+
+    # Input.
+
+    def extend(
+        self, rows: Int64Array, columns: Columns, are_shifted: Sequence[bool]
+    ) -> tuple[Int64Array, int]:
+        """Store samples.
+
+        Args:
+            rows: Stream, pass, number and length of each, shape (n, 4).
+            columns: The samples.
+            are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
+
+        Returns:
+            Their segment rows, shape (m, 6).
+            The index of the first sample with an invalid token id or label; n: all are valid.
+        """
+        extras = columns[3]
+        segments = segments_of(rows, extras, self._packing, self._names)
+        num, num_tokens = len(rows), int(rows[:, TOKENS].sum())
+        line, offset, serial = place = self._reserve(len(segments), num_tokens)
+        sizes = np.zeros((num, 4), np.int64)
+        own = [NO_VALUES] * 3
+        is_in_place = False
+        for kind, column in enumerate(columns[:3]):
+            if not column:
+                continue
+            values = [NO_VALUES if row is None else row for row in column] if kind else column
+            if kind or self._adds_ids or extras:
+                sizes[:, kind] = np.fromiter(map(len, values), np.int64, num)
+            else:
+                sizes[:, kind] = rows[:, TOKENS]
+            num_own = int(sizes[:, kind].sum())
+            # Without labels and added ids, they are copied to their place only once.
+            if not kind and num_own == num_tokens:
+                is_in_place, memory = True, self._tokens[offset:]
+            else:
+                memory = np.empty(num_own, np.int32)
+            own[kind] = _concatenated(values, memory[:num_own])
+        seeds = segments[:, TOTAL]
+        if extras:
+            sizes[:, 3] = [0 if each is None else each.num_slots for each in extras]
+            seeds = self._hold_extras(rows, extras, segments, serial)
+        samples = rows, sizes, np.array(are_shifted)
+        held = (self._table, self._heads, self._tokens, self._labels)
+        rows_of = own[0], own[1], own[2]
+        pieces = segments, np.ascontiguousarray(seeds)
+        first_bad = hold(held, place, samples, rows_of, pieces, self._ids, is_in_place)
+        streams = segments[::-1, STREAM]
+        for stream in set(streams.tolist()) if len(self._names) > 1 else streams[:1].tolist():
+            last = line + len(segments) - 1 - int((streams == stream).argmax())
+            self.last[stream] = self._table[last, :OFFSET].copy()
+        return segments, int(first_bad)
+
+    def _hold_extras(
+        self, rows: Int64Array, extras: Sequence[Extras | None], segments: Int64Array, serial: int
+    ) -> Int64Array:
+        """Store the extras of each piece; return the seeds of the pieces' digests.
+
+        A digest covers token fields and payload spans, but not the payloads themselves, which may
+        be any objects.
+        """
+        seeds = segments[:, TOTAL].copy()
+        samples = dict(zip(map(tuple, rows[:, :TOKENS].tolist()), extras, strict=True))
+        for piece, segment in enumerate(segments.tolist()):
+            each = samples[tuple(segment[:START])]
+            if each is None:
+                continue
+            part = each.slice(segment[START], segment[START] + segment[LENGTH])
+            values = [row for row in part.token_fields.values() if not row.dtype.hasobject]
+            values += [np.array([(a, b) for _, a, b in own]) for own in part.payloads.values()]
+            mixed = 0
+            for row in values:
+                mixed = zlib.crc32(row.tobytes(), mixed)
+            seeds[piece] ^= mixed << 30
+            size = payload_bytes(part.payloads)
+            self._extras[serial + piece] = part, size
+            self.payload_bytes += size
+        return seeds
+
+    def count(self, num_tokens: int) -> None:
+        """Count tokens that a packer got."""
+        self.num_tokens += num_tokens
+        self.high_water_tokens = max(self.high_water_tokens, self.num_tokens)
+
+    def _reserve(self, num_lines: int, num_tokens: int) -> tuple[int, int, int]:
+        """Make room for pieces and their tokens; return the first's line, offset and serial."""
+        if self._num_lines + num_lines > len(self._table):
+            self._make_room(0)
+            while self._num_lines + num_lines > len(self._table) // 2:
+                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+                self._heads = np.full(2 * len(self._table), -1)
+            self._find_again()
+        if self._used + num_tokens > len(self._tokens):
+            self._make_room(num_tokens)
+        first = (self._num_lines, self._used, self._num_ever)
+        self._num_lines += num_lines
+        self._used += num_tokens
+        self._num_ever += num_lines
+        return first
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Make room for more tokens: compact the live ones, and resize the arrays if needed."""
+        self._num_lines = compact(self._table, self._num_lines, self._tokens, self._labels)
+        self._find_again()
+        lines = self._table[: self._num_lines]
+        used = int(lines[-1, OFFSET] + lines[-1, SIZE]) if len(lines) else 0
+        wanted = max(2 * (used + num_tokens), FEWEST_TOKENS)
+        if not wanted <= len(self._tokens) <= 4 * wanted:
+            self._tokens = _resized(self._tokens, used, 2 * wanted)
+            self._labels = _resized(self._labels, used, 2 * wanted if self._has_labels else 0)
+        self._used = used
+
+    def _find_again(self) -> None:
+        self._heads.fill(-1)
+        enter(self._table, self._heads, 0, self._num_lines)
+
+    # State.
+
+    @property
+    def addresses(self) -> Int64Array:
+        """Of each piece: stream, pass, sample, start, length, tokens left, digest; shape (n, 7)."""
+        pieces = self.pieces
+        live: Int64Array = pieces[pieces[:, LEFT] > 0]
+        return live
+
+    @property
+    def pieces(self) -> Int64Array:
+        """The same, and of pieces that are freed already."""
+        return self._table[: self._num_lines, :OFFSET]
+
+    def keep(self, held: Sequence[Sequence[int]], last: Sequence[Sequence[int]]) -> int | None:
+        """Free all pieces but those at `held` addresses of the store that was saved.
+
+        Return the index of the first address, also of those at `last`, of another piece than is
+        stored; None: all are equal.
+        """
+        lines = self._table[: self._num_lines]
+        found = {tuple(line[: START + 1].tolist()): line for line in lines}
+        left = np.zeros(len(lines), np.int64)
+        lines[:, LEFT] = np.arange(len(lines))  # for now, their own index
+        for index, address in enumerate([*held, *last]):
+            line = found.get(tuple(map(int, address[: START + 1])))
+            if line is None or line[SIZE] != address[SIZE] or line[DIGEST] != address[DIGEST]:
+                return index
+            if index < len(held):
+                left[line[LEFT]] = int(address[LEFT])
+        lines[:, LEFT] = left
+        self.last = {int(address[STREAM]): np.array(address, np.int64) for address in last}
+        for line in lines[left == 0]:
+            self.payload_bytes -= self._extras.pop(int(line[SERIAL]), (None, 0))[1]
+        self._make_room(0)
+        self.num_tokens = int(left.sum())
+        return None
+
+    # Output.
+
+    def pop_rows(
+        self, packs: Packs, num_rows: int, row_tokens: int | None = None
+    ) -> tuple[Rows, dict[str, Any]]:
+        """Return the tokens, labels and extra fields of packs, and free the used pieces.
+
+        The next call reuses the rows' memory. Rows after the packs are padding, and rows have
+        `row_tokens` tokens; None: max_seq_len.
+        """
+        shape = (num_rows, row_tokens or self._packing.max_seq_len)
+        if self._rows is None or self._rows[0].shape != shape:
+            labels_shape = shape if self._has_labels else (0, 0)
+            self._rows = (np.empty(shape, np.int32), np.empty(labels_shape, np.int32))
+        tokens, labels = self._rows
+        segments = np.ascontiguousarray(packs.segments)
+        multiple = self._packing.pad_to_multiple or 1
+        nexts = np.empty(len(segments), np.int64)
+        # A segment may consist of several adjacent pieces, each with its own copy.
+        copies = np.empty((len(segments) + self._num_lines, 5), np.int64)
+        held = (self._table, self._heads, self._tokens, self._labels)
+        made = (tokens, labels, nexts, copies)
+        padding_id = self._packing.padding_id
+        num_copies, missing = take_out(held, (segments, packs.ends), multiple, padding_id, made)
+        if missing >= 0:
+            stream, _, sample = segments[missing, :START].tolist()
+            raise DataError(
+                f"stream {stream}, sample {sample} is packed but not held; "
+                "a packer must return each segment once"
+            )
+        copies = copies[:num_copies]
+        self.num_tokens -= int(copies[:, 4].sum())
+        rows = Rows(
+            tokens=tokens,
+            next_tokens=nexts,
+            labels=labels if self._has_labels else None,
+            multiple=multiple,
+        )
+        return rows, self._extra_fields(copies, shape)
+
+    def _extra_fields(self, copies: Int64Array, shape: tuple[int, int]) -> dict[str, Any]:
+        if not (self._token_fields or self._payloads):
+            return {}
+        fields = {name: np.zeros(shape, dtype) for name, dtype in self._token_fields.items()}
+        placed: dict[str, list[tuple[Any, int, int, int]]] = {name: [] for name in self._payloads}
+        for row, filled, line, first, size in copies.tolist():
+            serial = int(self._table[line, SERIAL])
+            if serial not in self._extras:
+                continue
+            part, _ = self._extras[serial]
+            for name, values in part.token_fields.items():
+                fields[name][row, filled : filled + size] = values[first : first + size]
+            for name, objects in part.payloads.items():
+                placed[name] += [
+                    (thing, row, filled + a - first, filled + b - first)
+                    for thing, a, b in objects
+                    if first <= a < first + size
+                ]
+        for left, serial in self._table[np.unique(copies[:, 2])][:, [LEFT, SERIAL]].tolist():
+            if not left:
+                self.payload_bytes -= self._extras.pop(serial, (None, 0))[1]
+        return {name: torch.from_numpy(values) for name, values in fields.items()} | _lists(placed)
+
+
+def _concatenated(values: Sequence[IntArray], out: Int32Array) -> Int32Array:
+    """Return arrays of integers behind each other in `out`; values outside int32 are INVALID."""
+    try:
+        np.concatenate(values, out=out, casting="safe")
+    except TypeError:  # a wider type than int32
+        wide = np.concatenate(values, dtype=np.int64, casting="unsafe")
+        out[:] = wide
+        out[out != wide] = INVALID
+    return out
+
+
+def _resized(values: Int32Array, used: int, size: int) -> Int32Array:
+    resized = np.empty(size, np.int32)
+    resized[: min(used, size)] = values[: min(used, size)]
+    return resized
+
+
+def _lists(placed: dict[str, list[tuple[Any, int, int, int]]]) -> dict[str, Any]:
+    """Return each payload field as a list, with its row and span tensor, shape (n, 3)."""
+    lists: dict[str, Any] = {}
+    for name, objects in placed.items():
+        lists[name] = [thing for thing, *_ in objects]
+        at = np.array([place for _, *place in objects], np.int64).reshape(-1, 3)
+        lists[f"{name}_at"] = torch.from_numpy(at)
+    return lists
