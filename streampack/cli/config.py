@@ -53,12 +53,13 @@ def _keys_of(kind: Any, leave: Sequence[str] = (), **types: Any) -> Any:
     return create_model(kind.__name__, __base__=_Keys, **keys)
 
 
-SHARDS = tuple[int | None, int | None] | None
-PLACES = dict.fromkeys(("remote", "local", "rows", "tokenizer"), str | None)
+PARTS = dict.fromkeys(("shards", "samples"), tuple[int | None, int | None] | None)
+PLACES = dict.fromkeys(("rows", "tokenizer"), str | None)
+PLACES |= dict.fromkeys(("remote", "local"), str | list[str] | None)
 
 
 class StreamConfig(
-    _keys_of(Stream, ["unknown"], shards=SHARDS, **PLACES)  # type: ignore[misc]
+    _keys_of(Stream, ["unknown"], **PARTS, **PLACES)  # type: ignore[misc]
 ):
     """One stream: the arguments of ``streampack.Stream``, or of the class in `stream_name`."""
 
@@ -73,8 +74,9 @@ class StreamConfig(
         values: dict[str, Any] = self.model_dump(
             exclude_unset=True, exclude={"stream_name", "stream_config"}
         )
-        if self.shards is not None:
-            values["shards"] = slice(*self.shards)
+        for option in PARTS:
+            if values.get(option) is not None:
+                values[option] = slice(*values[option])
         return values
 
 

@@ -30,7 +30,7 @@ from streampack.gather.gather import Gatherer
 from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report import colour, histogram_table, length_quantiles, pack_lines
-from streampack.streams import MdsStream, Stream, open_stream
+from streampack.streams import MdsStream, Stream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.commit import finished_parts
 from streampack.write.job import JobSettings, read_job
@@ -51,7 +51,7 @@ CHARACTERS_SHOWN = 160  # of each segment
 
 def open_path(path: str, options: StreamOptions) -> MdsStream:
     """Open the stream in a folder or at a URL."""
-    return open_stream(_describe(path, options), 0, has_targets=False)
+    return open_mds(_describe(path, options), 0, has_targets=False)
 
 
 def _describe(path: str, options: StreamOptions) -> Stream:
@@ -78,7 +78,7 @@ def run(options: Inspect) -> None:
         console.out(line, highlight=False)
     if not is_complete:
         return
-    stream = open_stream(described, 0, has_targets=False)
+    stream = open_mds(described, 0, has_targets=False)
     console.print(_shard_table(stream))
     num_read = min(stream.num_shards, _num_shards_to_read(stream))
     lengths = lengths_of(stream, num_read)

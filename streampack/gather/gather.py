@@ -26,7 +26,7 @@ from streampack.gather import kernels
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.mapped_shards import ShardLookup
 from streampack.special_ids import special_ids
-from streampack.streams.mds_stream import MdsStream
+from streampack.streams.token_stream import TokenStream
 from streampack.types import Int64Array, IntArray, Packs
 
 
@@ -48,7 +48,7 @@ class Rows:
     """The slice of each row that this is; None: whole rows."""
 
 
-def _row_dtype(streams: Sequence[MdsStream], packing: Packing) -> type[np.integer[Any]]:
+def _row_dtype(streams: Sequence[TokenStream], packing: Packing) -> type[np.integer[Any]]:
     """Return the dtype of rows: uint16 if the ids of all streams fit, else int32."""
     largest = max(packing.bos_id or 0, packing.eos_id or 0, packing.padding_id)
     stored = {dtype for stream in streams for dtype in stream.token_dtypes}
@@ -61,7 +61,7 @@ class Gatherer:
 
     def __init__(
         self,
-        streams: Sequence[MdsStream],
+        streams: Sequence[TokenStream],
         packing: Packing,
         context: ContextSlice | None = None,
     ) -> None:
@@ -166,8 +166,7 @@ class Gatherer:
         uri, basename = None, None
         if problem != kernels.BAD_SAMPLE:
             shard = int(np.searchsorted(stream.first_sample, sample, "right")) - 1
-            basename = stream.index.shards[shard].raw.basename
-            uri = stream.cache.location.uri(basename)
+            uri, basename = stream.file_of(shard)
         what = {
             kernels.BAD_SAMPLE: f"is planned, but the stream has {stream.num_samples} samples",
             kernels.BAD_BYTES: "begins or ends outside its shard's bytes",

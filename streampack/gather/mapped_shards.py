@@ -28,8 +28,8 @@ from streampack.gather.lookup_kernels import CHECK_NS, CHECKED, READ, find_rows
 from streampack.mds.columns import Spans
 from streampack.storage.filesystem import is_cut
 from streampack.streams.label_shift import detect_shift
-from streampack.streams.mds_stream import MdsStream
 from streampack.streams.shard_pool import OpenShard, shard_pool
+from streampack.streams.token_stream import TokenStream
 from streampack.types import BoolArray, Int64Array
 
 
@@ -96,7 +96,7 @@ class MappedShards:
 class ShardLookup:
     """Finds the shards of segments, and opens those that are not; per process, thread-safe."""
 
-    def __init__(self, streams: Sequence[MdsStream]) -> None:
+    def __init__(self, streams: Sequence[TokenStream]) -> None:
         self.pid = os.getpid()
         self._streams = streams
         # bases: index of each stream's first shard in first_samples; (num_streams + 1,).

@@ -34,7 +34,7 @@ from streampack._threads import Holder, join_threads, start_threads
 from streampack.errors import WorkerError
 from streampack.gather.lookup_kernels import find_shards
 from streampack.plan import ShardDelta
-from streampack.streams import MdsStream
+from streampack.streams import TokenStream
 from streampack.types import Int64Array, Packs
 
 FETCH_THREADS = 4
@@ -46,10 +46,9 @@ TURN = 4  # consecutive shards left to each of the other processes
 ShardKey = tuple[int, int]
 
 
-def cached_bytes(stream: MdsStream) -> Int64Array:
+def cached_bytes(stream: TokenStream) -> Int64Array:
     """Return the peak bytes of each shard of a stream while it is fetched, shape (num_shards,)."""
-    packed = [shard.packed.num_bytes if shard.packed else 0 for shard in stream.index.shards]
-    return stream.raw_bytes + np.array(packed, np.int64)
+    return stream.raw_bytes + stream.stored_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,7 @@ class FetchLimits:
 class _ShardTable:
     """The shards of all streams in one array, so that a batch needs a single lookup."""
 
-    def __init__(self, streams: Sequence[MdsStream], fetches: Sequence[bool]) -> None:
+    def __init__(self, streams: Sequence[TokenStream], fetches: Sequence[bool]) -> None:
         sizes = [len(stream.first_sample) for stream in streams]
         # Index of each stream's first shard, shape (num_streams + 1,).
         self._bases = np.cumsum([0, *sizes])
@@ -100,7 +99,7 @@ class ShardPrefetcher:
 
     def __init__(
         self,
-        streams: Sequence[MdsStream],
+        streams: Sequence[TokenStream],
         limits: FetchLimits | None = None,
         fetched: list[int] | None = None,
     ) -> None:
@@ -324,7 +323,7 @@ def _own_first(shards: list[ShardKey], limits: FetchLimits) -> list[ShardKey]:
     return order
 
 
-def fetch_all(stream: MdsStream, shards: Int64Array) -> list[int]:
+def fetch_all(stream: TokenStream, shards: Int64Array) -> list[int]:
     """Fetch shards of one stream concurrently; raises as `ShardPrefetcher.wait_for` does.
 
     Returns the bytes of each fetched shard, without those that another thread or process, such as

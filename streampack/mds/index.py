@@ -23,6 +23,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.codecs import CODECS, COMPRESSIONS
+from streampack.mds.litdata import LITDATA, LITDATA_BARE, entries_of, is_litdata
 from streampack.types import Int64Array
 
 INDEX_FILE = "index.json"
@@ -51,6 +52,8 @@ class Layout:
     """MDS encodings, e.g. "ndarray:int32"."""
     sizes: tuple[int | None, ...]
     """Bytes of one value; None if each value states its own size."""
+    format: str = "mds"
+    """"mds", or one of litData's."""
 
     @property
     def num_variable(self) -> int:
@@ -149,6 +152,8 @@ def parse_entries(text: bytes, uri: str) -> list[Any]:
         ) from error
     is_object = isinstance(document, dict)
     _check(is_object, f"{uri}: holds", document, "an index.json is an object; write it again")
+    if is_litdata(document):
+        return entries_of(document, uri)
     version, entries = document.get("version"), document.get("shards")
     way_out = "only MDS version 2 is known; write the stream again"
     _check(version == 2, f"{uri}: version is", version, way_out)
@@ -181,9 +186,9 @@ def _check(is_right: object, where: str, value: object, must: str) -> None:
 
 def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
     _check(isinstance(entry, dict), f"{where} is", entry, "must be an object")
-    for key, expected in (("version", 2), ("format", "mds")):
-        value, must = entry.get(key), f"must be {expected!r}; only MDS streams can be read"
-        _check(value == expected, f"{where}.{key} is", value, must)
+    for key, allowed in (("version", (2,)), ("format", ("mds", LITDATA, LITDATA_BARE))):
+        value, must = entry.get(key), f"must be {allowed[0]!r}; only MDS streams can be read"
+        _check(value in allowed, f"{where}.{key} is", value, must)
     layout = _parse_layout(entry, where)
     raw = _parse_file(entry.get("raw_data"), f"{where}.raw_data")
     packed = compression = None
@@ -198,7 +203,7 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
         _check(is_known, f"{where}.compression is", compression, must)
     num_samples = _parse_size(entry.get("samples"), f"{where}.samples")
     # A shard holds its sample count, its offsets, and the fixed bytes of each sample.
-    least = 8 + num_samples * (4 + layout.fixed_bytes)
+    least = 8 + num_samples * (4 + layout.fixed_bytes * (layout.format != LITDATA_BARE))
     if raw.num_bytes < least:
         raise DataError(
             f"{where}.samples is {num_samples}, which takes {least} bytes or more, but "
@@ -264,4 +269,4 @@ def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
     are_alike = texts and positive and len(names) == len(encodings) == len(sizes) > 0
     must = "do not match, or hold other values than names and sizes; write the stream again"
     _check(are_alike, three, fields, must)
-    return Layout(names=names, encodings=encodings, sizes=sizes)
+    return Layout(names=names, encodings=encodings, sizes=sizes, format=entry["format"])

@@ -41,7 +41,7 @@ from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.refusals import check_pack_lengths, slots_per_pack
 from streampack.special_ids import adds_ids, num_added
-from streampack.streams import MdsStream
+from streampack.streams import TokenStream
 from streampack.streams.registry import unique_names
 from streampack.types import Int64Array
 from streampack.world import World
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 class DatasetSpec:
     """The specification of a dataset, from its arguments."""
 
-    streams: tuple[MdsStream, ...]
+    streams: tuple[TokenStream, ...]
     packing: Packing
     mixing: Mixing
     order: Order
@@ -82,17 +82,24 @@ class DatasetSpec:
 class _Lengths:
     """Tokens per sample of a stream's shards, including those that bos_id and eos_id add."""
 
-    def __init__(self, stream: MdsStream, packing: Packing, fetched: list[int]) -> None:
+    def __init__(self, stream: TokenStream, packing: Packing, fetched: list[int]) -> None:
         self._stream = stream
         self._packing = packing
         self._fetched = fetched
         self._adds_ids = adds_ids(packing)
+        if not stream.knows_edges(packing.bos_id, packing.eos_id):
+            raise ConfigError(
+                f"stream {stream.name!r}: bos_id={packing.bos_id} and eos_id={packing.eos_id} are "
+                "added to samples without them, and token files do not say which those are; set "
+                "Stream(begins_with_bos=..., ends_with_eos=...) to True or False, or leave the ids "
+                "out"
+            )
         is_lazy = stream.cache.needs_fetch and not stream.has_length_file
         self.prepare: Callable[[Int64Array], None] | None = self._fetch if is_lazy else None
         """Fetches several shards together for their lengths; None if no fetch is needed."""
         self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
 
-    def __reduce__(self) -> tuple[type[_Lengths], tuple[MdsStream, Packing, list[int]]]:
+    def __reduce__(self) -> tuple[type[_Lengths], tuple[TokenStream, Packing, list[int]]]:
         return _Lengths, (self._stream, self._packing, self._fetched)
 
     def __call__(self, shard: int) -> Int64Array:
@@ -120,7 +127,8 @@ class _Lengths:
             _warn_of_joined_rows(self._stream.name, size)
         if not self._adds_ids:
             return lengths
-        edges = self._stream.shard_edges(shard)
+        packing = self._packing
+        edges = self._stream.shard_edges(shard, packing.bos_id, packing.eos_id)
         added = num_added(edges[:, 0], edges[:, 1], self._packing)
         return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
 
@@ -279,7 +287,7 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
         check_format(batch_format, own.packing, own.batch_size)
 
 
-def _check_stream(stream: Any, opened: MdsStream) -> None:
+def _check_stream(stream: Any, opened: TokenStream) -> None:
     """Refuse options of a stream that a run of chapters does not have."""
     names = ("proportion", "repeat", "choose", "max_seq_len")
     given = {f"Stream({name})": getattr(stream, name, None) for name in names}

@@ -17,13 +17,13 @@ from streampack.config import Packing
 from streampack.config.combinations import check_combination
 from streampack.pack import fit_samples
 from streampack.pack.cost import check_max_cost, sizes_in_pack
-from streampack.streams import MdsStream
+from streampack.streams import TokenStream
 from streampack.types import LENGTH, Int64Array
 
 NUM_SHARDS = 64  # shards whose lengths are looked at
 
 
-def check_equal_cost(packing: Packing, streams: Sequence[MdsStream]) -> None:
+def check_equal_cost(packing: Packing, streams: Sequence[TokenStream]) -> None:
     """Refuse `max_cost` where packs of equal cost are not possible."""
     check_max_cost(packing)
     for stream in streams:
@@ -36,7 +36,7 @@ def check_equal_cost(packing: Packing, streams: Sequence[MdsStream]) -> None:
 
 
 def slots_of_equal_cost(
-    stream: MdsStream, lengths_of: Callable[[int], Int64Array], packing: Packing, num_tokens: int
+    stream: TokenStream, lengths_of: Callable[[int], Int64Array], packing: Packing, num_tokens: int
 ) -> int | None:
     """Return the slots of packs that a stream is expected to take; None without `max_cost`."""
     if packing.max_cost is None:

@@ -19,15 +19,17 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from streampack.errors import DataError, StreampackError
 from streampack.mds.regular_files import check_file
 from streampack.storage.location import StreamLocation
-from streampack.stores.failures import DamagedError, FailureKind, classify, text_of
+from streampack.stores.failures import ChangedError, DamagedError, FailureKind, classify, text_of
+from streampack.stores.objects import fetch_parts
 from streampack.stores.retries import Retries
 from streampack.stores.store import Store
 from streampack.stores.threads import is_abandoned, run_attempt
@@ -70,6 +72,26 @@ def fetch(
     return _Download(location, basename, to, num_bytes, is_hashed=is_hashed).run(check)
 
 
+class Part(NamedTuple):
+    """Bytes of an object that are a shard by themselves."""
+
+    name: str
+    start: int
+    stop: int
+    version: str | None
+    """The version of the object when its stream was opened."""
+
+
+def fetch_part(
+    parts: Mapping[str, Part], location: StreamLocation, basename: str, to: Path, **options: Any
+) -> int:
+    """Download a part of an object, named `basename` in `parts`; options and errors as `fetch`."""
+    check = options.pop("check", None)
+    options.pop("is_hashed", None)
+    part = parts[basename]
+    return _Download(location, part.name, to, part=part, **options).run(check)
+
+
 def fetch_if_there(location: StreamLocation, basename: str, to: Path) -> bool:
     """Download the length file, which is optional; return whether it exists.
 
@@ -107,6 +129,7 @@ class _Download:
         num_bytes: int | None,
         *,
         is_hashed: bool = False,
+        part: Part | None = None,
         retried: tuple[FailureKind, ...] = (*PASSING, FailureKind.UNKNOWN),
     ) -> None:
         self.uri = f"{location.remote}/{basename}"
@@ -115,6 +138,7 @@ class _Download:
         self._to = to
         self._num_bytes = num_bytes
         self._is_hashed = is_hashed
+        self._part = part
         self._retries = Retries(
             self.uri,
             attempt_s=attempt_s(location, num_bytes),
@@ -178,6 +202,8 @@ class _Download:
         try:
             if own is not None:
                 own(self._basename, path)
+            elif self._part is not None:
+                self._retries.use_store(partial(self._download_part, path, self._part))
             elif folder is not None:
                 shutil.copyfile(folder / self._basename, path)
             else:
@@ -185,6 +211,17 @@ class _Download:
         finally:
             if is_abandoned():
                 shutil.rmtree(path.parent, ignore_errors=True)
+
+    def _download_part(self, path: Path, part: Part, store: Store) -> None:
+        with path.open("wb") as file:
+
+            def fetch_range(start: int, stop: int) -> None:
+                data = store.read(self.uri, start, stop, version=part.version)
+                if len(data) != stop - start:
+                    raise ChangedError(f"{self.uri}: ends at byte {start + len(data)} now")
+                os.pwrite(file.fileno(), data, start - part.start)
+
+            fetch_parts(fetch_range, part.start, part.stop)
 
     def _download_from(self, path: Path, store: Store) -> None:
         store.download(self.uri, path, self._num_bytes, is_checked=not self._is_hashed)

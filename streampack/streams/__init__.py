@@ -1,16 +1,18 @@
 """Streams as the user sees them: options, columns, sample lengths and open shards.
 
-In: `Stream` and `IterableStream` objects. Out: `MdsStream`, which reports sample lengths and maps
-shards, and samples of iterables. May import `mds` and `storage`. No sample is chosen here.
+In: `Stream` and `IterableStream` objects. Out: a `TokenStream`, which reports sample lengths
+and maps shards, and samples of iterables. May import `mds`, `flat` and `storage`. No sample is
+chosen here.
 
 Cost: opening a stream with a length file takes milliseconds, whatever its size.
 """
 
 from streampack.streams.iterable_stream import IterableSample, IterableStream
 from streampack.streams.mds_stream import MdsStream
-from streampack.streams.opening import open_stream, open_streams
+from streampack.streams.opening import open_mds, open_stream, open_streams
 from streampack.streams.shard_pool import OpenShard
 from streampack.streams.stream import Stream
+from streampack.streams.token_stream import TokenStream
 
 __all__ = [
     "IterableSample",
@@ -18,6 +20,8 @@ __all__ = [
     "MdsStream",
     "OpenShard",
     "Stream",
+    "TokenStream",
+    "open_mds",
     "open_stream",
     "open_streams",
 ]

@@ -29,7 +29,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.streams.mds_stream import MdsStream
+from streampack.streams.token_stream import TokenStream
 from streampack.types import IGNORED, IntArray
 
 NUM_LOOKED_AT = 64  # samples to inspect for the storage of labels
@@ -64,7 +64,7 @@ def unclear_shift(name: str, num_samples: int) -> DataError:
     )
 
 
-def detect_shift(stream: MdsStream) -> bool:
+def detect_shift(stream: TokenStream) -> bool:
     """Detect from a stream's first samples whether its labels are shifted, or raise a DataError."""
     looked_at: list[tuple[IntArray, IntArray]] = []
     # A shard may be slow to fetch: read the next one only if those so far are inconclusive.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from streampack.mds.columns import Column, check_layout, sample_spans
 from streampack.mds.index import Layout, MdsIndex
 from streampack.mds.length_file import LengthFile
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
+from streampack.storage.eviction import CacheLimit
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.shard_checks import ShardChecker
@@ -76,6 +77,8 @@ class MdsStream:
     """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
     raw_bytes: Int64Array = field(init=False)
     """Decompressed bytes of each shard, shape (num_shards,)."""
+    stored_bytes: Int64Array = field(init=False)
+    """Bytes of each shard's compressed file, 0 without one; shape (num_shards,)."""
 
     def __post_init__(self) -> None:
         # Fields of this class, because planning and gathering ask for them at every turn.
@@ -83,6 +86,8 @@ class MdsStream:
         object.__setattr__(self, "num_shards", len(self.index.shards))
         object.__setattr__(self, "first_sample", self.index.first_sample)
         object.__setattr__(self, "raw_bytes", self.index.raw_bytes)
+        packed = [shard.packed.num_bytes if shard.packed else 0 for shard in self.index.shards]
+        object.__setattr__(self, "stored_bytes", np.array(packed, np.int64))
 
     @property
     def has_length_file(self) -> bool:
@@ -167,7 +172,16 @@ class MdsStream:
             )
         return lengths
 
-    def shard_edges(self, shard: int) -> Int64Array:
+    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
+        """Return True: they are in the length file, or read with the lengths."""
+        return True
+
+    def shard_edges(
+        self,
+        shard: int,
+        bos_id: int | None = None,  # noqa: ARG002
+        eos_id: int | None = None,  # noqa: ARG002
+    ) -> Int64Array:
         """Return the first and last token of each sample of a shard, shape (n, 2).
 
         Those of a sample without tokens mean nothing.
@@ -195,6 +209,23 @@ class MdsStream:
             with attach_uri(uri, info.raw.basename):
                 raise
         return opened
+
+    def file_of(self, shard: int) -> tuple[str, str]:
+        """Return the address and the name of the file with a shard, for messages."""
+        basename = self.index.shards[shard].raw.basename
+        return self.cache.location.uri(basename), basename
+
+    def check_files(self) -> None:
+        """Compare the local files with index.json, as `ShardCache.check`."""
+        self.cache.check(self.index)
+
+    def cache_folders(self) -> tuple[Path, ...]:
+        """Return the folders that may have files that we created."""
+        return self.cache.cache_folders(self.index)
+
+    def under(self, limit: CacheLimit) -> MdsStream:
+        """Return a copy whose cache is subject to a limit."""
+        return replace(self, cache=self.cache.under(limit))
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard's raw file exists with the right size; one `stat`."""

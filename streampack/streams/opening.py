@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -14,21 +15,35 @@ from typing import Any
 from streampack.errors import ConfigError, DataError
 from streampack.mds.index import index_of, parse_entries
 from streampack.mds.length_file import LENGTH_FILE, index_digest, open_length_file
+from streampack.mds.litdata import LITDATA
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.materialize import Downloader
 from streampack.storage.verify import attach_uri
+from streampack.stores.retries import request
 from streampack.streams.column_selection import (
     ColumnSelection,
     check_columns,
     warn_unused_columns,
 )
+from streampack.streams.flat_opening import is_flat, open_flat
 from streampack.streams.mds_stream import MdsStream
+from streampack.streams.parts import chosen_part
+from streampack.streams.token_stream import TokenStream
+
+STAT_THREADS = 16
 
 
-def open_stream(
+def open_stream(stream: Any, number: int, **options: Any) -> TokenStream:
+    """Open a `Stream` of any format; options and errors as of `open_mds` and `open_flat`."""
+    if is_flat(stream):
+        return open_flat(stream, number, options.get("disk"))
+    return open_mds(stream, number, **options)
+
+
+def open_mds(
     stream: Any,
     number: int,
     *,
@@ -50,6 +65,7 @@ def open_stream(
     with attach_uri(location.index_uri):
         text = cache.metadata.index_bytes()
         entries = parse_entries(text, location.index_uri)
+        _add_stored_sizes(entries, location)
         index = index_of(entries, location.index_uri)
         column = check_columns(index, columns, name)
         path, length_file = cache.metadata.length_file_path(text), None
@@ -62,7 +78,7 @@ def open_stream(
             length_file = length_file if length_file.column == column else None
         cache.check(index, may_be_emptied=may_be_emptied)
         if (chosen := getattr(stream, "shards", None)) is not None:
-            first, stop = _chosen_shards(chosen, len(index.shards), name)
+            first, stop = chosen_part(chosen, len(index.shards), "shards", name)
             index, entries = index.slice(first, stop), entries[first:stop]
             if length_file is not None:
                 length_file = length_file.slice(first, index)
@@ -101,7 +117,7 @@ def open_streams(
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
     may_be_emptied: bool = False,
-) -> tuple[MdsStream, ...]:
+) -> tuple[TokenStream, ...]:
     """Open the streams of a dataset, numbered from 0; raise a DataError as `open_stream`.
 
     `cache_limit` limits the bytes of their fetched and decompressed files on this node. Without a
@@ -113,7 +129,7 @@ def open_streams(
         open_stream(stream, number, disk=disk, store=store, may_be_emptied=may_be_emptied)
         for number, stream in enumerate(streams)
     )
-    folders = [stream.cache.cache_folders(stream.index) for stream in opened]
+    folders = [stream.cache_folders() for stream in opened]
     if cache_limit is None or not any(folders):
         return opened
     shared = tuple(dict.fromkeys(chain.from_iterable(folders)))  # streams may share a folder
@@ -127,25 +143,38 @@ def open_streams(
             )
     limit = CacheLimit(cache_limit, shared, disk)
     return tuple(
-        replace(stream, cache=stream.cache.under(limit)) if is_evictable else stream
+        stream.under(limit) if is_evictable else stream
         for stream, is_evictable in zip(opened, folders, strict=True)
     )
+
+
+def _add_stored_sizes(entries: list[Any], location: StreamLocation) -> None:
+    """Set the sizes of compressed chunks of litData, of which its index.json has the raw ones."""
+    files = [
+        entry["zip_data"]
+        for entry in entries
+        if isinstance(entry, dict) and entry.get("format") == LITDATA and "zip_data" in entry
+    ]
+    if not files:
+        return
+    folder = location.folder if location.remote is None else location.remote_folder
+
+    def size_of(file: Any) -> int:
+        name = file["basename"]
+        if folder is not None:
+            path = folder / name
+            return path.stat().st_size if path.exists() else 0  # missing, which is refused later
+        url = location.uri(name)
+        return request(url, "asked for its size", lambda store: store.stat(url)).num_bytes
+
+    with ThreadPoolExecutor(STAT_THREADS) as threads:
+        for file, num_bytes in zip(files, threads.map(size_of, files), strict=True):
+            file["bytes"] = num_bytes
 
 
 def _default_name(location: StreamLocation) -> str:
     folder = str(location.folder.absolute()) if location.remote is None else location.remote
     return Path(folder).name or folder
-
-
-def _chosen_shards(chosen: slice, num_shards: int, name: str) -> tuple[int, int]:
-    """Return the first and one past the last shard of a slice, which must be neighbours."""
-    first, stop, step = chosen.indices(num_shards)
-    if step != 1 or stop <= first:
-        raise ConfigError(
-            f"stream {name!r}: shards={chosen} selects none of its {num_shards} shards, or not "
-            f"neighbouring ones; write slice(first, stop) with 0 <= first < stop <= {num_shards}"
-        )
-    return first, stop
 
 
 def _entries_digest(entries: list[Any]) -> bytes:

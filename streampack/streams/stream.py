@@ -11,9 +11,9 @@ Nothing is read here. The object keeps what the user said, and streampack never 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 from streampack._checks import (
@@ -31,6 +31,7 @@ from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
 
+Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MAX_RETRY = 10**6
 MAX_TIMEOUT_S = 10**6
 
@@ -74,6 +75,14 @@ class Stream:
         on_exhausted: What happens after `max_passes`. "substitute": other streams take its place.
             "end": the run ends with the stream's last pack. "error": a run that would need more is
             refused at the start.
+        format: "mds", "litdata", "megatron", "olmo", "datatrove" or "arrow", or one that an entry
+            point registers. None: found by the files' names; a remote without such names is "mds".
+            Token files (all but the first two) may be given as a folder, a file, the part of its
+            name before the ending, a glob, or a list of files.
+        unit: A sample of Megatron's files: a "document", or a "sequence" of one.
+        samples: The part of token files to use, as a slice of neighbouring samples. None: all.
+        begins_with_bos: Whether every sample of token files begins with `Packing.bos_id` already.
+        ends_with_eos: Whether every sample of token files ends with `Packing.eos_id` already.
         check_remote: Fetch index.json again at every start, and open the version that the store
             holds now; otherwise the last one on this disk. A folder's is always read.
         rows: Rows to tokenize, instead of a `remote`: a list, a table of pandas or pyarrow, a
@@ -97,8 +106,8 @@ class Stream:
     def __init__(  # noqa: PLR0913 - MosaicML's arguments, under their names
         self,
         *,
-        remote: str | os.PathLike[str] | None = None,
-        local: str | os.PathLike[str] | None = None,
+        remote: Files | None = None,
+        local: Files | None = None,
         split: str | None = None,
         proportion: float | None = None,
         repeat: float | None = None,
@@ -125,11 +134,20 @@ class Stream:
         tokenizer: Any = None,
         chat: bool | str | Mapping[str, Any] | None = None,
         text: str = "text",
+        format: str | None = None,  # noqa: A002 - the word of its users
+        unit: Literal["document", "sequence"] = "document",
+        samples: slice | None = None,
+        begins_with_bos: bool | None = None,
+        ends_with_eos: bool | None = None,
         **unknown: object,
     ) -> None:
         _check_names(unknown)
         if rows is None:
-            self.remote = _checked_remote(remote, local)
+            if remote is None and local is None:
+                raise ConfigError(
+                    f"remote={remote} and local={local}: set one of them to the stream's folder"
+                )
+            self.remote = None if remote is None else _each(remote, _checked_remote)
             _refuse("without rows=; set it to rows to tokenize", tokenizer=tokenizer, chat=chat)
         else:
             self.remote = None
@@ -141,11 +159,13 @@ class Stream:
             tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
         )
         _check_labels(labels, labels_shifted)
-        _check_part(shards, max_passes, on_exhausted)
-        self.local: str | None = None
-        if local is not None:
-            self.local = str(
-                local_path(local, "local", "set remote= to it, and local= to a folder")
+        _check_part(max_passes, on_exhausted, shards=shards, samples=samples)
+        check_choice("unit", unit, ("document", "sequence"))
+        self.local = None if local is None else _each(local, _checked_local)
+        if isinstance(self.local, tuple) and (remote is not None or rows is not None):
+            raise ConfigError(
+                f"local={self.local!r:.80} is a list, but with remote= or rows= it is a cache; set "
+                "it to one folder"
             )
         self.split = split or ""
         self.proportion, self.repeat, self.choose = proportion, repeat, choose
@@ -161,6 +181,8 @@ class Stream:
         self.max_passes, self.on_exhausted = max_passes, on_exhausted
         self.check_dtypes, self.check_remote = check_dtypes, check_remote
         self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
+        self.format, self.unit, self.samples = format, unit, samples
+        self.begins_with_bos, self.ends_with_eos = begins_with_bos, ends_with_eos
 
     def __repr__(self) -> str:
         keys = ("name", "remote", "local", "split", "proportion", "repeat", "choose")
@@ -197,13 +219,14 @@ def _check_labels(labels: str | None, labels_shifted: bool | None) -> None:
         )
 
 
-def _check_part(shards: object, max_passes: Any, on_exhausted: str) -> None:
+def _check_part(max_passes: Any, on_exhausted: str, **slices: object) -> None:
     check_choice("on_exhausted", on_exhausted, OnExhausted)
-    if shards is not None and not isinstance(shards, slice):
-        raise ConfigError(
-            f"shards={shards!r:.80} is not a slice of shards; write slice(0, 10), or "
-            "slice(10, None) for those from the tenth on"
-        )
+    for option, value in slices.items():
+        if value is not None and not isinstance(value, slice):
+            raise ConfigError(
+                f"{option}={value!r:.80} is not a slice of {option}; write slice(0, 10), or "
+                "slice(10, None) for those from the tenth on"
+            )
     if max_passes is not None and not (is_weight(max_passes) and max_passes > 0):
         raise ConfigError(
             f"max_passes={max_passes!r:.40} is not a number above 0; write one such as 4"
@@ -248,14 +271,21 @@ def _check_dtypes(**dtypes: str | None) -> None:
             check_choice(option, dtype, DTYPES)
 
 
-def _checked_remote(remote: str | os.PathLike[str] | None, local: object) -> str | None:
+def _each(files: Files, check: Callable[[Any], str]) -> str | tuple[str, ...]:
+    """Return a checked path, or those of a list."""
+    if isinstance(files, str | os.PathLike):
+        return check(files)
+    if not isinstance(files, Sequence) or not files:
+        raise ConfigError(f"{files!r:.80} is neither a path nor a list of files; write one of them")
+    return tuple(check(each) for each in files)
+
+
+def _checked_local(local: str | os.PathLike[str]) -> str:
+    return str(local_path(local, "local", "set remote= to it, and local= to a folder"))
+
+
+def _checked_remote(remote: str | os.PathLike[str]) -> str:
     """Return a remote as text, a folder as its path; refuse what nothing can fetch from."""
-    if remote is None:
-        if local is None:
-            raise ConfigError(
-                f"remote={remote} and local={local}: set one of them to the stream's folder"
-            )
-        return None
     remote = folder_of(shown_path(remote)) or shown_path(remote)
     scheme = urlsplit(remote).scheme  # as in MosaicML: whatever precedes a colon
     if scheme and scheme not in MOSAICML_SCHEMES and not is_known(scheme):

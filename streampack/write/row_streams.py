@@ -32,7 +32,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from filelock import FileLock, Timeout
@@ -72,7 +72,7 @@ def written_rows(stream: Stream) -> Stream:
         ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
         DataError: If a row cannot become a sample, or a file cannot be read.
     """
-    root = _root(stream.local)
+    root = _root(cast("str | None", stream.local))
     with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
         tokenizer = _tokenizer_folder(stream.tokenizer, Path(temporary))
         rows = _row_format(stream, tokenizer)

@@ -3,7 +3,7 @@
 ::
 
     ground   errors types rng world config balance chapters, and modules with a leading _: for all
-    rooms    mds stores storage streams mix order pack plan gather batch runtime
+    rooms    mds stores storage flat streams mix order pack plan gather batch runtime
              planned | online     two wings that never import each other
              loader               the one room that sees both wings
     beside   write report compat cli formats testing     see the rooms, which do not see them
@@ -46,6 +46,7 @@ ROOMS = (
     "mds",
     "stores",
     "storage",
+    "flat",
     "streams",
     "mix",
     "order",

@@ -46,7 +46,7 @@ from streampack.report import (
     plot_packs,
     stats_view,
 )
-from streampack.streams import open_stream
+from streampack.streams import open_mds
 from streampack.write import RowFormat, WriteOptions
 
 TRAINING = [sys.executable, "-m", "streampack.cli.demo.train"]
@@ -108,7 +108,7 @@ def _stream_table(described: RunConfig) -> Table:
     for name in ("stream", "samples", "tokens", "median", "p95", "longest"):
         table.add_column(name, justify="left" if name == "stream" else "right")
     for number, written in enumerate(build_streams(described)):
-        stream = open_stream(written, number)
+        stream = open_mds(written, number)
         lengths = lengths_of(stream, stream.num_shards)
         quantiles = length_quantiles(lengths)
         numbers = (len(lengths), lengths.sum(), *(quantiles[q] for q in ("median", "p95", "most")))

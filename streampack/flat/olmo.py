@@ -1,0 +1,81 @@
+"""OLMo's and Dolma's `.npy` files: raw tokens without a numpy header, and a table beside them.
+
+::
+
+    part-0.npy       u16 or u32 tokens, back to back; the type is in neither file
+    part-0.csv.gz    start,end,...     in tokens, a line for each document
+
+Without the table, documents end at the tokenizer's EOS. `streampack index --eos-id` finds these
+ends once. Tokens after the last document are not read, as in OLMo.
+
+Cost: 3 us a document to parse a table, and 16 bytes of memory. An index takes neither.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.flat.token_file import TokenFile
+from streampack.types import Int64Array
+
+MAX_LINE = 65_536
+
+
+class DocumentTable:
+    """Boundaries from the starts and ends of all documents."""
+
+    def __init__(self, starts: Int64Array, ends: Int64Array) -> None:
+        self._starts, self._ends = starts, ends
+        self.num_samples = len(starts)
+
+    def begins(self, samples: Int64Array) -> Int64Array:
+        return self._starts[samples]
+
+    def lengths(self, samples: Int64Array) -> Int64Array:
+        return self._ends[samples] - self._starts[samples]
+
+
+def open_olmo(name: str, num_bytes: int, table: Path, *, dtype: str) -> TokenFile:
+    """Open the table at `table` of the tokens `name`, which have `num_bytes`.
+
+    Raises:
+        DataError: If the table cannot be parsed, its documents overlap, or they end after the
+            file.
+    """
+    starts, ends = _read_table(table)
+    num_tokens = num_bytes // np.dtype(dtype).itemsize
+    if num_bytes % np.dtype(dtype).itemsize or not len(ends) or int(ends[-1]) > num_tokens:
+        raise DataError(
+            f"{table}: has {len(ends)} documents up to token {ends[-1] if len(ends) else 0}, but "
+            f"{name} has {num_bytes} bytes, {num_tokens} tokens of {dtype}; set tokens_dtype= to "
+            "the type that the tokenizer's ids were written in"
+        )
+    if (ends < starts).any() or (starts[1:] < ends[:-1]).any() or starts[0] < 0:
+        raise DataError(f"{table}: its documents overlap or are not in order; copy it again")
+    return TokenFile(
+        name=name, dtype=dtype, num_bytes=num_bytes, boundaries=DocumentTable(starts, ends)
+    )
+
+
+def _read_table(path: Path) -> tuple[Int64Array, Int64Array]:
+    numbers: list[tuple[int, int]] = []
+    try:
+        with gzip.open(path, "rb") as file:
+            while line := file.readline(MAX_LINE):
+                start, end, *_ = line.split(b",", 2)
+                numbers.append((int(start), int(end)))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(
+            f"{path}: line {len(numbers) + 1} is not start,end,... of a document ({error}); copy "
+            "it again"
+        ) from error
+    try:
+        table = np.array(numbers, np.int64).reshape(-1, 2)
+    except OverflowError as error:
+        raise DataError(f"{path}: a number in it is too large; copy it again") from error
+    return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])

@@ -1,0 +1,250 @@
+"""A file of token ids whose documents are known, and the virtual shards it is cut into.
+
+::
+
+    tokens   | doc 0 | doc 1 ... | doc 2 .............................. | doc 3 | doc 4 ...
+    cells    |-------------- 64 MiB --------------|-------------- 64 MiB --------------|
+    shards   | 0: the documents that begin in cell 0 ................... | 1: those of cell 1 ...
+
+A virtual shard is the documents that begin in one cell, so it depends on this file's table alone.
+Order, lanes, cache, prefetch and eviction treat it as they treat a shard of MDS.
+
+Cost: a bisection of the table for each cell, for all cells together.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.errors import DataError
+from streampack.mds.regular_files import check_file
+from streampack.storage.filesystem import map_file
+from streampack.types import ByteArray, Int64Array
+
+CELL_BYTES = 64 << 20
+MAX_VALUE = 2**62
+"""Larger entries of a table are damage; arithmetic with them would overflow."""
+
+_mapped: WeakValueDictionary[tuple[object, ...], ByteArray] = WeakValueDictionary()
+# Tables are read entry by entry; mapping them each time would take longer than reading.
+_recent_tables: deque[ByteArray] = deque(maxlen=64)
+
+
+def map_shared(path: Path) -> ByteArray:
+    """Map a file read-only; all virtual shards of it share one mapping. Shape (num_bytes,)."""
+    check_file(path)
+    status = path.stat()  # of the version that is there now
+    key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+    data = _mapped.get(key)
+    if data is None:
+        data = _mapped[key] = map_file(path)
+    return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Table:
+    """An array of integers inside a file, which is mapped while it is read."""
+
+    path: Path
+    dtype: str
+    offset: int
+    """Byte at which it begins; at any alignment."""
+    count: int
+
+    def __post_init__(self) -> None:
+        end = self.offset + self.count * np.dtype(self.dtype).itemsize
+        size = self.path.stat().st_size
+        if not self.count >= 0 or end > size:
+            raise DataError(
+                f"{self.path}: has {size} bytes, but its table of {self.count} entries ends at "
+                f"byte {end}; the file is cut short or damaged: copy it again",
+                uri=str(self.path),
+            )
+
+    def __getitem__(self, indices: Int64Array | slice) -> Int64Array:
+        """Return entries as a copy of int64."""
+        data = map_shared(self.path)
+        if not _recent_tables or _recent_tables[-1] is not data:
+            _recent_tables.append(data)
+        array: npt.NDArray[Any] = np.ndarray(self.count, self.dtype, data.data, self.offset)
+        values = array[indices]
+        if values.dtype.kind == "u" and values.size and values.max() > MAX_VALUE:
+            raise DataError(
+                f"{self.path}: has the entry {values.max()}, which no file is long enough for; "
+                "the file is damaged: copy it again",
+                uri=str(self.path),
+            )
+        return values.astype(np.int64)
+
+
+class Boundaries(Protocol):
+    """Where the documents of one file begin, in tokens from its first byte, and their lengths."""
+
+    @property
+    def num_samples(self) -> int:
+        """Number of documents."""
+
+    def begins(self, samples: Int64Array) -> Int64Array:
+        """Return the first token of documents, in order for all documents; shape (n,)."""
+
+    def lengths(self, samples: Int64Array) -> Int64Array:
+        """Return the tokens of documents, shape (n,)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenFile:
+    """Token ids of one type, and where documents begin among them.
+
+    >>> from streampack.flat.token_file import EndsInMemory
+    >>> file = TokenFile(name="a.bin", dtype="uint16", num_bytes=12,
+    ...     boundaries=EndsInMemory(np.array([2, 5, 6])))
+    >>> file.spans(0, 3)
+    (array([ 0,  4, 10]), array([2, 3, 1]))
+    """
+
+    name: str
+    """Its path, below the folder of its stream if that has one."""
+    dtype: str
+    """The ids' type, little-endian, such as "uint16"."""
+    num_bytes: int
+    boundaries: Boundaries
+    version: str | None = None
+    """The version of a remote object, which is asked for when it is read."""
+
+    def spans(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
+        """Return byte offsets and lengths in tokens of documents [first, stop), shape (n,) each.
+
+        Raises:
+            DataError: If documents overlap, have a negative length, or end outside of the file.
+        """
+        samples = np.arange(first, stop)
+        begins, lengths = self.boundaries.begins(samples), self.boundaries.lengths(samples)
+        ends = begins + lengths
+        bad = (lengths < 0) | (begins < 0) | (ends > self.num_tokens)
+        bad[1:] |= begins[1:] < ends[:-1]
+        if bad.any():
+            sample = int(bad.argmax())
+            raise DataError(
+                f"{self.name}: document {first + sample} has {lengths[sample]} tokens from token "
+                f"{begins[sample]} on, but must begin where the one before ends, or later, and end "
+                f"inside the file's {self.num_tokens} tokens; its table is damaged, or belongs to "
+                "another file: copy both again",
+                uri=self.name,
+            )
+        return begins * self._itemsize, lengths
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the file has room for."""
+        return self.num_bytes // self._itemsize
+
+    @property
+    def _itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    def cut(self, first: int, stop: int) -> FileShards:
+        """Return the virtual shards of documents [first, stop)."""
+        num, cell = self.boundaries.num_samples, CELL_BYTES // self._itemsize
+        targets = np.arange(0, self.num_tokens + cell + 1, cell)
+        firsts = np.clip(bisect(self.boundaries.begins, num, targets), first, stop)
+        firsts[0], firsts[-1] = first, stop
+        firsts = np.unique(firsts)
+        last = firsts[1:] - 1
+        begins = self.boundaries.begins(firsts[:-1])
+        ends = self.boundaries.begins(last) + self.boundaries.lengths(last)
+        if not ((begins >= 0) & (begins <= ends) & (ends <= self.num_tokens)).all():
+            raise DataError(
+                f"{self.name}: its table has documents up to token {ends.max()}, but the file has "
+                f"{self.num_tokens}; it is cut short or belongs to another table: copy both again",
+                uri=self.name,
+            )
+        extents = np.stack([begins, ends], axis=1) * self._itemsize
+        return FileShards(firsts[:-1], np.diff(firsts), extents)
+
+
+class FileShards(NamedTuple):
+    """The virtual shards of one file."""
+
+    firsts: Int64Array
+    """The first document of each, shape (n,)."""
+    counts: Int64Array
+    """The documents of each, shape (n,)."""
+    extents: Int64Array
+    """The first and one past the last byte of each, shape (n, 2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VirtualShards:
+    """The virtual shards of a stream, in order."""
+
+    file: Int64Array
+    """The number of each one's file, shape (n,)."""
+    first_document: Int64Array
+    """The first document of each in its file, shape (n,)."""
+    extents: Int64Array
+    """The first and one past the last byte of each in its file, shape (n, 2)."""
+    first_sample: Int64Array
+    """The first sample of each in the stream, and one past the last; shape (n + 1,)."""
+
+    @classmethod
+    def of(cls, files: Sequence[int], parts: Sequence[FileShards]) -> VirtualShards:
+        """Return the shards of several files, given by number."""
+        counts = np.concatenate([part.counts for part in parts])
+        return cls(
+            file=np.repeat(np.array(files), [len(part.counts) for part in parts]),
+            first_document=np.concatenate([part.firsts for part in parts]),
+            extents=np.concatenate([part.extents for part in parts]),
+            first_sample=np.concatenate([[0], np.cumsum(counts)]),
+        )
+
+    def slice(self, first: int, stop: int) -> VirtualShards:
+        """Return shards [first, stop) alone."""
+        firsts = self.first_sample[first : stop + 1]
+        return VirtualShards(
+            file=self.file[first:stop],
+            first_document=self.first_document[first:stop],
+            extents=self.extents[first:stop],
+            first_sample=firsts - firsts[0],
+        )
+
+
+class EndsInMemory:
+    """Boundaries of documents back to back, from the ends of all."""
+
+    def __init__(self, ends: Int64Array) -> None:
+        self._ends = np.asarray(ends, np.int64)
+        self.num_samples = len(self._ends)
+
+    def begins(self, samples: Int64Array) -> Int64Array:
+        return np.where(samples > 0, self._ends[samples - 1], 0)
+
+    def lengths(self, samples: Int64Array) -> Int64Array:
+        return self._ends[samples] - self.begins(samples)
+
+
+def bisect(
+    value_of: Callable[[Int64Array], Int64Array], count: int, targets: Int64Array
+) -> Int64Array:
+    """Return for each target the first index of an ascending sequence with a value of it or more.
+
+    All targets are searched together: about log2(count) calls of `value_of`.
+
+    >>> bisect(lambda index: index * 10, 5, np.array([0, 1, 40, 41])).tolist()
+    [0, 1, 4, 5]
+    """
+    low, high = np.zeros(len(targets), np.int64), np.full(len(targets), count, np.int64)
+    while (is_open := low < high).any():
+        middle = (low + high) // 2
+        is_less = np.zeros(len(targets), bool)
+        is_less[is_open] = value_of(middle[is_open]) < targets[is_open]
+        low = np.where(is_open & is_less, middle + 1, low)
+        high = np.where(is_open & ~is_less, middle, high)
+    return low

@@ -1,0 +1,290 @@
+"""Token files of other programs give the packs that MDS shards of the same documents give."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import (
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    World,
+)
+from streampack.errors import ConfigError, DataError
+from streampack.flat import token_file
+from streampack.streams import open_stream
+from streampack.write import write_stream
+from tests.helpers.faults import servers
+from tests.helpers.faults.faultserver import FaultServer
+from tests.helpers.flat import (
+    FORMATS,
+    make_documents,
+    options_of,
+    write,
+    write_arrow,
+    write_datatrove,
+    write_litdata,
+    write_megatron,
+)
+
+FLAT = tuple(form for form in FORMATS if form != "litdata")
+
+
+def make_dataset(*streams: Stream, num_lanes: int = 1, **options: Any) -> PackedStreamingDataset:
+    packing = options.pop("packing", Packing(max_seq_len=256))
+    return PackedStreamingDataset(
+        streams,
+        packing=packing,
+        order=Order(seed=5, num_lanes=num_lanes),
+        batch_size=2,
+        world=options.pop("world", World()),
+        **options,
+    )
+
+
+def batches_of(dataset: PackedStreamingDataset) -> list[np.ndarray[Any, Any]]:
+    return [batch["tokens"].numpy().copy() for batch in PackedDataLoader(dataset)]
+
+
+def assert_same(got: list[Any], expected: list[Any]) -> None:
+    assert len(got) == len(expected) > 5
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture
+def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_file, "CELL_BYTES", 4096)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_gives_the_packs_of_mds(form: str, tmp_path: Path) -> None:
+    documents = make_documents()
+    write_stream(documents, tmp_path / "mds")
+    write(form, tmp_path / form, documents)
+    expected = batches_of(make_dataset(Stream(local=tmp_path / "mds")))
+    stream = Stream(local=tmp_path / form, **options_of(form))
+    assert_same(batches_of(make_dataset(stream)), expected)
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_formats_with_the_same_virtual_shards_give_the_same_packs_in_lanes(tmp_path: Path) -> None:
+    found = {}
+    for form in ("megatron", "olmo", "datatrove"):
+        for name, seed in (("a", 1), ("b", 2)):
+            write(form, tmp_path / form, make_documents(seed=seed), name)
+        stream = Stream(local=tmp_path / form, **options_of(form))
+        assert open_stream(stream, 0).num_shards > 8
+        found[form] = batches_of(make_dataset(stream, num_lanes=4))
+    assert_same(found["olmo"], found["megatron"])
+    assert_same(found["datatrove"], found["megatron"])
+
+
+@pytest.mark.usefixtures("small_cells")
+@pytest.mark.parametrize("form", FLAT)
+def test_a_run_resumes_in_another_world(form: str, tmp_path: Path) -> None:
+    write(form, tmp_path / form, make_documents())
+    stream = Stream(local=tmp_path / form, **options_of(form))
+    mixing = Mixing(global_batch_size=4)
+    alone = [row for batch in batches_of(make_dataset(stream, mixing=mixing)) for row in batch]
+    loader = PackedDataLoader(make_dataset(stream, mixing=mixing))
+    for _ in itertools.islice(loader, 6):
+        state = loader.state_dict()
+    ranks = []
+    for rank in range(2):
+        world = World(rank=rank, num_ranks=2)
+        dataset = make_dataset(stream, mixing=mixing, world=world)
+        dataset.load_state_dict(state)
+        ranks.append(PackedDataLoader(dataset, check_ranks=False))
+    rows = [row for pair in zip(*ranks, strict=True) for batch in pair for row in batch["tokens"]]
+    assert_same([row.numpy() for row in rows], alone[12:])
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[tuple[Path, FaultServer]]:
+    (tmp_path / "root" / "bucket").mkdir(parents=True)
+    with (
+        servers.s3_server(tmp_path / "root") as s3,
+        FaultServer(upstream=s3.url) as server,
+        servers.s3_environment(server.url),
+    ):
+        yield tmp_path / "root" / "bucket", server
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("small_cells")
+@pytest.mark.parametrize("form", ["megatron", "olmo", "datatrove"])
+def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
+    form: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
+) -> None:
+    folder, _ = bucket
+    for name, seed in (("a", 1), ("b", 2)):
+        write(form, folder / "tokens", make_documents(seed=seed), name)
+    expected = batches_of(
+        make_dataset(Stream(local=folder / "tokens", **options_of(form)), num_lanes=2)
+    )
+    options = {"local": tmp_path / "cache", "format": form, **options_of(form)}
+    remote = Stream(remote="s3://bucket/tokens", **options)
+    assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
+    ranges = re.compile(r"\.\d+-\d+\.")
+    kept = [path for path in (tmp_path / "cache").rglob("*") if ".streampack" not in path.parts]
+    cached = sum(path.stat().st_size for path in kept if ranges.search(path.name))
+    held = sum(each.nbytes for seed in (1, 2) for each in make_documents(seed=seed))
+    assert held <= cached <= 1.02 * held
+
+
+@pytest.mark.processes
+def test_an_object_that_changed_is_an_error(
+    tmp_path: Path, bucket: tuple[Path, FaultServer]
+) -> None:
+    folder, _ = bucket
+    write("megatron", folder / "tokens", make_documents())
+    stream = Stream(
+        remote="s3://bucket/tokens",
+        local=tmp_path / "cache",
+        format="megatron",
+        download_retry=0,
+        download_timeout=2,
+    )
+    dataset = make_dataset(stream)
+    write("megatron", folder / "tokens", [each + 1 for each in make_documents()])
+    with pytest.raises(DataError, match=r"web\.bin"):
+        next(iter(PackedDataLoader(dataset)))
+
+
+def test_a_sample_is_a_document_or_a_sequence(tmp_path: Path) -> None:
+    documents = make_documents(50)
+    write_megatron(tmp_path, documents, sequences=3)
+    whole = open_stream(Stream(local=tmp_path), 0)
+    pieces = open_stream(Stream(local=tmp_path, unit="sequence"), 0)
+    assert whole.shard_lengths(0).tolist() == [len(each) for each in documents]
+    assert pieces.num_samples == 150
+    assert pieces.shard_lengths(0).sum() == whole.shard_lengths(0).sum()
+
+
+@pytest.mark.usefixtures("small_cells")
+@pytest.mark.parametrize("form", FLAT)
+def test_slices_of_samples_are_disjoint_parts(form: str, tmp_path: Path) -> None:
+    documents = make_documents()
+    write(form, tmp_path, documents[:200], "a")
+    write(form, tmp_path, documents[200:], "b")
+    lengths = []
+    for part in (slice(0, 150), slice(150, 290), slice(290, None)):
+        stream = open_stream(Stream(local=tmp_path, samples=part, **options_of(form)), 0)
+        for shard in range(stream.num_shards):
+            opened = stream.open_shard(shard)
+            lengths += stream.shard_lengths(shard).tolist()
+            number = len(lengths) - 1
+            last = opened.tokens.read(opened.data, len(opened.tokens.counts) - 1)
+            np.testing.assert_array_equal(last, documents[number])
+    assert lengths == [len(each) for each in documents]
+
+
+@pytest.mark.usefixtures("small_cells")
+def test_of_files_that_are_appended_the_former_shards_have_the_former_digest(
+    tmp_path: Path,
+) -> None:
+    write_megatron(tmp_path, make_documents(seed=1), "a")
+    before = open_stream(Stream(local=tmp_path), 0)
+    write_megatron(tmp_path, make_documents(seed=2), "b")
+    part = open_stream(Stream(local=tmp_path, shards=slice(0, before.num_shards)), 0)
+    assert part.growing_digest == before.growing_digest
+    assert open_stream(Stream(local=tmp_path), 0).full_digest != before.full_digest
+
+
+def test_a_source_is_a_folder_a_file_a_prefix_a_glob_or_a_list(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write_datatrove(tmp_path / name, make_documents(20), "x")
+    sources: list[tuple[Any, int]] = [
+        (tmp_path, 40),
+        (tmp_path / "a" / "x.ds", 20),
+        (tmp_path / "a" / "x", 20),
+        (f"{tmp_path}/*/x.ds", 40),
+        ([tmp_path / "b" / "x.ds", tmp_path / "a" / "x.ds"], 40),
+    ]
+    for source, count in sources:
+        assert open_stream(Stream(local=source), 0).num_samples == count
+
+
+def test_a_saved_dataset_is_read_in_its_own_order(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [[n, n + 1] for n in range(100)]
+    dataset = datasets.Dataset.from_dict({"input_ids": rows})
+    dataset.save_to_disk(tmp_path / "saved", num_shards=3)
+    stream = open_stream(Stream(local=tmp_path / "saved"), 0)
+    found = [
+        opened.tokens.read(opened.data, row).tolist()
+        for opened in map(stream.open_shard, range(stream.num_shards))
+        for row in range(len(opened.tokens.counts))
+    ]
+    assert found == rows
+
+
+@pytest.mark.parametrize("item", ["array", "tree", "tensor", "zstd"])
+def test_litdatas_items_are_headerless_arrays_in_any_loader(item: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    loaders = pytest.importorskip("litdata.streaming.item_loader")
+    documents = make_documents(100)
+    items: list[Any] = list(documents)
+    options: dict[str, Any] = {"chunk_bytes": 8000}
+    if item == "tree":
+        items = [{"tokens": each, "other": each.astype(np.int64)} for each in documents]
+    if item == "tensor":
+        items = [torch.from_numpy(each.astype(np.int32)) for each in documents]
+        options["item_loader"] = loaders.TokensLoader()
+    if item == "zstd":
+        options |= {"compression": "zstd", "compression_level": "chunk"}
+    tmp_path.joinpath("lit").mkdir()
+    write_litdata(tmp_path / "lit", items, **options)
+    stream = open_stream(Stream(local=tmp_path / "lit"), 0)
+    assert stream.num_shards > 1
+    lengths = [n for shard in range(stream.num_shards) for n in stream.shard_lengths(shard)]
+    assert lengths == [len(each) for each in documents]
+
+
+def test_what_litdata_compresses_in_batches_is_refused_by_name(tmp_path: Path) -> None:
+    write_litdata(tmp_path, make_documents(20), compression="zstd")
+    with pytest.raises(DataError, match="compression_level is 'batch'"):
+        open_stream(Stream(local=tmp_path), 0)
+
+
+def test_a_loss_mask_of_datatrove_is_refused(tmp_path: Path) -> None:
+    write_datatrove(tmp_path, make_documents(20))
+    tmp_path.joinpath("web.ds.loss").write_bytes(b"\1" * 10)
+    with pytest.raises(DataError, match=r"web\.ds\.loss"):
+        open_stream(Stream(local=tmp_path), 0)
+
+
+def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path: Path) -> None:
+    documents = [np.append(each, 7).astype("uint16") for each in make_documents(60)]
+    write_megatron(tmp_path, documents)
+    packing = Packing(max_seq_len=256, eos_id=7)
+    with pytest.raises(ConfigError, match="ends_with_eos"):
+        make_dataset(Stream(local=tmp_path), packing=packing)
+    said = Stream(local=tmp_path, ends_with_eos=True)
+    plain = batches_of(make_dataset(Stream(local=tmp_path)))
+    assert_same(batches_of(make_dataset(said, packing=packing)), plain)
+    wrong = Stream(local=tmp_path, ends_with_eos=False)
+    with pytest.raises(DataError, match="another number"):
+        batches_of(make_dataset(wrong, packing=packing))
+
+
+def test_files_of_two_formats_need_a_format(tmp_path: Path) -> None:
+    write_megatron(tmp_path, make_documents(10))
+    write_arrow(tmp_path, make_documents(10))
+    with pytest.raises(ConfigError, match=r"megatron.*arrow"):
+        open_stream(Stream(local=tmp_path), 0)
+    assert open_stream(Stream(local=tmp_path, format="arrow"), 0).num_samples == 10
+    with pytest.raises(ConfigError, match="'parquet'"):
+        open_stream(Stream(local=tmp_path, format="parquet"), 0)

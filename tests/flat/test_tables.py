@@ -1,0 +1,149 @@
+"""No table of a token file, however damaged, makes a stream read outside of the file."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streampack import Stream
+from streampack.errors import DataError, StreampackError
+from streampack.flat.files import matches, split_source
+from streampack.flat.token_file import EndsInMemory, TokenFile, bisect
+from streampack.streams import open_stream
+from tests.helpers.flat import make_documents, options_of, write, write_litdata, write_olmo
+
+TABLES = {
+    "megatron": "web.idx",
+    "datatrove": "web.ds.index",
+    "olmo": "web.csv.gz",
+    "arrow": "web.arrow",
+    "litdata": "chunk-0-0.bin",
+}
+NUM_DAMAGES = int(os.environ.get("STREAMPACK_TEST_DAMAGES", "4000"))
+
+
+def read_all(folder: Path, form: str) -> None:
+    """Open a stream and look at every token that its tables name."""
+    stream = open_stream(Stream(local=folder, format=form, **options_of(form)), 0)
+    for shard in range(stream.num_shards):
+        opened = stream.open_shard(shard)
+        spans = opened.tokens
+        assert (spans.counts >= 0).all()
+        ends = spans.begins + spans.counts * np.dtype(spans.dtype).itemsize
+        assert ((spans.begins >= 0) & (ends <= len(opened.data))).all()
+
+
+def damage(content: bytes, rng: np.random.Generator) -> bytes:
+    """Return a file with some bytes changed, and sometimes cut or grown."""
+    data = np.frombuffer(content, np.uint8).copy()
+    for _ in range(int(rng.integers(1, 4))):
+        place = int(rng.integers(0, max(len(data), 1)))
+        kind = rng.integers(0, 4)
+        if kind == 0:
+            data[place : place + 8] = rng.integers(0, 256, len(data[place : place + 8]))
+        elif kind == 1:
+            data[place : place + 8] = 255
+        elif kind == 2:
+            data = data[:place]
+        else:
+            data = np.concatenate([data, data[: int(rng.integers(0, 64))]])
+        if not len(data):
+            break
+    return data.tobytes()
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_a_damaged_table_is_a_typed_error_or_stays_inside_the_file(
+    form: str, tmp_path: Path
+) -> None:
+    write(form, tmp_path, make_documents(30))
+    table = tmp_path / TABLES[form]
+    whole = table.read_bytes()
+    rng = np.random.default_rng(7)
+    num_refused = 0
+    for _ in range(NUM_DAMAGES // (10 if form == "arrow" else 1)):
+        if form == "olmo":
+            table.write_bytes(gzip.compress(damage(gzip.decompress(whole), rng), 1))
+        else:
+            table.write_bytes(damage(whole, rng))
+        try:
+            read_all(tmp_path, form)
+        except StreampackError:
+            num_refused += 1
+    assert num_refused > 100 or form == "arrow"
+
+
+@pytest.mark.parametrize("form", ["megatron", "datatrove", "olmo"])
+def test_tokens_that_were_cut_are_refused_by_name(form: str, tmp_path: Path) -> None:
+    write(form, tmp_path, make_documents(30))
+    tokens = next(path for path in tmp_path.iterdir() if path.suffix in (".bin", ".ds", ".npy"))
+    tokens.write_bytes(tokens.read_bytes()[:200])
+    with pytest.raises(DataError, match=tokens.name):
+        open_stream(Stream(local=tmp_path, **options_of(form)), 0)
+
+
+@pytest.mark.parametrize("form", ["megatron", "datatrove", "olmo"])
+def test_a_missing_table_is_named(form: str, tmp_path: Path) -> None:
+    write(form, tmp_path, make_documents(30))
+    (tmp_path / TABLES[form]).unlink()
+    with pytest.raises(DataError, match=r"web\.(idx|ds\.index|csv\.gz)"):
+        open_stream(Stream(local=tmp_path, **options_of(form)), 0)
+
+
+def test_tokens_after_olmos_last_document_are_not_read(tmp_path: Path) -> None:
+    documents = make_documents(20)
+    write_olmo(tmp_path, documents)
+    stream = open_stream(Stream(local=tmp_path, tokens_dtype="uint16"), 0)
+    assert stream.total_tokens() == (sum(map(len, documents)), "lengths")
+
+
+def test_litdatas_chunk_of_another_index_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    write_litdata(tmp_path / "a", make_documents(20))
+    write_litdata(tmp_path / "b", make_documents(21))
+    (tmp_path / "b" / "index.json").write_bytes((tmp_path / "a" / "index.json").read_bytes())
+    with pytest.raises(DataError, match=r"chunk-0-0\.bin"):
+        read_all(tmp_path / "b", "litdata")
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.lists(st.integers(-5, 50), max_size=20))
+def test_bisect_finds_what_searchsorted_finds(values: list[int], targets: list[int]) -> None:
+    array, wanted = np.sort(np.array(values, np.int64)), np.array(targets, np.int64)
+    found = bisect(lambda index: array[index], len(array), wanted)
+    np.testing.assert_array_equal(found, np.searchsorted(array, wanted))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 90_000_000), min_size=1, max_size=30), st.data())
+def test_virtual_shards_are_the_documents_that_begin_in_each_cell(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    ends = np.cumsum(np.array(lengths, np.int64))
+    file = TokenFile(
+        name="x", dtype="uint16", num_bytes=int(2 * ends[-1]), boundaries=EndsInMemory(ends)
+    )
+    first = data.draw(st.integers(0, len(lengths) - 1))
+    stop = data.draw(st.integers(first + 1, len(lengths)))
+    shards = file.cut(first, stop)
+    begins = ends - np.array(lengths)
+    cells = begins[first:stop] // (32 << 20)
+    borders = np.flatnonzero(np.diff(cells)) + 1 + first
+    assert shards.firsts.tolist() == [first, *borders.tolist()]
+    assert shards.counts.sum() == stop - first
+    assert (shards.extents[:, 0] == 2 * begins[shards.firsts]).all()
+    assert (shards.extents[:, 1] == 2 * ends[shards.firsts + shards.counts - 1]).all()
+
+
+def test_sources_split_into_a_root_and_what_is_meant_in_it(tmp_path: Path) -> None:
+    assert split_source("s3://bucket/a/*/x-?.npy") == ("s3://bucket/a", None, "*/x-?.npy")
+    assert split_source([f"{tmp_path}/a/b.ds", f"{tmp_path}/ab/c.ds"])[0] == str(tmp_path)
+    assert split_source(f"{tmp_path}/") == (str(tmp_path), None, "")
+    assert matches("a/b/x-1.npy", "a/*/x-?.npy")
+    assert not matches("web2/a.bin", "web")
