@@ -101,7 +101,7 @@ def test_an_unset_argument_is_what_mosaicmls_dataset_would_make_it(tmp_path):
         ),
         (
             {"local": "x", "proporton": 1},
-            r"proporton=1: not an argument of Stream - did you mean 'proportion'\?; it takes begins_with_bos",
+            r"proporton=1: not an argument of Stream - did you mean 'proportion'\?; it takes begin",
         ),
         (
             {"local": "x", "lables": "y"},
