@@ -14,8 +14,9 @@ Cost: a bisection of the table for each cell, for all cells together.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -34,8 +35,8 @@ MAX_VALUE = 2**62
 """Larger entries of a table are damage; arithmetic with them would overflow."""
 
 _mapped: WeakValueDictionary[tuple[object, ...], ByteArray] = WeakValueDictionary()
-# Tables are read entry by entry; mapping them each time would take longer than reading.
-_recent_tables: deque[ByteArray] = deque(maxlen=64)
+_thread = threading.local()
+"""The tables that this thread has mapped, by path, while it reads one file's documents."""
 
 
 def map_shared(path: Path) -> ByteArray:
@@ -47,6 +48,16 @@ def map_shared(path: Path) -> ByteArray:
     if data is None:
         data = _mapped[key] = map_file(path)
     return data
+
+
+@contextmanager
+def tables_mapped() -> Iterator[None]:
+    """Map each table once until the block ends: entries are read in many small pieces."""
+    _thread.tables = {}
+    try:
+        yield
+    finally:
+        del _thread.tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,9 +82,10 @@ class Table:
 
     def __getitem__(self, indices: Int64Array | slice) -> Int64Array:
         """Return entries as a copy of int64."""
-        data = map_shared(self.path)
-        if not _recent_tables or _recent_tables[-1] is not data:
-            _recent_tables.append(data)
+        tables = vars(_thread).get("tables", {})
+        data = tables.get(self.path)
+        if data is None:
+            data = tables[self.path] = map_shared(self.path)
         array: npt.NDArray[Any] = np.ndarray(self.count, self.dtype, data.data, self.offset)
         values = array[indices]
         if values.dtype.kind == "u" and values.size and values.max() > MAX_VALUE:
@@ -126,7 +138,8 @@ class TokenFile:
             DataError: If documents overlap, have a negative length, or end outside of the file.
         """
         samples = np.arange(first, stop)
-        begins, lengths = self.boundaries.begins(samples), self.boundaries.lengths(samples)
+        with tables_mapped():
+            begins, lengths = self.boundaries.begins(samples), self.boundaries.lengths(samples)
         ends = begins + lengths
         bad = (lengths < 0) | (begins < 0) | (ends > self.num_tokens)
         bad[1:] |= begins[1:] < ends[:-1]
@@ -153,13 +166,13 @@ class TokenFile:
     def cut(self, first: int, stop: int) -> FileShards:
         """Return the virtual shards of documents [first, stop)."""
         num, cell = self.boundaries.num_samples, CELL_BYTES // self._itemsize
-        targets = np.arange(0, self.num_tokens + cell + 1, cell)
-        firsts = np.clip(bisect(self.boundaries.begins, num, targets), first, stop)
-        firsts[0], firsts[-1] = first, stop
-        firsts = np.unique(firsts)
-        last = firsts[1:] - 1
-        begins = self.boundaries.begins(firsts[:-1])
-        ends = self.boundaries.begins(last) + self.boundaries.lengths(last)
+        targets = np.arange(cell, self.num_tokens, cell)  # the borders between cells
+        with tables_mapped():
+            inner = np.clip(bisect(self.boundaries.begins, num, targets), first, stop)
+            firsts = np.unique([first, *inner.tolist(), stop])
+            last = firsts[1:] - 1
+            begins = self.boundaries.begins(firsts[:-1])
+            ends = self.boundaries.begins(last) + self.boundaries.lengths(last)
         if not ((begins >= 0) & (begins <= ends) & (ends <= self.num_tokens)).all():
             raise DataError(
                 f"{self.name}: its table has documents up to token {ends.max()}, but the file has "
@@ -241,10 +254,10 @@ def bisect(
     [0, 1, 4, 5]
     """
     low, high = np.zeros(len(targets), np.int64), np.full(len(targets), count, np.int64)
-    while (is_open := low < high).any():
-        middle = (low + high) // 2
-        is_less = np.zeros(len(targets), bool)
-        is_less[is_open] = value_of(middle[is_open]) < targets[is_open]
+    for _ in range(count.bit_length()):
+        middle = np.minimum((low + high) // 2, count - 1)
+        is_less = value_of(middle) < targets
+        is_open = low < high
         low = np.where(is_open & is_less, middle + 1, low)
         high = np.where(is_open & ~is_less, middle, high)
     return low

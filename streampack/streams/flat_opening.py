@@ -31,7 +31,7 @@ from streampack.flat.files import (
     order_of_dataset,
     split_source,
 )
-from streampack.flat.token_file import TokenFile, VirtualShards
+from streampack.flat.token_file import TokenFile, VirtualShards, tables_mapped
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import Part, fetch, fetch_part
@@ -108,9 +108,12 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         unit=stream.unit,
     )
     tables = _Tables(location, folder, found)
-    # A table in a store is waited for; on a disk there is nothing to wait for.
-    with ThreadPoolExecutor(1 if folder is not None else OPENING_THREADS) as threads:
-        files = tuple(threads.map(partial(_open_file, form, tables, options), chosen))
+    open_one = partial(_open_file, form, tables, options)
+    if folder is None:
+        with ThreadPoolExecutor(OPENING_THREADS) as threads:
+            files = tuple(threads.map(open_one, chosen))
+    else:
+        files = tuple(map(open_one, chosen))
     shards = _cut(files, stream, name)
     cache = ShardCache(location, disk)
     entries: tuple[Shard, ...] = ()
@@ -213,7 +216,8 @@ def _open_file(form: TokenFormat, tables: _Tables, options: Options, name: str) 
     file = tables.file(name)
     if not file.num_bytes:
         raise DataError(f"{name}: is empty; leave it out, or copy it again")
-    return replace(form.open(file, options), version=file.version)
+    with tables_mapped():
+        return replace(form.open(file, options), version=file.version)
 
 
 def _cut(files: Sequence[TokenFile], stream: Any, name: str) -> VirtualShards:
