@@ -127,6 +127,13 @@ class Index:
     local: Annotated[
         Path | None, Option(help="Folder to keep the shards of a remote stream in.")
     ] = None
+    eos_id: Annotated[
+        int | None, Option(help="Find documents in OLMo's files: the token that ends each.")
+    ] = None
+    bos_id: Annotated[int | None, Option(help="With --eos-id: the token that must follow it.")] = (
+        None
+    )
+    out: Annotated[Path | None, Option(help="With --eos-id: the folder for the ends.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

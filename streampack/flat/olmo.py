@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import TokenFile
+from streampack.flat.datatrove import DatatroveIndex
+from streampack.flat.token_file import Table, TokenFile
 from streampack.types import Int64Array
 
 MAX_LINE = 65_536
@@ -60,6 +61,24 @@ def open_olmo(name: str, num_bytes: int, table: Path, *, dtype: str) -> TokenFil
     return TokenFile(
         name=name, dtype=dtype, num_bytes=num_bytes, boundaries=DocumentTable(starts, ends)
     )
+
+
+def open_ends(name: str, num_bytes: int, ends: Path, *, dtype: str) -> TokenFile:
+    """Open the ends that `streampack index` found in the tokens `name`, which have `num_bytes`.
+
+    Raises:
+        DataError: If they end after the tokens.
+    """
+    count = ends.stat().st_size // 8
+    table = Table(path=ends, dtype="<u8", offset=0, count=count)
+    last = int(table[np.array([count - 1])][0]) if count else 0
+    if not 0 < last <= num_bytes // np.dtype(dtype).itemsize:
+        raise DataError(
+            f"{ends}: its {count} documents end at token {last}, but {name} has {num_bytes} bytes "
+            f"of {dtype}; run streampack index again with the type of these tokens"
+        )
+    boundaries = DatatroveIndex(ends=table)
+    return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=boundaries)
 
 
 def _read_table(path: Path) -> tuple[Int64Array, Int64Array]:

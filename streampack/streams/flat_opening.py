@@ -10,13 +10,14 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
 from streampack.flat.files import (
     DATASET_STATE,
@@ -79,48 +80,30 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         ConfigError: If no format, or several, fit the files.
         DataError: If a table is missing, or does not fit its tokens.
     """
-    source = stream.local if stream.remote is None else stream.remote
-    root, listed, pattern = split_source(source)
-    copied = copy.copy(stream)
-    copied.remote, copied.local = (None, root) if stream.remote is None else (root, stream.local)
-    location = StreamLocation.of(copied)
-    folder = location.plain_folder if location.remote is None else location.remote_folder
-    found = (
-        _found_in_store(location, listed, pattern)
-        if folder is None
-        else _found_in_folder(folder, listed)
-    )
-    names = sorted(name for name in found if matches(name, pattern)) if listed is None else listed
     form = None if stream.format is None else format_named(stream.format)
-    form, chosen = choose(names, str(source), form)
-    if form.name == "arrow":
-        if folder is None:
-            raise ConfigError(
-                f"remote={source!r}: Arrow files are mapped, so they must be on a disk; copy them, "
-                "or write them as a stream once: streampack write --tokens"
-            )
-        if listed is None and not pattern:
-            chosen = order_of_dataset(chosen, LocalFilesystem().read(folder / DATASET_STATE))
-    name = stream.name or Path(pattern or root).name
+    found = find_files(stream, form)
+    form, location, folder = found.form, found.location, found.folder
+    name = stream.name or found.default_name
     options = Options(
         tokens=("tokens", "input_ids") if stream.tokens == "tokens" else (stream.tokens,),
         dtype=stream.tokens_dtype,
         unit=stream.unit,
+        index=None if stream.index is None else local_path(stream.index, "index"),
     )
-    tables = _Tables(location, folder, found)
+    tables = _Tables(location, folder, found.of_name)
     open_one = partial(_open_file, form, tables, options)
     if folder is None:
         with ThreadPoolExecutor(OPENING_THREADS) as threads:
-            files = tuple(threads.map(open_one, chosen))
+            files = tuple(threads.map(open_one, found.names))
     else:
-        files = tuple(map(open_one, chosen))
+        files = tuple(map(open_one, found.names))
     shards = _cut(files, stream, name)
     cache = ShardCache(location, disk)
     entries: tuple[Shard, ...] = ()
     if folder is None:
         entries, parts = _entries(files, shards)
         cache = ShardCache(location, disk, Downloader(fetch=partial(fetch_part, parts)))
-        cache.check(MdsIndex(uri=str(source), shards=entries))
+        cache.check(MdsIndex(uri=str(stream.remote), shards=entries))
     return FlatStream(
         name=name,
         number=number,
@@ -139,6 +122,54 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         entries=entries,
         shards=shards,
         digest=_digest(form.name, options, files, shards),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFiles:
+    """The files of a stream."""
+
+    form: TokenFormat
+    names: Sequence[str]
+    """The token files, in order, below the root."""
+    of_name: Mapping[str, Found]
+    """These, and all files that may describe them."""
+    location: StreamLocation
+    folder: Path | None
+    """The root on this machine; None if it is in a store."""
+    default_name: str
+
+
+def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
+    """Return the token files of a stream, of one format; errors as of `open_flat`."""
+    source = stream.local if stream.remote is None else stream.remote
+    root, listed, pattern = split_source(source)
+    copied = copy.copy(stream)
+    copied.remote, copied.local = (None, root) if stream.remote is None else (root, stream.local)
+    location = StreamLocation.of(copied)
+    folder = location.plain_folder if location.remote is None else location.remote_folder
+    of_name = (
+        _found_in_store(location, listed, pattern)
+        if folder is None
+        else _found_in_folder(folder, listed)
+    )
+    names = sorted(name for name in of_name if matches(name, pattern)) if listed is None else listed
+    form, chosen = choose(names, str(source), form)
+    if form.name == "arrow":
+        if folder is None:
+            raise ConfigError(
+                f"remote={source!r}: Arrow files are mapped, so they must be on a disk; copy them, "
+                "or write them as a stream once: streampack write --tokens"
+            )
+        if listed is None and not pattern:
+            chosen = order_of_dataset(chosen, LocalFilesystem().read(folder / DATASET_STATE))
+    return FoundFiles(
+        form=form,
+        names=chosen,
+        of_name=of_name,
+        location=location,
+        folder=folder,
+        default_name=Path(pattern or root).name,
     )
 
 

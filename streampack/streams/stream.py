@@ -81,6 +81,7 @@ class Stream:
             name before the ending, a glob, or a list of files.
         unit: A sample of Megatron's files: a "document", or a "sequence" of one.
         samples: The part of token files to use, as a slice of neighbouring samples. None: all.
+        index: Folder that `streampack index --eos-id` wrote: where documents end in OLMo's files.
         begins_with_bos: Whether every sample of token files begins with `Packing.bos_id` already.
         ends_with_eos: Whether every sample of token files ends with `Packing.eos_id` already.
         check_remote: Fetch index.json again at every start, and open the version that the store
@@ -137,6 +138,7 @@ class Stream:
         format: str | None = None,  # noqa: A002 - the word of its users
         unit: Literal["document", "sequence"] = "document",
         samples: slice | None = None,
+        index: str | os.PathLike[str] | None = None,
         begins_with_bos: bool | None = None,
         ends_with_eos: bool | None = None,
         **unknown: object,
@@ -182,6 +184,7 @@ class Stream:
         self.check_dtypes, self.check_remote = check_dtypes, check_remote
         self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
         self.format, self.unit, self.samples = format, unit, samples
+        self.index = index
         self.begins_with_bos, self.ends_with_eos = begins_with_bos, ends_with_eos
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from streampack import (
     Mixing,
@@ -20,10 +21,11 @@ from streampack import (
     Stream,
     World,
 )
+from streampack.cli.app import build_app
 from streampack.errors import ConfigError, DataError
 from streampack.flat import token_file
 from streampack.streams import open_stream
-from streampack.write import write_stream
+from streampack.write import document_ends, write_stream
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.flat import (
@@ -288,3 +290,31 @@ def test_files_of_two_formats_need_a_format(tmp_path: Path) -> None:
     assert open_stream(Stream(local=tmp_path, format="arrow"), 0).num_samples == 10
     with pytest.raises(ConfigError, match="'parquet'"):
         open_stream(Stream(local=tmp_path, format="parquet"), 0)
+
+
+@pytest.mark.parametrize("bos", [None, 5])
+def test_documents_are_found_by_their_eos(
+    bos: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_ends, "PIECE_BYTES", 250)
+    rng = np.random.default_rng(3)
+    documents = [rng.integers(10, 1000, n).astype("uint16") for n in rng.integers(1, 60, 200)]
+    head = [] if bos is None else [bos]
+    inside = [] if bos is None else [7, 11]  # an EOS that no BOS follows
+    whole = [np.concatenate([head, inside, each, [7]]).astype("uint16") for each in documents]
+    tokens = np.concatenate([*whole, [9, 9, 9]]).astype("uint16")
+    (tmp_path / "raw").mkdir()
+    tokens.tofile(tmp_path / "raw" / "part.npy")
+    raw = Stream(local=tmp_path / "raw", tokens_dtype="uint16")
+    with pytest.raises(DataError, match="streampack index FILES --eos-id"):
+        open_stream(raw, 0)
+    arguments = [str(tmp_path / "raw"), "--eos-id", "7", "--tokens-dtype", "uint16"]
+    arguments += ["--out", str(tmp_path / "ends"), *(["--bos-id", "5"] if bos else [])]
+    assert CliRunner().invoke(build_app(), ["index", *arguments]).exit_code == 0
+    indexed = Stream(local=tmp_path / "raw", tokens_dtype="uint16", index=tmp_path / "ends")
+    stream = open_stream(indexed, 0)
+    lengths = [n for shard in range(stream.num_shards) for n in stream.shard_lengths(shard)]
+    assert lengths == [len(each) for each in whole]
+    write_stream(whole, tmp_path / "mds")
+    expected = batches_of(make_dataset(Stream(local=tmp_path / "mds")))
+    assert_same(batches_of(make_dataset(indexed)), expected)
