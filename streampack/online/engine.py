@@ -16,6 +16,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
@@ -33,7 +34,7 @@ from streampack.online.byte_budget import (
     footprint_of,
     format_bytes,
 )
-from streampack.online.even_steps import EvenSteps, Loops
+from streampack.online.even_steps import EvenSteps, Loops, Read, delivered
 from streampack.online.live_queue import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
@@ -187,14 +188,14 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                     "not in torch's workers; iterate with PackedDataLoader, or set num_workers=0"
                 )
             # A worker begins immediately: its state may be requested before its first batch.
-            return self.read_epoch(self.begin())
+            return delivered(self.read_epoch(self.begin()))
         self.check_world()
         if self.plan.steps is not None:
             if self._even_steps is None:
                 self._even_steps = EvenSteps(self.loops, self, self.world, self.counter)
             return self.until_moved(self._even_steps.loop())
         self.ask()
-        return self.until_moved(self.read_epoch())
+        return self.until_moved(delivered(self.read_epoch()))
 
     def until_moved(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
         """Yield batches; a ConfigError follows once a state is loaded or the epoch set."""
@@ -206,14 +207,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 yield batch
                 del batch  # free it before the next one is made
 
-    def read_epoch(self, begun: OnlineIteration | None = None) -> Generator[Any, None, None]:
+    def read_epoch(self, begun: OnlineIteration | None = None) -> Generator[Read, None, None]:
         """Read the next epoch, or the rest of the one in a loaded state, unless one has `begun`."""
         with self.iteration(begun) as iteration:
             for native, state in self.native_batches(iteration):
                 batch = whole(self.convert(native))
-                self.note(iteration, state)
                 del native
-                yield batch
+                yield Read(batch, int(state["epoch"]), partial(self.note, iteration, state))
                 del batch  # free it before the next one is made
             if get_worker_info() is None:  # a worker's epoch may still run in other workers
                 self.note(iteration, None)
@@ -393,19 +393,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.restart(int(state["epoch"]), as_json(state))
         self.loops.go_to(*loop)
 
-    # What `EvenSteps` reads from, with `read_epoch`.
-
     def position(self) -> State:
         """Return the state of this process's own iteration, without a copy or a check."""
         return self.at if self.at is not None else self.next_state(self._own_slice())
-
-    def set_position(self, position: State) -> None:
-        """Let the state be an earlier or later one, without reading."""
-        self.at = position
-
-    def epoch_read(self) -> int:
-        """Return the epoch of the batch last read."""
-        return int(self.position()["epoch"])
 
     def reload(self) -> None:
         """Let `read_epoch` continue where an earlier reading was left."""

@@ -18,9 +18,8 @@ Cost: none with a number of steps; with "equal", see `runtime.step_agreement`. M
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, suppress
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from streampack._checks import read_count
@@ -38,7 +37,6 @@ Steps: TypeAlias = int | Literal["equal"]
 """Steps of a loop: as many on every rank, or until the first rank has delivered its epoch."""
 CHECKS = FieldChecks("the state's loop.")
 MAX_STEP = 2**63 - 1
-_END = object()
 
 
 class LoopPosition(NamedTuple):
@@ -50,23 +48,32 @@ class LoopPosition(NamedTuple):
     """Batches of the loop that were delivered."""
 
 
+class Read(NamedTuple):
+    """A batch that was read."""
+
+    batch: Any
+    epoch: int
+    deliver: Callable[[], None]
+    """Moves the position behind it."""
+
+
 class Reader(Protocol):
     """What a loop reads from: one epoch of the rank after the other."""
 
-    def position(self) -> Any:
-        """Return the position after the batch last read."""
-
-    def set_position(self, position: Any) -> None:
-        """Go back to an earlier position, or on to a later one, without reading."""
-
-    def epoch_read(self) -> int:
-        """Return the epoch of the batch last read."""
-
-    def read_epoch(self) -> Generator[Any, None, None]:
+    def read_epoch(self) -> Generator[Read, None, None]:
         """Read the next epoch, or from a loaded state."""
 
     def reload(self) -> None:
         """Let `read_epoch` continue at the position, if an epoch was left there."""
+
+
+def delivered(reading: Generator[Read, None, None]) -> Generator[Any, None, None]:
+    """Yield the batches of an epoch, and deliver each of them at once."""
+    with closing(reading):
+        for batch, _, deliver in reading:
+            deliver()
+            yield batch
+            del batch  # free it before the next one is made
 
 
 class Loops:
@@ -119,16 +126,6 @@ class Loops:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Held:
-    """A batch that was read and is not delivered."""
-
-    batch: Any
-    after: Any
-    """The reader's position after it."""
-    epoch: int
-
-
 class EvenSteps:
     """Reads a rank's epochs and delivers them in loops."""
 
@@ -140,21 +137,25 @@ class EvenSteps:
         self._reader = reader
         self._world = world
         self._agreement = StepAgreement(world)
-        self._reading: Iterator[Any] | None = None
+        self._reading: Iterator[Read] | None = None
         self._has_read = False  # a batch of the epoch that is being read
-        self._held: _Held | None = None
+        self._held: Read | None = None  # a batch that is not delivered
         self._num_moves = loops.num_moves  # as of these
 
     def loop(self) -> Generator[Any, None, None]:
         """Yield the batches of the next loop; see `StepAgreement` for the errors of other ranks."""
         if self._loops.steps == "equal":
             self._agreement.check()
-        self._follow()
+        if not self._is_current:
+            self._reading = self._held = None
+        if self._reading is None and self._held is None:  # or reading failed
+            self._reader.reload()
+        self._num_moves = self._loops.num_moves
         (epoch, step), has_delivered = self._loops.next, False
         while True:
             if self._has_next(epoch, step):
                 step, has_delivered = step + 1, True
-                yield self._deliver(epoch, step)
+                yield self._deliver(LoopPosition(epoch, step))
             elif step and not has_delivered:
                 # The state was taken after the loop's last batch, so continue with the next one.
                 epoch, step = epoch + 1, 0
@@ -168,21 +169,13 @@ class EvenSteps:
         """Whether no state was loaded and no epoch set since."""
         return self._num_moves == self._loops.num_moves
 
-    def _follow(self) -> None:
-        """Begin to read elsewhere if a state was loaded or an epoch set, or reading failed."""
-        if not self._is_current:
-            self._reading = self._held = None
-        if self._reading is None and self._held is None:
-            self._reader.reload()
-        self._num_moves = self._loops.num_moves
-
-    def _deliver(self, epoch: int, step: int) -> Any:
+    def _deliver(self, at: LoopPosition) -> Any:
         held, self._held = self._held, None
         if held is None:
             raise RuntimeError("no batch was read")
         if self._is_current:
-            self._reader.set_position(held.after)
-            self._loops.at, self._loops.next = LoopPosition(epoch, step), LoopPosition(epoch + 1, 0)
+            held.deliver()
+            self._loops.at, self._loops.next = at, LoopPosition(at.epoch + 1, 0)
         return held.batch
 
     def _has_next(self, epoch: int, step: int) -> bool:
@@ -209,26 +202,23 @@ class EvenSteps:
 
     def _read(self, last_epoch: int | None) -> bool:
         """Read the next batch, unless one is held; return whether its epoch belongs to the loop."""
-        reader, num_empty = self._reader, 0
+        num_empty, loops = 0, self._loops
         while self._held is None:
             if self._reading is None:
                 if last_epoch is not None and self._counter.next_epoch > last_epoch:
                     return False
-                self._reading, self._has_read = close_at_exit(reader.read_epoch()), False
-            before, moves = reader.position(), self._loops.num_moves
+                self._reading, self._has_read = close_at_exit(self._reader.read_epoch()), False
             reading, self._reading = self._reading, None  # it stays so if reading fails
-            batch = next(reading, _END)
-            self._num_moves += self._loops.num_moves - moves  # by the reading itself
-            if batch is not _END:
-                self._held = _Held(batch, reader.position(), reader.epoch_read())
+            moves = loops.num_moves
+            self._held = next(reading, None)
+            self._num_moves += loops.num_moves - moves  # by the reading itself
+            if self._held is not None:
                 self._reading, self._has_read = reading, True
-                if self._is_current:
-                    reader.set_position(before)
-                continue
+                break
             num_empty += not self._has_read
-            if last_epoch is None and num_empty >= self._loops.most_empty:
+            if last_epoch is None and num_empty >= loops.most_empty:
                 raise DataError(
-                    f"steps={self._loops.steps}: rank {self._world.rank} has no batch in a whole "
+                    f"steps={loops.steps}: rank {self._world.rank} has no batch in a whole "
                     "epoch, so it can take no steps; give each rank and worker at least batch_size "
                     "packs of samples, use fewer workers, or set Mixing(epoch_end='pad')"
                 )

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
@@ -25,8 +26,8 @@ from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError
-from streampack.online.engine import OnlineEngine
-from streampack.online.even_steps import EvenSteps
+from streampack.online.engine import OnlineEngine, OnlineIteration
+from streampack.online.even_steps import EvenSteps, Read, delivered
 from streampack.online.state import LoaderPosition, as_json, read_position
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
@@ -45,8 +46,6 @@ class _InTransit:
     state: State
 
 
-# With the workers' latest states, for the statistics.
-PositionAndStates = tuple[LoaderPosition, list[State | None]]
 Start = tuple[LoaderPosition | None, int]  # a position, or None: the start of this epoch
 Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
 
@@ -168,7 +167,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     def _deliver(self, number: int) -> Generator[Any, None, None]:
         # Not in iter(): some trainers call it only to test for support, and drop the result.
         self._check_turn(number)
-        batches = self._loop() if self.engine.plan.steps else self.read_epoch()
+        batches = self._loop() if self.engine.plan.steps else delivered(self.read_epoch())
         for batch in self.engine.until_moved(batches):
             yield batch
             del batch  # free it before the next one is made
@@ -181,12 +180,12 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             self._even_steps = EvenSteps(engine.loops, reader, engine.world, engine.counter)
         return self._even_steps.loop()
 
-    def read_epoch(self) -> Generator[Any, None, None]:
+    def read_epoch(self) -> Generator[Read, None, None]:
         """Read the next epoch of this rank, or from the loaded state."""
         read = OnlineLoading._from_workers if self.num_workers else OnlineLoading._from_here
         return read(weakref.proxy(self))
 
-    def _from_here(self) -> Generator[Any, None, None]:
+    def _from_here(self) -> Generator[Read, None, None]:
         engine = self.engine
         is_ahead = self._ahead > 1 and self._options.prefetch_threads
         read = engine.read_ahead if is_ahead else engine.native_batches
@@ -194,13 +193,15 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             for native, state in read(iteration, self._ahead):
                 batch = engine.convert(self._pinned(native), self._ahead)
                 del native
-                self._flows = [state["flow"]]
-                engine.note(iteration, state)
-                yield batch
+                yield Read(batch, int(state["epoch"]), partial(self._note, iteration, state))
                 del batch  # free it before the next one is made
             engine.note(iteration, None)
 
-    def _from_workers(self) -> Generator[Any, None, None]:
+    def _note(self, iteration: OnlineIteration, state: State) -> None:
+        self._flows = [state["flow"]]
+        self.engine.note(iteration, state)
+
+    def _from_workers(self) -> Generator[Read, None, None]:
         engine, start, num_batches = self.engine, self._start, 0
         before = at = self._next()
         try:
@@ -209,15 +210,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 del native
                 batch = engine.convert(self._pinned(batch), self._ahead)
                 at = at.after(worker, told.state)
-                self._flows = at.flows
-                if not num_batches:
-                    engine.move_away()
-                    self._num_moves = engine.loops.num_moves
                 num_batches += 1
-                # Set last: an interrupt comes before this, or after the caller has the batch.
-                if self._num_moves == engine.loops.num_moves:
-                    self._at = at
-                yield batch
+                yield Read(batch, at.epoch, partial(self._move_to, at, is_first=num_batches == 1))
                 del batch  # free it before the next one is made
             if start is None and not num_batches:
                 engine.check_drops(at.epoch)
@@ -235,6 +229,15 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             # The state was taken after the epoch's last batch, so continue with the next epoch.
             yield from self.read_epoch()
 
+    def _move_to(self, at: LoaderPosition, *, is_first: bool) -> None:
+        self._flows = at.flows
+        if is_first:
+            self.engine.move_away()
+            self._num_moves = self.engine.loops.num_moves
+        # Set last: an interrupt comes before this, or after the caller has the batch.
+        if self._num_moves == self.engine.loops.num_moves:
+            self._at = at
+
     def _undo(self, before: LoaderPosition) -> None:
         """Restore the position from before a failed start."""
         flows, loops = self._flows, self.engine.loops
@@ -244,24 +247,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         loops.at, loops.next = at, following
         self._flows = flows
         self._end_workers()
-
-    # What `EvenSteps` reads from, with `read_epoch`.
-
-    def epoch_read(self) -> int:
-        """Return the epoch of the batch last read."""
-        return self._position().epoch
-
-    def position(self) -> PositionAndStates:
-        """Return the position after the batch last read."""
-        return self._position(), self._flows
-
-    def set_position(self, position: PositionAndStates) -> None:
-        """Go to a position without reading."""
-        at, self._flows = position
-        if self.num_workers:
-            self._at = at
-        else:
-            self.engine.set_position(at.states[0])
 
     def reload(self) -> None:
         """Let `read_epoch` continue at the position, if an epoch was left there."""
