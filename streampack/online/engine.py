@@ -12,7 +12,6 @@ Cost: see `online.dataset`.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -35,12 +34,14 @@ from streampack.online.byte_budget import (
     format_bytes,
 )
 from streampack.online.even_steps import EvenSteps, Loops, Read, delivered
+from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.live_queue import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
-from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
+from streampack.online.source_slice import SourceSlice, most_empty_passes
 from streampack.online.source_view import source_view
 from streampack.online.state import as_json, check_state, flow_fingerprint, worker_state
+from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.prefetch_thread import prefetched
 from streampack.runtime.rank_digest import RankView
@@ -53,7 +54,6 @@ from streampack.world import World
 
 # Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
 SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
-TOKENIZER_SWITCH = "TOKENIZERS_PARALLELISM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,11 +72,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     `context` is the slice of each row that this rank gets; None: whole rows.
     """
 
-    ROLLED_BACK: ClassVar[tuple[str, ...]] = (
-        *ResumableRun.ROLLED_BACK,
-        "_start",
-        "_has_moved_away",
-    )
+    ROLLED_BACK: ClassVar = (*ResumableRun.ROLLED_BACK, "_start", "_has_moved_away")
 
     def __init__(
         self,
@@ -222,7 +218,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         info, worker_slice = get_worker_info(), self._own_slice()
         max_prefetch(self.buffers, self.footprint(info.num_workers if info else 0), 1)
         if info is not None:
-            self._limit_tokenizer_threads()
+            limit_tokenizer_threads(self.plan.streams)
         if self._reading is not None:
             self._reading.close()  # its thread would continue to read from the same sources
             self._reading = None
@@ -236,17 +232,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self._has_moved_away = False
         self.at = start or self._state_at_start(epoch, worker_slice)
         return iteration
-
-    def _limit_tokenizer_threads(self) -> None:
-        """Keep tokenizers to one thread in this worker, unless the user has decided.
-
-        The workers provide the parallelism: tokenizer threads in each would only compete. The
-        tokenizers library knows no other switch than this variable, which it reads from the C
-        environment. `os.environ` and the processes that a source starts do not see it.
-        """
-        has_tokenizer = any(stream.tokenizer is not None for stream in self.plan.streams)
-        if has_tokenizer and TOKENIZER_SWITCH not in os.environ:
-            os.putenv(TOKENIZER_SWITCH, "false")
 
     @property
     def _unused_start(self) -> State | None:

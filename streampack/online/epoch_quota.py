@@ -31,7 +31,8 @@ from streampack.mix import (
     exact_share,
     resolve_weights,
 )
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
+from streampack.online.worker_slice import WorkerSlice
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import is_one_shot, num_items
 

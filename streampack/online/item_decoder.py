@@ -11,7 +11,8 @@ Cost: about 0.1 us per array in a group of arrays, else 1 us, plus the tokenizer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+import os
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from streampack.streams.source_traits import own_copy
 from streampack.streams.tokenization import encode_texts
 from streampack.types import Int64Array
 
+TOKENIZER_SWITCH = "TOKENIZERS_PARALLELISM"
 NDIM_OF, DTYPE_OF = attrgetter("ndim"), attrgetter("dtype")
 
 
@@ -179,6 +181,18 @@ class ItemDecoder:
                 f"{self._stream.where(number)}: the tokenizer raised {type(error).__name__}: "
                 f"{error}; fix the text or set on_bad_sample='skip'"
             )
+
+
+def limit_tokenizer_threads(streams: Iterable[IterableStream]) -> None:
+    """Keep tokenizers to one thread in this worker, unless the user has decided.
+
+    The workers provide the parallelism: tokenizer threads in each would only compete. The
+    tokenizers library knows no other switch than this variable, which it reads from the C
+    environment. `os.environ` and the processes that a source starts do not see it.
+    """
+    has_tokenizer = any(stream.tokenizer is not None for stream in streams)
+    if has_tokenizer and TOKENIZER_SWITCH not in os.environ:
+        os.putenv(TOKENIZER_SWITCH, "false")
 
 
 def are_integer_rows(values: Sequence[Any]) -> bool:

@@ -35,8 +35,9 @@ from streampack.online.plan import FlowPlan
 from streampack.online.restore import changed_source, check_packs, key_of
 from streampack.online.sample_store import SampleStore
 from streampack.online.samples import Columns, SampleKey
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_mixer import StreamMixer
+from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, PASS, SAMPLE, TOKENS, Int64Array, Packs, State
 

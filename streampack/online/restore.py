@@ -14,7 +14,7 @@ Cost: that of reading up to the state's position, and of encoding the samples.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,18 +37,19 @@ SAME_SAMPLES = (
 
 
 def read_again(
-    slice_: SourceSlice, position: tuple[int, int], base: State, wanted: Collection[tuple[int, int]]
-) -> list[tuple[int, int, Any]]:
-    """Move a slice to a position; return the pass, number and item of the wanted samples.
+    slice_: SourceSlice, position: tuple[int, int], base: State, wanted: Sequence[tuple[int, int]]
+) -> list[Any]:
+    """Move a slice to a position; return the wanted items.
 
     A position is a pass, and the items taken of it; a wanted sample is a pass and a number. Unless
-    the source has an index, it is read from `base` on; see `SourceSlice.base`.
+    the source has an index, it is read from `base` on; see `SourceSlice.base`. A DataError names a
+    sample that is not there.
     """
     if slice_.has_index:
         slice_.begin(*position)
-        return [(pass_, number, own_copy(slice_.get(number))) for pass_, number in wanted]
+        return [own_copy(slice_.get(number)) for _, number in wanted]
     slice_.resume(base)
-    found: list[tuple[int, int, Any]] = []
+    missing, found = set(wanted), {}
     while (slice_.pass_, slice_.taken) < position:
         items = slice_.read()
         if items is None:
@@ -59,9 +60,41 @@ def read_again(
                     f"the source gave {slice_.taken}{SAME_SAMPLES}"
                 )
             slice_.begin(slice_.pass_ + 1)
-        elif (items.pass_, items.numbers[0]) in wanted:
-            found.append((items.pass_, items.numbers[0], own_copy(items.values[0])))
-    return found
+        elif (key := (items.pass_, items.numbers[0])) in missing:
+            missing.remove(key)
+            found[key] = own_copy(items.values[0])
+    for pass_, number in sorted(missing):
+        raise DataError(
+            f"stream {slice_.name!r}: the state holds sample {number} of pass {pass_}, which the "
+            f"source does not give again{SAME_SAMPLES}"
+        )
+    return [found[key] for key in wanted]
+
+
+def check_position(
+    name: str,
+    position: tuple[int, int],
+    most: tuple[int, int],
+    base: State | None,
+    oldest: tuple[int, int],
+) -> None:
+    """Refuse an impossible position in a stream: replaying up to it might never end.
+
+    `most` are the largest pass and number of items; `oldest` is the position of the first sample
+    that is held.
+    """
+    (pass_, taken), (most_passes, most_items) = position, most
+    if taken > most_items or pass_ > most_passes:
+        raise ResumeError(
+            f"stream {name!r}: the state is {taken} samples into pass {pass_}, but took only "
+            f"{most_items} or fewer; {UNCHANGED}"
+        )
+    begin = oldest if base is None else (base["pass"], base["taken"])
+    if begin > oldest or begin[0] != oldest[0]:
+        raise ResumeError(
+            f"stream {name!r}: the state resumes from {begin[1]} samples into pass {begin[0]}, but "
+            f"its oldest sample is {oldest[1]} into pass {oldest[0]}; {UNCHANGED}"
+        )
 
 
 def key_of(address: Sequence[int] | Int64Array) -> SampleKey:

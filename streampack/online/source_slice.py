@@ -24,13 +24,13 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
+from streampack.online.worker_slice import WorkerSlice
 from streampack.rng import permutation
 from streampack.streams.source_traits import (
     has_index,
@@ -48,35 +48,6 @@ MOST_EMPTY_PASSES = 100
 TABLE_ROWS = 16  # of a Hugging Face table, read together
 
 Own: TypeAlias = Callable[[Any], tuple[Any, int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSlice:
-    """One worker's position among all ranks and workers."""
-
-    device: int = 0
-    """Number of the rank, among those that get distinct batches."""
-    num_devices: int = 1
-    worker: int = 0
-    num_workers: int = 1
-
-    @property
-    def index(self) -> int:
-        """Number of this slice, over all ranks and workers."""
-        return self.device * self.num_workers + self.worker
-
-    @property
-    def num_slices(self) -> int:
-        """Number of slices."""
-        return self.num_devices * self.num_workers
-
-    def num_of(self, total: int) -> int:
-        """Return this slice's share of `total` items dealt round-robin.
-
-        >>> [WorkerSlice(worker=worker, num_workers=3).num_of(8) for worker in range(3)]
-        [3, 3, 2]
-        """
-        return -(-max(total - self.index, 0) // self.num_slices)
 
 
 def most_empty_passes(source: object, *, is_sharded: bool) -> int:

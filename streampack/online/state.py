@@ -24,7 +24,7 @@ import numpy as np
 from streampack._state import MAX_EPOCH, FieldChecks, field_difference, saved_fingerprint
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan
-from streampack.online.source_slice import WorkerSlice
+from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.stats import COUNTED, TOKENS
 from streampack.types import Packs, State
 

@@ -20,8 +20,9 @@ from streampack.mix import Deficits
 from streampack.mix.deficit import num_served
 from streampack.online.plan import FlowPlan
 from streampack.online.samples import Columns
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_sampler import LENGTH_AT, NUMBER_AT, PASS_AT, StreamSampler
+from streampack.online.worker_slice import WorkerSlice
 from streampack.types import PASS, SAMPLE, STREAM, TOKENS, Int64Array
 
 

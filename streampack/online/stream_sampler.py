@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streampack.config import Packing
-from streampack.errors import DataError, ResumeError
+from streampack.errors import DataError
 from streampack.online.epoch_quota import WorkerQuota
 from streampack.online.item_decoder import Decoded, ItemDecoder, has_invalid_values
-from streampack.online.restore import SAME_SAMPLES, read_again
+from streampack.online.restore import SAME_SAMPLES, check_position, read_again
 from streampack.online.samples import Columns, SampleKey
 from streampack.online.source_slice import Items, SourceSlice
 from streampack.pack import fit_samples
@@ -347,28 +347,6 @@ class StreamSampler:
         positions = [(pass_, number // num_slices) for _, pass_, number in held]
         return min([self.position[:2], *positions])
 
-    def _check_position(self, epoch: int, base: State | None, held: Iterable[SampleKey]) -> None:
-        """Refuse an impossible position: replaying up to it might never end."""
-        # At least one sample was taken from every pass, except the one in which the epoch began.
-        skipped = self._quota.skipped or 0
-        pass_, taken, amount, bad = self.position
-        most = max(epoch, skipped) + 1 + skipped + amount + bad
-        if taken > most or pass_ > most * self._slice.most_empty_passes:
-            raise ResumeError(
-                f"stream {self._name!r}: the state is {taken} samples into pass "
-                f"{pass_}, but took only {amount} in epoch {epoch}; load what "
-                "state_dict() returned, unchanged"
-            )
-        if base is None:
-            return
-        first, begin = self._oldest(held), (base["pass"], base["taken"])
-        if begin > first or begin[0] != first[0]:
-            raise ResumeError(
-                f"stream {self._name!r}: the state resumes from {begin[1]} samples into pass "
-                f"{begin[0]}, but its oldest sample is {first[1]} into pass {first[0]}; load what "
-                "state_dict() returned, unchanged"
-            )
-
     def load_state_dict(
         self, state: State, epoch: int, quota: WorkerQuota, held: Sequence[SampleKey]
     ) -> tuple[Int64Array, Columns]:
@@ -390,17 +368,15 @@ class StreamSampler:
                 f"stream {self._name!r}: its source has {self._slice.indexed_size} samples, but "
                 f"had {state['size']} when the state was saved{SAME_SAMPLES}"
             )
-        self._check_position(epoch, state["base"], held)
-        wanted = {(pass_, number) for _, pass_, number in held}
-        items = read_again(self._slice, self.position[:2], state["base"], wanted)
-        found = {(pass_, number): item for pass_, number, item in items}
-        for _, pass_, number in held:
-            if (pass_, number) not in found:
-                raise DataError(
-                    f"stream {self._name!r}: the state holds sample {number} of pass {pass_}, "
-                    f"which the source does not give again{SAME_SAMPLES}"
-                )
-        values = [found[pass_, number] for _, pass_, number in held]
+        pass_, taken, amount, bad = self._at
+        # At least one sample was taken from every pass, except the one in which the epoch began.
+        skipped = quota.skipped or 0
+        most = max(epoch, skipped) + 1 + skipped + amount + bad
+        passes = most * self._slice.most_empty_passes
+        base, oldest = state["base"], self._oldest(held)
+        check_position(self._name, (pass_, taken), (passes, most), base, oldest)
+        wanted = [(pass_, number) for _, pass_, number in held]
+        values = read_again(self._slice, self._at[:2], base, wanted)
         if not values:
             return rows, self._decoder.columns([])
         numbers = rows[:, 2].tolist()

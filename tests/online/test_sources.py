@@ -22,7 +22,8 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
+from streampack.online.worker_slice import WorkerSlice
 from tests.helpers.builders import write_stream_files
 from tests.helpers.iterables import Again, WithState, pieces, rows_of, same
 from tests.helpers.words import words

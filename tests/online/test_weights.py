@@ -25,8 +25,9 @@ from streampack import (
     World,
 )
 from streampack.online.epoch_quota import epoch_amounts
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_sampler import NUMBER_AT, StreamSampler
+from streampack.online.worker_slice import WorkerSlice
 from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, pieces, rows_of
 
