@@ -33,7 +33,8 @@ def chat_dataset(
         rows: A list, a table of pandas or pyarrow, a `Dataset` of Hugging Face, or the path of
             files.
         tokenizer: A tokenizer of transformers with a chat template, or the path of one.
-        packing: How samples share packs.
+        packing: How samples share packs. With ``overflow="truncate"``, a conversation that is cut
+            before its first target is left out.
         chat: See `Stream`.
         name: See `Stream`.
         local: See `Stream`.
@@ -44,5 +45,11 @@ def chat_dataset(
         ConfigError: If the arguments cannot work together.
         DataError: If a row is not a conversation.
     """
+    if packing.overflow == "truncate":  # what is cut before its first target is left out
+        named = {} if chat is True else {"chat": chat}
+        chat = {
+            "max_seq_len": packing.max_seq_len,
+            **(chat if isinstance(chat, Mapping) else named),
+        }
     stream = Stream(rows=rows, tokenizer=tokenizer, chat=chat, name=name, local=local)
     return PackedStreamingDataset([stream], packing=packing, **arguments)

@@ -146,7 +146,7 @@ def text_of(content: Any) -> Any:
 
 
 def printed_parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what a template must print of a response besides its answer: each kind and text."""
+    """Yield the kind and text of what a template must print of a response, except its answer."""
     found = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
     content = text_of(message.get("content"))
     if isinstance(content, str) and "</think>" in content:

@@ -20,7 +20,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -112,7 +112,7 @@ class Rendering:
         )
         spans = self._located(learned, template, is_prompted)
         target = self.text[slice(*spans[-1])]
-        if not target.rstrip().endswith(self._special_tokens()):
+        if not target.rstrip().endswith(self._special_tokens):
             end = _end_of_turn(self._tokenizer, self._options, template)
             if not (end and target.endswith(end)):
                 _warn_of_no_end(template, target[-40:])
@@ -238,8 +238,9 @@ class Rendering:
     def _num_to_learn(self, added: str) -> int:
         """Return the characters up to the end-of-turn token, without line breaks after it."""
         kept = added.rstrip()
-        return len(kept if kept.endswith(self._special_tokens()) else added)
+        return len(kept if kept.endswith(self._special_tokens) else added)
 
+    @cached_property
     def _special_tokens(self) -> tuple[str, ...]:
         tokens = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         return tuple(token.content for token in tokens if token.special and token.content)

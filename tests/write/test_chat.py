@@ -24,6 +24,7 @@ from streampack import (
     PackedStreamingDataset,
     Packing,
     Stream,
+    chat_dataset,
 )
 from streampack.errors import ConfigError, DataError
 from streampack.write import ChatEncoder, ChatSamples, chat_spans, write_stream
@@ -849,6 +850,19 @@ def test_packs_of_a_stream_and_on_the_fly_have_labels_at_the_responses_alone(
     on_the_fly = labels_of(PackedIterableDataset([source], packing=packing, batch_size=2))
     assert max(place for _, place in expected) > max_seq_len, "no sample is cut"
     assert planned == on_the_fly == expected
+
+
+@pytest.mark.parametrize("chat", [True, "messages", {"train_on": "each_response"}])
+def test_prompts_that_are_cut_before_a_target_are_left_out_not_packed(tmp_path, chat) -> None:
+    rows = [{"messages": say("hello " * 40, "fine")}, {"messages": say("hello", "fine")}]
+    found = {}
+    for overflow in ("truncate", "split"):
+        packing = Packing(max_seq_len=32, overflow=overflow)  # type: ignore[arg-type]
+        dataset = chat_dataset(
+            rows, tokenizer_of(), packing=packing, chat=chat, local=tmp_path, batch_size=1
+        )
+        found[overflow] = {sample for sample, _ in labels_of(dataset)}
+    assert found == {"truncate": {0}, "split": {0, 1}}
 
 
 def test_hugging_face_datasets_map_their_rows(tmp_path: Path) -> None:
