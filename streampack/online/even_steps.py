@@ -68,7 +68,7 @@ class Reader(Protocol):
 
 
 def delivered(reading: Generator[Read, None, None]) -> Generator[Any, None, None]:
-    """Yield the batches of an epoch, and deliver each of them at once."""
+    """Yield the batches of an epoch, and deliver each one first."""
     with closing(reading):
         for batch, _, deliver in reading:
             deliver()
