@@ -302,7 +302,8 @@ def test_documents_are_found_by_their_eos(
     head = [] if bos is None else [bos]
     inside = [] if bos is None else [7, 11]  # an EOS that no BOS follows
     whole = [np.concatenate([head, inside, each, [7]]).astype("uint16") for each in documents]
-    tokens = np.concatenate([*whole, [9, 9, 9]]).astype("uint16")
+    tail = [9, 9, 9] if bos is None else []  # with a BOS it would belong to the last document
+    tokens = np.concatenate([*whole, tail]).astype("uint16")
     (tmp_path / "raw").mkdir()
     tokens.tofile(tmp_path / "raw" / "part.npy")
     raw = Stream(local=tmp_path / "raw", tokens_dtype="uint16")
