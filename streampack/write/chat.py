@@ -9,7 +9,7 @@ Every response of a conversation is a target, in one pass over it::
 token is a target if any of its characters is.
 
 Templates that print a turn otherwise once another follows have no such mask. There, every response
-becomes a sample of its own, which ends with it.
+becomes a sample that ends with it.
 
 Cost: one tokenizer call a sample, and a few renderings of the template for each response, see
 `chat_spans`.
@@ -27,8 +27,8 @@ import numpy.typing as npt
 from streampack._checks import check_choice, read_count
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
-from streampack.write.chat_rows import RESPONSE, Conversation, Messages, read_row
-from streampack.write.chat_spans import Rendering, TargetSpans, in_form
+from streampack.write.chat_rows import RESPONSE, Conversation, read_row
+from streampack.write.chat_spans import Rendering, TargetSpans, rendered
 
 TrainOn = Literal["responses", "last_response", "each_response", "all"]
 
@@ -140,16 +140,14 @@ class ChatEncoder:
         chat = read_row(conversation)
         learned = self._learned(chat)
         options = {"chat_template": self.chat_template, **self.template_kwargs, **chat.options}
-        messages = in_form(self.tokenizer, chat.messages, options)
+        whole = rendered(self.tokenizer, chat.messages, options)
         if self.train_on == "each_response" and learned:
-            return [self._sample(messages[: n + 1], [n], options) for n in learned]
-        return [self._sample(messages, learned, options)]
+            prefixes = ((n, whole.messages[: n + 1]) for n in learned)
+            return [self._sample(Rendering(self.tokenizer, p, options), [n]) for n, p in prefixes]
+        return [self._sample(whole, learned)]
 
-    def _sample(
-        self, messages: Messages, learned: Sequence[int], options: Mapping[str, Any]
-    ) -> dict[str, IntArray]:
-        """Return the sample of all these messages, of which some responses are learned."""
-        rendering = Rendering(self.tokenizer, messages, options)
+    def _sample(self, rendering: Rendering, learned: Sequence[int]) -> dict[str, IntArray]:
+        """Return the sample of a rendering, of which some responses are learned."""
         is_prompted = self.train_on == "each_response"
         spans = rendering.spans(learned, is_prompted=is_prompted)
         wants_spans = self.train_on != "all"

@@ -78,7 +78,7 @@ def read_row(row: Any) -> Conversation:
     """
     if not isinstance(row, Mapping):
         return _conversation(_messages(row), {})
-    row = {name: value for name, value in row.items() if not _is_null(value)}
+    row = {str(name): value for name, value in row.items() if not _is_null(value)}
     _refuse_unknown(row, "the row", ("system", "tools"), OF_MARKS, OF_ROWS)
     withheld: set[int] = set()
     if name := next((name for name in LISTS if name in row), None):
@@ -106,7 +106,12 @@ def read_row(row: Any) -> Conversation:
                 f"the row's system={repr(system)[:60]} differs from its first message, which is a "
                 "system message too; remove one of them"
             )
-    options = dict(_clean(_parsed(row.get("chat_template_kwargs"))) or {})
+    options = _clean(_parsed(row.get("chat_template_kwargs"))) or {}
+    if not isinstance(options, dict):
+        raise DataError(
+            f"chat_template_kwargs={repr(options)[:60]} must be an object, such as "
+            "{'enable_thinking': False}; write it so, or remove it"
+        )
     tools = _parsed(row.get("tools"))
     if isinstance(tools, str) and tools:
         raise DataError(

@@ -39,27 +39,27 @@ ANSWER = "Fine."
 SHORT_CHAT = [{"role": "user", "content": "Well?"}, {"role": RESPONSE, "content": ANSWER}]
 
 
-def in_form(tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> Messages:
-    """Return the messages in the form that the template prints: see `forms_of`.
+def rendered(tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> Rendering:
+    """Return the rendering of messages in the form that the template prints: see `forms_of`.
 
-    If it prints none of them whole, they are as they were. A DataError says that it rejects all.
+    If it prints no form whole, they are as they were. A DataError says that it rejects all.
     """
-    rendered: list[Messages] = []
+    found: list[Rendering] = []
     first_error = None
     for form in forms_of(messages):
         try:
-            text = Rendering(tokenizer, form, options).text
+            rendering = Rendering(tokenizer, form, options)
         except DataError as error:
             if type(error.__cause__).__name__ == "TemplateError":  # its own raise_exception()
                 raise
             first_error = first_error or error
             continue
-        if _has_contents(text, form):
-            return form
-        rendered.append(form)
-    if not rendered and first_error:
+        if _has_contents(rendering.text, form):
+            return rendering
+        found.append(rendering)
+    if not found and first_error:
         raise first_error
-    return rendered[0]
+    return found[0]
 
 
 def _has_contents(text: str, messages: Messages) -> bool:
@@ -79,7 +79,7 @@ class Rendering:
 
     def __init__(self, tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
-        self._messages = messages
+        self.messages = messages
         self._options = options
         self.text = self._render(len(messages))
 
@@ -87,11 +87,11 @@ class Rendering:
         try:
             # As a batch of one: otherwise transformers rejects an empty conversation.
             [text] = self._tokenizer.apply_chat_template(
-                [self._messages[:num_messages]], tokenize=False, **{**self._options, **options}
+                [self.messages[:num_messages]], tokenize=False, **{**self._options, **options}
             )
         except Exception as error:  # a template can raise anything
             raise DataError(
-                f"the chat template cannot render {num_messages} of {len(self._messages)} messages "
+                f"the chat template cannot render {num_messages} of {len(self.messages)} messages "
                 f"({type(error).__name__}: {error}); fix the conversation or leave it out"
             ) from error
         return str(text)
@@ -132,35 +132,35 @@ class Rendering:
         # Not `return_assistant_tokens_mask`, which in transformers 4.57 has two defects. If the
         # last character of a span has several tokens, as an emoji may, all but the first are left
         # out. If it is in no token, everything after the span is unmasked.
-        text, spans = _cut_signs(self._render(len(self._messages), chat_template=template))
+        text, spans = _cut_signs(self._render(len(self.messages), chat_template=template))
         if text != self.text:
             raise ConfigError(
                 "the chat template changes text that it marked with {% generation %}, so its "
                 "position is unknown; put the markers around text that is printed unchanged"
             )
-        responses = [n for n, m in enumerate(self._messages) if m.get("role") == RESPONSE]
+        responses = [n for n, m in enumerate(self.messages) if m.get("role") == RESPONSE]
         if learned != responses:
-            ends = dict(pairwise([*responses, len(self._messages)]))
+            ends = dict(pairwise([*responses, len(self.messages)]))
             count = partial(self._num_marked, template=template, total=len(spans))
             spans = [span for n in learned for span in spans[count(n) : count(ends[n])]]
         if not spans:
             raise ConfigError(
                 "the chat template has {% generation %} markers, but none in messages "
-                f"{learned[0]} to {len(self._messages) - 1}, which hold responses to train on; put "
+                f"{learned[0]} to {len(self.messages) - 1}, which hold responses to train on; put "
                 "them around what it prints for each"
             )
         return spans
 
     def _num_marked(self, num_messages: int, template: str, total: int) -> int:
         """Return the number of marked spans in the first messages; `total` are in all of them."""
-        if num_messages in (0, len(self._messages)):
+        if num_messages in (0, len(self.messages)):
             return total if num_messages else 0
         return len(_cut_signs(self._render(num_messages, chat_template=template))[1])
 
     def _added_by(self, response: int, is_prompted: bool) -> tuple[int, int]:
         """Return the span that a message adds after the previous text and its response header."""
         before = self._render(response, add_generation_prompt=True)
-        later = self._messages[response + 1 :]
+        later = self.messages[response + 1 :]
         until = self._render(response + 1) if later else self.text
         begin = self._begin_of(response, before, until, is_prompted)
         if begin is None and is_prompted and (added := self._after_prompt(response, before)):
@@ -172,7 +172,7 @@ class Rendering:
             if not is_last:
                 way_out = f"pass train_on='each_response' or 'last_response', or {way_out[5:]}"
             raise ConfigError(
-                f"message {response} of {len(self._messages)}: the chat template prints it, or the "
+                f"message {response} of {len(self.messages)}: the chat template prints it, or the "
                 "messages before it, differently at the end of a conversation or with a generation "
                 "prompt (as templates do that strip the reasoning of earlier turns), so its "
                 f"position is unknown; {way_out}"
@@ -187,7 +187,7 @@ class Rendering:
         `before` is the prompt. It may part from `until` in what the generation prompt adds.
         """
         begin = _num_shared(before, until)
-        content = text_of(self._messages[response].get("content"))
+        content = text_of(self.messages[response].get("content"))
         is_text = isinstance(content, str)
         if begin == len(before) and (not is_text or _begins(until[begin:], content)):
             return begin
@@ -198,7 +198,7 @@ class Rendering:
             if is_prompted and self._render(1) != self._render(1, add_generation_prompt=True):
                 return begin
             raise ConfigError(
-                f"message {response} of {len(self._messages)}: the chat template prints "
+                f"message {response} of {len(self.messages)}: the chat template prints "
                 f"{until[begin:][:40]!r} for it, but nothing for add_generation_prompt=True, so "
                 "the end of its header is unknown; pass chat_template= with {% generation %} "
                 "markers or a generation prompt"
@@ -217,7 +217,7 @@ class Rendering:
         """
         end = before[_num_shared(self._render(response), before) :]
         asked, content = (
-            text_of(self._messages[number].get("content")) for number in (response - 1, response)
+            text_of(self.messages[number].get("content")) for number in (response - 1, response)
         )
         if not end and isinstance(asked, str) and asked.strip():
             end = "".join(before.rpartition(asked.strip())[1:])
@@ -226,10 +226,10 @@ class Rendering:
         return added if is_whole and added != self.text else ""
 
     def _check_printed(self, response: int, target: str) -> None:
-        for kind, text in printed_parts(self._messages[response]):
+        for kind, text in printed_parts(self.messages[response]):
             if text not in target:
                 raise ConfigError(
-                    f"message {response} of {len(self._messages)}: the chat template leaves out "
+                    f"message {response} of {len(self.messages)}: the chat template leaves out "
                     f"its {kind}, {text[:40]!r}, so it would not be learned; set an option of the "
                     "template that keeps it with template_kwargs=, pass chat_template= with one "
                     f"that prints it, or remove the {kind} from the data"
@@ -249,7 +249,7 @@ class Rendering:
 def _end_of_turn(tokenizer: Any, options: Mapping[str, Any], template: str) -> str:
     """Return what the template puts after a response; "" if it rejects a short conversation."""
     with suppress(ConfigError, DataError):
-        short = Rendering(tokenizer, in_form(tokenizer, SHORT_CHAT, options), options)
+        short = rendered(tokenizer, SHORT_CHAT, options)
         begin, end = short._located([1], template)[-1]
         return short.text[begin:end].rpartition(ANSWER)[2].lstrip(" ")
     return ""

@@ -769,6 +769,7 @@ def test_templates_that_hide_where_a_response_lies_are_refused(
         ({"text": "hello"}, "a row with 'text' holds no conversation"),
         ([{"text": "hello"}], "message 0 has 'text', but must have role"),
         ([{"from": "humans", "value": "a"}], "message 0 is from 'humans', .* mean 'human'"),
+        ({"messages": say("a"), "chat_template_kwargs": "x"}, "'x' must be an object, such as"),
         ([{"role": "user", "content": 7}], r"cannot render 1 of 1 messages \(TypeError"),
     ],
 )
