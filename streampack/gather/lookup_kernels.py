@@ -33,7 +33,7 @@ def _at_or_below(sorted_numbers: Int64Array, low: int, high: int, number: int) -
     return low
 
 
-@compiled
+@kernel_holding_gil
 def find_shards(
     segments: Int64Array, bases: Int64Array, first_samples: Int64Array, shards: Int64Array
 ) -> int:
