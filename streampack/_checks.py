@@ -2,7 +2,7 @@
 
 ::
 
-    max_seq_len=2048.0     read_count     2048
+    num_ranks=8.0          read_count     8
     epoch_size="10k"       parse_count    10000
     cache_limit="1.5kb"    parse_bytes    1536
     method="exactfit"      check_choice   ConfigError: ... did you mean 'exact_fit'?
@@ -64,8 +64,8 @@ def read_integer(name: str, value: Any, way_out: str, least: int | None = None) 
 
     Ints, numpy integers and floats such as 1e4 are integral. Bools, text and 10.5 are not.
 
-    >>> read_integer("max_seq_len", 2048.0, "write 2048")
-    2048
+    >>> read_integer("num_ranks", 8.0, "write 8")
+    8
     """
     # Bools of numpy and torch also have __index__.
     is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")

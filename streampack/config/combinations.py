@@ -127,8 +127,8 @@ def _shown(option: str, value: Any) -> str:
 def parts_of(text: str) -> tuple[str, str, str, str, str]:
     """Return the options, the relation, the other options, the factor and the exception of a rule.
 
-    >>> parts_of("chapters divides global_batch_size by batch_size * ranks")
-    ('chapters', 'divides', 'global_batch_size', 'batch_size * ranks', '')
+    >>> parts_of("pad_to_multiple divides short_seq_len, capacity")
+    ('pad_to_multiple', 'divides', 'short_seq_len, capacity', '', '')
     """
     rule, _, third = text.partition(" unless ")
     options, relation, others = re.split(" (needs|excludes|divides) ", rule)

@@ -49,7 +49,7 @@ def tensor_bytes(batch: Batch) -> int:
 def batch_bytes(plan: FlowPlan) -> int:
     """Return the most bytes that the tensors of a native batch can take."""
     packing, rows = plan.packing, plan.batch_size
-    slots, per_row = rows * packing.max_seq_len, packing.max_seq_len
+    slots, per_row = rows * packing.row_tokens, packing.row_tokens
     if plan.bucketing is not None:
         slots = rows = plan.bucketing.most_slots
         per_row = 1
@@ -90,9 +90,9 @@ def payload_bytes(payloads: Mapping[str, list[tuple[Any, int, int]]]) -> int:
 def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> MemoryFootprint:
     """Return a rank's memory use with `num_workers` workers, without windows of packs."""
     packer_tokens = plan.packing.buffer_limit
-    batch_tokens = plan.packing.max_seq_len * plan.batch_size
+    batch_tokens = plan.packing.row_tokens * plan.batch_size
     if plan.bucketing is not None:
-        packer_tokens = plan.packing.buffer_samples * plan.packing.max_seq_len
+        packer_tokens = plan.packing.buffer_samples * plan.packing.row_tokens
         batch_tokens = plan.bucketing.most_slots
     if plan.mixing.batching_method != "random":
         packer_tokens += batch_tokens // plan.batch_size  # one pack waits for its slot
@@ -112,7 +112,7 @@ def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
         return 0
     if not is_builtin(convert):
         return None
-    size = plan.packing.max_seq_len
+    size = plan.packing.row_tokens
     return plan.batch_size * size * (FORMAT_BYTES + (0 if is_cheap(convert) else size))
 
 

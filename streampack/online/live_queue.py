@@ -58,7 +58,7 @@ def fitting_window(plan: FlowPlan, buffers: Buffers, num_workers: int) -> int:
         limits.append(buffers.rank_tokens // max(num_workers, 1))
     footprint = footprint_of(plan, num_workers)
     used = footprint.packer_tokens + footprint.batch_tokens
-    rooms = [(limit - used) // plan.packing.max_seq_len for limit in limits if limit is not None]
+    rooms = [(limit - used) // plan.packing.row_tokens for limit in limits if limit is not None]
     return max(min([plan.pack_shuffle, *rooms]), min(plan.pack_shuffle, FEWEST_PACKS))
 
 
@@ -90,7 +90,7 @@ class LiveQueue:
         self._packer = plan.packer()
         own = mixer.samplers if plan.num_packers == 1 else [mixer.samplers[number]]
         self._chunk_samples = min(sampler.most_together for sampler in own)
-        row_tokens = plan.packing.max_seq_len
+        row_tokens = plan.packing.row_tokens
         # Samples with payloads are drawn one by one, as the packer needs them.
         has_payloads = self._chunk_samples == 1
         self._chunk_tokens = 1 if has_payloads else max(plan.batch_size * row_tokens, CHUNK_TOKENS)
@@ -127,7 +127,7 @@ class LiveQueue:
         num_packs = wanted - len(self._ready)
         if self._window:
             num_packs = min(self._window - len(self._arrived), self._plan.batch_size)
-        needed = min(num_packs * self._plan.packing.max_seq_len, self._chunk_tokens)
+        needed = min(num_packs * self._plan.packing.row_tokens, self._chunk_tokens)
         has_more = True
         while self._num_waiting < needed and (has_more := self._draw()):
             pass
@@ -160,10 +160,10 @@ class LiveQueue:
             where = self._plan.streams[stream].where(number)
             self._bytes.check(self._store.payload_bytes, where)
         if packing.overflow == "drop":
-            dropped = count_dropped(rows, packing.max_seq_len, packing.overflow, num)
+            dropped = count_dropped(rows, packing.row_tokens, packing.overflow, num)
             self._counts[:, DROPPED] += dropped
         elif packing.overflow == "truncate":
-            is_cut = rows[:, TOKENS] > packing.max_seq_len
+            is_cut = rows[:, TOKENS] > packing.row_tokens
             self._counts[:, TRUNCATED] += np.bincount(rows[is_cut, STREAM], minlength=num)
         if len(self._waiting):
             segments = np.concatenate([self._waiting, segments])

@@ -101,7 +101,7 @@ class OnlinePacker:
         if not len(packs) or (len(packs) < plan.batch_size and plan.mixing.epoch_end == "drop"):
             return None
         lengths, num_packs = packs.segments[:, LENGTH], len(packs)
-        num_rows, row_tokens = plan.batch_size, plan.packing.max_seq_len
+        num_rows, row_tokens = plan.batch_size, plan.packing.row_tokens
         if plan.bucketing is not None:  # one row for each sample
             num_rows, row_tokens = len(lengths), int(lengths.max())
             packs = Packs(segments=packs.segments, ends=np.arange(1, num_rows + 1))

@@ -122,7 +122,7 @@ def check_packs(
     is_overlap = any(end > row for end, row in zip(ends, rows[1:], strict=False))
     multiple = plan.packing.pad_to_multiple or 1
     is_long = plan.bucketing is None and any(
-        rooms(each[pack], multiple)[:, LENGTH].sum() > plan.packing.max_seq_len
+        rooms(each[pack], multiple)[:, LENGTH].sum() > plan.packing.row_tokens
         for each in packs
         for pack in range(len(each))
     )

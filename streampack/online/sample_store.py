@@ -252,9 +252,9 @@ class SampleStore:
         """Return the tokens, labels and extra fields of packs, and free the used pieces.
 
         The next call reuses the rows' memory. Rows after the packs are padding, and rows have
-        `row_tokens` tokens; None: max_seq_len.
+        `row_tokens` tokens; None: as many as a pack has.
         """
-        shape = (num_rows, row_tokens or self._packing.max_seq_len)
+        shape = (num_rows, row_tokens or self._packing.row_tokens)
         if self._rows is None or self._rows[0].shape != shape:
             labels_shape = shape if self._has_labels else (0, 0)
             self._rows = (np.empty(shape, np.int32), np.empty(labels_shape, np.int32))

@@ -71,7 +71,7 @@ class DevicePlan:
     positions: list[int]
     """For each batch: slots of the epoch delivered over all ranks after its step."""
     slots_per_pack: int = 1
-    """Length of these packs, in units of the packing's max_seq_len."""
+    """Length of these packs, in slots."""
     num_batches: int = field(init=False)
     """Number of batches."""
 
@@ -164,5 +164,5 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: i
 
 
 def counted_lanes(recipe: Recipe, view: DeviceView) -> range:
-    """Return the lanes in which a device counts samples over max_seq_len: each lane has one."""
+    """Return the lanes in which a device counts samples longer than a pack: each lane has one."""
     return range(view.place, recipe.num_lanes, view.num_devices)

@@ -39,7 +39,7 @@ class PackQueues:
     """The pack queues of one device, by lane and queue.
 
     They begin in epoch or chapter `number` of a run. Queues without a snapshot are planned from its
-    start, or from that of the run if it is endless. Samples over max_seq_len are counted in
+    start, or from that of the run if it is endless. Samples longer than a pack are counted in
     `counted_lanes`.
 
     Attributes:

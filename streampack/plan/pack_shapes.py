@@ -2,7 +2,7 @@
 
 ::
 
-    Packing(max_seq_len=4096), batch_size=8          a slot is 4,096 tokens
+    Packing(max_seq_len=4096), batches of 8          a slot is 4,096 tokens
     web     4,096    [a][b][c][d][e][f][g][h]        a device batch: 8 packs of one slot
     books  16,384    [a         ][b         ]        another: 2 packs of four slots
 

@@ -53,21 +53,21 @@ def bars_of(segments: Int64Array) -> list[Bar]:
     return np.split(columns, begins[1:]) if len(rows) else []
 
 
-def pack_lines(bars: Sequence[Bar], max_seq_len: int, width: int) -> Text:
+def pack_lines(bars: Sequence[Bar], row_tokens: int, width: int) -> Text:
     """Draw packs for a terminal, one line each; a full pack is `width` characters.
 
-    >>> print(pack_lines([np.array([[0, 4], [1, 2]])], max_seq_len=8, width=8))
+    >>> print(pack_lines([np.array([[0, 4], [1, 2]])], row_tokens=8, width=8))
     ███▌█▌··  2 segments
     """
-    lines = [_draw(bar, max_seq_len, width) for bar in bars]
+    lines = [_draw(bar, row_tokens, width) for bar in bars]
     return Text("\n").join(lines)
 
 
-def _draw(bar: Bar, max_seq_len: int, width: int) -> Text:
+def _draw(bar: Bar, row_tokens: int, width: int) -> Text:
     """Draw one pack; every segment at least a character wide ends in a notch."""
     line = Text()
     # Round the ends, not the lengths, so that rounding errors do not add up.
-    ends = np.rint(np.cumsum(bar[:, 1]) * (width / max_seq_len)).astype(int).tolist()
+    ends = np.rint(np.cumsum(bar[:, 1]) * (width / row_tokens)).astype(int).tolist()
     drawn = 0
     for (stream, _), end in zip(bar.tolist(), ends, strict=True):
         if end > drawn:

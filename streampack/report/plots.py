@@ -19,7 +19,7 @@ DOTS_PER_INCH = 120
 PICTURE = ("plots", "a picture")  # the extra, and what needs it
 
 
-def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq_len: int) -> None:
+def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], row_tokens: int) -> None:
     """Write a PNG of packs, the first one on top, coloured by stream; `names` are by number.
 
     Raises a ConfigError where matplotlib is not installed.
@@ -38,9 +38,9 @@ def plot_packs(bars: Sequence[Bar], path: Path, *, names: Sequence[str], max_seq
             linewidth=0.6,
         )
     axes.set(
-        xlim=(0, max_seq_len), ylim=(max(len(bars), 1) - 0.5, -0.5), xlabel="token", ylabel="pack"
+        xlim=(0, row_tokens), ylim=(max(len(bars), 1) - 0.5, -0.5), xlabel="token", ylabel="pack"
     )
-    axes.set_title(f"{len(bars)} packs of {max_seq_len:,} tokens", loc="left")
+    axes.set_title(f"{len(bars)} packs of {row_tokens:,} tokens", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     patch = import_extra("matplotlib.patches", *PICTURE).Patch
     handles = [patch(color=colour(number), label=name) for number, name in enumerate(names)]

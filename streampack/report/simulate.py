@@ -59,7 +59,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
             `dealt` with it, by the cost model of the dataset's `balance`, or of ``Balance()`` if
             it has none (`is_dealt`). `note` says where nothing can be gained.
         - `omitted_packs`: Packs that ``epoch_end="drop"`` leaves out.
-        - `padding_packs`: Packs of padding, of the packing's max_seq_len.
+        - `padding_packs`: Packs of padding, of one slot each.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
         Of a run of chapters, without `steps`, it is what `describe_run` returns, whatever the

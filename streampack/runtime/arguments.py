@@ -100,16 +100,16 @@ def check_configs(**configs: object) -> None:
         )
 
 
-def check_batch_size(batch_size: object, max_seq_len: int = 1) -> int:
+def check_batch_size(batch_size: object, row_tokens: int = 1) -> int:
     """Return `batch_size` as an int; refuse more tokens than a batch's `cu_seqlens` can count."""
     if batch_size is None:
         raise ConfigError(f"batch_size={batch_size} is not a number of packs; leave it out for 1")
     count = read_count("batch_size", batch_size, "leave it out for the default")
-    if count * max_seq_len > MAX_BATCH_TOKENS:
+    if count * row_tokens > MAX_BATCH_TOKENS:
         raise ConfigError(
-            f"batch_size={count} packs of max_seq_len={max_seq_len} are more than "
+            f"batch_size={count} packs of {row_tokens} tokens are more than "
             f"{MAX_BATCH_TOKENS} tokens, the most of a batch; set batch_size to "
-            f"{MAX_BATCH_TOKENS // max_seq_len} at most"
+            f"{MAX_BATCH_TOKENS // row_tokens} at most"
         )
     return count
 

@@ -17,7 +17,7 @@ bar_of_at_most_64 = (
 
 @given(bars=st.lists(bar_of_at_most_64, min_size=1, max_size=5), width=st.integers(8, 100))
 def test_a_bar_is_drawn_as_long_as_its_pack_is_full(bars, width):
-    lines = pack_lines(bars, max_seq_len=64, width=width).plain.splitlines()
+    lines = pack_lines(bars, row_tokens=64, width=width).plain.splitlines()
 
     assert len(lines) == len(bars)
     for line, bar in zip(lines, bars, strict=True):
@@ -29,7 +29,7 @@ def test_a_bar_is_drawn_as_long_as_its_pack_is_full(bars, width):
 def test_a_segment_has_its_streams_colour_and_ends_in_a_notch():
     (bar,) = [np.array([[0, 4], [3, 2]])]
 
-    line = pack_lines([bar], max_seq_len=8, width=8)
+    line = pack_lines([bar], row_tokens=8, width=8)
 
     assert line.plain == "███▌█▌··  2 segments"
     assert [(span.start, span.end, span.style) for span in line.spans][:2] == [
@@ -39,7 +39,7 @@ def test_a_segment_has_its_streams_colour_and_ends_in_a_notch():
 
 
 def test_a_segment_too_short_to_see_takes_no_room():
-    line = pack_lines([np.array([[0, 1], [1, 99]])], max_seq_len=100, width=10)
+    line = pack_lines([np.array([[0, 1], [1, 99]])], row_tokens=100, width=10)
 
     assert line.plain == "█████████▌  2 segments"
 

@@ -21,7 +21,7 @@ def test_a_picture_shows_each_stream_in_proportion_to_its_tokens(tmp_path):
     bars = [np.array([[0, 600], [1, 200]]), np.array([[1, 200], [0, 600]])] * 4
     path = tmp_path / "packs.png"
 
-    plot_packs(bars, path, names=["code", "docs"], max_seq_len=1000)
+    plot_packs(bars, path, names=["code", "docs"], row_tokens=1000)
 
     image = matplotlib.image.imread(path)
     ratio = share_of(image, colour(0)) / share_of(image, colour(1))
@@ -32,7 +32,7 @@ def test_more_packs_make_a_taller_picture_of_the_same_width(tmp_path):
     shapes = []
     for num_packs in (0, 1, 32):
         path = tmp_path / f"{num_packs}.png"
-        plot_packs([np.array([[0, 5]])] * num_packs, path, names=["code"], max_seq_len=8)
+        plot_packs([np.array([[0, 5]])] * num_packs, path, names=["code"], row_tokens=8)
         shapes.append(matplotlib.image.imread(path).shape[:2])
 
     assert shapes[0][0] < shapes[1][0] < shapes[2][0]

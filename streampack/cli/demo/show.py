@@ -127,12 +127,12 @@ def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]
     for batch in islice(endless(loader), max(num_steps, len(dataset))):
         digests.append(batch_digest(batch))
         bars += bars_of(batch["segments"].numpy())
-    names, max_seq_len = dataset.stream_names, described.packing.row_tokens
+    names, row_tokens = dataset.stream_names, described.packing.row_tokens
     width = min(BAR_WIDTH, console.width - MARGIN)
-    console.print(pack_lines(bars[:PACKS_PRINTED], max_seq_len, width))
+    console.print(pack_lines(bars[:PACKS_PRINTED], row_tokens, width))
     console.print(legend(names))
     picture = out / "packs.png"
-    plot_packs(bars[:PACKS_DRAWN], picture, names=names, max_seq_len=max_seq_len)
+    plot_packs(bars[:PACKS_DRAWN], picture, names=names, row_tokens=row_tokens)
     unit = described.mixing.weight_unit
     console.print(stats_view(loader.stats(), weight_unit=unit))
     console.print(f"the first {len(bars[:PACKS_DRAWN])} packs as a picture: {picture}\n")
