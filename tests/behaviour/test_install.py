@@ -86,7 +86,7 @@ print(batch["seen"], {seen})
             "matplotlib",
             "plots",
             "from pathlib import Path; from streampack.report import plot_packs; "
-            "plot_packs([], Path('packs.png'), names=['code'], max_seq_len=8)",
+            "plot_packs([], Path('packs.png'), names=['code'], row_tokens=8)",
         ),
         (
             "matplotlib",

@@ -103,16 +103,16 @@ def test_output_that_cannot_be_printed_is_one_line(tmp_path):
 def test_a_picture_that_does_not_fit_is_not_left_in_part(tmp_path, monkeypatch):
     bars = [np.array([[0, 30], [1, 20]])] * 8
     path = tmp_path / "packs.png"
-    plot_packs(bars, path, names=["a", "b"], max_seq_len=64)  # loads all that drawing needs
+    plot_packs(bars, path, names=["a", "b"], row_tokens=64)  # loads all that drawing needs
     path.unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            plot_packs(bars, path, names=["a", "b"], max_seq_len=64)
+            plot_packs(bars, path, names=["a", "b"], row_tokens=64)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
     assert list(tmp_path.iterdir()) == []
-    plot_packs(bars, path, names=["a", "b"], max_seq_len=64)
+    plot_packs(bars, path, names=["a", "b"], row_tokens=64)
     assert path.read_bytes().startswith(b"\x89PNG")
