@@ -182,7 +182,8 @@ def combinations() -> str:
     parts = [COMBINATIONS]
     for title, rules in TABLE.items():
         rows = []
-        for text, why, way_out in rules:
+        for text, reason in rules.items():
+            why, _, way_out = reason.partition("; ")
             options, relation, others, factor, third = parts_of(text)
             shown = f"{relation} {marked(others)}"
             if relation == "divides":

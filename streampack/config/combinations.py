@@ -137,8 +137,9 @@ def parts_of(text: str) -> tuple[str, str, str, str, str]:
 
 
 def _rules() -> Iterator[Rule]:
-    for text, why, way_out in (row for rows in TABLE.values() for row in rows):
+    for text, reason in (row for rows in TABLE.values() for row in rows.items()):
         options, relation, others, factor, third = parts_of(text)
+        why, _, way_out = reason.partition("; ")
         unless, exempt = _split(third)
         for option, when in map(_split, options.split(", ")):
             for other, values in map(_split, others.split(", ")):

@@ -28,250 +28,185 @@ OPTION_METHODS = {
 }
 SLOTS = "Stream(max_seq_len) / Packing(max_seq_len)"
 
-TABLE: Mapping[str, tuple[tuple[str, str, str], ...]] = {
-    "Packing": (
-        *(
-            (
-                f"{', '.join(name for name in OPTION_METHODS if OPTION_METHODS[name] == methods)} "
-                f"needs method={'|'.join(methods)}",
-                "other methods have no use for it",
-                "",
-            )
+TABLE: Mapping[str, Mapping[str, str]] = {
+    "Packing": {
+        **{
+            f"{', '.join(name for name in OPTION_METHODS if OPTION_METHODS[name] == methods)} "
+            f"needs method={'|'.join(methods)}": "other methods have no use for it"
             for methods in dict.fromkeys(OPTION_METHODS.values())
+        },
+        "capacity, cost_hidden_size, cost_window needs max_cost": (
+            "it describes packs of equal cost"
         ),
-        (
-            "capacity, cost_hidden_size, cost_window needs max_cost",
-            "it describes packs of equal cost",
-            "",
+        "min_fragment needs split_gap": "it bounds cuts, and nothing is cut without that",
+        "method=two_tiers needs short_seq_len": (
+            "it makes packs of two lengths; set it to the length of short packs, such as a quarter "
+            "of max_seq_len"
         ),
-        ("min_fragment needs split_gap", "it bounds cuts, and nothing is cut without that", ""),
-        (
-            "method=two_tiers needs short_seq_len",
-            "it makes packs of two lengths",
-            "set it to the length of short packs, such as a quarter of max_seq_len",
+        "pad_to_multiple divides max_seq_len, short_seq_len, capacity": (
+            "samples and their padding fill a pack"
         ),
-        (
-            "pad_to_multiple divides max_seq_len, short_seq_len, capacity",
-            "samples and their padding fill a pack",
-            "",
-        ),
-        ("pack_shuffle needs shuffle=True", "shuffled packs are not in stored order", ""),
-    ),
-    "Batch formats": (
-        (
-            "positions=continue excludes batch_format=hf|hf_flash|torchtitan|torchtitan_flat",
+        "pack_shuffle needs shuffle=True": "shuffled packs are not in stored order",
+    },
+    "Batch formats": {
+        "positions=continue excludes batch_format=hf|hf_flash|torchtitan|torchtitan_flat": (
             "the format shows the edges of samples by positions that restart at 0, and with "
-            "overflow='split' these continue where a sample was cut",
-            "set positions='restart'",
+            "overflow='split' these continue where a sample was cut; set positions='restart'"
         ),
-        (
-            "positions=continue excludes batch_format=llama_factory unless dense=True",
+        "positions=continue excludes batch_format=llama_factory unless dense=True": (
             "its mask is found from positions that restart at 0, and with overflow='split' these "
-            "continue where a sample was cut",
-            "set positions='restart'",
+            "continue where a sample was cut; set positions='restart'"
         ),
-        (
-            "max_cost excludes batch_format=native|hf|torchtune|torchtitan|olmo_core|llm_foundry"
-            "|llama_factory",
-            "the bound is for varlen attention, and the format computes whole rows",
-            "choose 'compact', 'hf_flash', 'megatron' or 'torchtitan_flat', or leave max_cost out",
+        "max_cost excludes "
+        "batch_format=native|hf|torchtune|torchtitan|olmo_core|llm_foundry|llama_factory": (
+            "the bound is for varlen attention, and the format computes whole rows; choose "
+            "'compact', 'hf_flash', 'megatron' or 'torchtitan_flat', or leave max_cost out"
         ),
-        (
-            "batch_format=llama_factory needs batch_size=1 unless dense=True",
+        "batch_format=llama_factory needs batch_size=1 unless dense=True": (
             "flash attention in transformers finds the edges of documents only in batches of one "
-            "pack, and documents of more packs would see each other",
-            "set batch_size=1, take batch_format='hf_flash', or for sdpa and eager "
-            "batch_format=functools.partial(to_llama_factory, dense=True)",
+            "pack, and documents of more packs would see each other; set batch_size=1, take "
+            "batch_format='hf_flash', or for sdpa and eager "
+            "batch_format=functools.partial(to_llama_factory, dense=True)"
         ),
-        (
-            "batch_format=hf_flash excludes dense",
-            "flash attention takes cu_seq_lens instead of a dense mask",
-            "leave dense out, or use batch_format='hf' with sdpa or eager",
+        "batch_format=hf_flash excludes dense": (
+            "flash attention takes cu_seq_lens instead of a dense mask; leave dense out, or use "
+            "batch_format='hf' with sdpa or eager"
         ),
-    ),
-    "Context parallelism": (
-        (
-            "context_parallel excludes batch_format=hf|hf_flash|llama_factory|torchtune|olmo_core"
-            "|llm_foundry",
-            "the trainer needs whole rows, to shift labels in them or to build masks of them",
+    },
+    "Context parallelism": {
+        "context_parallel excludes "
+        "batch_format=hf|hf_flash|llama_factory|torchtune|olmo_core|llm_foundry": (
+            "the trainer needs whole rows, to shift labels in them or to build masks of them; "
             "leave context_parallel out and let the trainer cut the batch, or use 'native', "
-            "'compact', 'megatron', 'torchtitan' or 'torchtitan_flat'",
+            "'compact', 'megatron', 'torchtitan' or 'torchtitan_flat'"
         ),
-        (
-            "batch_format=megatron needs context_layout=zigzag_per_document",
-            "TransformerEngine cuts each document by cu_seqlens",
-            "set context_layout='zigzag_per_document', or use batch_format='native'",
+        "batch_format=megatron needs context_layout=zigzag_per_document": (
+            "TransformerEngine cuts each document by cu_seqlens; set "
+            "context_layout='zigzag_per_document', or use batch_format='native'"
         ),
-        (
-            "context_parallel excludes pad_segments_to",
-            "it pads whole rows, and context parallelism cuts them",
-            "set Packing(pad_to_multiple=...) in its place",
+        "context_parallel excludes pad_segments_to": (
+            "it pads whole rows, and context parallelism cuts them; set "
+            "Packing(pad_to_multiple=...) in its place"
         ),
-        (
-            "context_layout=zigzag|contiguous divides max_seq_len by the chunks of a row",
-            "each rank gets equal chunks of a row, one of them or, with zigzag, two",
-            "",
+        "context_layout=zigzag|contiguous divides max_seq_len by the chunks of a row": (
+            "each rank gets equal chunks of a row, one of them or, with zigzag, two"
         ),
-        (
-            "context_layout=zigzag_per_document|contiguous_per_document divides pad_to_multiple "
-            "by the chunks of a document",
-            "each rank gets equal chunks of a document, one of them or, with zigzag, two",
-            "",
+        "context_layout=zigzag_per_document|contiguous_per_document divides pad_to_multiple by "
+        "the chunks of a document": (
+            "each rank gets equal chunks of a document, one of them or, with zigzag, two"
         ),
-        (
-            "max_cost excludes context_parallel",
-            "the bound is on whole packs, and context parallelism cuts them",
-            "",
+        "max_cost excludes context_parallel": (
+            "the bound is on whole packs, and context parallelism cuts them"
         ),
-        (
-            "context_parallel excludes dataset=BucketedIterableDataset",
-            "rows of many lengths cannot be cut into equal chunks",
-            "use PackedIterableDataset, or leave context_parallel out of World",
+        "context_parallel excludes dataset=BucketedIterableDataset": (
+            "rows of many lengths cannot be cut into equal chunks; use PackedIterableDataset, or "
+            "leave context_parallel out of World"
         ),
-    ),
-    "Batches and ranks": (
-        (
-            "batch_size divides global_batch_size",
-            "a global batch consists of whole device batches",
-            "{usual}, or set batch_size to {divisor}, for example; to resume from a state without "
-            "chapters, leave it out, and the run keeps its own",
+    },
+    "Batches and ranks": {
+        "batch_size divides global_batch_size": (
+            "a global batch consists of whole device batches; {usual}, or set batch_size to "
+            "{divisor}, for example; to resume from a state without chapters, leave it out, and "
+            "the run keeps its own"
         ),
-        (
-            "batching_method=device_per_stream divides global_batch_size by the run's first "
-            "batch_size",
-            "each device batch is of one stream",
-            "",
+        "batching_method=device_per_stream divides global_batch_size by the run's first "
+        "batch_size": "each device batch is of one stream",
+        "batching_method=per_stream divides global_batch_size by num_lanes * batch_size": (
+            "each global batch is of one stream, and takes as many packs from every lane; {usual}, "
+            "or set Order(num_lanes=1); to resume from a state, leave num_lanes out, and without "
+            "chapters both: the run keeps its own"
         ),
-        (
-            "batching_method=per_stream divides global_batch_size by num_lanes * batch_size",
-            "each global batch is of one stream, and takes as many packs from every lane",
-            "{usual}, or set Order(num_lanes=1); to resume from a state, leave num_lanes out, and "
-            "without chapters both: the run keeps its own",
+        "balance divides global_batch_size by batch_size * devices": (
+            "the packs of a global batch are dealt to whole steps of all ranks; {usual}, or leave "
+            "balance out"
         ),
-        (
-            "balance divides global_batch_size by batch_size * devices",
-            "the packs of a global batch are dealt to whole steps of all ranks",
-            "{usual}, or leave balance out",
+        "max_cost needs a length file": (
+            "the number of packs follows from the lengths; run `streampack index` on it, or leave "
+            "max_cost out"
         ),
-        (
-            "max_cost needs a length file",
-            "the number of packs follows from the lengths",
-            "run `streampack index` on it, or leave max_cost out",
+    },
+    "Streams with packs of their own length": {
+        "Stream(max_seq_len) needs batching_method=device_per_stream|per_stream": (
+            "the packs of a batch have one length"
         ),
-    ),
-    "Streams with packs of their own length": (
-        (
-            "Stream(max_seq_len) needs batching_method=device_per_stream|per_stream",
-            "the packs of a batch have one length",
-            "",
+        "Packing(max_seq_len) divides Stream(max_seq_len)": (
+            "a long pack takes the place of several; {usual}, or leave it out"
         ),
-        (
-            "Packing(max_seq_len) divides Stream(max_seq_len)",
-            "a long pack takes the place of several",
-            "{usual}, or leave it out",
+        f"Stream(max_seq_len) divides the run's first batch_size, batch_size by {SLOTS}": (
+            "a device batch consists of whole packs; set batch_size to {batch_sizes}, or shorten "
+            "the stream's max_seq_len"
         ),
-        (
-            f"Stream(max_seq_len) divides the run's first batch_size, batch_size by {SLOTS}",
-            "a device batch consists of whole packs",
-            "set batch_size to {batch_sizes}, or shorten the stream's max_seq_len",
+        "Stream(max_seq_len) divides global_batch_size by the run's first batch_size unless "
+        "batching_method=device_per_stream": (
+            "each global batch is of one stream, in whole device batches"
         ),
-        (
-            "Stream(max_seq_len) divides global_batch_size by the run's first batch_size "
-            "unless batching_method=device_per_stream",
-            "each global batch is of one stream, in whole device batches",
-            "",
+        "Stream(max_seq_len) divides the packs of one stream by batch_size": (
+            "the packs of a device batch have one length; set batch_size to {batch_sizes}, on any "
+            "number of ranks"
         ),
-        (
-            "Stream(max_seq_len) divides the packs of one stream by batch_size",
-            "the packs of a device batch have one length",
-            "set batch_size to {batch_sizes}, on any number of ranks",
+        "max_cost excludes Stream(max_seq_len)": "it is one bound for the packs of all streams",
+    },
+    "Epochs and chapters": {
+        "epoch_end=pad|drop needs a length file unless num_lanes=1": (
+            "every node must know where the lanes of the others end; run `streampack index` on it, "
+            "or set Mixing(epoch_end='carry') or Order(num_lanes=1)"
         ),
-        (
-            "max_cost excludes Stream(max_seq_len)",
-            "it is one bound for the packs of all streams",
-            "",
+        "chapters needs global_batch_size": (
+            "chapters end at global batches, and the default depends on the number of ranks; set "
+            "Mixing(global_batch_size=...), or one in every chapter"
         ),
-    ),
-    "Epochs and chapters": (
-        (
-            "epoch_end=pad|drop needs a length file unless num_lanes=1",
-            "every node must know where the lanes of the others end",
-            "run `streampack index` on it, or set Mixing(epoch_end='carry') or Order(num_lanes=1)",
+        "chapters divides global_batch_size by batch_size * ranks": (
+            "a chapter ends with a step of all ranks; {usual}, or lower batch_size"
         ),
-        (
-            "chapters needs global_batch_size",
-            "chapters end at global batches, and the default depends on the number of ranks",
-            "set Mixing(global_batch_size=...), or one in every chapter",
+        "chapters excludes epoch_size, epoch_end, sampling_method": (
+            "a run of chapters has no epochs; leave it out, and set until or steps of the chapters"
         ),
-        (
-            "chapters divides global_batch_size by batch_size * ranks",
-            "a chapter ends with a step of all ranks",
-            "{usual}, or lower batch_size",
+        "chapters excludes Stream(proportion), Stream(repeat), Stream(choose)": (
+            "the chapters say what a run takes of each stream; leave it out, and write the stream "
+            "into the weights of a Chapter"
         ),
-        (
-            "chapters excludes epoch_size, epoch_end, sampling_method",
-            "a run of chapters has no epochs",
-            "leave it out, and set until or steps of the chapters",
+        "chapters excludes Stream(max_seq_len)": (
+            "the packs of a chapter have one length; leave it out, and give a Chapter its own "
+            "packing"
         ),
-        (
-            "chapters excludes Stream(proportion), Stream(repeat), Stream(choose)",
-            "the chapters say what a run takes of each stream",
-            "leave it out, and write the stream into the weights of a Chapter",
+        "chapters excludes max_cost": (
+            "a chapter is counted in full packs, and these have unequal lengths; leave it out, or "
+            "use Balance"
         ),
-        (
-            "chapters excludes Stream(max_seq_len)",
-            "the packs of a chapter have one length",
-            "leave it out, and give a Chapter its own packing",
+        "skip, Stream(max_passes) needs chapters": (
+            "this is a run of epochs; leave it out, or pass chapters=[Chapter(weights=...)], such "
+            "as one without an end"
         ),
-        (
-            "chapters excludes max_cost",
-            "a chapter is counted in full packs, and these have unequal lengths",
-            "leave it out, or use Balance",
+        "Stream(on_exhausted)=end|error needs a length file": (
+            "the run has to know how many tokens the stream has; write it with `streampack index`, "
+            "or set on_exhausted='substitute'"
         ),
-        (
-            "skip, Stream(max_passes) needs chapters",
-            "this is a run of epochs",
-            "leave it out, or pass chapters=[Chapter(weights=...)], such as one without an end",
+    },
+    "Iterables": {
+        "dataset=PackedIterableDataset|BucketedIterableDataset excludes global_batch_size, "
+        "num_lanes, cache_limit, epoch_end=carry, max_cost, method=best_fit_decreasing": (
+            "an iterable has no shards, and its lengths are not known before its samples are read; "
+            "leave it out, or read MDS streams with PackedStreamingDataset"
         ),
-        (
-            "Stream(on_exhausted)=end|error needs a length file",
-            "the run has to know how many tokens the stream has",
-            "write it with `streampack index`, or set on_exhausted='substitute'",
+        "dataset=BucketedIterableDataset excludes epoch_end=drop, pack_shuffle": (
+            "it makes no packs; leave it out, or use PackedIterableDataset"
         ),
-    ),
-    "Iterables": (
-        (
-            "dataset=PackedIterableDataset|BucketedIterableDataset excludes global_batch_size, "
-            "num_lanes, cache_limit, epoch_end=carry, max_cost, method=best_fit_decreasing",
-            "an iterable has no shards, and its lengths are not known before its samples are read",
-            "leave it out, or read MDS streams with PackedStreamingDataset",
+        "dataset=PackedStreamingDataset excludes stop": (
+            "its epochs end by the weights of the streams, or by epoch_size; leave stop out"
         ),
-        (
-            "dataset=BucketedIterableDataset excludes epoch_end=drop, pack_shuffle",
-            "it makes no packs",
-            "leave it out, or use PackedIterableDataset",
+        "Stream(payloads) excludes method=next_fit|concat, split_gap": (
+            "payloads stay with whole samples, and samples are cut where a pack ends; use "
+            "method='exact_fit' without split_gap"
         ),
-        (
-            "dataset=PackedStreamingDataset excludes stop",
-            "its epochs end by the weights of the streams, or by epoch_size",
-            "leave stop out",
+        "steps=equal excludes stop=repeat": (
+            "the loop ends with the first rank whose sources end, and these never do; set steps to "
+            "a number, such as steps=1000"
         ),
-        (
-            "Stream(payloads) excludes method=next_fit|concat, split_gap",
-            "payloads stay with whole samples, and samples are cut where a pack ends",
-            "use method='exact_fit' without split_gap",
+        "steps excludes batching_method=per_stream unless stop=repeat": (
+            "all ranks get the same stream at each step, but begin their epochs at different "
+            "steps; set Mixing(stop='repeat') and steps to a number, or "
+            "batching_method='device_per_stream'"
         ),
-        (
-            "steps=equal excludes stop=repeat",
-            "the loop ends with the first rank whose sources end, and these never do",
-            "set steps to a number, such as steps=1000",
-        ),
-        (
-            "steps excludes batching_method=per_stream unless stop=repeat",
-            "all ranks get the same stream at each step, but begin their epochs at different steps",
-            "set Mixing(stop='repeat') and steps to a number, or "
-            "batching_method='device_per_stream'",
-        ),
-    ),
+    },
 }
-"""By section: the rule, why, and a way out; empty: the usual one, see `Rule.message`."""
+"""By section: each rule, why, and after a semicolon a way out, if the usual one does not do."""
