@@ -136,12 +136,6 @@ def test_an_unknown_format_is_refused_at_once(stream: Any) -> None:
         PackedIterableDataset([IterableStream([[1]])], packing=PACKING, batch_format="mega")
 
 
-def test_a_format_that_needs_restarts_is_refused_at_once_where_positions_go_on(stream: Any) -> None:
-    packing = Packing(max_seq_len=64, positions="continue")
-    with pytest.raises(ConfigError, match=r"batch_format='hf': .*; set positions='restart'"):
-        PackedStreamingDataset([stream], packing=packing, batch_format="hf")
-
-
 def test_public_names_are_sorted_and_all_formats_are_among_them() -> None:
     assert formats.__all__ == sorted(formats.__all__)
     assert {f"to_{name}" for name in formats.FORMATS} <= set(formats.__all__)

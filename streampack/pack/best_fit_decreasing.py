@@ -159,7 +159,15 @@ def write_packs(rows: Int64Array, place_of: Int64Array, ends: Int64Array, out: I
 
 
 class BestFitDecreasingPacker(BufferedPacker):
-    """A packer whose calls of `add` are windows, each packed as a whole."""
+    """A packer whose calls of `add` are windows, each packed as a whole, longest first.
+
+    >>> packer = BestFitDecreasingPacker(Packing(max_seq_len=8, method="best_fit_decreasing"))
+    >>> lengths = [5, 4, 6, 2, 1, 3]
+    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
+    >>> packs = packer.add(np.array(rows))
+    >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist(), packer.buffered[:, 2].tolist()
+    ([0, 5], [2, 3], [1, 4])
+    """
 
     def __init__(self, packing: Packing, passing_packs: int = PASSING_PACKS):
         super().__init__("best_fit_decreasing", limits_of(packing))
@@ -228,18 +236,3 @@ class BestFitDecreasingPacker(BufferedPacker):
     def state_dict(self) -> State:
         """Return the buffer, and how many packs each segment has seen leave."""
         return {**super().state_dict(), "waited": self._waited.tolist()}
-
-
-def best_fit_decreasing(
-    packing: Packing, passing_packs: int = PASSING_PACKS
-) -> BestFitDecreasingPacker:
-    """Return a packer that packs the segments of each call as a whole, longest first.
-
-    >>> packer = best_fit_decreasing(Packing(max_seq_len=8, method="best_fit_decreasing"))
-    >>> lengths = [5, 4, 6, 2, 1, 3]
-    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
-    >>> packs = packer.add(np.array(rows))
-    >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist(), packer.buffered[:, 2].tolist()
-    ([0, 5], [2, 3], [1, 4])
-    """
-    return BestFitDecreasingPacker(packing, passing_packs)

@@ -42,11 +42,7 @@ PATIENCE = 16  # ... if this many more looks find nothing better
 
 
 def limits_of(packing: Packing) -> Limits:
-    """Return the limits of a packing in tokens and segments.
-
-    >>> limits_of(Packing(max_seq_len=8192, split_gap=0.01)).split_gap
-    81
-    """
+    """Return the limits of a packing in tokens and segments."""
     size, multiple = packing.row_tokens, packing.pad_to_multiple or 1
     # Exact decimal arithmetic: 0.29 of 100 tokens is 29, not 28.999...
     gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)

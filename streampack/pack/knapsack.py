@@ -88,7 +88,18 @@ def greedy_knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 class KnapsackPacker(BufferedPacker):
-    """A packer that fills its buffer completely, then packs all of it."""
+    """A packer that fills its buffer completely, then packs all of it, longest segments first.
+
+    >>> packer = KnapsackPacker(Packing(max_seq_len=8, method="knapsack", buffer_tokens=22))
+    >>> lengths = [2, 5, 3, 6, 4, 2, 1]
+    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
+    >>> packs = packer.add(np.array(rows))
+    >>> [packs[pack][:, 2].tolist() for pack in range(3)], packer.held[1]
+    ([[1, 2], [0, 3], [4, 5]], 1)
+    """
+
+    def __init__(self, packing: Packing) -> None:
+        super().__init__("knapsack", limits_of(packing))
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple
@@ -130,16 +141,3 @@ class KnapsackPacker(BufferedPacker):
         place[np.argsort(openers)] = np.arange(num_bins)
         order = np.argsort(place[bins], kind="stable")
         return Packs(segments=rows[order], ends=np.cumsum(np.bincount(place[bins])))
-
-
-def knapsack(packing: Packing) -> KnapsackPacker:
-    """Return a packer that packs one window at a time, longest segments first.
-
-    >>> packer = knapsack(Packing(max_seq_len=8, method="knapsack", buffer_tokens=22))
-    >>> lengths = [2, 5, 3, 6, 4, 2, 1]
-    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
-    >>> packs = packer.add(np.array(rows))
-    >>> [packs[pack][:, 2].tolist() for pack in range(3)], packer.held[1]
-    ([[1, 2], [0, 3], [4, 5]], 1)
-    """
-    return KnapsackPacker("knapsack", limits_of(packing))

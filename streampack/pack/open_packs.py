@@ -178,7 +178,15 @@ def fit_rows(limits: Limits, work: Work, lengths: Int64Array, fullest: bool, fin
 
 
 class OpenPacksPacker(BufferedPacker):
-    """A packer that keeps several packs open. Every buffered segment lies in one of them."""
+    """A packer that keeps several packs open. Every buffered segment lies in one of them.
+
+    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 5, 3, 4])]
+    >>> for method in ("first_fit", "best_fit"):
+    ...     packer = OpenPacksPacker(method, Packing(max_seq_len=8, method=method, open_packs=2))
+    ...     print([pack[:, 2].tolist() for pack in packer.add(np.array(rows))])
+    [[0, 2]]
+    [[1, 2], [0, 3]]
+    """
 
     def __init__(self, method: str, packing: Packing):
         super().__init__(method, limits_of(packing))
@@ -255,26 +263,3 @@ class OpenPacksPacker(BufferedPacker):
         self._waited = counters[POOL_PACKS] - packs[:, BORN]
         self._high_water = (int(counters[HIGH_TOKENS]), int(counters[HIGH_SAMPLES]))
         return Packs(segments=placed[~is_open][order], ends=np.cumsum(sizes))
-
-
-def first_fit(packing: Packing) -> OpenPacksPacker:
-    """Return a packer that puts each segment into the oldest open pack with room for it.
-
-    >>> packer = first_fit(Packing(max_seq_len=8, method="first_fit", open_packs=2))
-    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 5, 3, 4])]
-    >>> packer.add(np.array(rows))[0][:, 2].tolist(), packer.held[1]
-    ([0, 2], 2)
-    """
-    return OpenPacksPacker("first_fit", packing)
-
-
-def best_fit(packing: Packing) -> OpenPacksPacker:
-    """Return a packer that puts each segment into the fullest open pack with room for it.
-
-    >>> packer = best_fit(Packing(max_seq_len=8, method="best_fit", open_packs=2))
-    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 5, 3, 4])]
-    >>> packs = packer.add(np.array(rows))
-    >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist()
-    ([1, 2], [0, 3])
-    """
-    return OpenPacksPacker("best_fit", packing)

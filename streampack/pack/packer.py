@@ -10,28 +10,29 @@ Cost: see the module of each packer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
-from streampack.pack.best_fit_decreasing import PASSING_PACKS, best_fit_decreasing
+from streampack.pack.best_fit_decreasing import PASSING_PACKS, BestFitDecreasingPacker
 from streampack.pack.concat import concat
 from streampack.pack.exact_fit import exact_fit
-from streampack.pack.knapsack import knapsack
+from streampack.pack.knapsack import KnapsackPacker
 from streampack.pack.next_fit import next_fit
-from streampack.pack.open_packs import best_fit, first_fit
-from streampack.pack.two_tiers import two_tiers
+from streampack.pack.open_packs import OpenPacksPacker
+from streampack.pack.two_tiers import TwoTiersPacker
 from streampack.types import Int64Array, Packs, State
 
 PACKERS: dict[str, Callable[[Packing], Packer]] = {
-    "best_fit": best_fit,
-    "best_fit_decreasing": best_fit_decreasing,
+    "best_fit": partial(OpenPacksPacker, "best_fit"),
+    "best_fit_decreasing": BestFitDecreasingPacker,
     "concat": concat,
     "exact_fit": exact_fit,
-    "first_fit": first_fit,
-    "knapsack": knapsack,
+    "first_fit": partial(OpenPacksPacker, "first_fit"),
+    "knapsack": KnapsackPacker,
     "next_fit": next_fit,
-    "two_tiers": two_tiers,
+    "two_tiers": TwoTiersPacker,
 }
 
 
@@ -79,5 +80,5 @@ def make_packer(packing: Packing, *, passes_once: bool = False) -> Packer:
     """
     method = packing.method or packing.resolved(is_windowed=False).method
     if method == "best_fit_decreasing":
-        return best_fit_decreasing(packing, 1 if passes_once else PASSING_PACKS)
+        return BestFitDecreasingPacker(packing, 1 if passes_once else PASSING_PACKS)
     return PACKERS[method or DEFAULT_METHOD](packing)

@@ -63,9 +63,18 @@ class _Pool(KernelPacker):
 
 
 class TwoTiersPacker(BufferedPacker):
-    """Two exact fits: the short tier's packs are items of the long tier."""
+    """Two exact fits: the short tier's packs are items of the long tier.
 
-    def __init__(self, limits: Limits, short_seq_len: int):
+    >>> packer = TwoTiersPacker(Packing(max_seq_len=16, method="two_tiers", short_seq_len=4))
+    >>> lengths = [9, 2, 3, 2, 1, 1]
+    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
+    >>> packs = Packs.join([packer.add(np.array(rows)), packer.flush()])
+    >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist()
+    ([0, 1, 3, 5], [2, 4])
+    """
+
+    def __init__(self, packing: Packing):
+        limits, short_seq_len = limits_of(packing), packing.short_seq_len or packing.max_seq_len
         super().__init__("two_tiers", limits)
         tokens = min(BUFFER_PACKS * short_seq_len, limits.buffer_tokens - limits.pack_tokens)
         short_tokens = max(short_seq_len, tokens // 2)
@@ -199,16 +208,3 @@ def _numbered(items: list[Int64Array], multiple: int) -> Int64Array:
     for row, item in zip(numbered, items, strict=True):
         row[[LENGTH, TOTAL]] = rooms(item, multiple)[:, LENGTH].sum()
     return numbered
-
-
-def two_tiers(packing: Packing) -> TwoTiersPacker:
-    """Return a packer that packs short packs into long rows.
-
-    >>> packer = two_tiers(Packing(max_seq_len=16, method="two_tiers", short_seq_len=4))
-    >>> lengths = [9, 2, 3, 2, 1, 1]
-    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
-    >>> packs = Packs.join([packer.add(np.array(rows)), packer.flush()])
-    >>> packs[0][:, 2].tolist(), packs[1][:, 2].tolist()
-    ([0, 1, 3, 5], [2, 4])
-    """
-    return TwoTiersPacker(limits_of(packing), packing.short_seq_len or packing.max_seq_len)

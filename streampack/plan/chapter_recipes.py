@@ -54,8 +54,8 @@ def chapter_recipes(
             number=number,
             begin=begin,
             end=end,
-            num_slots=chapter_slots(chapter, own_packing.max_seq_len, size),
-            ramp_slots=_ramp_slots(chapter, own_packing.max_seq_len, size) or 0,
+            num_slots=chapter_slots(chapter, own_packing.row_tokens, size),
+            ramp_slots=_ramp_slots(chapter, own_packing.row_tokens, size) or 0,
         )
         recipes.append(
             Recipe(
@@ -85,19 +85,19 @@ def _check_names(number: int, chapter: Chapter, names: Sequence[str]) -> None:
         )
 
 
-def chapter_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:
+def chapter_slots(chapter: Chapter, row_tokens: int, size: int) -> int | None:
     """Return the packs of a chapter, whole global batches of `size`; None: it has no end."""
     if chapter.stop_after is not None:
         return chapter.stop_after * size
-    return _ramp_slots(chapter, max_seq_len, size)
+    return _ramp_slots(chapter, row_tokens, size)
 
 
-def _ramp_slots(chapter: Chapter, max_seq_len: int, size: int) -> int | None:
+def _ramp_slots(chapter: Chapter, row_tokens: int, size: int) -> int | None:
     """Return the packs of a chapter that is not left before its end."""
     if chapter.until is None and chapter.steps is None:
         return None
     tokens = int(chapter.until or 0)
-    steps = chapter.steps or max((2 * tokens + size * max_seq_len) // (2 * size * max_seq_len), 1)
+    steps = chapter.steps or max((2 * tokens + size * row_tokens) // (2 * size * row_tokens), 1)
     return steps * size
 
 

@@ -33,7 +33,7 @@ LANE_SPREAD = 8  # choices of a stream by which lanes may differ, see mix/schedu
 
 def choice_tokens(recipe: Recipe) -> int:
     """Return the token slots for which one choice of the schedule holds."""
-    return recipe.choice_slots * recipe.packing.max_seq_len
+    return recipe.choice_slots * recipe.row_tokens
 
 
 def first_limits(recipe: Recipe) -> Int64Array:
@@ -49,7 +49,7 @@ def first_limits(recipe: Recipe) -> Int64Array:
             continue
         for lane in range(recipe.num_lanes):
             tokens = LaneStream(recipe, number, lane).most_tokens
-            limits[lane, number] = tokens // recipe.packing.max_seq_len
+            limits[lane, number] = tokens // recipe.row_tokens
     return limits
 
 
@@ -61,7 +61,7 @@ def limits_after(
     `limits` are those of the chapter before. `served` are the packs that each queue served before
     `after`, of the same shape.
     """
-    old, new = before.packing.max_seq_len, after.packing.max_seq_len
+    old, new = before.row_tokens, after.row_tokens
     packs = limits.copy()
     if old == new:
         return packs
@@ -83,7 +83,7 @@ def _least_left(left: int, whole: int, held: int, *, before: Recipe, after: Reci
     `left` tokens at the length before are of `whole` tokens of all passes; `held` are those at the
     length after.
     """
-    old, new = before.packing.max_seq_len, after.packing.max_seq_len
+    old, new = before.row_tokens, after.row_tokens
     if new > old:
         return left
     # A truncated sample keeps at least new / old of what it had.
@@ -148,7 +148,7 @@ def _used(recipe: Recipe, number: int, whole: int, steps: int) -> Fraction:
     slots = steps * recipe.global_batch_size
     if not slots:
         return Fraction(0)
-    return token_share(recipe, number, slots) * slots * recipe.packing.max_seq_len / whole
+    return token_share(recipe, number, slots) * slots * recipe.row_tokens / whole
 
 
 def check_limits(recipes: list[Recipe]) -> tuple[int, int, str] | None:
@@ -195,7 +195,7 @@ def _check_enough(recipes: list[Recipe]) -> None:
                 f"chapters[{number}] has no end, and each of its streams has max_passes; set its "
                 "until or steps, or give one of them on_exhausted='end'"
             )
-        needed = plan.num_slots * recipe.packing.max_seq_len
+        needed = plan.num_slots * recipe.row_tokens
         spent = sum(_most_spent(recipes, before, used) for before in range(number))
         left = max(_held(recipes[: number + 1], used) - spent, 0)
         if needed > left:
@@ -209,20 +209,20 @@ def _check_enough(recipes: list[Recipe]) -> None:
 def _held(recipes: list[Recipe], streams: set[int]) -> int:
     """Return the least tokens that limited streams give in the last of some chapters, if unused."""
     first, last = recipes[0], recipes[-1]
-    max_seq_len, num_lanes = last.packing.max_seq_len, last.num_lanes
+    row_tokens, num_lanes = last.row_tokens, last.num_lanes
     if last.is_mixed:  # lanes take turns, so the one with the least counts
         least = min(
             sum(LaneStream(first, number, lane).most_tokens for number in streams)
             for lane in range(num_lanes)
         )
-        return num_lanes * (least - last.lane_run * max_seq_len)
+        return num_lanes * (least - last.lane_run * row_tokens)
     limits = limits_at(recipes, len(recipes) - 1)[:, sorted(streams)]
     # Less than a run is left in each lane, or less than a global batch in all.
     whole = limits // last.shapes.run * last.shapes.run
     rest = 0
     if last.mixing.batching_method == "per_stream":
         rest = len(streams) * (last.global_batch_size - 1)
-    return max(int(whole.sum()) - rest, 0) * max_seq_len
+    return max(int(whole.sum()) - rest, 0) * row_tokens
 
 
 def _most_spent(recipes: list[Recipe], number: int, streams: set[int]) -> int:
@@ -232,7 +232,7 @@ def _most_spent(recipes: list[Recipe], number: int, streams: set[int]) -> int:
     if plan is None or not used & streams:
         return 0
     slots = plan.num_slots or 0
-    whole = slots * recipe.packing.max_seq_len
+    whole = slots * recipe.row_tokens
     until, margin = recipes[: number + 1], _margin(recipes[0])
     if used <= streams or any(exhausted_at(until, n, margin=margin) for n in used):
         return whole

@@ -143,7 +143,7 @@ def _check_edges(batch: dict[str, Any]) -> None:
         raise ConfigError(
             "the check is inconclusive: no row of the batch has two segments "
             f"({len(rows)} segments in {len(batch['tokens'])} rows), so no edge can leak; take a "
-            "batch of shorter samples or longer packs"
+            "batch of shorter samples or a larger max_seq_len"
         )
     if int(lengths.max()) < 2:
         raise ConfigError(

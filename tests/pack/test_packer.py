@@ -20,6 +20,7 @@ from streampack.config.packing import Method
 from streampack.config.rules import OPTION_METHODS
 from streampack.errors import DataError, ResumeError
 from streampack.pack import Packer, make_packer
+from streampack.pack.buffered import limits_of
 from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, TOTAL, Packs
 from tests.helpers import oracles
 from tests.helpers.examples import examples
@@ -422,3 +423,9 @@ def test_a_state_with_a_segment_longer_than_a_pack_is_refused():
         match=r"state buffers stream .* 60 tokens.*=50; resume with the packing that was saved",
     ):
         make_packer(Packing(max_seq_len=50)).load_state_dict(packer.state_dict())
+
+
+def test_a_gap_is_computed_in_exact_decimals():
+    # 0.29 * 100 is 28.999... in floats.
+    assert limits_of(Packing(max_seq_len=100, split_gap=0.29)).split_gap == 29
+    assert limits_of(Packing(max_seq_len=8192, split_gap=0.01)).split_gap == 81

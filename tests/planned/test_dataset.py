@@ -181,21 +181,6 @@ def is_int(value: Any) -> bool:
         (lambda _: Buffers(rank_tokens=0), r"rank_tokens=0 must be at least 1"),
         (
             lambda paths: dataset_of(
-                local=str(paths[0]), mixing=Mixing(global_batch_size=10), batch_size=4
-            ),
-            r"size=10 is not .* batch_size=4: .*; set it to 8 or 12, or set batch_size to 2",
-        ),
-        (
-            lambda paths: dataset_of(
-                local=str(paths[0]),
-                mixing=Mixing(global_batch_size=8, batching_method="per_stream"),
-                order=Order(num_lanes=3),
-                batch_size=4,
-            ),
-            r"size=8 is not a multiple of .* = 12, as .*'per_stream' needs: .*12, or set Order\(",
-        ),
-        (
-            lambda paths: dataset_of(
                 [Stream(local=str(paths[0]), proportion=1), Stream(local=str(paths[1]), repeat=1)]
             ),
             r"proportion",

@@ -43,6 +43,6 @@ def test_drawing_leaves_pyplot_and_its_global_figures_alone(tmp_path):
     code = (
         "import sys, pathlib, numpy as np; from streampack.report import plot_packs; "
         f"plot_packs([np.array([[0, 5]])], pathlib.Path({str(tmp_path / 'p.png')!r}), "
-        "names=['code'], max_seq_len=8); sys.exit('matplotlib.pyplot' in sys.modules)"
+        "names=['code'], row_tokens=8); sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
