@@ -80,7 +80,7 @@ def field_difference(key: str, saved: Any, own: Any, way_out: str = WITHOUT_STAT
     )
 
 
-def as_text(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return canonical JSON for comparison; a value that is not JSON equals no saved value."""
     try:
         return json.dumps(value, sort_keys=True)

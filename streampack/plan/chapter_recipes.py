@@ -13,7 +13,7 @@ from fractions import Fraction
 from hashlib import blake2b
 from typing import Any
 
-from streampack._state import as_text
+from streampack._state import canonical_json
 from streampack.chapters import SHAPES, Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
@@ -130,6 +130,6 @@ def chain(recipes: Sequence[Recipe]) -> str:
     link = ""
     for recipe in recipes:
         # Chained, so that equal last hashes mean equal chapters before.
-        text = link + as_text(chapter_record(recipe))
+        text = link + canonical_json(chapter_record(recipe))
         link = blake2b(text.encode(), digest_size=16).hexdigest()
     return link

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._state import as_text
+from streampack._state import canonical_json
 from streampack.mix import ScheduleState
 from streampack.mix.schedule import OWED_STEP
 from streampack.plan.recipe import Recipe
@@ -116,7 +116,7 @@ def _as_json(value: State) -> str:
 
 
 def _place(state: State) -> bytes:
-    text = as_text({key: state.get(key) for key in PLACE})
+    text = canonical_json({key: state.get(key) for key in PLACE})
     return blake2b(text.encode(), digest_size=32).digest()
 
 

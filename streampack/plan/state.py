@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, cast, get_args
 
-from streampack._state import MAX_EPOCH, FieldChecks, as_text, saved_fingerprint
+from streampack._state import MAX_EPOCH, FieldChecks, canonical_json, saved_fingerprint
 from streampack.balance import Balance
 from streampack.chapters import SHAPES
 from streampack.config import Order, Packing
@@ -242,7 +242,7 @@ def check_common(state: State, run: RunPlan, digests: Sequence[str]) -> None:
     for key, value in own.items():
         if key == "streams" and (run.chapters or are_same_streams(saved.get(key), value)):
             continue
-        if as_text(saved.get(key)) != as_text(value):
+        if canonical_json(saved.get(key)) != canonical_json(value):
             raise ResumeError(difference(key, saved.get(key), value, recipe))
 
 

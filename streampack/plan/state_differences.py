@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streampack._state import FieldChecks, as_text, field_difference
+from streampack._state import FieldChecks, canonical_json, field_difference
 from streampack.errors import ResumeError
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.recipe import Recipe
@@ -74,7 +74,7 @@ def difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
 
 
 def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
-    if sorted(map(as_text, saved)) == sorted(map(as_text, own)):
+    if sorted(map(canonical_json, saved)) == sorted(map(canonical_json, own)):
         order = [names[own.index(digest)] for digest in saved]
         return (
             f"the state was saved with this dataset's streams in another order: {_quoted(order)}; "
@@ -108,7 +108,7 @@ def _other_weights(saved: list[Any], own: list[Any], names: list[str]) -> str:
         f"{before[0]!r:.20} {before[1]!s:.20} of stream {name!r} an epoch, but this dataset takes "
         f"{now[0]} {now[1]}"
         for name, before, now in zip(names, saved, own, strict=True)
-        if as_text(before) != as_text(now)
+        if canonical_json(before) != canonical_json(now)
     ]
     return (
         f"the state was saved with {'; '.join(changed)}: resume with the run's proportion, repeat "
@@ -170,7 +170,7 @@ def check_past(records: Sequence[dict[str, Any]], recipes: Sequence[Recipe], sta
             is_length = key == "steps" and number == current
             if is_length and own["ramp_steps"] is None and saved.get("ramp_steps") is None:
                 _check_length(number, position, value, recipes[number].global_batch_size)
-            elif as_text(saved.get(key)) != as_text(value):
+            elif canonical_json(saved.get(key)) != canonical_json(value):
                 field, before, now = _part_that_differs(key, saved.get(key), value)
                 way_out = f"restore it, and edit chapters after chapters[{current}]"
                 if number == current and saved.get("ramp_steps") is None:
