@@ -83,21 +83,6 @@ class PackQueue:
         """Whether all packs of the queue are planned."""
         return self.windows.is_complete
 
-    @property
-    def dropped(self) -> Int64Array:
-        """Samples without segments so far, shape (num_streams,)."""
-        return self.windows.dropped
-
-    @property
-    def high_water_tokens(self) -> int:
-        """Maximum number of tokens that the packer has held."""
-        return self.windows.packer.high_water[0]
-
-    @property
-    def num_substituted(self) -> int:
-        """Draws of a run of chapters that went to other streams because theirs was exhausted."""
-        return self.windows.arrivals.num_substituted
-
     def extend(self) -> None:
         """Plan one more window."""
         if self.is_complete:

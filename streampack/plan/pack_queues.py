@@ -50,7 +50,7 @@ class PackQueues:
     def __init__(
         self, run: RunPlan, number: int, snapshots: list[State], counted_lanes: range
     ) -> None:
-        self._recipe = recipe = run.recipe_of(number)
+        self._recipe = recipe = run.span(number).recipe
         self._run = run
         self._first_epoch = 0 if recipe.is_endless else number
         passed = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
@@ -82,7 +82,7 @@ class PackQueues:
         """The sum of the maximum number of tokens held by each packer."""
         if self._num_summed != self.num_changes:
             self._num_summed = self.num_changes
-            self._high_water = sum([queue.high_water_tokens for queue in self])
+            self._high_water = sum([queue.windows.packer.high_water[0] for queue in self])
         return self._high_water
 
     @property
@@ -93,7 +93,7 @@ class PackQueues:
             self._dropped = np.zeros(len(self._recipe.streams), np.int64)
             for (lane, _), pack_queue in self._queues.items():
                 if lane in self._counted_lanes:
-                    self._dropped += pack_queue.dropped
+                    self._dropped += pack_queue.windows.dropped
             if self._recipe.chapter is not None:
                 for lane, queue in self._loaded:
                     if lane in self._counted_lanes:
@@ -106,7 +106,9 @@ class PackQueues:
         if self._recipe.chapter is None:
             return 0
         queues, parked = self._queues.items(), self._loaded.items()
-        draws = [(lane, pack_queue.num_substituted) for (lane, _), pack_queue in queues]
+        draws = [
+            (lane, pack_queue.windows.arrivals.num_substituted) for (lane, _), pack_queue in queues
+        ]
         draws += [(lane, num_substituted(saved["arrivals"])) for (lane, _), saved in parked]
         return sum(num for lane, num in draws if lane in self._counted_lanes)
 
@@ -158,7 +160,7 @@ class PackQueues:
     def _park(self, lane: int, queue: int, pack_queue: PackQueue) -> None:
         key = lane, queue
         self._loaded[key] = pack_queue.rest(int(self.passed[key]))
-        self._parked_dropped[key] = pack_queue.dropped
+        self._parked_dropped[key] = pack_queue.windows.dropped
         del self._queues[key]
         self._saved.pop(key, None)
         self._changed.discard(key)

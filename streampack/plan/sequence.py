@@ -85,7 +85,7 @@ class PackSequence:
         number = start.epoch
         last = len(run) if run.chapters else number + 1
         self._stop = last if stop is None else stop
-        counted = counted_lanes(run.recipe_of(number), self._views[run.index(number)])
+        counted = counted_lanes(run.recipes[run.index(number)], self._views[run.index(number)])
         self._queues = PackQueues(run, number, start.snapshots, counted)
         self._walk_states: dict[int, deque[WalkState]] = {}
         self._substituted_before = 0  # in chapters before, without those before the start
@@ -93,13 +93,14 @@ class PackSequence:
         self._begin(number, start.position, walk)
         self._dropped_before = self._queues.dropped
         self._substituted_before -= self._num_substituted
-        slots = run.num_slots(number)
+        slots = self._span.num_slots
         if slots is not None and start.position >= slots and not self._is_last:
             self._turn()
 
     def _begin(self, number: int, position: int, walk: WalkState | None = None) -> None:
         """Begin an epoch, or a chapter that the queues have turned to."""
-        self._recipe = recipe = self._run.recipe_of(number)
+        self._span = self._run.span(number)
+        self._recipe = recipe = self._span.recipe
         self._view = view = self._views[self._run.index(number)]
         self.epoch = number
         self.position = position
@@ -116,7 +117,7 @@ class PackSequence:
         self._watch = ShardTracker(recipe)
         is_dealt = self._dealer is not None
         self._at = SpanSlots(
-            self._run, number, position, view, self._queues, walk=walk, is_dealt=is_dealt
+            self._run, self._span, position, view, self._queues, walk=walk, is_dealt=is_dealt
         )
         self._walk_states[number] = self._at.walk.states
         self._pass_over(position)
@@ -339,10 +340,9 @@ class PackSequence:
 
     def _skip(self, most: int) -> int:
         """Pass over steps that are skipped; return the batches that may follow, up to `most`."""
-        size = self._recipe.global_batch_size
-        before = self._run.steps_before(self.epoch)
+        size, before = self._recipe.global_batch_size, self._span.first_step
         for first, stop in self._skips:
-            step = before + self.position // size
+            step = self._span.step_at(self.position)
             # A step that has begun is delivered to its end.
             if first <= step < stop and self.position % size == 0:
                 last = stop - before
@@ -351,7 +351,7 @@ class PackSequence:
                 self.num_skipped += last - (step - before)
                 self.position = last * size
                 self._pass_over(self.position)
-        step = before + self.position // size
+        step = self._span.step_at(self.position)
         nexts = [first for first, _ in self._skips if first > step]
         if nexts:
             left = (nexts[0] - before) * size - self.position
@@ -366,7 +366,7 @@ class PackSequence:
         self._run.note_end(self.epoch, self._at.walk.state())
         self.close()
         number = self.epoch + 1
-        recipe = self._run.recipe_of(number)
+        recipe = self._run.recipes[number]
         lanes = touched_lanes(recipe, self._views[number], 0, self._run.lane_offset(number))
         self._queues.turn(recipe, lanes)
         self._begin(number, 0)

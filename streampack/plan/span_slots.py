@@ -22,7 +22,7 @@ from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS, WalkState
-from streampack.plan.spans import RunPlan, exhausted
+from streampack.plan.spans import RunPlan, Span, exhausted
 from streampack.types import State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to be planned for it
@@ -49,7 +49,7 @@ class SpanSlots:
     def __init__(
         self,
         run: RunPlan,
-        number: int,
+        span: Span,
         position: int,
         view: DeviceView,
         queues: PackQueues,
@@ -57,10 +57,10 @@ class SpanSlots:
         walk: WalkState | None = None,
         is_dealt: bool = False,
     ) -> None:
-        self._recipe = recipe = run.recipe_of(number)
+        self._recipe = recipe = span.recipe
         self._queues = queues
         self._is_dealt = is_dealt
-        self._ends = LaneEndFinder(recipe, number)
+        self._ends = LaneEndFinder(recipe, span.number)
         # Packs of queues that were extended.
         self._num_packs = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
         self.slots = NO_SLOTS
@@ -69,10 +69,10 @@ class SpanSlots:
         self.num_slots: int | None = None
         self._substituted = 0  # substitutions before `first`
         self._saved: list[State] = []
-        self._own_lanes = touched_lanes(recipe, view, position, run.lane_offset(number))
-        if (num_packs := run.num_slots(number)) is not None:
-            self._set_total(num_packs)
-        self.walk = run.walker(number, position, self._extend_queue, walk)
+        self._own_lanes = touched_lanes(recipe, view, position, run.lane_offset(span.number))
+        if span.num_slots is not None:
+            self._set_total(span.num_slots)
+        self.walk = run.walker(span, position, self._extend_queue, walk)
         self.first = self.num_walked = self.asked = self._released = self.walk.slot
         queues.passed[:] = self.walk.served // recipe.shapes.slots_per_pack
         self._open_queues()

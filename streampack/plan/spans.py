@@ -16,7 +16,7 @@ Cost: about 100 ns a slot of the chapters before, and only if a state does not s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,12 +31,35 @@ from streampack.rng import random_bits
 from streampack.types import Int64Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Span:
+    """A part of the sequence with one recipe: an epoch, or a chapter of a run."""
+
+    number: int
+    """Index of the epoch or the chapter."""
+    recipe: Recipe
+    """Its streams, with shares or quotas, and its sizes."""
+    num_slots: int | None
+    """Its packs, whole global batches; None: it drains, or has no end."""
+    first_step: int = 0
+    """Steps of the chapters before."""
+
+    def step_at(self, position: int) -> int:
+        """Return the step of the run to which the pack at a position belongs."""
+        return self.first_step + position // self.recipe.global_batch_size
+
+    @property
+    def stop_step(self) -> int | None:
+        """Steps of the run until the span ends; None where that is not known."""
+        return None if self.num_slots is None else self.step_at(self.num_slots)
+
+
 class RunPlan:
     """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    A run without chapters has one recipe, that of all its epochs. `ended_by` is the stream that
-    ends the run before its last chapter does; None: none. It drains the chapter, in which queues
-    end at `limits`.
+    A run without chapters has one recipe, that of all its epochs, and no `spans`. `ended_by` is the
+    stream that ends the run before its last chapter does; None: none. It drains the chapter, in
+    which queues end at `limits`.
     """
 
     def __init__(
@@ -49,6 +72,16 @@ class RunPlan:
         self._limits = limits
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
+        self.spans: list[Span] = []
+        for number, plan in enumerate(self.chapters):
+            first = self.spans[-1].stop_step if number else 0
+            span = Span(
+                number=number,
+                recipe=self.recipes[number],
+                num_slots=plan.num_slots,
+                first_step=first or 0,
+            )
+            self.spans.append(span)
         self._starts: dict[int, WalkState] = {}
         if self.chapters:
             self._starts[0] = self._limited(0, start_of_run(self.recipes[0]))
@@ -60,20 +93,17 @@ class RunPlan:
         """Return the place of a chapter's recipe and view; all epochs have the same."""
         return number if self.chapters else 0
 
-    def recipe_of(self, number: int) -> Recipe:
-        """Return the recipe of an epoch or a chapter."""
-        return self.recipes[number if self.chapters else 0]
-
-    def num_slots(self, number: int) -> int | None:
-        """Return the packs of an epoch or a chapter; None: it drains, or has no end."""
-        if self.chapters:
-            return self.chapters[number].num_slots
+    def span(self, number: int) -> Span:
+        """Return an epoch or a chapter."""
+        if self.spans:
+            return self.spans[number]
         recipe = self.recipes[0]
-        return recipe.packs_per_carry_epoch if recipe.is_endless else None
+        num_slots = recipe.packs_per_carry_epoch if recipe.is_endless else None
+        return Span(number=number, recipe=recipe, num_slots=num_slots)
 
     def lane_offset(self, number: int) -> int:
         """Return the slots before an epoch or a chapter, modulo a round of all lanes."""
-        recipe = self.recipe_of(number)
+        recipe = self.recipes[self.index(number)]
         if not self.chapters:
             return number * recipe.packs_per_carry_epoch if recipe.is_endless else 0
         # Each chapter begins a visit to a lane.
@@ -82,7 +112,7 @@ class RunPlan:
 
     def walker(
         self,
-        number: int,
+        span: Span,
         position: int,
         extend_queue: Callable[[int, int], None],
         walk: WalkState | None = None,
@@ -91,7 +121,7 @@ class RunPlan:
 
         It begins at `walk`, if that is known.
         """
-        recipe = self.recipe_of(number)
+        number, recipe = span.number, span.recipe
         if not self.chapters:
             walker = SlotWalker(recipe, 0 if recipe.is_endless else number, extend_queue)
             if recipe.is_endless:
@@ -103,11 +133,6 @@ class RunPlan:
             walker.skip(position // size * size - walker.slot)
         return walker
 
-    def steps_before(self, chapter: int) -> int:
-        """Return the steps of the run before a chapter."""
-        sizes = [recipe.global_batch_size for recipe in self.recipes[:chapter]]
-        return sum((self.num_slots(number) or 0) // size for number, size in enumerate(sizes))
-
     def start(self, chapter: int) -> WalkState:
         """Return the state in which a chapter begins; walks those before it if needed.
 
@@ -115,7 +140,7 @@ class RunPlan:
         """
         if chapter not in self._starts:
             before = chapter - 1
-            recipe, num_slots = self.recipes[before], self.num_slots(before) or 0
+            recipe, num_slots = self.recipes[before], self.spans[before].num_slots or 0
             walker = SlotWalker(recipe, 0, extend_nothing, self.start(before))
             if recipe.is_mixed:
                 walker.skip(num_slots)

@@ -201,10 +201,8 @@ def skip_problem(
 
     None if they are. `skips` are ranges [first, stop) of steps of the run.
     """
-    chapter, size = progress.epoch, run.recipes[progress.epoch].global_batch_size
-    step = run.steps_before(chapter) + progress.position // size
-    slots = run.num_slots(chapter)
-    end = None if slots is None else run.steps_before(chapter) + slots // size
+    span = run.spans[progress.epoch]
+    step, end = span.step_at(progress.position), span.stop_step
     ahead = [skip for skip in skips if skip[1] > step and (end is None or skip[0] < end)]
     if not ahead or progress.position % window == 0:
         return None
@@ -220,17 +218,10 @@ def warn_of_skips(
     run: RunPlan, skips: Sequence[tuple[int, int]], progress: Progress | None = None
 ) -> None:
     """Warn of ranges [first, stop) of steps that are not skipped: past, or beyond the run."""
-    begun, at = 0, progress or Progress()
+    begun, end = 0, run.spans[-1].stop_step
     if progress is not None:
-        size = run.recipes[at.epoch].global_batch_size
-        begun = run.steps_before(at.epoch) - (-at.position // size)
-    last = len(run) - 1
-    slots = run.num_slots(last)
-    end = (
-        None
-        if slots is None
-        else run.steps_before(last) + slots // run.recipes[last].global_batch_size
-    )
+        span = run.spans[progress.epoch]
+        begun = span.step_at(progress.position + span.recipe.global_batch_size - 1)
     for first, stop in skips:
         if first < begun:
             logger.warning(

@@ -31,7 +31,6 @@ from streampack.plan.spans import RunPlan
 from streampack.plan.state import (
     check_common,
     decode_state,
-    encode_state,
     plan_fingerprint,
     saved_chapters,
 )
@@ -43,7 +42,7 @@ from streampack.planned.chapter_edits import (
     skip_problem,
     warn_of_skips,
 )
-from streampack.planned.device_view import balance_in_state, check_balance, device_view
+from streampack.planned.device_view import check_balance, device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_at_batch, check_lanes
 from streampack.runtime.memory_budget import max_prefetch
@@ -53,9 +52,6 @@ from streampack.types import State
 
 class ChapterEngine(PlanEngine):
     """Plans, reads and resumes a run of chapters; see `PlanEngine`."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_running": None}
 
     def _build(self) -> None:
         self._digests = [stream.growing_digest for stream in self._spec.streams]
@@ -81,13 +77,12 @@ class ChapterEngine(PlanEngine):
     def _use_run(self, run: RunPlan, chapters: RunChapters, walk: WalkState | None = None) -> None:
         """Plan these chapters from now on; the walk resumes from `walk`, if it is known."""
         self.run = run
-        """The chapters, and where they begin."""
         self._chapters = chapters
         # Of each chapter. The run may end before the last.
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
         self._views = [device_view(own.world, own.batch_size, own.balance) for own in self._specs]
         self._walk = walk
-        self._running: PackSequence | None = None
+        self._latest: PackSequence | None = None
 
     def _use_chapter(self, number: int) -> None:
         """Let recipe, batch size and view be those of a chapter."""
@@ -110,13 +105,12 @@ class ChapterEngine(PlanEngine):
     def __len__(self) -> int:
         """Return the number of batches of this rank in the run; a TypeError if it has no end."""
         num_batches = 0
-        for number, view in enumerate(self._views):
-            slots = self.run.num_slots(number)
-            if slots is None:
+        for span, view in zip(self.run.spans, self._views, strict=True):
+            if span.num_slots is None:
                 raise TypeError(
-                    f"chapter {number}, the run's last, has no end, so the run has no length"
+                    f"chapter {span.number}, the run's last, has no end, so the run has no length"
                 )
-            num_batches += slots // view.window
+            num_batches += span.num_slots // view.window
         return num_batches
 
     # Iteration.
@@ -132,7 +126,7 @@ class ChapterEngine(PlanEngine):
     def continues(self) -> bool:
         """Whether the run has another chapter after the iteration that ended."""
         reached = self._reached
-        slots = self.run.num_slots(reached.epoch)
+        slots = self.run.spans[reached.epoch].num_slots
         is_over = slots is not None and reached.position >= slots
         return not (is_over and reached.epoch + 1 == len(self.run))
 
@@ -146,16 +140,16 @@ class ChapterEngine(PlanEngine):
         stop = first + 1
         while stop < len(self.run) and (self._reads_all or self._shape(stop) == self._shape(first)):
             stop += 1
-        self._running = PackSequence(
+        self._latest = PackSequence(
             self.run,
             self._views,
             start,
-            walk=self._walk_state_at(start),
+            walk=self._walk_at(start),
             skips=self.skips,
             stop=stop,
         )
         self.at = start
-        return self._running
+        return self._latest
 
     _reads_all = False  # whether an iteration goes through chapters of several shapes
 
@@ -175,14 +169,13 @@ class ChapterEngine(PlanEngine):
 
     def _after_edge(self, progress: Progress) -> Progress:
         """Return the start of the next chapter for the end of one."""
-        slots = self.run.num_slots(progress.epoch)
+        slots = self.run.spans[progress.epoch].num_slots
         if slots is None or progress.position < slots or progress.epoch + 1 == len(self.run):
             return progress
         return Progress(epoch=progress.epoch + 1, snapshots=progress.snapshots)
 
-    def _walk_state_at(self, progress: Progress) -> WalkState | None:
-        """Return a known state from which the walk reaches a position."""
-        running, start = self._running, self._start
+    def _walk_at(self, progress: Progress) -> WalkState | None:
+        running, start = self._latest, self._start
         walk = running.walk_state(progress.epoch, progress.position) if running else None
         if walk is None and self._walk is not None and start.epoch == progress.epoch:
             walk = self._walk if self._walk.slot <= progress.position else None
@@ -223,11 +216,8 @@ class ChapterEngine(PlanEngine):
     # State.
 
     def _state_of(self, progress: Progress) -> State:
-        state = encode_state(self.run, self._digests, progress, self._walk_state_at(progress))
-        view = self._views[progress.epoch]
-        state |= balance_in_state(self.run.recipes[progress.epoch], view, progress.position)
         skips = {"skip": [list(skip) for skip in self.skips]}
-        return state | skips | self._chapters.record(len(self.run))
+        return super()._state_of(progress) | skips | self._chapters.record(len(self.run))
 
     def state_dict(self) -> State:
         """Return the state of the run; only the training process knows it."""
@@ -256,7 +246,7 @@ class ChapterEngine(PlanEngine):
         progress, walk = decode_state(state, run, self._digests)
         own = chapter_spec(self._whole, chapters.chapters[current])
         view = device_view(own.world, own.batch_size, own.balance)
-        num_packs = run.num_slots(current) or MAX_INTEGER
+        num_packs = run.spans[current].num_slots or MAX_INTEGER
         check_balance(state, run.recipes[current], view, lambda: num_packs)
         self._check_shards(run, current)
         check_at_batch(progress.position, progress.position, own.batch_size)
@@ -281,12 +271,6 @@ class ChapterEngine(PlanEngine):
         _, run = fitting_run(self._whole, self._written, state, records)
         check_common(state, run, self._digests)
         return current, state["position"]
-
-    def _resume_from(self, progress: Progress) -> None:
-        self._start = progress
-        self.num_moves += 1
-        self.go_to(0)
-        self.counter.run = [1, progress.epoch, progress.position, *([0] * 4)]
 
     # Changes at run time; all ranks must ask for the same. A signal handler may raise at any time,
     # so each is made in a copy, and adopted by one assignment.
@@ -328,7 +312,7 @@ class ChapterEngine(PlanEngine):
         reached = self._reached
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps
-        walk = None if is_replaced else self._walk_state_at(reached)
+        walk = None if is_replaced else self._walk_at(reached)
         changed = self._copy_at(reached)
         changed._use_run(run, amended, walk)
         changed._use_chapter(number)
@@ -337,8 +321,8 @@ class ChapterEngine(PlanEngine):
     def skip(self, steps: int) -> None:
         """Skip the next global batches, from the next edge on."""
         progress = self._compare(steps=steps)
-        size = self.run.recipes[progress.epoch].global_batch_size
-        first = self.run.steps_before(progress.epoch) + -(-progress.position // size)
+        span = self.run.spans[progress.epoch]
+        first = span.step_at(progress.position + span.recipe.global_batch_size - 1)
         skips = sorted([*self.skips, (first, first + read_count("steps", steps))])
         window = self._views[progress.epoch].window
         if (problem := skip_problem(self.run, progress, window, skips)) is not None:
@@ -347,5 +331,5 @@ class ChapterEngine(PlanEngine):
         reached = self._reached
         changed = self._copy_at(reached)
         changed.skips = skips
-        changed._use_run(self.run, self._chapters, self._walk_state_at(reached))
+        changed._use_run(self.run, self._chapters, self._walk_at(reached))
         self.__dict__ = changed.__dict__

@@ -30,12 +30,16 @@ from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
 from streampack.plan import (
     DevicePlan,
+    DeviceView,
     PackSequence,
     Progress,
     Recipe,
+    encode_state,
 )
 from streampack.plan.lane_stream import skips_lanes
-from streampack.planned.build import DatasetSpec
+from streampack.plan.slots import WalkState
+from streampack.plan.spans import RunPlan
+from streampack.planned.build import DatasetSpec, kept_shape
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
     ReadAhead,
@@ -43,7 +47,7 @@ from streampack.planned.cache_budget import (
     fetch_limits,
     lane_cycle,
 )
-from streampack.planned.device_view import device_view
+from streampack.planned.device_view import balance_in_state, device_view
 from streampack.planned.refusals import (
     check_not_empty,
 )
@@ -58,6 +62,9 @@ from streampack.types import State
 
 class PlanEngine(ResumableRun[PackSequence, Progress]):
     """Plans, reads and resumes a planned dataset; see `EpochEngine` and `ChapterEngine`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
 
     def __init__(
         self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool
@@ -84,6 +91,10 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         self._view = device_view(self.world, self.batch_size, self.balance)
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
 
+    run: RunPlan
+    """Its epochs or its chapters, and where they begin."""
+    _views: list[DeviceView]
+    """The part of this rank: of all epochs, or of each chapter."""
     _digests: list[str]
     """A digest of each stream's contents."""
 
@@ -114,7 +125,21 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def _state_of(self, progress: Progress) -> State:
         """Return the state at a position."""
-        raise NotImplementedError
+        number = self.run.index(progress.epoch)
+        recipe, view = self.run.recipes[number], self._views[number]
+        state = encode_state(self.run, self._digests, progress, self._walk_at(progress))
+        return state | balance_in_state(recipe, view, progress.position)
+
+    def _walk_at(self, _: Progress) -> WalkState | None:
+        """Return a known state from which the walk of a chapter reaches a position."""
+        return None
+
+    def _resume_from(self, progress: Progress) -> None:
+        self._start = progress
+        self.num_moves += 1
+        self.go_to(progress.epoch if not self.run.chapters else 0)
+        kept = [0] * 4 if self.run.chapters else kept_shape(self.recipe)
+        self.counter.run = [1, progress.epoch, progress.position, *kept]
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""

@@ -23,7 +23,6 @@ from streampack.plan import (
     check_resized,
     count_slots,
     decode_state,
-    encode_state,
     epoch_sequence,
     plan_fingerprint,
     run_shape,
@@ -32,7 +31,7 @@ from streampack.plan import (
 from streampack.plan.lane_ends import packs_in
 from streampack.plan.spans import RunPlan
 from streampack.planned.build import METHODS, build_recipe, kept_shape
-from streampack.planned.device_view import balance_in_state, check_balance
+from streampack.planned.device_view import check_balance
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import (
     check_at_batch,
@@ -58,12 +57,9 @@ class EpochEngine(PlanEngine):
 
     def _use_recipe(self, recipe: Recipe) -> None:
         super()._use_recipe(recipe)
-        self.run = RunPlan([recipe])
+        self.run, self._views = RunPlan([recipe]), [self._view]
         self._totals: dict[int, int] = {}  # packs of epochs
         self._latest: PackSequence | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the plan's fingerprint, and the shape that a run keeps."""
@@ -151,10 +147,6 @@ class EpochEngine(PlanEngine):
         progress = self.at or self._worker_start or self._start_of(self.counter.next_epoch)
         return self._state_of(progress)
 
-    def _state_of(self, progress: Progress) -> State:
-        state = encode_state(self.run, self._digests, progress)
-        return state | balance_in_state(self.recipe, self._view, progress.position)
-
     def _start_of(self, epoch: int) -> Progress:
         """Return where an epoch begins: at the loaded state, if it is in this epoch."""
         return self._start if epoch == self._start.epoch else Progress(epoch=epoch)
@@ -192,12 +184,6 @@ class EpochEngine(PlanEngine):
             self._worker_start, self.at, self._current = progress, None, None
         else:
             self._resume_from(progress)
-
-    def _resume_from(self, progress: Progress) -> None:
-        self._start = progress
-        self.num_moves += 1
-        self.go_to(progress.epoch)
-        self.counter.run = [1, progress.epoch, progress.position, *kept_shape(self.recipe)]
 
     def _take_over_run(self) -> None:
         """Adopt a state that the training process loaded since this persistent worker started."""

@@ -178,7 +178,9 @@ def _exhausted(engine: ChapterEngine) -> dict[str, int]:
         stream.name: exhausted_at(run.recipes, number)
         for number, stream in enumerate(engine.recipe.streams)
     }
-    return {name: run.steps_before(at[0]) + at[1] for name, at in places.items() if at is not None}
+    return {
+        name: run.spans[at[0]].first_step + at[1] for name, at in places.items() if at is not None
+    }
 
 
 def chapters_view(described: Mapping[str, Any]) -> Group:

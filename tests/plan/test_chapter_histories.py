@@ -142,7 +142,7 @@ class History(RuleBasedStateMachine):
         return -(-self.state["position"] // plan.recipes[self.current].global_batch_size)
 
     def is_over(self) -> bool:
-        slots = self.plan().num_slots(self.current)
+        slots = self.plan().spans[self.current].num_slots
         return self.state["position"] == slots and self.current + 1 == len(self.run)
 
     @precondition(lambda self: not self.is_over())
@@ -207,13 +207,13 @@ class History(RuleBasedStateMachine):
         self.names += [name for name in {"web": 1, **own} if name not in self.names]
         plan, progress, walk = self.resumed()
         number, steps = progress.epoch, self.steps_begun(plan)
-        slots = plan.num_slots(number)
+        slots = plan.spans[number].num_slots
         size = plan.recipes[number].global_batch_size
         if slots is not None and steps * size == slots:
             number, steps = number + 1, 0
             if progress.position < slots or number == len(self.run):
                 return  # the chapter ends with this global batch
-            slots, size = plan.num_slots(number), plan.recipes[number].global_batch_size
+            slots, size = plan.spans[number].num_slots, plan.recipes[number].global_batch_size
         left = None if slots is None else slots // size - steps
         chapters = RunChapters.written(self.run)
         amended = chapters.amend(number, own, after=steps, left=left).chapters
@@ -223,7 +223,7 @@ class History(RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 5), num=st.integers(1, 3))
     def skip(self, ahead, num) -> None:
         plan = self.plan()
-        first = plan.steps_before(self.current) + self.steps_begun(plan) + ahead
+        first = plan.spans[self.current].first_step + self.steps_begun(plan) + ahead
         self.skips.append((first, first + num))
 
     @rule(order=st.permutations(NAMES), num=st.integers(0, 4))

@@ -210,7 +210,7 @@ def test_a_queue_holds_the_segments_that_pass_on_and_no_more():
         queue.extend()
         queue.release(queue.num_known)
         assert queue.held()[:, LENGTH].sum() <= 10_000
-    assert 0 < queue.high_water_tokens <= 10_000
+    assert 0 < queue.windows.packer.high_water[0] <= 10_000
 
 
 @pytest.mark.parametrize("num_lanes", [1, 4])

@@ -216,7 +216,7 @@ def test_a_packer_buffers_three_passes_or_a_pack_at_most(packer, number, length)
     )
     queue = PackQueue(r, 0, 0, 0)
     assert len(list(islice(queue_packs(queue), 300))) == 300
-    assert queue.high_water_tokens <= max(3 * number * length, 2048)
+    assert queue.windows.packer.high_water[0] <= max(3 * number * length, 2048)
 
 
 @pytest.mark.parametrize("packer", [None, "exact_fit", "two_tiers"])
