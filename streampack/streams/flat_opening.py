@@ -69,7 +69,11 @@ def is_flat(stream: Any) -> bool:
     if remote is not None or os.path.exists(os.path.join(source, INDEX_FILE)):
         return False
     if os.path.isdir(source):
-        return any(name.endswith(endings) for _, _, names in os.walk(source) for name in names)
+        # A folder with an index.json has shards, whatever their names.
+        return any(
+            INDEX_FILE not in names and any(name.endswith(endings) for name in names)
+            for _, _, names in os.walk(source)
+        )
     return any(os.path.exists(f"{source}{ending}") for ending in endings)
 
 

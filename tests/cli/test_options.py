@@ -7,7 +7,7 @@ from collections import defaultdict
 from inspect import signature
 from pathlib import Path
 from types import NoneType
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from typer.main import get_command
@@ -16,6 +16,7 @@ from streampack import PackedDataLoader, Stream, World
 from streampack.cli.app import build_app
 from streampack.cli.verbs import VERBS
 from streampack.write import RowFormat, WriteOptions, merge, write_lengths
+from streampack.write.document_ends import write_document_ends
 
 COMMANDS = get_command(build_app()).commands
 OPTIONS = [
@@ -49,7 +50,8 @@ def test_an_option_takes_the_same_type_in_all_verbs():
     for options in VERBS.values():
         for name, hint in get_type_hints(options).items():
             kinds = [kind for kind in (*get_args(hint), hint) if kind is not NoneType]
-            types[name].add(str if kinds[0] is Path else kinds[0])  # of a folder, or its URL
+            kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is list else kinds[0]  # several
+            types[name].add(str if kind is Path else kind)  # of a folder, or its URL
 
     assert {name: found for name, found in types.items() if len(found) > 1} == {}
 
@@ -66,7 +68,7 @@ def test_an_option_means_the_same_in_all_verbs(name):
 CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
-    "index": ([write_lengths], set()),
+    "index": ([write_lengths, write_document_ends], set()),
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),
