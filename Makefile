@@ -28,7 +28,7 @@ RESULTS := build/bench
 PEERS := .venv-peers
 DOCS := .venv-docs
 
-.PHONY: help install demo quick test slow forkserver lint format check docs wheel clean bench \
+.PHONY: help install architectures demo quick test slow forkserver lint format check docs wheel clean bench \
 	bench-peers
 
 help:
@@ -46,6 +46,10 @@ $(INSTALLED): pyproject.toml constraints.txt requirements-mosaicml.txt
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || echo \
 		"torchvision does not fit this build of torch: see docs/install.md"
 	@touch $(INSTALLED)
+
+# Again with transformers 4.57, in an environment that has it: python -m tests.helpers.architectures
+architectures: $(INSTALLED)
+	$(BIN)/python -m tests.helpers.architectures
 
 demo: $(INSTALLED)
 	$(BIN)/streampack demo

@@ -9,7 +9,7 @@
 streampack's own tests use the same functions.
 """
 
-from streampack.testing.leaks import Decoder, LogitsOf, assert_no_leak
+from streampack.testing.leaks import Decoder, InconclusiveError, LogitsOf, assert_no_leak
 from streampack.testing.runs import (
     assert_exactly_once,
     assert_resumes,
@@ -18,6 +18,7 @@ from streampack.testing.runs import (
 
 __all__ = [
     "Decoder",
+    "InconclusiveError",
     "LogitsOf",
     "assert_exactly_once",
     "assert_no_leak",

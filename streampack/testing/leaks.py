@@ -31,10 +31,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 
 from streampack._checks import check_choice
-from streampack.batch.formats.huggingface import to_hf
+from streampack.batch.formats.registry import BatchFormat, Formatter, get_format
 from streampack.batch.layout import CARRIED, check_native, unpad
 from streampack.batch.masks import block_causal_mask, dense_mask
 from streampack.errors import ConfigError
+from streampack.testing.architectures import way_out
 
 Style = Literal["hf", "torchtune", "decoder", "batch"]
 LogitsOf: TypeAlias = Callable[[dict[str, Any]], torch.Tensor]
@@ -44,6 +45,10 @@ ROUNDING = 8.0  # bound of a logit's rounding error, in units of epsilon times t
 LEAST_SHARE = 1e-3  # fraction of a real change that counts as a difference from the segment alone
 LEAST_LEAK = 1e-5  # the same between passes of one shape, which differ by far less if none leaks
 LEAST_CONTRAST = 4.0  # least ratio of a real change to the tolerance for a meaningful check
+
+
+class InconclusiveError(ConfigError):
+    """A leak could not have shown: in this batch, or in the logits of this model."""
 
 
 class Decoder(Protocol):
@@ -67,6 +72,7 @@ def assert_no_leak(
     *,
     atol: float | None = None,
     style: Style | None = None,
+    batch_format: BatchFormat = "hf",
 ) -> None:
     """Check that a segment's logits are the same in its pack as alone.
 
@@ -80,24 +86,34 @@ def assert_no_leak(
             a hundred-thousandth if other segments are replaced.
         style: Calling convention of the model; None: inferred from its argument names.
 
-            - "hf": ``model(**to_hf(batch)).logits``, a causal model of transformers
+            - "hf": ``model(**to_hf(batch)).logits``, a causal model of transformers, or with
+              another `batch_format`
             - "torchtune": ``model(tokens, mask=(B, S, S), input_pos=...)``
             - "decoder": the same with a mask of shape (B, 1, S, S)
             - "batch": ``model(batch)`` returns logits, shape (B, S, vocabulary): any function
+        batch_format: How a model of transformers is given a batch: "hf", "hf_flash" for flash
+            attention, or a function that keeps the B * S tokens in their order.
 
     Raises:
         AssertionError: If a segment's logits differ, or change with other segments. Names its row,
             stream and sample, and the segments that leaked into it, or reports that positions are
             ignored.
-        ConfigError: If the calling convention cannot be inferred, or the check is inconclusive: no
-            row has two segments, or replacing tokens hardly changes the logits.
+        ConfigError: If the calling convention cannot be inferred.
+        InconclusiveError: A ConfigError, if no row has two segments, or replacing tokens hardly
+            changes the logits.
     """
-    logits_of = _logits_of(model, style)
     check_native(batch, "assert_no_leak")
     _check_edges(batch)
+    logits_of = _logits_of(model, style, get_format(batch_format))
     with torch.no_grad():
         packed = logits_of(batch)
-        _check_logits(logits_of, batch, packed, _rounding(model, packed) if atol is None else atol)
+        rounding = _rounding(model, packed) if atol is None else atol
+        try:
+            _check_logits(logits_of, batch, packed, rounding)
+        except AssertionError as error:
+            if not hasattr(model, "config"):
+                raise
+            raise AssertionError(f"{error}. {way_out(model)}") from error
 
 
 def _check_logits(
@@ -127,7 +143,7 @@ def _check_logits(
                 f"other segments are replaced, more than atol={limit:.3g}; {why}"
             )
     if not is_conclusive:
-        raise ConfigError(
+        raise InconclusiveError(
             "the check is inconclusive: replacing the tokens before a segment's last one moves its "
             f"logits by {change:.3g}, which must be more than {LEAST_CONTRAST:g} times the "
             f"rounding error, {tolerance:.3g}; is the head zero, or are the weights too "
@@ -140,13 +156,13 @@ def _check_edges(batch: dict[str, Any]) -> None:
     rows, lengths = batch["segments"][:, 0], batch["segments"][:, 5]
     most = int(rows.bincount().max()) if len(rows) else 0
     if most < 2:
-        raise ConfigError(
+        raise InconclusiveError(
             "the check is inconclusive: no row of the batch has two segments "
             f"({len(rows)} segments in {len(batch['tokens'])} rows), so no edge can leak; take a "
             "batch of shorter samples or a larger max_seq_len"
         )
     if int(lengths.max()) < 2:
-        raise ConfigError(
+        raise InconclusiveError(
             f"the check is inconclusive: each of {len(rows)} segments has a single token, so no "
             "earlier token can change its logits; take a batch with longer samples"
         )
@@ -199,18 +215,26 @@ def _moved_by_others(
     return moved
 
 
-def _logits_of(model: Callable[..., Any], style: Style | None) -> LogitsOf:
+def _logits_of(model: Callable[..., Any], style: Style | None, convert: Formatter) -> LogitsOf:
     if style is None:
         style = _guess_style(model)
     check_choice("style", style, Style)
     if style == "hf":
-        return lambda batch: model(**to_hf(batch)).logits
+        return lambda batch: _logits_of_hf(model, convert, batch)
     if style == "batch":
         return model
     make_mask = dense_mask if style == "torchtune" else block_causal_mask
     return lambda batch: model(
         batch["tokens"], mask=make_mask(batch["document_ids"]), input_pos=batch["input_pos"]
     )
+
+
+def _logits_of_hf(
+    model: Callable[..., Any], convert: Formatter, batch: dict[str, Any]
+) -> torch.Tensor:
+    inputs = {key: value for key, value in convert(batch).items() if key not in CARRIED}
+    logits: torch.Tensor = model(**inputs).logits
+    return logits.view(*batch["tokens"].shape, -1)  # "hf_flash" has all packs in one row
 
 
 def _guess_style(model: Callable[..., Any]) -> Style:
@@ -229,8 +253,9 @@ def _guess_style(model: Callable[..., Any]) -> Style:
         if "position_ids" not in names:
             raise ConfigError(
                 f"{type(model).__name__} takes input_ids but no position_ids, so it cannot know "
-                "where a sample begins and would attend across edges; train another model on "
-                "packs, or pass style='batch' with a function that gives it a mask"
+                "where a sample begins and would attend across edges; take one sample in a row, "
+                "Packing(max_samples_per_pack=1), train another model on packs, or pass "
+                "style='batch' with a function that gives it a mask"
             )
         return "hf"
     if {"tokens", "mask", "input_pos"} <= set(names):

@@ -1,0 +1,203 @@
+"""Which models of transformers keep the samples of a pack apart, and what to use for the others.
+
+::
+
+    tiny configs --assert_no_leak--> RESULTS --> docs/architectures.md
+                                        '-----> way_out(model), in the refusals of PackedTrainer
+
+Results are of transformers 4.57 and 5, in the formats "hf" (sdpa, or eager) and "hf_flash":
+
+    apart     no leak
+    dense     leaks; not with the 4-D mask
+    single    leaks or cannot be told where samples begin: one sample in a row
+    no flash  the model has no flash attention
+    kernels   it needs a kernel that a CPU has not, so it was not run
+    absent    this version does not have it
+
+`make architectures` measures them again and writes this file and the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+SINGLE = "Packing(max_samples_per_pack=1)"
+DENSE = "batch_format=functools.partial(streampack.formats.to_hf, dense=True)"
+
+
+class Architecture(NamedTuple):
+    """What was measured of a family of models."""
+
+    name: str
+    layers: str
+    """What its layers are: attention, sliding windows, state space, or a hybrid."""
+    results: Mapping[str, tuple[str, str]]
+    """By version of transformers, the results in "hf" and "hf_flash"."""
+
+
+# Written by `make architectures`, by model_type.
+RESULTS: Mapping[str, Architecture] = {
+    "llama": Architecture(
+        "Llama 2 and 3", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "llama4_text": Architecture(
+        "Llama 4", "attention", {"4.57": ("apart", "no flash"), "5": ("apart", "no flash")}
+    ),
+    "mistral": Architecture(
+        "Mistral", "sliding windows", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "mixtral": Architecture(
+        "Mixtral", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "qwen2": Architecture(
+        "Qwen2", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "qwen2_moe": Architecture(
+        "Qwen2-MoE", "attention", {"4.57": ("dense", "kernels"), "5": ("apart", "apart")}
+    ),
+    "qwen3": Architecture(
+        "Qwen3", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "qwen3_moe": Architecture(
+        "Qwen3-MoE", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "qwen3_next": Architecture(
+        "Qwen3-Next", "hybrid", {"4.57": ("single", "no flash"), "5": ("single", "kernels")}
+    ),
+    "gemma": Architecture(
+        "Gemma", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "gemma2": Architecture(
+        "Gemma 2", "sliding windows", {"4.57": ("apart", "apart"), "5": ("apart", "kernels")}
+    ),
+    "gemma3_text": Architecture(
+        "Gemma 3", "sliding windows", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "phi": Architecture("Phi", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}),
+    "phi3": Architecture(
+        "Phi-3 and 4", "sliding windows", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "gpt2": Architecture(
+        "GPT-2", "attention", {"4.57": ("apart", "kernels"), "5": ("apart", "kernels")}
+    ),
+    "gpt_neo": Architecture(
+        "GPT-Neo", "sliding windows", {"4.57": ("dense", "kernels"), "5": ("apart", "kernels")}
+    ),
+    "gpt_neox": Architecture(
+        "GPT-NeoX", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "gptj": Architecture(
+        "GPT-J", "attention", {"4.57": ("dense", "kernels"), "5": ("apart", "kernels")}
+    ),
+    "codegen": Architecture(
+        "CodeGen", "attention", {"4.57": ("dense", "no flash"), "5": ("apart", "no flash")}
+    ),
+    "gpt_oss": Architecture(
+        "gpt-oss", "sliding windows", {"4.57": ("dense", "apart"), "5": ("dense", "kernels")}
+    ),
+    "starcoder2": Architecture(
+        "StarCoder 2", "sliding windows", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "stablelm": Architecture(
+        "StableLM", "attention", {"4.57": ("dense", "kernels"), "5": ("apart", "apart")}
+    ),
+    "olmo2": Architecture(
+        "OLMo 2", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "olmo3": Architecture(
+        "OLMo 3", "sliding windows", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "olmoe": Architecture(
+        "OLMoE", "attention", {"4.57": ("dense", "kernels"), "5": ("apart", "apart")}
+    ),
+    "granite": Architecture(
+        "Granite", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "granitemoe": Architecture(
+        "GraniteMoE", "attention", {"4.57": ("dense", "kernels"), "5": ("apart", "apart")}
+    ),
+    "granitemoehybrid": Architecture(
+        "GraniteMoeHybrid", "hybrid", {"4.57": ("single", "kernels"), "5": ("single", "single")}
+    ),
+    "cohere": Architecture(
+        "Cohere", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "smollm3": Architecture(
+        "SmolLM3", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "glm4": Architecture(
+        "GLM-4", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "deepseek_v3": Architecture(
+        "DeepSeek-V3", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "seed_oss": Architecture(
+        "Seed-OSS", "attention", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "exaone4": Architecture(
+        "EXAONE 4", "sliding windows", {"4.57": ("apart", "apart"), "5": ("apart", "apart")}
+    ),
+    "nemotron": Architecture(
+        "Nemotron", "attention", {"4.57": ("dense", "kernels"), "5": ("apart", "apart")}
+    ),
+    "persimmon": Architecture(
+        "Persimmon", "attention", {"4.57": ("dense", "kernels"), "5": ("apart", "apart")}
+    ),
+    "falcon": Architecture(
+        "Falcon", "attention", {"4.57": ("dense", "kernels"), "5": ("dense", "kernels")}
+    ),
+    "opt": Architecture(
+        "OPT", "attention", {"4.57": ("dense", "kernels"), "5": ("dense", "apart")}
+    ),
+    "bloom": Architecture(
+        "Bloom", "attention", {"4.57": ("single", "no flash"), "5": ("single", "no flash")}
+    ),
+    "mpt": Architecture(
+        "MPT", "attention", {"4.57": ("single", "no flash"), "5": ("single", "no flash")}
+    ),
+    "bamba": Architecture(
+        "Bamba", "hybrid", {"4.57": ("single", "kernels"), "5": ("single", "single")}
+    ),
+    "falcon_h1": Architecture(
+        "Falcon-H1", "hybrid", {"4.57": ("single", "kernels"), "5": ("single", "single")}
+    ),
+    "jamba": Architecture(
+        "Jamba", "hybrid", {"4.57": ("single", "kernels"), "5": ("single", "single")}
+    ),
+    "lfm2": Architecture(
+        "LFM2", "hybrid", {"4.57": ("single", "single"), "5": ("single", "single")}
+    ),
+    "mamba": Architecture(
+        "Mamba", "state space", {"4.57": ("single", "no flash"), "5": ("single", "no flash")}
+    ),
+    "mamba2": Architecture(
+        "Mamba-2", "state space", {"4.57": ("single", "no flash"), "5": ("single", "no flash")}
+    ),
+    "rwkv": Architecture(
+        "RWKV", "state space", {"4.57": ("single", "no flash"), "5": ("single", "no flash")}
+    ),
+}
+
+
+def way_out(model: Any) -> str:
+    """Return what to do with a model that attends across samples, by what was measured.
+
+    >>> way_out(object())
+    'object is not in docs/architectures.md; use Packing(max_samples_per_pack=1)'
+    """
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    name = f"{type(model).__name__} (model_type={kind!r})" if kind else type(model).__name__
+    known = RESULTS.get(str(kind))
+    if known is None:
+        return f"{name} is not in docs/architectures.md; use {SINGLE}"
+    ways = []
+    results = [result for result, _ in known.results.values()]
+    if "apart" in results:
+        clean = next(version for version, (hf, _) in known.results.items() if hf == "apart")
+        ways.append(f"transformers {clean} with attn_implementation='sdpa'")
+    if any(flash == "apart" for _, flash in known.results.values()):
+        ways.append("attn_implementation='flash_attention_2' with batch_format='hf_flash'")
+    if "dense" in results:
+        ways.append(f"attn_implementation='sdpa' with {DENSE}")
+    return f"{name}: use {', or '.join([*ways, SINGLE])}"
