@@ -6,11 +6,10 @@
     python examples/train_lightning.py --steps 60         resumes from the last checkpoint
 
     PackedDataLoader --> Trainer.fit --> training_step --> OUT/last.ckpt
-            <------- load_state_dict --- PackedData <--- state_dict ---'
+            <------- load_state_dict --- PackedData <-- all ranks ---'
 
-Lightning saves and loads a loader's state by itself, but not always: a checkpoint of an epoch's end
-is resumed without it, or with an epoch of one batch. So `PackedData` keeps the state, and
-`SteadyLoader` continues after the last batch wherever Lightning ended its epoch.
+`PackedData` fills in what the datasets leave open, and keeps the state of every rank in each
+checkpoint. Wherever Lightning ends an epoch, its next one begins with the batch that follows.
 
 Cost: 15 to 25 ms a step on one core, after about 10 s of importing.
 """
@@ -18,33 +17,31 @@ Cost: 15 to 25 ms a step on one core, after about 10 s of importing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
 from streampack import (
-    Mixing,
-    PackedDataLoader,
     PackedStreamingDataset,
     Packing,
     Stream,
-    World,
     block_causal_mask,
     loss_weights,
 )
 from streampack.formats import global_units
+from streampack.lightning import PackedData
 from streampack.write import write_stream
 
 VOCABULARY = 256
 MAX_SEQ_LEN = 128
-GLOBAL_BATCH_SIZE = 8  # packs in an optimizer step
+GLOBAL_BATCH_SIZE = 8  # packs in an optimizer step of one rank
 
 
 class Decoder(LightningModule):
@@ -91,58 +88,24 @@ class Decoder(LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-class SteadyLoader(PackedDataLoader):
-    """Begins every iteration after the batch last delivered, wherever Lightning broke one off."""
+def make_up_data(folder: Path) -> list[Path]:
+    """Write two small streams of random tokens, once."""
+    rng = np.random.default_rng(0)
+    paths = [folder / "long", folder / "short"]
+    for path, longest in zip(paths, (150, 30), strict=True):
+        samples = [rng.integers(1, VOCABULARY, n) for n in rng.integers(2, longest, 100)]
+        if not path.exists():
+            write_stream(samples, path)
+    return paths
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Begin the next epoch, or continue this one."""
-        self.load_state_dict(self.state_dict())
-        return super().__iter__()
 
-
-class PackedData(LightningDataModule):
-    """The loader, and its state in every checkpoint."""
-
-    def __init__(self, out: Path) -> None:
-        super().__init__()
-        self.paths = [out / "data" / "long", out / "data" / "short"]
-
-    def prepare_data(self) -> None:
-        """Write two small streams of random tokens, once; Lightning calls this on one rank."""
-        rng = np.random.default_rng(0)
-        for path, longest in zip(self.paths, (150, 30), strict=True):
-            samples = [rng.integers(1, VOCABULARY, n) for n in rng.integers(2, longest, 100)]
-            if not path.exists():
-                write_stream(samples, path)
-
-    def setup(self, stage: str) -> None:  # noqa: ARG002 - Lightning names it
-        """Make this rank's loader; which rank it is, Lightning says."""
-        num_ranks = self.trainer.world_size
-        world = World(
-            rank=self.trainer.global_rank,
-            num_ranks=num_ranks,
-            ranks_per_node=num_ranks // self.trainer.num_nodes,
-        )
-        dataset = PackedStreamingDataset(
-            streams=[Stream(local=str(path)) for path in self.paths],
-            packing=Packing(max_seq_len=MAX_SEQ_LEN),
-            mixing=Mixing(global_batch_size=GLOBAL_BATCH_SIZE),
-            batch_size=GLOBAL_BATCH_SIZE // num_ranks,
-            world=world,
-        )
-        self.loader = SteadyLoader(dataset)
-
-    def train_dataloader(self) -> PackedDataLoader:
-        """Return the loader; Lightning leaves one that is not torch's as it is."""
-        return self.loader
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where the checkpoint was taken."""
-        self.loader.load_state_dict(state_dict)
+def make_data(out: Path) -> PackedData:
+    """Return the DataModule, of streams that one process writes."""
+    dataset = PackedStreamingDataset(
+        streams=[Stream(local=str(path)) for path in make_up_data(out / "data")],
+        packing=Packing(max_seq_len=MAX_SEQ_LEN),
+    )
+    return PackedData(dataset, batch_size=GLOBAL_BATCH_SIZE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -170,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     checkpoint = args.out / "last.ckpt"
     trainer.fit(
         Decoder(),
-        datamodule=PackedData(args.out),
+        datamodule=make_data(args.out),
         ckpt_path=str(checkpoint) if checkpoint.exists() else None,
     )
 

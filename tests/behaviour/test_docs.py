@@ -35,11 +35,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "streampack"
 PUBLIC = tuple(
-    "streampack" + suffix for suffix in ("", ".formats", ".testing", ".write", ".report")
+    "streampack" + suffix
+    for suffix in ("", ".formats", ".testing", ".write", ".report", ".hf", ".lightning")
 )
 RUN_ELSEWHERE = {"chat": "tests/write/test_chat.py", "migrating-mosaicml": "test_readme.py"}
 PAGES_WITH_CODE = sorted(
-    path.stem
+    path.relative_to(DOCS).with_suffix("").as_posix()
     for path in DOCS.rglob("*.md")
     if "```python\n" in path.read_text() and path.stem not in RUN_ELSEWHERE
 )
@@ -135,6 +136,10 @@ ALONE = {"iterables"}  # pages of which each block runs by itself
 # MosaicML's merge_index leaves the files that it read to the garbage collector.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+# What Lightning warns of at every start.
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
+@pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
 @pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -195,6 +200,7 @@ def test_a_page_that_shows_code_of_another_library_marks_it_so():
     shown = [p.name for p in DOCS.rglob("*.md") if re.search(r"^```py$", p.read_text(), re.M)]
 
     assert set(shown) <= {
+        "lora.md",
         "migrating-mosaicml.md",
         "migrating-torchtune.md",
         "migrating-trl-axolotl.md",

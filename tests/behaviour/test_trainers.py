@@ -228,7 +228,7 @@ def test_lightning_skips_and_repeats_nothing_wherever_it_breaks_off(
         with Seen(stop_after) as seen:
             trainer.fit(
                 example.Decoder(),
-                datamodule=example.PackedData(tmp_path),
+                datamodule=example.make_data(tmp_path),
                 ckpt_path=str(checkpoint) if checkpoint.exists() else None,
             )
         return seen.steps
@@ -256,18 +256,6 @@ def test_accelerate_returns_the_loader_as_it_is_and_torchtitan_can_keep_its_stat
 
     assert Accelerator(cpu=True).prepare(loader) is loader
     assert isinstance(loader, Stateful)
-
-
-def test_trainer_refuses_a_loader_that_delivers_to_other_ranks(tmp_path):
-    from transformers import TrainingArguments
-
-    example = load_example("train_hf_trainer")
-    alone = SimpleNamespace(dataset=SimpleNamespace(world=World(rank=0, num_ranks=2)))
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
-    trainer = example.PackedTrainer(model=example.make_model(), args=arguments, loader=alone)
-
-    with pytest.raises(ValueError, match="delivers to 2 ranks, Trainer trains on 1"):
-        trainer.train()
 
 
 def test_accelerate_saves_no_state_that_fits_one_rank_of_an_iterable_dataset(tmp_path):
@@ -304,86 +292,6 @@ def test_accelerate_saves_no_state_that_fits_one_rank_of_an_iterable_dataset(tmp
     following = next(batches)["tokens"].tolist()
     accelerator.load_state(str(tmp_path / "saved"))
     assert next(iter(alone))["tokens"].tolist() == following
-
-
-@pytest.fixture
-def make_trainer(tmp_path):
-    """Return a function that makes a trainer of the example with its output in a folder."""
-    from transformers import TrainingArguments
-
-    example = load_example("train_hf_trainer")
-    paths = example.make_up_data(tmp_path / "data")
-
-    def make(out: str, **options: Any) -> tuple[Any, PackedDataLoader]:
-        loader = example.make_loader(paths)
-        arguments = TrainingArguments(
-            output_dir=str(tmp_path / out),
-            use_cpu=True,
-            report_to="none",
-            max_steps=4,
-            save_steps=2,
-            gradient_accumulation_steps=4,
-            per_device_train_batch_size=2,
-            disable_tqdm=True,
-        )
-        callbacks = [example.LoaderState(loader)]
-        trainer = example.PackedTrainer(
-            model=example.make_model(),
-            args=arguments,
-            loader=loader,
-            callbacks=callbacks,
-            **options,
-        )
-        return trainer, loader
-
-    return make
-
-
-def test_trainer_resumes_from_any_folder_and_never_from_one_half_written(make_trainer, tmp_path):
-    trainer, loader = make_trainer("first")
-    trainer.train()
-    state = loader.state_dict()
-    (tmp_path / "first" / "checkpoint-2").rename(tmp_path / "elsewhere")
-    trainer, loader = make_trainer("second")
-    trainer.train(resume_from_checkpoint=str(tmp_path / "elsewhere"))
-    assert trainer.state.global_step == 4
-    assert loader.state_dict()["position"] == state["position"]
-
-    # As a kill leaves it between the model's save and the loader's.
-    (tmp_path / "second" / "checkpoint-4" / "loader.json").unlink()
-    trainer, loader = make_trainer("second")
-    with pytest.raises(ValueError, match=r"loader.json does not exist: .*; resume from None"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "second" / "checkpoint-4"))
-    trainer.train(resume_from_checkpoint=True)  # from the start
-    assert loader.state_dict()["position"] == state["position"]
-
-
-def test_trainer_evaluates_the_dataset_that_it_is_given(make_trainer, tmp_path):
-    datasets = {
-        name: PackedStreamingDataset(
-            [Stream(local=str(tmp_path / "data" / name))],
-            packing=Packing(max_seq_len=MAX_SEQ_LEN),
-            batch_size=2,
-            batch_format="hf",
-        )
-        for name in ("long", "short")
-    }
-    trainer, _ = make_trainer("out", eval_dataset=datasets["long"])
-    losses = [trainer.evaluate(each)["eval_loss"] for each in (None, *datasets.values(), None)]
-    assert losses[0] == losses[1] == losses[3]
-    assert losses[2] != losses[0]
-
-
-def test_the_callback_refuses_ranks_that_have_a_state_each():
-    from streampack import IterableStream, PackedIterableDataset
-
-    packing = Packing(max_seq_len=64)
-    dataset = PackedIterableDataset(
-        [IterableStream([[1, 2]])], packing=packing, world=World(rank=1, num_ranks=2)
-    )
-    example = load_example("train_hf_trainer")
-    with pytest.raises(ValueError, match=r"save .* of every rank under the rank's number"):
-        example.LoaderState(PackedDataLoader(dataset))
 
 
 # Two ranks.

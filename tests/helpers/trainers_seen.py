@@ -81,6 +81,8 @@ class Seen:
             self.model = module.module if isinstance(module, DistributedDataParallel) else module
         if not (isinstance(module, nn.Embedding) and module.num_embeddings == VOCABULARY):
             return
+        if not module.training:  # it is checked for leaks, or evaluated
+            return
         if self._num_batches == self._stop_after:
             raise StoppedError
         self._num_batches += 1

@@ -1,0 +1,103 @@
+"""What Trainer iterates over: a rank's batches, an epoch of the plan at a time.
+
+::
+
+    PackedDataLoader --> RankBatches --> Trainer          inputs that the model takes
+                              '--> TrueEpochs --> Trainer    where an epoch ends, how many there are
+
+Cost: a dict per batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from transformers import TrainerCallback
+
+from streampack.batch.formats.registry import BatchFormat, get_format
+from streampack.loader.loader import PackedDataLoader
+from streampack.planned.dataset import PackedStreamingDataset
+
+
+class RankBatches:
+    """A rank's batches as the model takes them, an epoch in each iteration.
+
+    It has a length only for evaluation: Trainer would cut off epochs longer than the first.
+    """
+
+    def __init__(
+        self,
+        loader: PackedDataLoader,
+        batch_format: BatchFormat,
+        unknown: Collection[str],
+        num_batches: int | None = None,
+    ) -> None:
+        self.loader = loader
+        self.dataset: Any = loader.dataset
+        self._convert: Callable[[Any], Any] = get_format(batch_format)
+        self._unknown = unknown
+        self._num_batches = num_batches
+        self.at: tuple[int, int] | None = None
+        """Epoch and position of the last batch, if it has them."""
+
+    def __len__(self) -> int:
+        if self._num_batches is None:
+            raise TypeError("the lengths of epochs differ")
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for batch in self.loader:
+            if "position" in batch:
+                self.at = batch["epoch"], batch["position"]
+            inputs = self._convert(batch) if "segments" in batch else batch
+            yield {key: value for key, value in inputs.items() if key not in self._unknown}
+
+    def progress(self) -> tuple[float, bool] | None:
+        """Return how many epochs are done, and whether one has just ended; None: not known."""
+        planned = self.dataset
+        if self.at is None or not has_epochs(planned):
+            return None
+        epoch, position = self.at
+        done = -(-position // (planned.batch_size * planned.world.num_devices))
+        total = len(self.loader)
+        return epoch + done / total, done >= total
+
+
+class TrueEpochs(TrainerCallback):
+    """Tells Trainer where epochs end, and how many there are: it saw no length."""
+
+    batches: RankBatches | None = None
+    """Those of the run, while it trains."""
+
+    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if self.batches is not None:
+            state.num_train_epochs = math.ceil(args.num_train_epochs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if self.batches is not None and (progress := self.batches.progress()) is not None:
+            state.epoch, control.should_epoch_stop = progress
+
+
+def has_epochs(dataset: Any) -> bool:
+    """Whether a dataset plans epochs: iterables do not plan, and a run of chapters has none."""
+    return isinstance(dataset, PackedStreamingDataset) and dataset.arguments["chapters"] is None
+
+
+def num_steps(dataset: PackedStreamingDataset, args: Any) -> int:
+    """Return the optimizer steps of `num_train_epochs`; a run of chapters has its own end.
+
+    Raises:
+        TypeError: If the dataset has no length; Trainer refuses these before.
+    """
+    group: int = args.gradient_accumulation_steps
+    if not has_epochs(dataset):
+        return len(dataset) // group
+    steps: list[int] = []
+    for epoch in range(math.ceil(args.num_train_epochs)):
+        dataset.set_epoch(epoch)
+        steps.append(len(dataset) // group)
+    dataset.set_epoch(0)
+    part: float = args.num_train_epochs % 1 or 1.0
+    return sum(steps[:-1]) + math.ceil(part * steps[-1])

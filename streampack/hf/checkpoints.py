@@ -1,0 +1,122 @@
+"""The loader's state in checkpoints of transformers' Trainer, and which checkpoints are complete.
+
+::
+
+    checkpoint-10/streampack.json       the state of every rank        written first
+                  model, optimizer, random states of every rank
+                  trainer_state.json                                   written last
+
+Only then does Trainer delete older checkpoints. So with both JSON files there, the others are too,
+and a run that is killed at any moment leaves a complete checkpoint.
+
+Cost: one gather of the ranks' states, a few KB each for streams.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from streampack.errors import ResumeError
+from streampack.loader.loader import PackedDataLoader
+from streampack.loader.trainer_support import gather_states, state_of_rank
+
+logger = logging.getLogger(__name__)
+
+LOADER_STATE = "streampack.json"
+
+
+def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
+    """Return the newest complete checkpoint of a `PackedTrainer` in a folder; None if it has none.
+
+    A checkpoint that a killed run was writing is not complete.
+
+    >>> last_checkpoint("no-such-folder") is None
+    True
+    """
+    found = _checkpoints(output_dir)
+    complete = [number for number in found if not missing_files(found[number])]
+    return str(found[max(complete)]) if complete else None
+
+
+def find_checkpoint(output_dir: str | os.PathLike[str], resume: str | bool | None) -> str | None:
+    """Return the folder that `resume_from_checkpoint` means; None: begin at step 0.
+
+    Raises:
+        ResumeError: If the folder is incomplete, or no complete one is found.
+    """
+    if not resume:
+        return None
+    if resume is not True:
+        if missing := missing_files(Path(resume)):
+            last = last_checkpoint(Path(resume).parent)
+            raise ResumeError(
+                f"the checkpoint {resume} has no readable {' and no '.join(missing)}: the run was "
+                "killed while it wrote it, or another trainer wrote it; "
+                + (f"resume from {last}" if last else "leave resume_from_checkpoint out to begin")
+            )
+        return str(resume)
+    last = last_checkpoint(output_dir)
+    if last is None:
+        raise ResumeError(
+            f"resume_from_checkpoint=True, but {output_dir} has no complete checkpoint; leave it "
+            "out to begin, or pass streampack.hf.last_checkpoint(...), which may be None"
+        )
+    newest = str(max(_checkpoints(output_dir).items())[1])
+    if newest != last:
+        logger.warning("%s is incomplete: resuming from %s", newest, last)
+    else:
+        logger.info("resuming from %s", last)
+    return last
+
+
+def save_state(folder: Path, loader: PackedDataLoader, *, writes: bool) -> None:
+    """Write the states of all ranks into a checkpoint's folder; every rank must call this."""
+    states = gather_states(loader)
+    if writes:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of an older run's checkpoint of this step, which is overwritten.
+        (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+        new = folder / f"{LOADER_STATE}.new"
+        new.write_text(json.dumps(states), encoding="utf-8")
+        new.replace(folder / LOADER_STATE)
+
+
+def load_state(folder: str, loader: PackedDataLoader) -> None:
+    """Let a loader continue where a checkpoint was taken."""
+    states = json.loads(Path(folder, LOADER_STATE).read_text(encoding="utf-8"))
+    loader.load_state_dict(state_of_rank(states, loader.dataset.world, folder))
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return which of the two files a checkpoint lacks, or has only in part."""
+    return [name for name in (LOADER_STATE, TRAINER_STATE_NAME) if not _is_json(folder / name)]
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
+    """Return the checkpoints of a folder by their step."""
+    found: dict[int, Path] = {}
+    for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+        if number := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name):
+            found[int(number[1])] = path
+    return found
+
+
+def checkpoint_folder(output_dir: Any, step: int) -> Path:
+    """Return the folder into which Trainer writes the checkpoint of a step."""
+    return Path(output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}")

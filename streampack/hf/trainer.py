@@ -1,0 +1,363 @@
+"""`PackedTrainer`: transformers' Trainer on packed datasets, as short to write as Trainer itself.
+
+::
+
+    TrainingArguments --> batch size, global batch, world, steps --.
+    model             --> format, leak check                       +--> PackedDataLoader --> Trainer
+    checkpoint        --> the loader's state of every rank --------'
+
+    evaluate    every held-out sample once, on packs: sums of losses and targets over all ranks
+    predict     one sample a row, in the order given
+
+Trainer shards, skips and counts what it is given, and would do each a second time. So it iterates
+over the loader unchanged, one epoch of the plan at a time, and told where an epoch ends.
+
+Cost: the leak check, a few forward passes at each start; the lengths of all epochs are planned.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import DataLoader
+from transformers import Trainer
+
+from streampack.batch.formats.registry import BatchFormat, get_format
+from streampack.batch.layout import CARRIED
+from streampack.errors import ConfigError, DataError
+from streampack.hf.batches import RankBatches, TrueEpochs, num_steps
+from streampack.hf.checkpoints import checkpoint_folder, find_checkpoint, load_state, save_state
+from streampack.hf.held_out import padded, rows_of
+from streampack.loader.loader import PackedDataLoader
+from streampack.loader.trainer_support import held_out_set, is_packed, over_ranks
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.runtime.resumable import engine_of
+from streampack.testing.leaks import InconclusiveError, assert_no_leak
+from streampack.types import IGNORED
+from streampack.world import World
+
+logger = logging.getLogger(__name__)
+
+MAX_TRIED = 10  # batches in which the leak check looks for a row of two segments
+
+
+_Mixed: Any = object  # the Trainer that a subclass adds, which super() finds
+
+
+class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
+    """What `PackedTrainer` does, for a subclass of your own of transformers' Trainer.
+
+    Put it first: ``class MyPackedTrainer(PackedTrainerMixin, MyTrainer)``. It takes Trainer's
+    arguments and `check_leaks`; see `PackedTrainer`.
+    """
+
+    def __init__(self, *args: Any, check_leaks: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.check_leaks = check_leaks
+        self._sums: list[float] | None = None  # losses and targets, while packs are evaluated
+        self._epochs = TrueEpochs()
+        self.add_callback(self._epochs)
+
+    # Training.
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kw: Any) -> Any:
+        """Train, from the start or from a complete checkpoint.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder, or True for the newest complete one in
+                `output_dir`; None or False: begin at step 0.
+            args: Further arguments of Trainer.
+            kw: The same by name.
+
+        Raises:
+            ConfigError: If the dataset and the arguments contradict each other, or the model
+                attends across samples.
+            ResumeError: If the checkpoint is incomplete or of another dataset.
+        """
+        if not is_packed(self.train_dataset):
+            return super().train(resume_from_checkpoint, *args, **kw)
+        if self.args.auto_find_batch_size:
+            raise ConfigError(
+                "auto_find_batch_size=True changes the batch size while packs are planned for "
+                f"per_device_train_batch_size={self.args.per_device_train_batch_size}; leave it out"
+            )
+        folder = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
+        dataset = self._filled(self.train_dataset)
+        if self.check_leaks:
+            self._check_leaks(dataset)
+        self._epochs.batches = self._batches_of(dataset)
+        max_steps = self.args.max_steps
+        if max_steps <= 0:
+            max_steps = num_steps(dataset, self.args)
+        if folder is not None:
+            load_state(folder, self._epochs.batches.loader)
+        try:
+            with _changed(self.args, max_steps=max_steps, ignore_data_skip=True):
+                return super().train(folder, *args, **kw)
+        finally:
+            self._epochs.batches = None
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader of the run unchanged: accelerate would shard it a second time."""
+        if not is_packed(self.train_dataset):
+            return super().get_train_dataloader()
+        if self._epochs.batches is None:
+            return self._batches_of(self._filled(self.train_dataset))
+        return self._epochs.batches
+
+    def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kw: Any) -> None:
+        # Trainer ends by deleting older checkpoints, and calls on_save only after that.
+        if self._epochs.batches is not None:
+            output_dir = self._get_output_dir(trial=trial)
+            folder = checkpoint_folder(output_dir, self.state.global_step)
+            save_state(folder, self._epochs.batches.loader, writes=self.args.should_save)
+        super()._save_checkpoint(model, trial, *args, **kw)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # Trainer's last file says that all of them are there, so it waits for every rank's.
+        self.accelerator.wait_for_everyone()
+
+    # Evaluation.
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return a loader that delivers each held-out sample once, on all ranks together."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(dataset, str):
+            dataset = self.eval_dataset[dataset]
+        if is_packed(dataset):
+            return self._held_out(dataset)
+        return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader of `get_eval_dataloader`."""
+        if is_packed(test_dataset):
+            return self._held_out(test_dataset)
+        return super().get_test_dataloader(test_dataset)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        """Evaluate packs for the loss, and samples one by one where predictions are wanted."""
+        only = self.args.prediction_loss_only
+        only = only if prediction_loss_only is None else prediction_loss_only
+        rest = (ignore_keys, metric_key_prefix)
+        evaluate = super().evaluation_loop
+        if not isinstance(dataloader, RankBatches):
+            return evaluate(dataloader, description, only, *rest)
+        self._sums = [0.0, 0.0]
+        try:
+            output = evaluate(dataloader, description, True, *rest)
+            streams = dataloader.loader.stats()["streams"].values()
+            samples = sum(stream["samples"] for stream in streams)
+            each = over_ranks([*self._sums, samples])
+            loss, targets, samples = (sum(column) for column in zip(*each, strict=True))
+        finally:
+            self._sums = None
+        if not targets:
+            raise DataError(
+                f"none of the {int(samples)} held-out samples has a target, which a loss needs; "
+                "check the loss mask, or whether overflow='truncate' cut off the responses"
+            )
+        output = output._replace(num_samples=int(samples))
+        if not only:
+            rows = self._rows(dataloader.dataset)
+            output = evaluate(rows, description, only, *rest)
+        output.metrics[f"{metric_key_prefix}_loss"] = loss / targets
+        return output
+
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> Any:
+        """Add a batch's loss and targets to the sums, or make Trainer's own step."""
+        if self._sums is None:
+            step = super().prediction_step
+            return step(model, inputs, prediction_loss_only, ignore_keys)
+        inputs = self._prepare_inputs(inputs)
+        targets = (inputs.get("shift_labels", inputs["labels"]) != IGNORED).sum()
+        count = targets.clamp(min=1)
+        with (
+            torch.no_grad(),
+            # Trainer would scale it by the number of ranks.
+            _changed(self.args, average_tokens_across_devices=False),
+            self.compute_loss_context_manager(),
+        ):
+            loss = self.compute_loss(model, inputs, num_items_in_batch=count)  # the batch's mean
+        if targets:  # else the mean is NaN
+            self._sums[0] += loss.double().item() * targets.item()
+            self._sums[1] += targets.item()
+        return None, None, None
+
+    def _held_out(self, dataset: Any) -> RankBatches:
+        if isinstance(dataset, PackedStreamingDataset):
+            size = self.args.per_device_eval_batch_size
+            dataset = held_out_set(dataset, batch_size=size, batch_format=self._format)
+            self._check_world(dataset.world)
+            return self._batches_of(dataset, len(dataset))
+        dataset.set_epoch(0)
+        return self._batches_of(dataset)
+
+    def _rows(self, dataset: Any) -> Any:
+        if not isinstance(dataset, PackedStreamingDataset):
+            raise ConfigError(
+                f"predictions need samples that have an order, which a {type(dataset).__name__} "
+                "does not have; pass a PackedStreamingDataset, or set prediction_loss_only=True"
+            )
+        rows: Any = DataLoader(
+            rows_of(dataset),  # type: ignore[arg-type]
+            batch_size=self.args.per_device_eval_batch_size,
+            collate_fn=padded,
+        )
+        return self.accelerator.prepare(rows)
+
+    # What the dataset left open.
+
+    @property
+    def _format(self) -> BatchFormat:
+        attention = getattr(getattr(self.model, "config", None), "_attn_implementation", None)
+        return "hf_flash" if "flash" in str(attention) else "hf"
+
+    def _batches_of(self, dataset: Any, num_batches: int | None = None) -> RankBatches:
+        loader = PackedDataLoader(
+            dataset,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        names = inspect.signature(model.forward).parameters
+        # Bloom, MPT and Mamba take none; the leak check refuses packs of several samples for them.
+        unknown = {"position_ids"} - set(names) if "input_ids" in names else set()
+        return RankBatches(loader, self._format, {*CARRIED, *unknown}, num_batches)
+
+    def _filled(self, dataset: Any) -> Any:
+        """Return the training set with what its maker left open."""
+        args = self.args
+        size = args.per_device_train_batch_size
+        if isinstance(dataset, PackedStreamingDataset):
+            devices = dataset.world.num_devices
+            try:
+                dataset = dataset.with_batches(
+                    batch_size=size,
+                    global_batch_size=size * args.gradient_accumulation_steps * devices,
+                    batch_format=None if dataset.arguments["batch_format"] else self._format,
+                )
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{error}; or set it in TrainingArguments, which has "
+                    f"per_device_train_batch_size={size}, "
+                    f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and "
+                    f"{devices} ranks take different batches"
+                ) from error
+        elif engine_of(dataset).batch_size != size:
+            raise ConfigError(
+                f"the dataset's batch_size={engine_of(dataset).batch_size} is not "
+                f"per_device_train_batch_size={size} of TrainingArguments; make both the same"
+            )
+        self._check_world(dataset.world)
+        return dataset
+
+    def _check_world(self, world: World) -> None:
+        if world.num_ranks != self.args.world_size:
+            raise ConfigError(
+                f"the dataset delivers to num_ranks={world.num_ranks}, but Trainer trains on "
+                f"{self.args.world_size}; on CPUs, set use_cpu=True so that it sees the others"
+            )
+        if self.args.n_gpu > 1:
+            raise ConfigError(
+                f"Trainer would divide each batch among {self.args.n_gpu} GPUs, which cuts packs "
+                f"apart; start a process for each: torchrun --nproc-per-node {self.args.n_gpu} ..."
+            )
+
+    def _check_leaks(self, dataset: Any) -> None:
+        """Refuse a model that attends across samples; warn if that cannot be checked."""
+        unchecked = "was not checked for leaks between samples"
+        if not isinstance(dataset, PackedStreamingDataset):
+            logger.warning("the model %s: iterables are read only once", unchecked)
+            return
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            logger.warning(
+                "the model %s: its weights will be sharded; run assert_no_leak once on one GPU, "
+                "with a small model of this architecture",
+                unchecked,
+            )
+            return
+        # The same batches on every rank, so that each makes the same number of forward passes.
+        tried = dataset.with_arguments(
+            batch_size=min(2, dataset.batch_size),
+            batch_format="native",
+            balance=None,
+            world=World(),
+        )
+        convert = get_format(dataset.arguments["batch_format"])
+        was_training, device = self.model.training, next(self.model.parameters()).device
+        self.model.eval()
+        reason: object = "no batch"
+        for batch in islice(tried, MAX_TRIED):
+            on_device = {
+                key: value.to(device) if isinstance(value, torch.Tensor) else value
+                for key, value in batch.items()
+            }
+            try:
+                with self.accelerator.autocast():
+                    assert_no_leak(self.model, on_device, batch_format=convert)
+            except InconclusiveError as error:
+                reason = error
+                continue
+            except AssertionError as error:
+                name = type(self.model).__name__
+                raise ConfigError(
+                    f"{name} attends across samples in batch_format="
+                    f"{dataset.arguments['batch_format']!r} of transformers "
+                    f"{transformers.__version__}: {error}; or set check_leaks=False to train "
+                    "nevertheless"
+                ) from error
+            break
+        else:
+            logger.warning("the model %s in %d batches: %s", unchecked, MAX_TRIED, reason)
+        self.model.train(was_training)
+
+
+class PackedTrainer(PackedTrainerMixin, Trainer):
+    """transformers' Trainer for packed datasets; other datasets take Trainer's own path.
+
+    Args:
+        args: Trainer's arguments, by position or by name. `train_dataset` and `eval_dataset` may be
+            a `PackedStreamingDataset` or an iterable one. What a `PackedStreamingDataset` leaves
+            open is filled in: batch size, global batch and ranks from `TrainingArguments`, the
+            format from the model's attention. `num_train_epochs` counts its epochs, each of which
+            takes all samples.
+        check_leaks: Check before training that the model keeps the samples of a pack apart.
+        kwargs: The same by name.
+
+    `eval_loss` is a mean over all held-out targets. Checkpoints hold the loader's state of every
+    rank, and ``train(resume_from_checkpoint=True)`` continues with the next batch.
+    """
+
+
+@contextmanager
+def _changed(arguments: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of Trainer's arguments other values for a while."""
+    before = {name: getattr(arguments, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(arguments, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(arguments, name, value)
