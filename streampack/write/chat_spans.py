@@ -223,7 +223,9 @@ class Rendering:
             end = "".join(before.rpartition(asked.strip())[1:])
         added = self.text.rpartition(end)[2] if end and response else self.text
         is_whole = not isinstance(content, str) or content.strip() in added
-        return added if is_whole and added != self.text else ""
+        # Another turn after it, as of a template that ends each text with instructions.
+        turns = [token for token in self._special_tokens if token in end and token in added]
+        return added if is_whole and not turns and added != self.text else ""
 
     def _check_printed(self, response: int, target: str) -> None:
         for kind, text in printed_parts(self.messages[response]):

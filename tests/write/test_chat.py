@@ -469,6 +469,16 @@ def test_a_template_that_deletes_the_reasoning_of_its_own_response_is_refused(tr
         encode.samples(chat)
 
 
+def test_instructions_at_the_end_of_every_text_are_not_learned() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+        "<|im_start|>system\nBe brief.<|im_end|>" + PROMPT
+    )
+    encode = ChatEncoder(tokenizer_of(template), "each_response")
+    with pytest.raises(ConfigError, match="message 1 of 2: the chat template prints it, or the me"):
+        encode.samples(say("hello", "fine"))
+
+
 class Counting:
     """A tokenizer that counts the renderings of its template."""
 
