@@ -138,9 +138,21 @@ class _Outbox:
                 del message, block
 
 
-def run_worker(theirs: Any, serve: Serve, info: tuple[int, int, int], mask: set[Any]) -> None:
-    """Run a worker with this signal mask until the other end of its socket closes."""
+def run_worker(
+    theirs: Any,
+    serve: Serve,
+    info: tuple[int, int, int],
+    mask: set[Any],
+    environment: dict[str, str] | None,
+) -> None:
+    """Run a worker with this signal mask until the other end of its socket closes.
+
+    `environment` replaces the process's own; None: it has the training process's already.
+    """
     _leave_signals()
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # until here, a fork blocks all of them
     _introduce(serve, *info)
     ForkingPickler.register(torch.Tensor, by_value)

@@ -114,12 +114,17 @@ class WorkerProcesses:
             self.sockets.append(ours)
             _limit(ours, self._options.timeout)
             info = (number, self._options.num_workers, self._base_seed)
+            method = context.get_start_method()
+            # A fork server keeps the variables that were set when it was started.
+            environment = dict(os.environ) if method == "forkserver" else None
             # So that a forked worker runs no handler of the trainer before it drops them.
-            blocked = signal.valid_signals() if context.get_start_method() == "fork" else ()
+            blocked = signal.valid_signals() if method == "fork" else ()
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
             try:
                 process = context.Process(
-                    target=run_worker, args=(theirs, self._serve, info, mask), daemon=True
+                    target=run_worker,
+                    args=(theirs, self._serve, info, mask, environment),
+                    daemon=True,
                 )
                 process.start()
             finally:

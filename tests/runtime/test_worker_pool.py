@@ -57,6 +57,25 @@ def pool_of(num_workers: int, **options: Any) -> Pool:
     return Pool(of_kinds, WorkerOptions(num_workers=num_workers, prefetch_factor=2, **options))
 
 
+def of_variables(_given: None) -> Any:
+    return lambda name: [os.environ.get(name)]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_have_the_variables_of_the_training_process_as_it_starts_them(monkeypatch, method):
+    options = WorkerOptions(num_workers=1, prefetch_factor=2, multiprocessing_context=method)
+    monkeypatch.setenv("STREAMPACK_TEST_REMOVED", "here")
+    found = []
+    for changed in ("before", "after"):  # a fork server keeps those of its own start
+        monkeypatch.setenv("STREAMPACK_TEST_CHANGED", changed)
+        pool = Pool(of_variables, options)
+        found += pool.results(["STREAMPACK_TEST_CHANGED", "STREAMPACK_TEST_REMOVED"])
+        pool.end()
+        monkeypatch.delenv("STREAMPACK_TEST_REMOVED", raising=False)
+
+    assert found == ["before", "here", "after", None]
+
+
 def test_results_of_any_form_arrive_as_they_were():
     wanted = torch.arange(LARGE)
     kinds = ["list", "pair", "odd", "dict", "scalar"]
