@@ -3,7 +3,7 @@
 ::
 
     worker   tokens, labels, input_pos, ...  --flatten-->  | tokens | labels | input_pos | ... |
-                                                                     | a socket, or a pickle
+                                                                     | a socket
     main     tokens, labels, input_pos, ...  <--unfold---  | tokens | labels | input_pos | ... |
 
 torch sends each tensor separately, with its own shared memory and connection: about 0.3 ms on each
@@ -27,9 +27,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 ALIGNMENT = 64  # bytes; more than any dtype needs
-
-# Larger batches use shared memory: a pipe buffers only 64 KiB, and takes more copies.
-LARGEST_IN_PIPE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,13 +58,6 @@ class FlatBatch:
             self.content, lambda leaf: leaf.look(self.block) if type(leaf) is _Place else leaf
         )
 
-    def __reduce__(self) -> tuple[Callable[..., FlatBatch], tuple[Any, ...]]:
-        return _rebuilt, (sendable(self.block), self.content)
-
-
-def _rebuilt(block: Any, content: Any) -> FlatBatch:
-    return FlatBatch(torch.as_tensor(block), content)
-
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Return the same structure of dicts, lists and tuples with the leaves mapped."""
@@ -81,11 +71,6 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def sendable(tensor: Tensor) -> Any:
-    """Return a tensor, or an object that is sent faster; `torch.as_tensor` reverses it."""
-    return tensor.numpy() if tensor.nbytes <= LARGEST_IN_PIPE else tensor
-
-
 def by_value(tensor: Tensor) -> Any:
     """Reduce a tensor such that the pickle holds its bytes, and no connection is needed."""
     if not is_plain(tensor):
@@ -95,7 +80,7 @@ def by_value(tensor: Tensor) -> Any:
 
 
 def _unflattened(block: Any, content: Any) -> Any:
-    return _rebuilt(block, content).unfold()
+    return FlatBatch(torch.as_tensor(block), content).unfold()
 
 
 def is_plain(value: Any) -> bool:
