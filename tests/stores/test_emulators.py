@@ -63,8 +63,9 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"{connection}BlobEndpoint={url};")
     try:
         wait_until_ready(url, process)
-        adlfs.AzureBlobFileSystem(skip_instance_cache=True).mkdir("bucket")
-        yield "az://bucket"
+        # A name of its own: the process keeps one store for each bucket, and thus its server.
+        adlfs.AzureBlobFileSystem(skip_instance_cache=True).mkdir(f"bucket{port}")
+        yield f"az://bucket{port}"
     finally:
         process.kill()
         process.wait()
@@ -83,10 +84,10 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
     try:
         wait_until_ready(url, process)
-        body = b'{"name": "bucket"}'
+        body = f'{{"name": "bucket{port}"}}'.encode()
         headers = {"Content-Type": "application/json"}
         urlopen(Request(f"{url}/storage/v1/b?project=test", body, headers), timeout=10).close()
-        yield "gs://bucket"
+        yield f"gs://bucket{port}"
     finally:
         process.kill()
         process.wait()
@@ -117,13 +118,14 @@ def test_objects_are_written_listed_read_and_removed(url, tmp_path):
     assert kind_of(raised.value) is FailureKind.MISSING
 
 
-def test_an_epoch_is_exact_without_workers_and_then_with_forked_ones(url, tmp_path):
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_an_epoch_is_exact_without_workers_and_then_with_workers(url, tmp_path, method):
     ds = harness.write_dataset(tmp_path / "written", num_samples=600)
     store = open_store(url)
     for path in ds.folder.iterdir():
         if path.is_file():
             store.write(f"{url}/ds/{path.name}", path.read_bytes())
-    for num_workers, options in ((0, {}), (2, {"multiprocessing_context": "fork"})):
+    for num_workers, options in ((0, {}), (2, {"multiprocessing_context": method})):
         stream = Stream(remote=f"{url}/ds", local=str(tmp_path / f"local-{num_workers}"))
         loader = harness.make_loader(stream, num_workers=num_workers, **options)
         harness.run_epoch(lambda loader=loader: loader, ds).assert_exact()
