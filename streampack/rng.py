@@ -27,7 +27,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from streampack._numba import compiled, kernel_allocating
+from streampack._numba import compiled, compiled_inline, kernel_allocating
 from streampack.types import Int64Array
 
 ONE = np.uint64(1)
@@ -78,7 +78,7 @@ def permutation(length: int, seed: int, *path: int | str) -> Int64Array:
     return (keys & ((np.uint64(1) << shift) - np.uint64(1))).astype(np.int64)
 
 
-@compiled
+@compiled_inline
 def _sort(bits: UInt64Array, num_bits: int, keys: UInt64Array, ends: npt.NDArray[np.int32]) -> None:
     """Write to `keys`, sorted, the bits above `num_bits` with the index in the low bits.
 

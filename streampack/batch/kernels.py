@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from streampack._numba import compiled, kernel_holding_gil
+from streampack._numba import compiled, compiled_inline, kernel_holding_gil
 from streampack.gather.slice_kernels import (
     AT,
     DOCUMENT,
@@ -44,7 +44,7 @@ END, EDGES, LONGEST = range(3)
 NUM_BOUNDS = 3
 
 
-@compiled
+@compiled_inline
 def _copy(source: IntArray, tokens: Int64Array, labels: Int64Array) -> None:
     """Widen a row into `tokens`, and into `labels` shifted left by one; all shape (S,)."""
     last = len(source) - 1
@@ -55,13 +55,13 @@ def _copy(source: IntArray, tokens: Int64Array, labels: Int64Array) -> None:
     labels[last] = IGNORED
 
 
-@compiled
+@compiled_inline
 def _widen(source: IntArray, out: Int64Array) -> None:
     for i in range(len(source)):
         out[i] = source[i]
 
 
-@compiled
+@compiled_inline
 def _place(first: int, document: int, input_pos: Int64Array, document_ids: Int32Array) -> None:
     """Fill one segment's slots, shape (length,), with positions from `first` and its document."""
     for i in range(len(input_pos)):

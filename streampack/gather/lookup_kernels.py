@@ -11,7 +11,7 @@ Cost: about 50 ns per segment with a thousand shards.
 
 from __future__ import annotations
 
-from streampack._numba import compiled, kernel_holding_gil
+from streampack._numba import compiled_inline, kernel_holding_gil
 from streampack.types import SAMPLE, STREAM, Int64Array
 
 # Columns of the times of each open shard: its last read, and the last size check of its file.
@@ -21,7 +21,7 @@ READ, CHECKED = range(2)
 CHECK_NS = 10_000_000
 
 
-@compiled
+@compiled_inline
 def _at_or_below(sorted_numbers: Int64Array, low: int, high: int, number: int) -> int:
     """Return the last index in [low, high) that holds `number` or less; or `low`."""
     while high - low > 1:

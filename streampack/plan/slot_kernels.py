@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack._numba import compiled, kernel_holding_gil
+from streampack._numba import compiled, compiled_inline, kernel_holding_gil
 from streampack.types import Int64Array
 
 DRY, ENDS = -2, 2
@@ -51,7 +51,7 @@ def _serve(queues: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
     return best, -1
 
 
-@compiled
+@compiled_inline
 def _serve_turn(
     queues: Int64Array,
     turn: Int64Array,
@@ -93,7 +93,7 @@ def _look_at(queues: Int64Array, stream: int, least: int) -> tuple[bool, int, in
     return num_known >= least, open_lane, left
 
 
-@compiled
+@compiled_inline
 def _choose(queues: Int64Array, wanted: int, least: int) -> tuple[int, int, int]:
     """Return the stream of a global batch, or a queue to learn about first.
 
@@ -116,7 +116,7 @@ def _choose(queues: Int64Array, wanted: int, least: int) -> tuple[int, int, int]
     return (best, -1, -1) if best_lane == -1 else (-1, best_lane, best)
 
 
-@compiled
+@compiled_inline
 def _fill(slot: Int64Array, queues: Int64Array, turn: Int64Array, queue: int) -> None:
     """Give a slot the next pack of a queue of the current lane."""
     lane = turn[TURN]
