@@ -3,7 +3,7 @@
 # make quick   the rooms' own tests          make slow    tests that take minutes each
 # make docs    the site, in build/site
 # make bench   speed, in six minutes         make bench-peers   the same beside its peers
-# make forkserver   the tests of worker processes, started as Python 3.14 starts them
+# make forkserver   worker processes, started as Python 3.14 does      make coverage   of the tests
 #
 # Each target makes .venv first if it is not there, or older than what it is made from. All it needs
 # is a Python from 3.11 on; another one than the first found: make PYTHON=/path/to/python
@@ -28,7 +28,7 @@ RESULTS := build/bench
 PEERS := .venv-peers
 DOCS := .venv-docs
 
-.PHONY: help install architectures demo quick test slow forkserver lint format check docs wheel clean bench \
+.PHONY: help install architectures demo quick test slow forkserver coverage lint format check docs wheel clean bench \
 	bench-peers
 
 help:
@@ -72,6 +72,11 @@ quick: $(INSTALLED)
 forkserver: $(INSTALLED)
 	STREAMPACK_TEST_START=forkserver $(BIN)/python -m pytest -q -n 2 --dist loadfile \
 		--no-loadscope-reorder -m "not slow" tests/runtime
+
+# Compiled kernels are invisible to it, so no floor is set.
+coverage: $(INSTALLED)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --cov=streampack \
+		--cov-report=term:skip-covered
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder

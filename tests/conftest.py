@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,26 @@ LONGEST = (
 )
 
 
+LONG_RUN_S = 120  # of which the slowest files are printed
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files that take longest first, in this order; all others stay in theirs."""
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONGEST)))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the files that took longest: where to look when the tests become slow."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    if sum(seconds.values()) > LONG_RUN_S:
+        terminalreporter.section("slowest files")
+        for name, duration in seconds.most_common(20):
+            terminalreporter.write_line(f"{duration:7.1f} s  {name}")
 
 
 @pytest.fixture(scope="session", autouse=True)
