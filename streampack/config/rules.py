@@ -169,6 +169,10 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "the packs of a chapter have one length; leave it out, and give a Chapter its own "
             "packing"
         ),
+        "Stream(overflow) excludes Chapter(packing)": (
+            "the samples of all chapters are cut alike, for packs of one length; leave packing out "
+            "of the chapters, or set Packing(overflow=...) for all streams"
+        ),
         "chapters excludes max_cost": (
             "a chapter is counted in full packs, and these have unequal lengths; leave it out, or "
             "use Balance"
@@ -180,6 +184,18 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "Stream(on_exhausted)=end|error needs a length file": (
             "the run has to know how many tokens the stream has; write it with `streampack index`, "
             "or set on_exhausted='substitute'"
+        ),
+    },
+    "Rows": {
+        "rows excludes remote, split": "the stream is made of its rows",
+        "tokenizer, chat needs rows": "it makes tokens of rows",
+        "chat needs tokenizer": (
+            "a chat template makes the tokens of a conversation; set tokenizer to one that has a "
+            "template, or leave chat out for rows of token ids"
+        ),
+        "tokenizer excludes labels, loss_mask": (
+            "they have a value for each token, and the tokenizer decides how many there are; leave "
+            "one of them out; the loss mask of a conversation is made by chat"
         ),
     },
     "Iterables": {

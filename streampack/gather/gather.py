@@ -50,7 +50,8 @@ class Rows:
 
 def _row_dtype(streams: Sequence[TokenStream], packing: Packing) -> type[np.integer[Any]]:
     """Return the dtype of rows: uint16 if the ids of all streams fit, else int32."""
-    largest = max(packing.bos_id or 0, packing.eos_id or 0, packing.padding_id)
+    own = [stream.own_packing(packing) for stream in streams]
+    largest = max(packing.padding_id, *(max(special_ids(each)) for each in own))
     stored = {dtype for stream in streams for dtype in stream.token_dtypes}
     is_short = stored <= {"uint8", "uint16"} and largest < 2**16
     return np.uint16 if is_short else np.int32
@@ -77,11 +78,14 @@ class Gatherer:
         """Whether rows may have labels: a stream has a labels column or a loss mask."""
         self._options = np.array(
             [
-                *special_ids(packing),
-                packing.padding_id,
-                packing.overflow == "truncate",
-                # Where a slice's segments lie is known one by one.
-                self._multiple if context is None else 1,
+                [
+                    *special_ids(own),
+                    packing.padding_id,
+                    own.overflow == "truncate",
+                    # Where a slice's segments lie is known one by one.
+                    self._multiple if context is None else 1,
+                ]
+                for own in (stream.own_packing(packing) for stream in self._streams)
             ],
             np.int64,
         )

@@ -37,12 +37,12 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from streampack._numba import compiled, compiled_inline
-from streampack.types import IGNORED, LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray
+from streampack.types import IGNORED, LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array, IntArray
 
 # Inputs: segment rows, shape (n, 6); one past the last segment of each pack, (num_packs,); address
 # rows of open shards, (m, ROW_COLUMNS); the address row of each segment, (n,), from `find_rows`;
-# and the options, (5,): BOS and EOS ids or -1, padding id, 1 if samples may be truncated, and the
-# multiple of slots that each segment takes.
+# and the options of each stream, (num_streams, 5): BOS and EOS ids or -1, padding id, 1 if samples
+# may be truncated, and the multiple of slots that each segment takes.
 Reading: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]
 # Of a sample: its own tokens, and 1 or 0 for an added BOS and an added EOS.
 PackShape: TypeAlias = tuple[int, int, int]
@@ -363,19 +363,19 @@ def gather_tokens(
         end = ends[row] if row < len(ends) else k
         while k < end:
             if slots is not None:
-                tokens[row, filled : slots[k]] = options[PADDING]
+                tokens[row, filled : slots[k]] = options[0, PADDING]
                 filled = slots[k]
             code = shards[rows[k], TOKENS + CODE]
             next_tokens[k], problem = _gather_segment(
-                segments, k, code, options, tokens[row, filled:], found
+                segments, k, code, options[segments[k, STREAM]], tokens[row, filled:], found
             )
             if problem != FINE:
                 return k, problem
             stop = filled + segments[k, LENGTH]
-            filled = stop + padding_behind(segments[k, LENGTH], options[MULTIPLE])
-            tokens[row, stop:filled] = options[PADDING]
+            filled = stop + padding_behind(segments[k, LENGTH], options[0, MULTIPLE])
+            tokens[row, stop:filled] = options[0, PADDING]
             k += 1
-        tokens[row, filled:] = options[PADDING]
+        tokens[row, filled:] = options[0, PADDING]
     return -1, FINE
 
 
@@ -525,11 +525,15 @@ def gather_labels(
                 segments, label_locations, segments[k, LENGTH] * label_locations[0][k, WIDTH]
             )
             problem = _label_segment(
-                segments[k], shards[rows[k]], found[0][k], options, labels[row, filled:stop]
+                segments[k],
+                shards[rows[k]],
+                found[0][k],
+                options[segments[k, STREAM]],
+                labels[row, filled:stop],
             )
             if problem != FINE:
                 return k, problem
-            filled = stop + padding_behind(segments[k, LENGTH], options[MULTIPLE])
+            filled = stop + padding_behind(segments[k, LENGTH], options[0, MULTIPLE])
             labels[row, stop:filled] = IGNORED
             k += 1
         labels[row, filled:] = IGNORED

@@ -103,6 +103,17 @@ def count_pieces(samples: Int64Array, max_seq_len: int, overflow: str) -> Int64A
     return pieces if overflow == "split" else np.minimum(pieces, 1)
 
 
+def kept_tokens(lengths: Int64Array, max_seq_len: int, overflow: str) -> Int64Array:
+    """Return the tokens that samples of these lengths deliver, shape (n,).
+
+    >>> kept_tokens(np.array([5, 3]), 4, "truncate").tolist()
+    [4, 3]
+    """
+    if overflow == "truncate":
+        return np.minimum(lengths, max_seq_len)
+    return np.where(lengths > max_seq_len, 0, lengths) if overflow == "drop" else lengths
+
+
 def fit_segments(segments: Int64Array, max_seq_len: int) -> Int64Array:
     """Cut segment rows, shape (n, 6), into pieces of at most a pack, shape (m, 6).
     >>> fit_segments(np.array([[0, 0, 7, 2, 5, 9]]), 4)[:, START : LENGTH + 1].tolist()

@@ -315,7 +315,8 @@ class PackWindows:
         limit = self.recipe.max_consecutive_drops(self._queue)
         if limit is not None and self._num_dropped > limit:
             names = [self.recipe.names[number] for number in np.unique(rows[:, 0])]
-            if not rows[:, TOKENS].any():
+            rules = [self.recipe.streams[number].overflow for number in np.unique(rows[:, 0])]
+            if not rows[:, TOKENS].any() and "drop" not in rules:
                 raise DataError(
                     f"stream {names}: all of {self._num_dropped} samples in a row have no tokens; "
                     "leave the stream out, or write it with tokens"

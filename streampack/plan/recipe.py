@@ -24,6 +24,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix import Quota
 from streampack.mix.draw import CHUNK
 from streampack.order import Extents, assign_to_lanes
+from streampack.pack.overflow import kept_tokens
 from streampack.plan.chapter import ChapterPlan
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import Int64Array
@@ -52,6 +53,10 @@ class PlanStream:
     """Tokens in the stream, exact or estimated from its bytes."""
     lengths_of: Callable[[int], Int64Array]
     """Return the tokens of each sample of a shard, including those added by bos_id and eos_id."""
+    overflow: str | None = None
+    """The overflow rule that these lengths have been through; None: none yet."""
+    whole_lengths_of: Callable[[int], Int64Array] | None = None
+    """As `lengths_of`, before that rule; None: there is none."""
     quota: Quota
     """The amount that an epoch takes."""
     shard_tokens: Int64Array | None = None
@@ -260,12 +265,7 @@ class Recipe:
 
     def weigh(self, lengths: Int64Array, number: int = 0) -> Int64Array:
         """Return the tokens that samples of a stream deliver, given their lengths, shape (n,)."""
-        limit = self.packing_of(number).max_seq_len
-        if self.packing.overflow == "truncate":
-            return np.minimum(lengths, limit)
-        if self.packing.overflow == "drop":
-            return np.where(lengths > limit, 0, lengths)
-        return lengths
+        return kept_tokens(lengths, self.packing_of(number).max_seq_len, self.packing.overflow)
 
     def samples_in(self, number: int, lane: int) -> int:
         """Return the samples that a lane takes of one pass over a stream, rounded up."""

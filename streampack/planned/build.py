@@ -27,10 +27,11 @@ from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Method
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, DataError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota, Weight, exact_share, resolve_weights
+from streampack.pack.overflow import kept_tokens
 from streampack.plan import PlanStream, Recipe, RunShape
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.drain import drained
@@ -49,6 +50,7 @@ from streampack.world import World
 MIN_PACKS_PER_LANE = 4096  # smaller lanes waste fill at their ends
 METHODS: tuple[Method | None, ...] = get_args(Method)
 KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
+MANY_PASSES = 4  # of an epoch over one stream
 LEAST_ROWS = 20  # fewer samples of one length say little
 
 logger = logging.getLogger(__name__)
@@ -80,11 +82,16 @@ class DatasetSpec:
 
 
 class _Lengths:
-    """Tokens per sample of a stream's shards, including those that bos_id and eos_id add."""
+    """Tokens per sample of a stream's shards, including those that bos_id and eos_id add.
+
+    The overflow rule is applied to them where a stream has its own.
+    """
 
     def __init__(self, stream: TokenStream, packing: Packing, fetched: list[int]) -> None:
         self._stream = stream
+        packing = stream.own_packing(packing)
         self._packing = packing
+        self._size = stream.max_seq_len or packing.max_seq_len
         self._fetched = fetched
         self._adds_ids = adds_ids(packing)
         if not stream.knows_edges(packing.bos_id, packing.eos_id):
@@ -103,6 +110,18 @@ class _Lengths:
         return _Lengths, (self._stream, self._packing, self._fetched)
 
     def __call__(self, shard: int) -> Int64Array:
+        lengths, overflow = self._of_shard(shard), self._stream.overflow
+        if overflow == "error" and (lengths > self._size).any():
+            sample = int((lengths > self._size).argmax())
+            raise DataError(
+                f"stream {self._stream.name!r}, sample {self._stream.first_sample[shard] + sample} "
+                f"of {lengths[sample]} tokens does not fit max_seq_len={self._size}; set "
+                "Stream(overflow=) to split, truncate or drop, or raise max_seq_len"
+            )
+        return lengths if overflow is None else kept_tokens(lengths, self._size, overflow)
+
+    def whole(self, shard: int) -> Int64Array:
+        """Return the tokens per sample of a shard before the overflow rule."""
         return self._of_shard(shard)
 
     def _fetch(self, shards: Int64Array) -> None:
@@ -122,9 +141,8 @@ class _Lengths:
         if self.prepare is not None:
             self._fetch(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
-        size = self._stream.max_seq_len or self._packing.max_seq_len
-        if len(lengths) >= LEAST_ROWS and np.mean(lengths == size) > 0.95:
-            _warn_of_joined_rows(self._stream.name, size)
+        if len(lengths) >= LEAST_ROWS and np.mean(lengths == self._size) > 0.95:
+            _warn_of_joined_rows(self._stream.name, self._size)
         if not self._adds_ids:
             return lengths
         packing = self._packing
@@ -144,6 +162,20 @@ def _warn_of_joined_rows(name: str, size: int) -> None:
         name,
         size,
         __name__,
+    )
+
+
+@cache
+def _warn_of_passes(name: str, num_samples: int, passes: float) -> None:
+    """Warn, once per process, of a small stream with a large share."""
+    logger.warning(
+        "stream %r: an epoch takes each of its %d samples %s times, and more than %d are more "
+        "likely remembered than learned; lower its share or epoch_size, or set repeat= in place "
+        "of proportion= or choose= if this is meant",
+        name,
+        num_samples,
+        passes,
+        MANY_PASSES,
     )
 
 
@@ -184,6 +216,19 @@ def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
         check_combination({**given, "a length file": is_known}, f"stream {stream.name!r}: ")
 
 
+def with_own_overflow(
+    streams: tuple[MdsStream, ...], packing: Packing
+) -> tuple[tuple[MdsStream, ...], Packing]:
+    """Return streams that apply the overflow rule to their lengths, if any has a rule of its own.
+
+    Nothing is then left to the packing but to cut what is to be split.
+    """
+    if all(stream.overflow is None for stream in streams):
+        return streams, packing
+    own = tuple(replace(each, overflow=each.overflow or packing.overflow) for each in streams)
+    return own, replace(packing, overflow="split")
+
+
 def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     """Return the streams with their quotas and lengths."""
     packing, mixing, order = spec.packing, spec.mixing, spec.order
@@ -200,6 +245,10 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
         arithmetic=mixing.arithmetic,
         seed=order.seed,
     )
+    for stream, quota, total in zip(spec.streams, quotas, totals, strict=True):
+        held = stream.num_samples if quota.unit == "samples" else total
+        if stream.repeat is None and quota.amount > MANY_PASSES * held:
+            _warn_of_passes(stream.name, stream.num_samples, round(quota.amount / max(held, 1), 1))
     fetched = spec.fetched_for_lengths
     lengths = [_Lengths(stream, packing, fetched) for stream in spec.streams]
     return tuple(
@@ -210,8 +259,10 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             num_tokens=total,
             num_slots=slots_of_equal_cost(stream, lengths_of, packing, total),
             lengths_of=lengths_of,
+            overflow=stream.overflow,
+            whole_lengths_of=None if stream.overflow is None else lengths_of.whole,
             quota=quota,
-            may_be_empty=stream.may_be_empty,
+            may_be_empty=stream.may_be_empty or stream.overflow == "drop",
             prepare=lengths_of.prepare,
             shard_tokens=lengths_of.shard_tokens(quota),
             max_passes=None if stream.max_passes is None else exact_share(stream.max_passes),
@@ -298,6 +349,8 @@ def _check_stream(stream: Any, opened: TokenStream) -> None:
 
 def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
     """Return the specification of a dataset with a chapter's packing and sizes."""
+    overflow = next((stream.overflow for stream in spec.streams if stream.overflow), None)
+    check_combination({"Stream(overflow)": overflow, "Chapter(packing)": chapter.packing})
     size = chapter.global_batch_size or spec.mixing.global_batch_size
     return replace(
         spec,

@@ -29,7 +29,7 @@ from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
-from streampack.planned.build import DatasetSpec, check_run
+from streampack.planned.build import DatasetSpec, check_run, with_own_overflow
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.engine import PlanEngine
 from streampack.planned.epoch_engine import EpochEngine
@@ -112,27 +112,28 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         """The arguments as they were passed, but for the streams; None: left open."""
         batch_size = check_batch_size(1 if batch_size is None else batch_size, packing.row_tokens)
         batch_format = "native" if batch_format is None else batch_format
-        convert = check_format(batch_format, packing, batch_size)
         finds_world = world is None
         world = world or World.from_env(os.environ)
-        context = context_slice(world, packing, convert, batch_size)
         location = {"remote": remote, "local": local, "split": split}
         streams = resolve_streams(streams, location, stream_name, stream_config)
         self.buffers = buffers or Buffers()
+        opened = open_streams(
+            streams,
+            cache_limit=self.buffers.cache_bytes,
+            # Of a run that resumes, shards of streams that it no longer uses may be deleted.
+            may_be_emptied=chapters is not None,
+        )
+        opened, packing = with_own_overflow(opened, packing)
+        convert = check_format(batch_format, packing, batch_size)
         spec = DatasetSpec(
-            streams=open_streams(
-                streams,
-                cache_limit=self.buffers.cache_bytes,
-                # Of a run that resumes, shards of streams that it no longer uses may be deleted.
-                may_be_emptied=chapters is not None,
-            ),
+            streams=opened,
             packing=packing,
             mixing=mixing or Mixing(),
             order=order or Order(),
             batch_size=batch_size,
             world=world,
             balance=balance,
-            context=context,
+            context=context_slice(world, packing, convert, batch_size),
             chapters=() if chapters is None else check_chapters(chapters, packing),
             skip=check_skip(skip, has_chapters=chapters is not None),
             cache_limit=self.buffers.cache_bytes,

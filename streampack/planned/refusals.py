@@ -24,7 +24,7 @@ def check_not_empty(recipe: Recipe, epoch: int) -> None:
         )
     # The steps of a chapter may all be skipped.
     if recipe.mixing.epoch_end == "pad" and recipe.chapter is None:
-        if recipe.packing.overflow != "drop":
+        if "drop" not in (recipe.packing.overflow, *(each.overflow for each in recipe.streams)):
             raise DataError(
                 f"epoch {epoch}: none of its samples has tokens; name other streams, or other "
                 "shards of them"

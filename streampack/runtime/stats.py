@@ -133,21 +133,24 @@ class DeliveryStats:
         delivered, self._uncounted = self._uncounted, []
         segments = np.concatenate([NO_SEGMENTS, *(packs.segments for packs in delivered)])
         count_segments(segments, self._counts)
-        if self.recipe.packing.overflow == "truncate":
+        rules = [stream.overflow or self.recipe.packing.overflow for stream in self.recipe.streams]
+        if "truncate" in rules:
             longest = [self.recipe.packing_of(n).max_seq_len for n in range(len(self._counts))]
             full = segments[:, TOTAL] == np.array(longest)[segments[:, STREAM]]
+            full &= np.array([rule == "truncate" for rule in rules])[segments[:, STREAM]]
             self._count_truncated(segments[(segments[:, START] == 0) & full])
 
     def _count_truncated(self, segments: Int64Array) -> None:
         """Count the full-length segments whose samples are longer."""
         for number in np.unique(segments[:, STREAM]).tolist():
             stream = self.recipe.streams[number]
+            lengths_of = stream.whole_lengths_of or stream.lengths_of
             longest = self.recipe.packing_of(number).max_seq_len
             samples = segments[segments[:, STREAM] == number, SAMPLE]
             shards = np.searchsorted(stream.first_sample, samples, side="right") - 1
             for shard in np.unique(shards).tolist():
                 places = samples[shards == shard] - stream.first_sample[shard]
-                longer = stream.lengths_of(shard)[places] > longest
+                longer = lengths_of(shard)[places] > longest
                 self._counts[number, TRUNCATED] += int(longer.sum())
 
     def _targets(self) -> Sequence[float]:

@@ -12,15 +12,19 @@ belong to the process and are reopened after a fork; shard_pool.py limits them a
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from streampack.config import Packing
+from streampack.config.packing import Overflow
 from streampack.errors import DataError
 from streampack.mds.columns import Column, check_layout, sample_spans
 from streampack.mds.index import Layout, MdsIndex
@@ -71,6 +75,10 @@ class MdsStream:
     """What happens after `max_passes`."""
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
+    bos_id: int | None = None
+    eos_id: int | None = None
+    overflow: Overflow | None = None
+    """Options of this stream's samples; None: those of the packing."""
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
     first_sample: Int64Array = field(init=False)
@@ -112,7 +120,16 @@ class MdsStream:
         """`entries_digest`, followed as in `full_digest`."""
         return self._with_lengths(self.entries_digest)
 
+    def own_packing(self, packing: Packing) -> Packing:
+        """Return a packing with the options that this stream has of its own."""
+        own = {"bos_id": self.bos_id, "eos_id": self.eos_id, "overflow": self.overflow}
+        stated: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+        return replace(packing, **stated) if stated else packing
+
     def _with_lengths(self, digest: str) -> str:
+        own = self.bos_id, self.eos_id, self.overflow
+        if any(option is not None for option in own):
+            digest = hashlib.blake2b(f"{digest}{own}".encode(), digest_size=16).hexdigest()
         if self.length_file is None or self.is_part:
             return digest
         return f"{digest}:{self.length_file.digest()}"

@@ -107,6 +107,9 @@ def open_mds(
         max_passes=getattr(stream, "max_passes", None),
         on_exhausted=getattr(stream, "on_exhausted", "substitute"),
         checks_dtypes=getattr(stream, "check_dtypes", True),
+        bos_id=getattr(stream, "bos_id", None),
+        eos_id=getattr(stream, "eos_id", None),
+        overflow=getattr(stream, "overflow", None),
     )
 
 

@@ -22,11 +22,14 @@ from streampack._checks import (
     is_weight,
     read_integer,
     read_optional_count,
+    read_token_id,
     show_number,
 )
 from streampack._paths import folder_of, local_path, shown_path
 from streampack.chapters import OnExhausted
-from streampack.errors import ConfigError, short_text, suggest
+from streampack.config.combinations import check_combination
+from streampack.config.packing import Overflow
+from streampack.errors import ConfigError, suggest
 from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
@@ -86,6 +89,10 @@ class Stream:
         ends_with_eos: Whether every sample of token files ends with `Packing.eos_id` already.
         check_remote: Fetch index.json again at every start, and open the version that the store
             holds now; otherwise the last one on this disk. A folder's is always read.
+        bos_id: Token inserted before each sample of this stream that does not start with it. None,
+            here and below: as in `Packing`.
+        eos_id: Token appended to each sample of this stream that does not end with it.
+        overflow: Handling of samples of this stream that are longer than a pack, as in `Packing`.
         rows: Rows to tokenize, instead of a `remote`: a list, a table of pandas or pyarrow, a
             `Dataset` of Hugging Face, or the path of files. The first process of a node writes
             them into `local`, or into a folder of this user in the system's temporary one. Later
@@ -131,6 +138,9 @@ class Stream:
         on_exhausted: OnExhausted = "substitute",
         check_dtypes: bool = True,
         check_remote: bool = False,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        overflow: Overflow | None = None,
         rows: Any = None,
         tokenizer: Any = None,
         chat: bool | str | Mapping[str, Any] | None = None,
@@ -144,17 +154,16 @@ class Stream:
         **unknown: object,
     ) -> None:
         _check_names(unknown)
-        if rows is None:
-            if remote is None and local is None:
-                raise ConfigError(
-                    f"remote={remote} and local={local}: set one of them to the stream's folder"
-                )
-            self.remote = None if remote is None else _each(remote, _checked_remote)
-            _refuse("without rows=; set it to rows to tokenize", tokenizer=tokenizer, chat=chat)
-        else:
-            self.remote = None
-            _refuse("with rows=; leave one of them out", remote=remote, split=split)
-            _check_rows(tokenizer, chat, labels or loss_mask)
+        is_set = {"rows": rows, "remote": remote, "split": split, "tokenizer": tokenizer}
+        is_set |= {"chat": chat, "labels": labels, "loss_mask": loss_mask}
+        check_combination(
+            {name: value is not None and value is not False for name, value in is_set.items()}
+        )
+        if rows is None and remote is None and local is None:
+            raise ConfigError(
+                f"remote={remote} and local={local}: set one of them to the stream's folder"
+            )
+        self.remote = None if remote is None else _each(remote, _checked_remote)
         _check_weights(proportion=proportion, repeat=repeat, choose=choose)
         _check_download(download_retry, download_timeout)
         _check_dtypes(
@@ -182,6 +191,10 @@ class Stream:
         self.shards = shards
         self.max_passes, self.on_exhausted = max_passes, on_exhausted
         self.check_dtypes, self.check_remote = check_dtypes, check_remote
+        self.bos_id, self.eos_id = read_token_id("bos_id", bos_id), read_token_id("eos_id", eos_id)
+        if overflow is not None:
+            check_choice("overflow", overflow, Overflow)
+        self.overflow = overflow
         self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
         self.format, self.unit, self.samples = format, unit, samples
         self.index = index
@@ -192,26 +205,6 @@ class Stream:
         shown = {key: getattr(self, key) for key in keys}
         stated = [f"{key}={value!r}" for key, value in shown.items() if value not in (None, "")]
         return f"{type(self).__name__}({', '.join(stated)})"
-
-
-def _refuse(where: str, **arguments: object) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise ConfigError(f"{name}={short_text(value)} has no meaning {where}")
-
-
-def _check_rows(tokenizer: object, chat: object, target: str | None) -> None:
-    if chat not in (None, False) and tokenizer is None:
-        raise ConfigError(
-            f"chat={short_text(chat)} and tokenizer=None: only a tokenizer with a chat template "
-            "makes tokens of conversations; set tokenizer=, or leave chat out for token ids"
-        )
-    if target is not None and tokenizer is not None:
-        raise ConfigError(
-            f"labels or loss_mask={target!r} holds a value for each token, and "
-            f"tokenizer={short_text(tokenizer)} decides on the tokens; leave one of them out, or "
-            "set chat= to learn the responses of conversations"
-        )
 
 
 def _check_labels(labels: str | None, labels_shifted: bool | None) -> None:
