@@ -50,7 +50,7 @@ class Rows:
 
 def _row_dtype(streams: Sequence[TokenStream], packing: Packing) -> type[np.integer[Any]]:
     """Return the dtype of rows: uint16 if the ids of all streams fit, else int32."""
-    own = [stream.own_packing(packing) for stream in streams]
+    own = [stream.ends.packing_of(packing) for stream in streams]
     largest = max(packing.padding_id, *(max(special_ids(each)) for each in own))
     stored = {dtype for stream in streams for dtype in stream.token_dtypes}
     is_short = stored <= {"uint8", "uint16"} and largest < 2**16
@@ -85,7 +85,7 @@ class Gatherer:
                     # Where a slice's segments lie is known one by one.
                     self._multiple if context is None else 1,
                 ]
-                for own in (stream.own_packing(packing) for stream in self._streams)
+                for own in (stream.ends.packing_of(packing) for stream in self._streams)
             ],
             np.int64,
         )

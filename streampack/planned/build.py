@@ -14,12 +14,10 @@ Cost: reading each stream's index.json. No shard is read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, cast, get_args
-
-import numpy as np
 
 from streampack.balance import Balance
 from streampack.batch.formats.registry import BatchFormat, check_format
@@ -27,11 +25,9 @@ from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Method
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError
 from streampack.gather.context_slice import ContextSlice
-from streampack.gather.shard_prefetch import fetch_all
-from streampack.mix import Quota, Weight, exact_share, resolve_weights
-from streampack.pack.overflow import kept_tokens
+from streampack.mix import Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe, RunShape
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.drain import drained
@@ -41,17 +37,14 @@ from streampack.plan.spans import RunPlan
 from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
 from streampack.planned.refusals import check_pack_lengths, slots_per_pack
-from streampack.special_ids import adds_ids, num_added
+from streampack.planned.stream_lengths import StreamLengths
 from streampack.streams import TokenStream
 from streampack.streams.registry import unique_names
-from streampack.types import Int64Array
 from streampack.world import World
 
 MIN_PACKS_PER_LANE = 4096  # smaller lanes waste fill at their ends
 METHODS: tuple[Method | None, ...] = get_args(Method)
-KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
 MANY_PASSES = 4  # of an epoch over one stream
-LEAST_ROWS = 20  # fewer samples of one length say little
 
 logger = logging.getLogger(__name__)
 
@@ -79,90 +72,6 @@ class DatasetSpec:
     """For each stream, whether a fetched shard is kept next to its decompressed form."""
     fetched_for_lengths: list[int] = field(default_factory=list)
     """Bytes of each shard that was fetched to learn its lengths; grows."""
-
-
-class _Lengths:
-    """Tokens per sample of a stream's shards, including those that bos_id and eos_id add.
-
-    The overflow rule is applied to them where a stream has its own.
-    """
-
-    def __init__(self, stream: TokenStream, packing: Packing, fetched: list[int]) -> None:
-        self._stream = stream
-        packing = stream.own_packing(packing)
-        self._packing = packing
-        self._size = stream.max_seq_len or packing.max_seq_len
-        self._fetched = fetched
-        self._adds_ids = adds_ids(packing)
-        if not stream.knows_edges(packing.bos_id, packing.eos_id):
-            raise ConfigError(
-                f"stream {stream.name!r}: bos_id={packing.bos_id} and eos_id={packing.eos_id} are "
-                "added to samples without them, and token files do not say which those are; set "
-                "Stream(begins_with_bos=..., ends_with_eos=...) to True or False, or leave the ids "
-                "out"
-            )
-        is_lazy = stream.cache.needs_fetch and not stream.has_length_file
-        self.prepare: Callable[[Int64Array], None] | None = self._fetch if is_lazy else None
-        """Fetches several shards together for their lengths; None if no fetch is needed."""
-        self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
-
-    def __reduce__(self) -> tuple[type[_Lengths], tuple[TokenStream, Packing, list[int]]]:
-        return _Lengths, (self._stream, self._packing, self._fetched)
-
-    def __call__(self, shard: int) -> Int64Array:
-        lengths, overflow = self._of_shard(shard), self._stream.overflow
-        if overflow == "error" and (lengths > self._size).any():
-            sample = int((lengths > self._size).argmax())
-            raise DataError(
-                f"stream {self._stream.name!r}, sample {self._stream.first_sample[shard] + sample} "
-                f"of {lengths[sample]} tokens does not fit max_seq_len={self._size}; set "
-                "Stream(overflow=) to split, truncate or drop, or raise max_seq_len"
-            )
-        return lengths if overflow is None else kept_tokens(lengths, self._size, overflow)
-
-    def whole(self, shard: int) -> Int64Array:
-        """Return the tokens per sample of a shard before the overflow rule."""
-        return self._of_shard(shard)
-
-    def _fetch(self, shards: Int64Array) -> None:
-        # In one step, because the thread that looks for lane ends calls this too.
-        self._fetched.extend(fetch_all(self._stream, shards))
-
-    def shard_tokens(self, quota: Quota) -> Int64Array | None:
-        """Return the tokens of each shard, where they are needed and known, shape (num_shards,).
-
-        If samples are used whole and without additions, the length file has these totals.
-        """
-        is_needed = quota.unit == "tokens" or self._stream.max_passes is not None
-        is_changed = self._adds_ids or self._packing.overflow in ("truncate", "drop")
-        return self._stream.shard_tokens() if is_needed and not is_changed else None
-
-    def _read(self, shard: int) -> Int64Array:
-        if self.prepare is not None:
-            self._fetch(np.array([shard]))
-        lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
-        if len(lengths) >= LEAST_ROWS and np.mean(lengths == self._size) > 0.95:
-            _warn_of_joined_rows(self._stream.name, self._size)
-        if not self._adds_ids:
-            return lengths
-        packing = self._packing
-        edges = self._stream.shard_edges(shard, packing.bos_id, packing.eos_id)
-        added = num_added(edges[:, 0], edges[:, 1], self._packing)
-        return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
-
-
-@cache
-def _warn_of_joined_rows(name: str, size: int) -> None:
-    """Warn, once per process, of samples that seem to be rows of joined documents."""
-    logger.warning(
-        "stream %r: nearly all samples have %d tokens, as many as a pack, as rows of joined "
-        "documents do: the documents of a row then attend to each other, and eos_id= or bos_id= "
-        "mark each cut between rows as the end of a document; write each document as a sample, or "
-        "leave out eos_id and bos_id; if each sample is one document, silence the logger %r",
-        name,
-        size,
-        __name__,
-    )
 
 
 @cache
@@ -216,19 +125,6 @@ def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
         check_combination({**given, "a length file": is_known}, f"stream {stream.name!r}: ")
 
 
-def with_own_overflow(
-    streams: tuple[MdsStream, ...], packing: Packing
-) -> tuple[tuple[MdsStream, ...], Packing]:
-    """Return streams that apply the overflow rule to their lengths, if any has a rule of its own.
-
-    Nothing is then left to the packing but to cut what is to be split.
-    """
-    if all(stream.overflow is None for stream in streams):
-        return streams, packing
-    own = tuple(replace(each, overflow=each.overflow or packing.overflow) for each in streams)
-    return own, replace(packing, overflow="split")
-
-
 def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     """Return the streams with their quotas and lengths."""
     packing, mixing, order = spec.packing, spec.mixing, spec.order
@@ -250,7 +146,7 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
         if stream.repeat is None and quota.amount > MANY_PASSES * held:
             _warn_of_passes(stream.name, stream.num_samples, round(quota.amount / max(held, 1), 1))
     fetched = spec.fetched_for_lengths
-    lengths = [_Lengths(stream, packing, fetched) for stream in spec.streams]
+    lengths = [StreamLengths(stream, packing, fetched) for stream in spec.streams]
     return tuple(
         PlanStream(
             name=name,
@@ -259,10 +155,10 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             num_tokens=total,
             num_slots=slots_of_equal_cost(stream, lengths_of, packing, total),
             lengths_of=lengths_of,
-            overflow=stream.overflow,
-            whole_lengths_of=None if stream.overflow is None else lengths_of.whole,
+            overflow=stream.ends.overflow,
+            whole_lengths_of=None if stream.ends.overflow is None else lengths_of.whole,
             quota=quota,
-            may_be_empty=stream.may_be_empty or stream.overflow == "drop",
+            may_be_empty=stream.may_be_empty or stream.ends.overflow == "drop",
             prepare=lengths_of.prepare,
             shard_tokens=lengths_of.shard_tokens(quota),
             max_passes=None if stream.max_passes is None else exact_share(stream.max_passes),
@@ -349,7 +245,7 @@ def _check_stream(stream: Any, opened: TokenStream) -> None:
 
 def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
     """Return the specification of a dataset with a chapter's packing and sizes."""
-    overflow = next((stream.overflow for stream in spec.streams if stream.overflow), None)
+    overflow = next((stream.ends.overflow for stream in spec.streams if stream.ends.overflow), None)
     check_combination({"Stream(overflow)": overflow, "Chapter(packing)": chapter.packing})
     size = chapter.global_batch_size or spec.mixing.global_batch_size
     return replace(

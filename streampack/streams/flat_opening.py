@@ -43,6 +43,7 @@ from streampack.storage.materialize import Downloader, lock_s
 from streampack.stores.objects import Found
 from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.ends import StreamEnds
 from streampack.streams.flat_stream import FlatStream
 from streampack.streams.parts import chosen_part
 
@@ -119,6 +120,7 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         on_exhausted=stream.on_exhausted,
         begins_with_bos=stream.begins_with_bos,
         ends_with_eos=stream.ends_with_eos,
+        ends=StreamEnds.of(stream),
         columns=ColumnSelection.of(stream),
         cache=cache,
         root=folder or location.folder,

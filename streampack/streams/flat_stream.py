@@ -27,6 +27,7 @@ from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.ends import StreamEnds
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import ByteArray, Int64Array
 
@@ -55,6 +56,7 @@ class FlatStream:
     begins_with_bos: bool | None
     """Whether every document begins with the BOS id; None: the `Stream` does not say."""
     ends_with_eos: bool | None
+    ends: StreamEnds = StreamEnds()
     first_sample: Int64Array = field(init=False)
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
@@ -83,11 +85,14 @@ class FlatStream:
 
     @property
     def full_digest(self) -> str:
-        return self.digest
+        return self.ends.digest_of(self.digest)
 
     @property
     def growing_digest(self) -> str:
-        return self.digest
+        return self.full_digest
+
+    def with_ends(self, ends: StreamEnds) -> FlatStream:
+        return replace(self, ends=ends)
 
     @property
     def token_dtypes(self) -> set[str | None]:

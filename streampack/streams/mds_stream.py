@@ -12,7 +12,6 @@ belong to the process and are reopened after a fork; shard_pool.py limits them a
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -23,8 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from streampack.config import Packing
-from streampack.config.packing import Overflow
 from streampack.errors import DataError
 from streampack.mds.columns import Column, check_layout, sample_spans
 from streampack.mds.index import Layout, MdsIndex
@@ -33,6 +30,7 @@ from streampack.storage.cache import CachedFile, MappedShard, ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.ends import StreamEnds
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import Int64Array
@@ -75,10 +73,7 @@ class MdsStream:
     """What happens after `max_passes`."""
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
-    bos_id: int | None = None
-    eos_id: int | None = None
-    overflow: Overflow | None = None
-    """Options of this stream's samples; None: those of the packing."""
+    ends: StreamEnds = StreamEnds()
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
     first_sample: Int64Array = field(init=False)
@@ -120,16 +115,11 @@ class MdsStream:
         """`entries_digest`, followed as in `full_digest`."""
         return self._with_lengths(self.entries_digest)
 
-    def own_packing(self, packing: Packing) -> Packing:
-        """Return a packing with the options that this stream has of its own."""
-        own = {"bos_id": self.bos_id, "eos_id": self.eos_id, "overflow": self.overflow}
-        stated: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
-        return replace(packing, **stated) if stated else packing
+    def with_ends(self, ends: StreamEnds) -> MdsStream:
+        return replace(self, ends=ends)
 
     def _with_lengths(self, digest: str) -> str:
-        own = self.bos_id, self.eos_id, self.overflow
-        if any(option is not None for option in own):
-            digest = hashlib.blake2b(f"{digest}{own}".encode(), digest_size=16).hexdigest()
+        digest = self.ends.digest_of(digest)
         if self.length_file is None or self.is_part:
             return digest
         return f"{digest}:{self.length_file.digest()}"

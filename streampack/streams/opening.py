@@ -29,6 +29,7 @@ from streampack.streams.column_selection import (
     warn_unused_columns,
 )
 from streampack.streams.flat_opening import is_flat, open_flat
+from streampack.streams.ends import StreamEnds
 from streampack.streams.mds_stream import MdsStream
 from streampack.streams.parts import chosen_part
 from streampack.streams.token_stream import TokenStream
@@ -107,9 +108,7 @@ def open_mds(
         max_passes=getattr(stream, "max_passes", None),
         on_exhausted=getattr(stream, "on_exhausted", "substitute"),
         checks_dtypes=getattr(stream, "check_dtypes", True),
-        bos_id=getattr(stream, "bos_id", None),
-        eos_id=getattr(stream, "eos_id", None),
-        overflow=getattr(stream, "overflow", None),
+        ends=StreamEnds.of(stream),
     )
 
 

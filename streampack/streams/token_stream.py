@@ -16,6 +16,7 @@ from typing import Protocol
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.ends import StreamEnds
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import Int64Array
 
@@ -54,6 +55,13 @@ class TokenStream(Protocol):
     @property
     def on_exhausted(self) -> str:
         """What happens after `max_passes`."""
+
+    @property
+    def ends(self) -> StreamEnds:
+        """Its own ends and overflow rule."""
+
+    def with_ends(self, ends: StreamEnds) -> TokenStream:
+        """Return a copy with other ends."""
 
     @property
     def full_digest(self) -> str:

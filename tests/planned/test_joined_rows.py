@@ -8,7 +8,7 @@ import pytest
 
 from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.mds.length_file import LENGTH_FILE
-from streampack.planned import build
+from streampack.planned import stream_lengths
 from streampack.write import write_stream
 
 SIZE = 32
@@ -16,7 +16,7 @@ SIZE = 32
 
 @pytest.fixture(autouse=True)
 def _nothing_was_warned_of():
-    build._warn_of_joined_rows.cache_clear()
+    stream_lengths._warn_of_joined_rows.cache_clear()
 
 
 def stream(folder, lengths, *, has_lengths=True, **options) -> Stream:

@@ -1,0 +1,131 @@
+"""Lengths of a stream's samples as they are planned, with BOS, EOS and an overflow rule of its own.
+
+::
+
+    length file, or the shard's header --> + BOS, EOS --> the stream's own rule --> plan
+
+Cost: the lengths of 64 shards of each stream in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, lru_cache
+
+import numpy as np
+
+from streampack.config import Packing
+from streampack.errors import ConfigError, DataError
+from streampack.gather.shard_prefetch import fetch_all
+from streampack.mix import Quota
+from streampack.pack.overflow import kept_tokens
+from streampack.special_ids import adds_ids, num_added
+from streampack.streams import TokenStream
+from streampack.types import Int64Array
+
+KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
+LEAST_ROWS = 20  # fewer samples of one length say little
+
+logger = logging.getLogger(__name__)
+
+
+class StreamLengths:
+    """Tokens per sample of a stream's shards, including those that bos_id and eos_id add.
+
+    The overflow rule is applied to them where a stream has its own.
+    """
+
+    def __init__(self, stream: TokenStream, packing: Packing, fetched: list[int]) -> None:
+        self._stream = stream
+        packing = stream.ends.packing_of(packing)
+        self._packing = packing
+        self._size = stream.max_seq_len or packing.max_seq_len
+        self._fetched = fetched
+        self._adds_ids = adds_ids(packing)
+        if not stream.knows_edges(packing.bos_id, packing.eos_id):
+            raise ConfigError(
+                f"stream {stream.name!r}: bos_id={packing.bos_id} and eos_id={packing.eos_id} are "
+                "added to samples without them, and token files do not say which those are; set "
+                "Stream(begins_with_bos=..., ends_with_eos=...) to True or False, or leave the ids "
+                "out"
+            )
+        is_lazy = stream.cache.needs_fetch and not stream.has_length_file
+        self.prepare: Callable[[Int64Array], None] | None = self._fetch if is_lazy else None
+        """Fetches several shards together for their lengths; None if no fetch is needed."""
+        self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
+
+    def __reduce__(self) -> tuple[type[StreamLengths], tuple[TokenStream, Packing, list[int]]]:
+        return StreamLengths, (self._stream, self._packing, self._fetched)
+
+    def __call__(self, shard: int) -> Int64Array:
+        lengths, overflow = self._of_shard(shard), self._stream.ends.overflow
+        if overflow == "error" and (lengths > self._size).any():
+            sample = int((lengths > self._size).argmax())
+            raise DataError(
+                f"stream {self._stream.name!r}, sample {self._stream.first_sample[shard] + sample} "
+                f"of {lengths[sample]} tokens does not fit max_seq_len={self._size}; set "
+                "Stream(overflow=) to split, truncate or drop, or raise max_seq_len"
+            )
+        return lengths if overflow is None else kept_tokens(lengths, self._size, overflow)
+
+    def whole(self, shard: int) -> Int64Array:
+        """Return the tokens per sample of a shard before the overflow rule."""
+        return self._of_shard(shard)
+
+    def _fetch(self, shards: Int64Array) -> None:
+        # In one step, because the thread that looks for lane ends calls this too.
+        self._fetched.extend(fetch_all(self._stream, shards))
+
+    def shard_tokens(self, quota: Quota) -> Int64Array | None:
+        """Return the tokens of each shard, where they are needed and known, shape (num_shards,).
+
+        If samples are used whole and without additions, the length file has these totals.
+        """
+        is_needed = quota.unit == "tokens" or self._stream.max_passes is not None
+        is_changed = self._adds_ids or self._packing.overflow in ("truncate", "drop")
+        return self._stream.shard_tokens() if is_needed and not is_changed else None
+
+    def _read(self, shard: int) -> Int64Array:
+        if self.prepare is not None:
+            self._fetch(np.array([shard]))
+        lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
+        if len(lengths) >= LEAST_ROWS and np.mean(lengths == self._size) > 0.95:
+            _warn_of_joined_rows(self._stream.name, self._size)
+        if not self._adds_ids:
+            return lengths
+        packing = self._packing
+        edges = self._stream.shard_edges(shard, packing.bos_id, packing.eos_id)
+        added = num_added(edges[:, 0], edges[:, 1], self._packing)
+        return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
+
+
+@cache
+def _warn_of_joined_rows(name: str, size: int) -> None:
+    """Warn, once per process, of samples that seem to be rows of joined documents."""
+    logger.warning(
+        "stream %r: nearly all samples have %d tokens, as many as a pack, as rows of joined "
+        "documents do: the documents of a row then attend to each other, and eos_id= or bos_id= "
+        "mark each cut between rows as the end of a document; write each document as a sample, or "
+        "leave out eos_id and bos_id; if each sample is one document, silence the logger %r",
+        name,
+        size,
+        __name__,
+    )
+
+
+def with_own_overflow(
+    streams: tuple[TokenStream, ...], packing: Packing
+) -> tuple[tuple[TokenStream, ...], Packing]:
+    """Return streams that apply the overflow rule to their lengths, if any has a rule of its own.
+
+    Nothing is then left to the packing but to cut what is to be split.
+    """
+    if all(stream.ends.overflow is None for stream in streams):
+        return streams, packing
+    own = tuple(
+        each.with_ends(replace(each.ends, overflow=each.ends.overflow or packing.overflow))
+        for each in streams
+    )
+    return own, replace(packing, overflow="split")
