@@ -28,8 +28,8 @@ from streampack.streams.column_selection import (
     check_columns,
     warn_unused_columns,
 )
-from streampack.streams.flat_opening import is_flat, open_flat
 from streampack.streams.ends import StreamEnds
+from streampack.streams.flat_opening import is_flat, open_flat
 from streampack.streams.mds_stream import MdsStream
 from streampack.streams.parts import chosen_part
 from streampack.streams.token_stream import TokenStream

@@ -101,11 +101,7 @@ def test_an_unset_argument_is_what_mosaicmls_dataset_would_make_it(tmp_path):
         ),
         (
             {"local": "x", "proporton": 1},
-<<<<<<< HEAD
             r"proporton=1: not an argument of Stream - did you mean 'proportion'\?; it takes begin",
-=======
-            r"proporton=1: not an argument of Stream - did you mean 'proportion'\?; it takes b",
->>>>>>> 7fafa65 (Planned: the lengths of a stream in a file of their own)
         ),
         (
             {"local": "x", "lables": "y"},
