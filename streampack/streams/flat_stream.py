@@ -56,7 +56,7 @@ class FlatStream:
     begins_with_bos: bool | None
     """Whether every document begins with the BOS id; None: the `Stream` does not say."""
     ends_with_eos: bool | None
-    ends: StreamEnds = StreamEnds()
+    ends: StreamEnds
     first_sample: Int64Array = field(init=False)
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)

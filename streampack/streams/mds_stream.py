@@ -72,7 +72,7 @@ class MdsStream:
     """What happens after `max_passes`."""
     checks_dtypes: bool = True
     """Whether to check that `bytes` columns are read with the right type."""
-    ends: StreamEnds = StreamEnds()
+    ends: StreamEnds
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
     first_sample: Int64Array = field(init=False)
