@@ -80,7 +80,11 @@ def run(options: Inspect) -> None:
         return
     stream = open_mds(described, 0, has_targets=False)
     console.print(_shard_table(stream))
-    num_read = min(stream.num_shards, _num_shards_to_read(stream))
+    num_read = stream.num_shards
+    if not stream.has_length_file:
+        mapped = int(np.searchsorted(stream.first_sample, MAX_SAMPLES_READ, "right")) - 1
+        most = MAX_SHARDS_READ if stream.cache.needs_fetch else max(MAX_SHARDS_READ, mapped)
+        num_read = min(num_read, most)
     lengths = lengths_of(stream, num_read)
     console.print(_length_line(stream, lengths, num_read))
     console.print(histogram_table(lengths))
@@ -145,15 +149,6 @@ def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:
     """Return the lengths of the samples in the first shards, in tokens."""
     parts = [stream.shard_lengths(shard) for shard in range(num_shards)]
     return np.concatenate(parts).astype(np.int64)
-
-
-def _num_shards_to_read(stream: MdsStream) -> int:
-    if stream.has_length_file:
-        return stream.num_shards
-    if stream.cache.needs_fetch:
-        return MAX_SHARDS_READ
-    mapped = np.searchsorted(stream.first_sample, MAX_SAMPLES_READ, "right") - 1
-    return max(MAX_SHARDS_READ, int(mapped))
 
 
 def _shard_table(stream: MdsStream) -> Table:

@@ -82,14 +82,15 @@ def check_tokens_dtype(
     and take `num_bytes`; shapes (num_samples,). `where` names the stream and the column.
     """
     words = _Words.of(data, begins, num_bytes)
-    evidence = _evidence(words, dtype)
-    if evidence is not None:
-        likely, text = evidence
-        raise DataError(
-            f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
-            f"{text}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
-            "check_dtypes=False"
-        )
+    width = np.dtype(dtype).itemsize
+    for wider in (8, 4, 2):
+        if wider > width and words.size % wider == 0 and (text := _of_wider(words, wider, width)):
+            likely = LIKELY[wider]
+            raise DataError(
+                f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
+                f"{text}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
+                "check_dtypes=False"
+            )
     oddity = _oddity(words, dtype)
     if oddity is not None:
         logger.warning(
@@ -127,15 +128,6 @@ def check_labels_dtype(
             f"as {likely}; set labels_dtype={likely!r}, or, if {dtype} is right, "
             "check_dtypes=False"
         )
-
-
-def _evidence(words: _Words, dtype: str) -> tuple[str, str] | None:
-    """Return the type that the values suggest instead of `dtype`, and the evidence."""
-    width = np.dtype(dtype).itemsize
-    for wider in (8, 4, 2):
-        if wider > width and words.size % wider == 0 and (text := _of_wider(words, wider, width)):
-            return LIKELY[wider], text
-    return None
 
 
 def _of_wider(words: _Words, wider: int, width: int) -> str | None:

@@ -321,16 +321,12 @@ class MdsStream:
             stated=self.shard_lengths(shard) if self.length_file is not None else None,
             length_file=None if self.length_file is None else self.length_file.path,
         )
-        if not self._has_checked_values():
+        # Once per process, unless the shard has been rewritten. One that is gone was evicted.
+        known = _files_of_checked_values.get((self.cache.folder, self.digest))
+        if known is None or self.cache.file_state(Path(known.path)) not in (known.state, None):
             if self.checks_dtypes:
                 checker.check_dtypes(opened)
             checker.check_padding(opened, self.index.shards[shard])
             _files_of_checked_values[self.cache.folder, self.digest] = file
         checker.check_counts(opened)
         checker.check_stated_lengths(opened)
-
-    def _has_checked_values(self) -> bool:
-        """Return whether this process checked a shard that has not been rewritten since."""
-        file = _files_of_checked_values.get((self.cache.folder, self.digest))
-        # A shard that is gone was evicted, not rewritten.
-        return file is not None and self.cache.file_state(Path(file.path)) in (file.state, None)

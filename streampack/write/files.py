@@ -72,7 +72,7 @@ def write_job(
 ) -> Written:
     """Write what is missing of a job that was begun; see `write_texts`."""
     results = finished_parts(output, job)
-    _Run(output, job, options, results, progress or (lambda _: None)).write_missing()
+    _write_missing(output, job, options, results, progress or (lambda _: None))
     if len(results) == len(job.parts):
         commit(output, job, results)
     return _summary(output, job, results)
@@ -116,79 +116,61 @@ def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Writt
     return _summary(output, job, results)
 
 
-class _Run:
-    """The missing parts of a job, and the progress of writing them."""
+def _write_missing(
+    output: Output,
+    job: Job,
+    options: WriteOptions,
+    results: dict[str, PartResult],
+    progress: Callable[[JobProgress], None],
+) -> None:
+    """Write the parts of this share that are missing; add them to the results."""
+    most = options.max_bad_rows if options.on_bad_row == "skip" else 0
+    # Every n-th part, so that large and small files are spread over the shares.
+    first, step = options.share
+    tasks = [
+        PartTask(
+            output=output,
+            settings=job.settings,
+            versions=versions,
+            part=part,
+            rows=options.rows,
+            max_bad_rows=most,
+        )
+        for part, versions in list(job.versions_of())[first - 1 :: step]
+        if part.id not in results
+    ]
+    total_bytes = sum(part.num_bytes for part in job.parts)
+    before, running = _counts_of(results), dict[str, Counts]()
 
-    def __init__(
-        self,
-        output: Output,
-        job: Job,
-        options: WriteOptions,
-        results: dict[str, PartResult],
-        progress: Callable[[JobProgress], None],
-    ) -> None:
-        self._options = options
-        self._results = results
-        self._progress = progress
-        self._total_parts = len(job.parts)
-        self._total_bytes = sum(part.num_bytes for part in job.parts)
-        self._most = options.max_bad_rows if options.on_bad_row == "skip" else 0
-        # Every n-th part, so that large and small files are spread over the shares.
-        first, step = options.share
-        mine = list(job.versions_of())[first - 1 :: step]
-        self._tasks = [
-            PartTask(
-                output=output,
-                settings=job.settings,
-                versions=versions,
-                part=part,
-                rows=options.rows,
-                max_bad_rows=self._most,
-            )
-            for part, versions in mine
-            if part.id not in results
-        ]
-        self._before = _counts_of(results)
-        self._running: dict[str, Counts] = {}
-
-    def write_missing(self) -> None:
-        """Write the parts of this share that are missing."""
-        self._report()
-        if not self._tasks:
-            return
-        num_workers = self._options.num_workers
-        if self._options.engine == "ray":
-            run_on_ray(self._tasks, num_workers, self._take)
-            return
-        num_bytes = sum(task.part.num_bytes for task in self._tasks)
-        default = 1 if num_bytes < SMALL_BYTES else os.cpu_count() or 1
-        num_workers = min(num_workers or default, len(self._tasks))
-        if num_workers == 1:
-            run_here(self._tasks, self._take)
-        else:
-            run_in_processes(self._tasks, num_workers, self._take)
-
-    def _take(self, event: Event) -> None:
-        self._running[event.part_id] = event.counts
-        if event.result is not None:
-            self._results[event.result.id] = event.result
-        self._report()
-
-    def _report(self) -> None:
+    def report(event: Event | None = None) -> None:
         """Show the progress, unless there are too many bad rows."""
-        counts = Counts.total([self._before, *self._running.values()])
-        _check_budget(counts, self._most, is_skipping=self._most > 0)
-        self._progress(
+        if event is not None:
+            running[event.part_id] = event.counts
+            if event.result is not None:
+                results[event.part_id] = event.result
+        counts = Counts.total([before, *running.values()])
+        _check_budget(counts, most, is_skipping=most > 0)
+        progress(
             JobProgress(
                 num_bytes=counts.num_bytes,
-                total_bytes=self._total_bytes,
+                total_bytes=total_bytes,
                 num_samples=counts.num_samples,
                 num_tokens=counts.num_tokens,
                 num_bad_rows=counts.num_bad_rows,
-                num_parts=len(self._results),
-                total_parts=self._total_parts,
+                num_parts=len(results),
+                total_parts=len(job.parts),
             )
         )
+
+    report()
+    is_small = sum(task.part.num_bytes for task in tasks) < SMALL_BYTES
+    num_workers = options.num_workers or (1 if is_small else os.cpu_count() or 1)
+    if options.engine == "ray" and tasks:
+        run_on_ray(tasks, options.num_workers, report)
+    elif min(num_workers, len(tasks)) > 1:
+        run_in_processes(tasks, min(num_workers, len(tasks)), report)
+    else:
+        run_here(tasks, report)
 
 
 def _counts_of(results: dict[str, PartResult]) -> Counts:

@@ -229,9 +229,16 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     file = JobFile.of(settings, slices)
     if job is None:
         output.put_new(JOB_FILE, file.encode())
-    elif job.files != (file,) and (not is_begun(output) or _is_corrected(output, job, file)):
-        # A command that could not work, or a bad input, was corrected.
-        output.put(JOB_FILE, file.encode())
+    elif job.files != (file,):
+        names, own = ({one.uri for one in each.slices} for each in (job.files[0], file))
+        # A command that could not work was corrected, or a bad input, until the stream is whole.
+        is_corrected = (
+            (job.settings, job.files[0].versions, names) == (settings, file.versions, own)
+            and len(job.files) == 1
+            and output.read(INDEX_FILE) is None
+        )
+        if is_corrected or not is_begun(output):
+            output.put(JOB_FILE, file.encode())
     job = read_job(output) or Job(files=(file,))  # another process may have been first
     _check_same(output, job, settings)
     theirs, ours = job.files[0].slices, tuple(slices)
@@ -244,15 +251,6 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
         f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
         "append=True to add inputs that it does not have"
     )
-
-
-def _is_corrected(output: Output, job: Job, file: JobFile) -> bool:
-    """Return whether only versions of files differ from those of a job that is not committed."""
-    if len(job.files) > 1 or output.read(INDEX_FILE) is not None:
-        return False
-    theirs, ours = ({one.uri for one in each.slices} for each in (job.files[0], file))
-    is_same = job.settings == file.settings and job.files[0].versions == file.versions
-    return is_same and theirs == ours
 
 
 def is_begun(output: Output) -> bool:

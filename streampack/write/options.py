@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from streampack._checks import check_choice
+from streampack._checks import check_choice, convert_fields, read_optional_count
 from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
 from streampack.write.rows import RowFormat
@@ -98,44 +98,29 @@ class WriteOptions:
     """Number of bad rows that may be left out."""
 
     def __post_init__(self) -> None:
-        if self.num_workers is not None and self.num_workers < 1:
-            raise ConfigError(
-                f"num_workers={self.num_workers} must be 1 or more; "
-                "leave it out for one process per core",
-                option="num_workers",
-            )
+        convert_fields(self, read_optional_count, "num_workers")
         check_choice("engine", self.engine, EngineName)
         check_choice("on_bad_row", self.on_bad_row, OnBadRow)
-        if self.max_bad_rows < 0:
+        least = int(self.on_bad_row == "skip")
+        if self.max_bad_rows < least:
             raise ConfigError(
-                f"max_bad_rows={self.max_bad_rows} must be 0 or more; set it to the number of rows "
-                "that may be left out",
-                option="max_bad_rows",
-            )
-        if self.on_bad_row == "skip" and self.max_bad_rows == 0:
-            raise ConfigError(
-                "max_bad_rows=0 leaves no row to skip; set max_bad_rows=1000, or leave out "
-                "on_bad_row=",
+                f"max_bad_rows={self.max_bad_rows} must be {least} or more with on_bad_row="
+                f"{self.on_bad_row!r}; set it to the number of rows that may be left out",
                 option="max_bad_rows",
             )
         if self.tokens_dtype is not None:
             check_choice("tokens_dtype", self.tokens_dtype, DTYPES)
-        if self.part is not None:
-            self._parse_part(self.part)
+        number, total = self.share
+        if not 1 <= number <= total:
+            raise ConfigError(
+                f"part={self.part!r} is not K/N with K from 1 to N, such as 1/16 on the first of "
+                "16 machines; leave it out to write all parts here",
+                option="part",
+            )
 
     @property
     def share(self) -> tuple[int, int]:
         """The first part that is written, counted from 1, and the step to the next one."""
-        return (1, 1) if self.part is None else self._parse_part(self.part)
-
-    @staticmethod
-    def _parse_part(text: str) -> tuple[int, int]:
-        number, _, total = text.partition("/")
+        number, _, total = (self.part or "1/1").partition("/")
         are_counts = number.isdecimal() and total.isdecimal()
-        if not are_counts or not 1 <= int(number) <= int(total):
-            raise ConfigError(
-                f"part={text!r} is not K/N with K from 1 to N, such as 1/16 on the first of 16 "
-                "machines; leave it out to write all parts here",
-                option="part",
-            )
-        return int(number), int(total)
+        return (int(number), int(total)) if are_counts else (0, 0)

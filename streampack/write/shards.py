@@ -176,12 +176,16 @@ class _StreamWriter:
         )
 
     def _write(self, sample: Any, number: int) -> None:
-        known = None if self._writer is None else self._writer.schema
-        column = self._names[0] if known is None else known.column
+        schema = None if self._writer is None else self._writer.schema
+        column = self._names[0] if schema is None else schema.column
         row = dict(sample) if isinstance(sample, Mapping) else {column: sample}
         try:
             row = {name: as_array(value) for name, value in row.items()}
-            schema = known or self._first_schema(row)
+            if schema is None:
+                column = next((name for name in self._names if name in row), column)
+                schema = SampleSchema(column=column, dtype=self._dtype, columns={})
+                if column in row:
+                    schema = SampleSchema.of(row, column, self._dtype)
             fitted = schema.fit(row)
         except (TypeError, ValueError) as error:
             raise DataError(f"sample {number}: {error}") from error
@@ -190,7 +194,11 @@ class _StreamWriter:
             return
         if self._writer is None:
             layout = replace(self._layout, columns=schema.columns)
-            self._writer = SampleWriter(schema, layout, self._put)
+
+            def _put(name: str, data: bytes) -> None:
+                (self._folder / name).write_bytes(data)
+
+            self._writer = SampleWriter(schema, layout, _put)
         try:
             self._writer.add(fitted)
         except BadValueError as error:
@@ -198,12 +206,3 @@ class _StreamWriter:
             if not self._writer.counts.num_samples:
                 way_out = "give arrays, texts, bytes, numbers, or values that JSON knows"
             raise DataError(f"sample {number}: {error}; {way_out}") from error
-
-    def _first_schema(self, row: Mapping[str, Any]) -> SampleSchema:
-        column = next((name for name in self._names if name in row), self._names[0])
-        if column not in row:
-            return SampleSchema(column=column, dtype=self._dtype, columns={})
-        return SampleSchema.of(row, column, self._dtype)
-
-    def _put(self, name: str, data: bytes) -> None:
-        (self._folder / name).write_bytes(data)

@@ -274,14 +274,6 @@ def test_too_many_bad_rows_are_exit_code_4_and_one_line(tmp_path, tokenizer):
     assert fails(*command, "--on-bad-row", "skip", "--max-bad-rows", "10", "--json")[0] == 0
 
 
-def test_a_wrong_share_says_how_to_write_one(tmp_path):
-    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(10))
-    for share in ("3", "0/4", "a/b", "5/4"):
-        code, line = fails("write", path, "--out", tmp_path / "s", "--part", share)
-        assert code == 2
-        assert "is not K/N with K from 1 to N, such as 1/16 on" in line
-
-
 def test_a_write_prints_a_line_now_and_then_and_json_at_the_end(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("streampack.cli.write.LINE_S", 0.0)
     path = jsonl_file(tmp_path / "rows.jsonl", text_rows(100))

@@ -680,7 +680,10 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
         ({"engine": "rya"}, r"engine='rya' is not one of processes\|ray - did you mean 'ray'"),
         ({"on_bad_row": "ski"}, r"on_bad_row='ski' is not one of error\|skip - did you mean"),
         ({"max_bad_rows": -1}, "max_bad_rows=-1 must be 0 or more"),
-        ({"on_bad_row": "skip", "max_bad_rows": 0}, "max_bad_rows=0 leaves no row to skip"),
+        (
+            {"on_bad_row": "skip", "max_bad_rows": 0},
+            "max_bad_rows=0 must be 1 or more",
+        ),
         ({"part": "0/4"}, r"part='0/4' is not K/N with K from 1 to N"),
         ({"part": "5/4"}, r"part='5/4' is not K/N"),
         ({"tokens_dtype": "int31"}, "tokens_dtype='int31' is not one of"),

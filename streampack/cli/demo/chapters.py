@@ -161,7 +161,7 @@ def read(config: Path, checkpoint: Path | None = None) -> Iterator[Report]:
     dataset = build_dataset(read_config(config), config)
     loader, names = PackedDataLoader(dataset), dataset.stream_names
 
-    def count(batch: Mapping[str, Any]) -> Report:
+    def _count(batch: Mapping[str, Any]) -> Report:
         tokens: Counter[str] = Counter()
         begun = []
         for _, stream, _, sample, start, length in batch["segments"].tolist():
@@ -170,7 +170,7 @@ def read(config: Path, checkpoint: Path | None = None) -> Iterator[Report]:
                 begun.append([names[stream], sample])
         return {"chapter": batch["epoch"], "tokens": tokens, "begun": begun}
 
-    return report_steps(loader, count, {"loader": loader}, checkpoint, SAVE_EVERY)
+    return report_steps(loader, _count, {"loader": loader}, checkpoint, SAVE_EVERY)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[Report]:
     loader = PackedDataLoader(dataset, num_workers=described.num_workers)
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
 
-    def learn(batch: Mapping[str, Any]) -> Report:
+    def _learn(batch: Mapping[str, Any]) -> Report:
         logits = model(batch["tokens"], batch["input_pos"], batch["document_ids"])
         loss = next_token_loss(logits, batch["labels"])
         optimizer.zero_grad()
@@ -142,7 +142,7 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[Report]:
         optimizer.step()
         return {"loss": round(loss.item(), 3)}
 
-    return report_steps(endless(loader), learn, parts, checkpoint, SAVE_EVERY, num_steps)
+    return report_steps(endless(loader), _learn, parts, checkpoint, SAVE_EVERY, num_steps)
 
 
 def report_steps(

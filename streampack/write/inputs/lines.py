@@ -24,7 +24,7 @@ import orjson
 
 from streampack.errors import DamagedInputError, DataError
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import BadValueError, Wanted, as_tokens
+from streampack.write.inputs.values import BadValueError, Wanted, to_tokens
 
 BOM = b"\xef\xbb\xbf"
 ARRAY_OF_OBJECTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
@@ -87,8 +87,8 @@ def _batch_without_bad_rows(lines: Sequence[bytes], first: int, wanted: Wanted) 
         name = wanted.column_in(rows[0])
         values = [row[name] for row in rows]
         kept = {each: [row[each] for row in rows] for each in wanted.keep}
-        if wanted.convert is as_tokens:
-            values = list(map(as_tokens, values))
+        if wanted.convert is to_tokens:
+            values = list(map(to_tokens, values))
         elif set(map(type, values)) != {str}:
             return None
     except (orjson.JSONDecodeError, BadValueError, KeyError, TypeError):
@@ -141,10 +141,10 @@ def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: Wanted) ->
         row = _lenient_json(line, error)
     if type(row) is dict:
         rows.add(number, row)
-    elif isinstance(row, list) and wanted.convert is as_tokens and not wanted.keep:
-        rows.add_value(number, as_tokens(row))
+    elif isinstance(row, list) and wanted.convert is to_tokens and not wanted.keep:
+        rows.add_value(number, to_tokens(row))
     else:
-        also = " or a list of token ids" if wanted.convert is as_tokens else ""
+        also = " or a list of token ids" if wanted.convert is to_tokens else ""
         raise BadValueError(f"{type(row).__name__}, but a row must be a JSON object{also}")
 
 

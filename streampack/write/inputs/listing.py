@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -71,7 +71,12 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
         listings = find_input(path)
         # Only a folder of this machine can exist without a file.
         if not any(one.files or (one.folder and not is_url(path)) for one in listings):
-            raise _nothing_found(path)
+            text = "does not exist; check the path"
+            if MAGIC.search(path):
+                text = "matches 0 files; check the pattern, and quote it against the shell"
+            elif is_url(path):
+                text = "0 files; check the URL, and the access to it"
+            raise DataError(f"{path}: {text}", uri=path)
         found = chain.from_iterable(map(_with_rows, listings))
         for file in _input_files(uri, sorted(found, key=lambda file: file.url)):
             if file.uri in files:
@@ -84,16 +89,6 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     if not files:
         raise DataError(f"{', '.join(inputs)}: 0 files; name files of rows or text")
     return list(files.values())
-
-
-def _nothing_found(uri: str) -> DataError:
-    if MAGIC.search(uri):
-        text = "matches 0 files; check the pattern, and quote it against the shell"
-    elif is_url(uri):
-        text = "0 files; check the URL, and the access to it"
-    else:
-        text = "does not exist; check the path"
-    return DataError(f"{uri}: {text}", uri=uri)
 
 
 def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
@@ -135,7 +130,14 @@ def _with_rows(listing: Listing) -> list[Found]:
         return listing.files
     folder = listing.folder.rstrip("/")
     files = {file.url[len(folder) + 1 :]: file for file in listing.files}
-    _check_cache(folder, files)
+    # The folder of a repository in the cache of the hub has files of all revisions.
+    snapshots = sorted({name.split("/")[1] for name in files if name.startswith("snapshots/")})
+    if snapshots:
+        raise DataError(
+            f"{folder}: is a cache of the hub, and has the files of the revisions "
+            f"{', '.join(snapshots)}; name one: '{folder}/snapshots/{snapshots[0]}'",
+            uri=folder,
+        )
     formats = {name: format_of(name) for name in files}
     if not any(found and found[0] in TABLES for found in formats.values()):
         return list(files.values())
@@ -146,17 +148,6 @@ def _with_rows(listing: Listing) -> list[Found]:
     }
     _check_splits(folder, listing, files)
     return list(files.values())
-
-
-def _check_cache(folder: str, names: Iterable[str]) -> None:
-    """Refuse a repository's folder in the cache of the hub, which has files of all revisions."""
-    snapshots = sorted({name.split("/")[1] for name in names if name.startswith("snapshots/")})
-    if snapshots:
-        raise DataError(
-            f"{folder}: is a cache of the hub, and has the files of the revisions "
-            f"{', '.join(snapshots)}; name one: '{folder}/snapshots/{snapshots[0]}'",
-            uri=folder,
-        )
 
 
 def _check_splits(folder: str, listing: Listing, files: dict[str, Found]) -> None:

@@ -113,15 +113,15 @@ def _open_file(path: str, version: str) -> Iterator[OpenInput]:
             uri=path,
         ) from error
 
-    def check() -> None:
+    def _check() -> None:
         now = _version_of(os.fstat(file.fileno()))
         if now != version:
             raise _changed(path, version, now)
 
     with file:
-        check()
-        yield OpenInput(file, check)
-        check()
+        _check()
+        yield OpenInput(file, _check)
+        _check()
 
 
 def _version_of(status: os.stat_result) -> str:
@@ -221,11 +221,11 @@ def _open_object(uri: str, version: str, stop: int, *, is_sequential: bool) -> I
 def read_object(uri: str, version: str, start: int, stop: int) -> bytes:
     """Return bytes of an object; a DataError says that it is another version."""
 
-    def read(store: Store) -> bytes:
+    def _read(store: Store) -> bytes:
         return store.read(uri, start, stop, version=version)
 
     try:
-        return request(uri, f"read from byte {start} on", read, way_out=WAY_OUT)
+        return request(uri, f"read from byte {start} on", _read, way_out=WAY_OUT)
     except DataError as error:
         if kind_of(error) is FailureKind.CHANGED:
             raise _changed(uri, version, "another") from error

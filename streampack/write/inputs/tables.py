@@ -25,11 +25,11 @@ from streampack._paths import is_url
 from streampack.errors import DamagedInputError, DataError, StreampackError
 from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import BadValueError, Wanted, as_text, as_tokens
+from streampack.write.inputs.values import BadValueError, Wanted, to_text, to_tokens
 
 FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
 STREAM_END = b"\xff\xff\xff\xff" + bytes(4)  # optional, but every known writer ends with it
-CONVERTED: dict[Any, type] = {as_text: str, as_tokens: np.ndarray}  # values to keep as they are
+CONVERTED: dict[Any, type] = {to_text: str, to_tokens: np.ndarray}  # values to keep as they are
 
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from streampack.errors import ConfigError, suggest
+from streampack.errors import suggest
 from streampack.types import IntArray
 from streampack.write.chat_rows import LISTS, PAIRS, columns_of
 from streampack.write.inputs.slices import RowSelection
@@ -25,7 +25,7 @@ class BadValueError(Exception):
     """A value that cannot be used."""
 
 
-def as_text(value: Any) -> str:
+def to_text(value: Any) -> str:
     """Return a text, which may be given as bytes of UTF-8."""
     if isinstance(value, str):
         return value
@@ -43,10 +43,10 @@ def as_text(value: Any) -> str:
     raise BadValueError(f"is {kind}, but must be text; name another column with text=")
 
 
-def as_tokens(value: Any) -> IntArray:
+def to_tokens(value: Any) -> IntArray:
     """Return a list of token ids, or JSON text of one, as an array of shape (num_tokens,).
 
-    >>> as_tokens([5, 6]).tolist(), as_tokens("[7]").tolist()
+    >>> to_tokens([5, 6]).tolist(), to_tokens("[7]").tolist()
     ([5, 6], [7])
     """
     if isinstance(value, str):
@@ -78,18 +78,14 @@ class Wanted:
     """The one column that gives a row's value, and its conversion."""
 
     def __init__(self, selection: RowSelection) -> None:
-        found: list[tuple[str, str, Callable[[Any], Any]]] = [
-            (name, option, convert)
-            for name, option, convert in (
-                (selection.text, "text", as_text),
-                (selection.tokens, "tokens", as_tokens),
-                (selection.chat, "chat", dict),
-            )
-            if name is not None
-        ]
-        if len(found) != 1:
-            raise ConfigError(f"{selection} names {len(found)} of text, tokens and chat; name one")
-        self.name, self.option, self.convert = found[0]
+        options: dict[str, Callable[[Any], Any]] = {
+            "text": to_text,
+            "tokens": to_tokens,
+            "chat": dict,
+        }
+        self.option = next(each for each in options if getattr(selection, each) is not None)
+        self.name: str = getattr(selection, self.option)
+        self.convert = options[self.option]
         self.is_chat = selection.chat is not None
         self.keep = selection.keep
 
@@ -98,7 +94,7 @@ class Wanted:
         known = list(names)
         if self.name in known:
             return self.name
-        if self.convert is as_tokens and self.name == TOKENS and INPUT_IDS in known:
+        if self.convert is to_tokens and self.name == TOKENS and INPUT_IDS in known:
             return INPUT_IDS
         raise BadValueError(no_column(self.name, known, self.option))
 

@@ -23,7 +23,6 @@ from streampack.write.inputs.slices import RowSelection
 from tests.helpers.examples import examples
 from tests.helpers.inputs import (
     TEXT,
-    jsonl,
     packed,
     rows_of,
     split,
@@ -496,16 +495,6 @@ def test_without_pyarrow_tables_are_refused_with_the_extra(tmp_path, monkeypatch
 
     with pytest.raises(ConfigError, match=r"pip install 'streampack\[tables\]'"):
         rows_of([part])
-
-
-@pytest.mark.parametrize(
-    "selection", [RowSelection(), RowSelection(text="a", tokens="b"), RowSelection(keep=("a",))]
-)
-def test_a_selection_names_one_column_of_values(tmp_path, selection):
-    (tmp_path / "a.jsonl").write_bytes(jsonl(["a"]))
-
-    with pytest.raises(ConfigError, match="of text, tokens and chat; name one"):
-        rows_of(split(tmp_path / "a.jsonl"), selection)
 
 
 @pytest.mark.parametrize(
