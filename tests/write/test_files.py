@@ -676,7 +676,7 @@ def test_text_without_a_tokenizer_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"num_workers": 0}, "num_workers=0 must be 1 or more"),
+        ({"num_workers": 0}, "num_workers=0 must be at least 1"),
         ({"engine": "rya"}, r"engine='rya' is not one of processes\|ray - did you mean 'ray'"),
         ({"on_bad_row": "ski"}, r"on_bad_row='ski' is not one of error\|skip - did you mean"),
         ({"max_bad_rows": -1}, "max_bad_rows=-1 must be 0 or more"),
