@@ -29,18 +29,12 @@ def run(options: Index) -> None:
         return
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written: list[Indexed] = []
+    given = vars(options).copy()
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
-        for path in options.paths:
-            written += write_lengths(
-                path,
-                tokens=options.tokens,
-                tokens_dtype=options.tokens_dtype,
-                progress=lambda n: bar.advance(task, n),
-                local=options.local,
-                check_dtypes=options.check_dtypes,
-            )
+        for path in given.pop("paths"):
+            written += write_lengths(path, progress=lambda n: bar.advance(task, n), **given)
     for stream in written:
         console.out(
             f"{stream.path}: {counted(stream.num_samples, 'sample')}, "

@@ -113,17 +113,21 @@ class Merge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class ColumnOptions:
+    """Options of the verbs that read streams."""
+
+    tokens: Tokens = "tokens"
+    tokens_dtype: TokensDtype = None
+    check_dtypes: CheckDtypes = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index(ColumnOptions):
     """Write the length files of streams that have none, with hashes where index.json has none."""
 
     paths: Annotated[
         list[str], Argument(help="Folders that hold streams, or the URLs of remote streams.")
     ]
-    tokens: Annotated[
-        str | None, Option(help="Column of the token ids; by default tokens or input_ids.")
-    ] = None
-    tokens_dtype: TokensDtype = None
-    check_dtypes: CheckDtypes = True
     local: Annotated[
         Path | None, Option(help="Folder to keep the shards of a remote stream in.")
     ] = None
@@ -148,13 +152,10 @@ class Cache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamOptions:
+class StreamOptions(ColumnOptions):
     """Options of the verbs that open streams."""
 
     split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None
-    tokens: Tokens = "tokens"
-    tokens_dtype: TokensDtype = None
-    check_dtypes: CheckDtypes = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,8 @@ from streampack.mds.index import MAX_SHARD_BYTES
 _T = TypeVar("_T")
 Encode = Callable[[Any], bytes]
 
-DTYPES = tuple(DYNAMIC_DTYPES.values())
-ARRAYS = {f"ndarray:{dtype}": dtype for dtype in DTYPES}
+NUMBERS = tuple(DYNAMIC_DTYPES.values())
+ARRAYS = {f"ndarray:{dtype}": dtype for dtype in NUMBERS}
 # A shape begins with its number of axes and the code of its integer type, in one byte.
 SHAPE_TYPES = ((1 << 8, "B", 0), (1 << 16, "H", 1), (1 << 32, "I", 2), (1 << 64, "Q", 3))
 
@@ -224,7 +224,7 @@ def encoder_of(encoding: str) -> tuple[Encode, int | None]:
     """
     if encoding in SIMPLE:
         return SIMPLE[encoding]
-    if encoding in DTYPES:
+    if encoding in NUMBERS:
         dtype = np.dtype(encoding)
         return lambda value: _scalar(value, dtype), dtype.itemsize
     if encoding not in ARRAYS:
@@ -282,4 +282,4 @@ SIMPLE: dict[str, tuple[Encode, int | None]] = {
     "int": (_int, 8),
     "json": (_json, None),
 }
-SCALARS = (*SIMPLE, *DTYPES)  # encodings of single values
+SCALARS = (*SIMPLE, *NUMBERS)  # encodings of single values

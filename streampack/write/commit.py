@@ -62,7 +62,7 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
     with ThreadPoolExecutor(NUM_READERS) as pool:
         read = pool.map(lambda part: _samples(output, part, results[part.id]), job.parts)
     lengths, edges = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
-    data = b"".join(length_file_pieces(text, index, job.settings.column, lengths, edges))
+    data = b"".join(length_file_pieces(text, index, job.settings.schema.column, lengths, edges))
     with output.locked():
         # Samples that another command appended meanwhile would be lost.
         _check_current(output, job)

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
 
@@ -33,30 +33,28 @@ JOB_FILE = "job.json"
 PARTS = "parts"
 PART_FILE = "part.json"
 SAMPLES_FILE = "samples.bin"
-JOB_VERSION = 1
+JOB_VERSION = 2
 LIBRARIES = ("tokenizers", "zstandard")
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
+NESTED: tuple[tuple[str, Callable[..., Any], str], ...] = (
+    ("schema", SampleSchema, "per_token"),
+    ("layout", ShardLayout, "hashes"),
+    ("selection", RowSelection, "keep"),
+)
+"""Nested settings, with the field of each that JSON makes a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """Everything but the input that the bytes of parts depend on."""
 
-    column: str
-    """Name of the token column."""
-    dtype: str
-    """Type of the stored tokens."""
-    columns: dict[str, str]
-    """MDS encoding of each column."""
-    per_token: tuple[str, ...] = ()
-    """Columns with one integer per token."""
-    text: str | None = None
-    tokens: str | None = None
-    chat: str | None = None
-    """The input's column: of text, of token ids, or of conversations."""
-    keep: tuple[str, ...] = ()
-    """Columns of the input that are kept."""
+    schema: SampleSchema
+    """Columns and types of the samples."""
+    layout: ShardLayout
+    """Columns and options of the shards."""
+    selection: RowSelection
+    """Columns of the input that are read."""
     tokenizer: str | None = None
     """Digest of the tokenizer's files."""
     tokenizer_facts: dict[str, Any] | None = field(default=None, compare=False)
@@ -69,32 +67,16 @@ class JobSettings:
     chat_template: str | None = None
     max_seq_len: int | None = None
     """As in `RowFormat`."""
-    compression: str | None = "zstd"
-    size_limit: int | None = 1 << 26
-    hashes: tuple[str, ...] = ("xxh64",)
     part_bytes: int = 1 << 28
 
     @property
-    def schema(self) -> SampleSchema:
-        """Columns and types of the samples."""
-        return SampleSchema(
-            column=self.column, dtype=self.dtype, columns=self.columns, per_token=self.per_token
-        )
-
-    @property
-    def layout(self) -> ShardLayout:
-        """Columns and options of the shards."""
-        return ShardLayout(
-            columns=self.columns,
-            compression=self.compression,
-            hashes=self.hashes,
-            size_limit=self.size_limit,
-        )
-
-    @property
-    def selection(self) -> RowSelection:
-        """Columns of the input that are read."""
-        return RowSelection(text=self.text, tokens=self.tokens, chat=self.chat, keep=self.keep)
+    def compared(self) -> dict[str, Any]:
+        """Its values by name, but for what is not compared."""
+        flat = asdict(self)
+        del flat["tokenizer_facts"]
+        for name in ("layout", "schema", "selection"):
+            flat |= flat.pop(name)
+        return flat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,8 +139,9 @@ class JobFile:
                     f"version {document['version']!r}, but only {JOB_VERSION} is known"
                 )
             settings = {**document["settings"]}
-            for field in ("per_token", "keep", "hashes"):
-                settings[field] = tuple(settings[field])
+            for name, kind, listed in NESTED:
+                values = settings[name]
+                settings[name] = kind(**values | {listed: tuple(values[listed])})
             parts = tuple(
                 Part(id=part["id"], slices=tuple(InputSlice(**one) for one in part["slices"]))
                 for part in document["parts"]
@@ -279,11 +262,11 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
 
 
 def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
-    for each in fields(JobSettings):
-        theirs, ours = getattr(job.settings, each.name), getattr(settings, each.name)
-        if each.compare and theirs != ours:
+    theirs = job.settings.compared
+    for name, ours in settings.compared.items():
+        if theirs[name] != ours:
             raise ConfigError(
-                f"out={output.url!r} holds another job, whose {each.name} is {theirs!r}, but this "
+                f"out={output.url!r} holds another job, whose {name} is {theirs[name]!r}, but this "
                 f"one's is {ours!r}; {ANOTHER}"
             )
 
@@ -309,7 +292,7 @@ def _parts_of(slices: Iterable[InputSlice], settings: JobSettings) -> tuple[Part
             room = settings.part_bytes
         groups[-1].append(one)
         room -= one.num_bytes
-    own = asdict(replace(settings, tokenizer_facts=None))
+    own = settings.compared
     parts = []
     for group in groups:
         text = json.dumps([own, [asdict(one) for one in group]], sort_keys=True).encode()

@@ -66,7 +66,7 @@ class Indexed:
 
 def write_lengths(
     path: str | os.PathLike[str],
-    tokens: str | None = None,
+    tokens: str = "tokens",
     tokens_dtype: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     *,
@@ -78,7 +78,7 @@ def write_lengths(
     Args:
         path: A stream's folder, or one that contains such folders; or the URL of one stream, in any
             store that can be read and written.
-        tokens: The token column; None: "tokens" or "input_ids".
+        tokens: The token column; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
         local: Folder that keeps the shards and the length file of a URL; None: a temporary one.
@@ -93,7 +93,7 @@ def write_lengths(
             contradict their type, or the store cannot be written. A finished length file is then
             kept, and the error names it.
     """
-    columns = ColumnSelection(tokens=tokens or "tokens", tokens_dtype=tokens_dtype)
+    columns = ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype)
     count = partial(_count, columns=columns, progress=progress, checks_dtypes=check_dtypes)
     found = folder_of(shown_path(path))
     if found is None:

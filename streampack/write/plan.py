@@ -13,7 +13,7 @@ Cost: one batch of rows, and the listing of the input.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -29,7 +29,7 @@ from streampack.write.inputs.split import split_inputs
 from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
-from streampack.write.samples import TARGETS, is_per_token, list_dtype
+from streampack.write.samples import TARGETS, SampleSchema, is_per_token, list_dtype
 from streampack.write.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
 
 HASHES = ("xxh64",)
@@ -47,10 +47,10 @@ def plan_job(
     part_bytes = parse_bytes("part_bytes", options.part_bytes)
     if not part_bytes:
         raise ConfigError(f"part_bytes={options.part_bytes!r} must be 1 or more; write '256mb'")
-    ShardLayout(  # refuses invalid options before the input is listed
+    layout = ShardLayout(  # refuses invalid options before the input is listed
         columns={options.column: "ndarray:int32"},
         compression=options.compression,
-        size_limit=options.size_limit,
+        size_limit=parse_bytes("size_limit", options.size_limit or None),
         hashes=HASHES,
     )
     digest = tokenizer_digest(rows)
@@ -72,19 +72,19 @@ def plan_job(
         chat=rows.chat,
         keep=tuple(rows.kept),
     )
-    if known is not None and known.keep == selection.keep:
+    if known is not None and known.selection.keep == selection.keep:
         stated = {name: encoding for name, encoding in rows.kept.items() if encoding}
-        columns, per_token = {**known.columns, **stated}, known.per_token
+        columns, per_token = {**known.schema.columns, **stated}, known.schema.per_token
     else:
         read = partial(read_rows, selection=selection, skips_damage=skips_damage)
         batches = chain.from_iterable(map(read, slices)) if selection.keep else iter(())
         columns, per_token = _columns(batches, options.column, dtype, rows)
     settings = JobSettings(
-        column=options.column,
-        dtype=dtype,
-        columns=columns,
-        per_token=per_token,
-        **asdict(selection),
+        schema=SampleSchema(
+            column=options.column, dtype=dtype, columns=columns, per_token=per_token
+        ),
+        layout=replace(layout, columns=columns),
+        selection=selection,
         tokenizer=digest,
         tokenizer_facts=None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
         special_tokens=rows.special_tokens,
@@ -92,9 +92,6 @@ def plan_job(
         train_on=None if rows.chat is None else rows.train_on,
         chat_template=rows.chat_template,
         max_seq_len=rows.max_seq_len,
-        compression=options.compression,
-        size_limit=parse_bytes("size_limit", options.size_limit or None),
-        hashes=HASHES,
         part_bytes=part_bytes,
     )
     return settings, slices

@@ -251,13 +251,6 @@ def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
     assert stream.index.shards[0].packed is None
 
 
-def test_write_refuses_a_folder_that_holds_something(call, tmp_path, tokenizer):
-    (tmp_path / "a.txt").write_text("one")
-
-    with pytest.raises(ConfigError, match="not empty"):
-        call("write", tmp_path / "a.txt", "--out", tmp_path, "--tokenizer", tokenizer)
-
-
 def test_a_tilde_that_no_shell_has_read_is_the_home_folder(
     call, tmp_path, config, tokenizer, monkeypatch
 ):
@@ -275,28 +268,6 @@ def test_a_tilde_that_no_shell_has_read_is_the_home_folder(
     assert "one two" in shown
     assert json.loads(call("run", f"~/{config.name}", "--json"))["steps"]
     assert set(tmp_path.iterdir()) - before == {tmp_path / "made"}
-
-
-def test_inspect_refuses_what_is_no_tokenizer(call, config, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"tokenizer=.*run\.yaml.* cannot be loaded .*; give a tok"
-    ):
-        call("inspect", tmp_path / "code", "--tokenizer", config)
-
-
-def test_index_writes_the_length_file_that_was_not_there(call, tmp_path):
-    for name in ("code", "docs"):
-        builders.write_stream_files(tmp_path / "all" / name, LENGTHS, lengths_file=False)
-    assert not list(tmp_path.rglob(LENGTH_FILE))
-
-    output = call("index", tmp_path / "all")
-
-    assert len(list(tmp_path.rglob(LENGTH_FILE))) == 2
-    lines = output.splitlines()
-    assert [f"{len(LENGTHS)} samples, {sum(LENGTHS):,} tokens" in line for line in lines] == [
-        True,
-        True,
-    ]
 
 
 def test_inspect_counts_a_local_stream_that_has_no_length_file(call, tmp_path):
@@ -357,11 +328,6 @@ def test_inspect_of_many_shards_shows_the_first_and_counts_the_rest(call, tmp_pa
 
     assert f"... and {num_shards - 10} more" in output
     assert output.count("shard.000") == 10
-
-
-def test_inspect_of_a_folder_that_is_no_stream_is_refused(call, tmp_path):
-    with pytest.raises(DataError, match=r"index\.json"):
-        call("inspect", tmp_path)
 
 
 @pytest.mark.parametrize(

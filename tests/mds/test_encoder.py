@@ -189,7 +189,11 @@ def test_a_value_that_does_not_fit_its_column_is_refused(encoding, value, messag
     [
         ({"columns": {"x": "jpeg"}}, "encoding 'jpeg' is not one of str|bytes"),
         ({"columns": {"x": "ndarray:uint61"}}, "'ndarray:uint61' is not one of .*mean 'ndarray:ui"),
-        ({"size_limit": 10}, r"size_limit=10 \(bytes\) leaves no room"),
+        ({"size_limit": 10}, r"size_limit=10 \(bytes\) leaves no room .* header of \d+ bytes"),
+        (
+            {"size_limit": "64 mib"},
+            r"size_limit='64 mib' is not a number of bytes; write 500000000, ",
+        ),
         ({"size_limit": "5gb"}, "size_limit='5gb' must be at most 4294967295 bytes"),
         ({"compression": "zip"}, "compression='zip' is not one of br|bz2|gz|snappy|zstd"),
         ({"hashes": ["crc"]}, "hashes: 'crc' is not one of"),

@@ -93,7 +93,7 @@ def test_part_json_names_what_the_part_holds(tmp_path, inputs):
         ]
         assert result["versions"] == job["versions"]
     assert [shard["zip_data"]["basename"] for shard in index["shards"]] == names
-    assert job["settings"]["columns"] == {
+    assert job["settings"]["schema"]["columns"] == {
         "tokens": "ndarray:uint16",
         "url": "str",
         "score": "float64",

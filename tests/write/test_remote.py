@@ -110,17 +110,6 @@ def test_a_kept_length_file_is_found_when_training_with_that_folder(store, tmp_p
     assert store.proxy.count("shard") == asked
 
 
-def test_a_type_that_the_values_contradict_is_refused_and_nothing_is_uploaded(store):
-    path, _ = builders.write_stream_files(
-        store.folder / "code", [40] * 100, encoding="bytes", dtype="int64", lengths_file=False
-    )
-    with pytest.raises(DataError, match="likely written as int64"):
-        write_lengths(store.url, tokens_dtype="int32")
-    assert not (path / LENGTH_FILE).exists()
-    [indexed] = write_lengths(store.url, tokens_dtype="int32", check_dtypes=False)
-    assert indexed.num_tokens == 8000
-
-
 @pytest.mark.parametrize("has_local", [False, True])
 def test_a_store_that_cannot_be_written_is_an_error_and_the_work_is_kept(
     store, tmp_path, has_local
