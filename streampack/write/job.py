@@ -71,7 +71,7 @@ class JobSettings:
 
     @property
     def compared(self) -> dict[str, Any]:
-        """Its values by name, but for what is not compared."""
+        """All values by name, without `tokenizer_facts`."""
         flat = asdict(self)
         del flat["tokenizer_facts"]
         for name in ("layout", "schema", "selection"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from streampack._checks import check_choice, convert_fields, read_optional_count
+from streampack._checks import check_choice, read_count
 from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
 from streampack.write.rows import RowFormat
@@ -98,7 +98,8 @@ class WriteOptions:
     """Number of bad rows that may be left out."""
 
     def __post_init__(self) -> None:
-        convert_fields(self, read_optional_count, "num_workers")
+        if self.num_workers is not None:
+            read_count("num_workers", self.num_workers, "leave it out for one process per core")
         check_choice("engine", self.engine, EngineName)
         check_choice("on_bad_row", self.on_bad_row, OnBadRow)
         least = int(self.on_bad_row == "skip")

@@ -58,7 +58,7 @@ MISUSES = (
     ),
     (
         f"{TEXT} --num-workers 0",
-        "--num-workers: num_workers=0 must be at least 1; leave it out for the default",
+        "--num-workers: num_workers=0 must be at least 1; leave it out for one process per core",
         TEXT,
     ),
     (f"{TEXT} --engine spark", r"--engine: engine='spark' is not one of processes\|ray", TEXT),
