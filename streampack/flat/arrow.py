@@ -40,6 +40,7 @@ class ArrowBatches:
     values_at: Int64Array
     """Token at which each batch's values begin, counted from the file's first byte."""
     offset_dtype: str
+    num_bytes: int
 
     @property
     def num_samples(self) -> int:
@@ -52,19 +53,13 @@ class ArrowBatches:
         return self._offsets(samples, 1) - self._offsets(samples, 0)
 
     def _offsets(self, samples: Int64Array, after: int) -> Int64Array:
-        result = np.empty(len(samples), np.int64)
         batches = np.searchsorted(self.first_samples, samples, "right") - 1
-        for batch in np.unique(batches).tolist():
-            where = batches == batch
-            first = int(self.first_samples[batch])
-            table = Table(
-                path=self.path,
-                dtype=self.offset_dtype,
-                offset=int(self.offsets_at[batch]),
-                count=int(self.first_samples[batch + 1]) - first + 1,
-            )
-            result[where] = self.values_at[batch] + table[samples[where] - first + after]
-        return result
+        width = np.dtype(self.offset_dtype).itemsize
+        places = self.offsets_at[batches] + (samples - self.first_samples[batches] + after) * width
+        data = Table(path=self.path, dtype="u1", offset=0, count=self.num_bytes)
+        found = data.take(places[:, None] + np.arange(width)).view(self.offset_dtype)[:, 0]
+        offsets: Int64Array = self.values_at[batches] + found
+        return offsets
 
 
 def open_arrow(name: str, path: Path, columns: tuple[str, ...]) -> TokenFile:
@@ -102,6 +97,7 @@ def open_arrow(name: str, path: Path, columns: tuple[str, ...]) -> TokenFile:
         offsets_at=table[:, 1],
         values_at=table[:, 2] // itemsize,
         offset_dtype="<i8" if pa.types.is_large_list(column.type) else "<i4",
+        num_bytes=num_bytes,
     )
     return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=boundaries)
 

@@ -80,14 +80,28 @@ class Table:
                 uri=str(self.path),
             )
 
-    def __getitem__(self, indices: Int64Array | slice) -> Int64Array:
-        """Return entries as a copy of int64."""
+    def take(self, indices: Int64Array) -> npt.NDArray[Any]:
+        """Return a copy of entries, in their own type.
+
+        Raises:
+            DataError: If an index is outside of the table.
+        """
+        if indices.size and not 0 <= indices.min() <= indices.max() < self.count:
+            raise DataError(
+                f"{self.path}: entry {indices.max()} of {self.count} is asked for; the file is "
+                "damaged: copy it again",
+                uri=str(self.path),
+            )
         tables = vars(_thread).get("tables", {})
         data = tables.get(self.path)
         if data is None:
             data = tables[self.path] = map_shared(self.path)
         array: npt.NDArray[Any] = np.ndarray(self.count, self.dtype, data.data, self.offset)
-        values = array[indices]
+        return array[indices]
+
+    def __getitem__(self, indices: Int64Array) -> Int64Array:
+        """Return entries as a copy of int64; errors as of `take`, or if one is too large."""
+        values = self.take(indices)
         if values.dtype.kind == "u" and values.size and values.max() > MAX_VALUE:
             raise DataError(
                 f"{self.path}: has the entry {values.max()}, which no file is long enough for; "
