@@ -237,8 +237,8 @@ def test_an_amendment_at_an_edge_does_not_depend_on_what_was_planned_ahead(make,
             got.append(key(batch))
             if len(got) == EDGES[0]:
                 engine = loader._loading.engine
-                while is_ahead and engine._running.epoch == 0:
-                    engine._running.next()  # as a thread that reads ahead does
+                while is_ahead and engine._latest.epoch == 0:
+                    engine._latest.next()  # as a thread that reads ahead does
                 loader.amend(weights={"math": 1, "web": 1})
         runs.append(got)
     assert runs[0] == runs[1]
