@@ -30,6 +30,9 @@ def run(options: Index) -> None:
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written: list[Indexed] = []
     given = vars(options).copy()
+    for option in ("eos_id", "bos_id", "out"):
+        if given.pop(option) is not None:
+            raise ConfigError("is for token files; leave it out, or set --eos-id", option=option)
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
