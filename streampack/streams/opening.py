@@ -13,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError, DataError
-from streampack.mds.index import index_of, parse_entries
-from streampack.mds.length_file import LENGTH_FILE, index_digest, open_length_file
+from streampack.mds.index import MdsIndex, index_of, parse_entries
+from streampack.mds.length_file import (
+    LENGTH_FILE,
+    LengthFile,
+    index_digest,
+    open_length_file,
+)
 from streampack.mds.litdata import LITDATA
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
@@ -69,14 +74,7 @@ def open_mds(
         _add_stored_sizes(entries, location)
         index = index_of(entries, location.index_uri)
         column = check_columns(index, columns, name)
-        path, length_file = cache.metadata.length_file_path(text), None
-        if path is not None:
-            read = partial(open_length_file, path, text, index)
-            length_file = cache.metadata.read_lengths(read)
-        if length_file is not None:
-            if length_file.hashes:
-                index = index.with_hashes("xxh64", length_file.hashes, LENGTH_FILE)
-            length_file = length_file if length_file.column == column else None
+        index, length_file = _with_lengths(cache, text, index, column)
         cache.check(index, may_be_emptied=may_be_emptied)
         if (chosen := getattr(stream, "shards", None)) is not None:
             first, stop = chosen_part(chosen, len(index.shards), "shards", name)
@@ -148,6 +146,19 @@ def open_streams(
         stream.under(limit) if is_evictable else stream
         for stream, is_evictable in zip(opened, folders, strict=True)
     )
+
+
+def _with_lengths(
+    cache: ShardCache, text: bytes, index: MdsIndex, column: str
+) -> tuple[MdsIndex, LengthFile | None]:
+    """Return an index with the hashes of its length file, and that file if it is of the column."""
+    path = cache.metadata.length_file_path(text)
+    if path is None:
+        return index, None
+    found = cache.metadata.read_lengths(partial(open_length_file, path, text, index))
+    if found is not None and found.hashes:
+        index = index.with_hashes("xxh64", found.hashes, LENGTH_FILE)
+    return index, found if found is not None and found.column == column else None
 
 
 def _add_stored_sizes(entries: list[Any], location: StreamLocation) -> None:

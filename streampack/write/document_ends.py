@@ -25,6 +25,7 @@ import numpy.typing as npt
 from streampack._checks import check_choice
 from streampack.errors import ConfigError, DataError
 from streampack.flat.files import ENDS, format_named
+from streampack.stores.objects import Found
 from streampack.stores.retries import request
 from streampack.streams.flat_opening import find_files
 from streampack.streams.stream import Stream
@@ -79,33 +80,22 @@ def write_document_ends(
     found = find_files(stream, format_named("olmo"))
     written = []
     for name in found.names:
-        entry = found.of_name[name]
-        read = partial(_read_file, Path(entry.url))
+        path = Path(out, f"{name}{ENDS}")
+        read = partial(_read_file, Path(found.of_name[name].url))
         if found.folder is None:
-            read = partial(_read_object, entry.url, entry.version)
-        num_tokens = entry.num_bytes // dtype.itemsize
-        ends = np.concatenate(
-            [*_ends(read, num_tokens, dtype, eos_id, bos_id, progress), np.empty(0, np.int64)]
-        )
+            read = partial(_read_object, found.of_name[name])
+        num_tokens = found.of_name[name].num_bytes // dtype.itemsize
+        pieces = list(_ends(read, num_tokens, dtype, (eos_id, bos_id), progress))
+        ends = np.concatenate([*pieces, np.empty(0, np.int64)])
         if not len(ends):
             raise DataError(
-                f"{entry.url}: none of its {num_tokens} tokens of {tokens_dtype} is the EOS "
-                f"{eos_id}; correct --eos-id or --tokens-dtype"
+                f"{name}: none of its {num_tokens} tokens of {tokens_dtype} is the EOS {eos_id}; "
+                "correct --eos-id or --tokens-dtype"
             )
-        path = Path(out, f"{name}{ENDS}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp")
-        temporary.write_bytes(ends.astype("<u8").tobytes())
-        temporary.replace(path)
+        _write_whole(path, ends)
         last = int(ends[-1])
-        written.append(
-            DocumentEnds(
-                name=name,
-                num_documents=len(ends),
-                num_tokens=last,
-                num_left=num_tokens - last,
-            )
-        )
+        counts = {"num_tokens": last, "num_left": num_tokens - last}
+        written.append(DocumentEnds(name=name, num_documents=len(ends), **counts))
     return written
 
 
@@ -113,12 +103,12 @@ def _ends(
     read: Callable[[int, int], bytes],
     num_tokens: int,
     dtype: np.dtype[np.generic],
-    eos_id: int,
-    bos_id: int | None,
+    ids: tuple[int, int | None],
     progress: Callable[[int], object] | None,
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the ends of documents, piece by piece."""
-    step, size = PIECE_BYTES // dtype.itemsize, dtype.itemsize
+    (eos_id, bos_id), size = ids, dtype.itemsize
+    step = PIECE_BYTES // size
     for begin in range(0, num_tokens, step):
         stop = min(begin + step, num_tokens)
         # One token more: whether an EOS at the end of a piece is followed by BOS.
@@ -134,11 +124,19 @@ def _ends(
             progress(stop - begin)
 
 
+def _write_whole(path: Path, ends: npt.NDArray[np.int64]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(ends.astype("<u8").tobytes())
+    temporary.replace(path)
+
+
 def _read_file(path: Path, start: int, stop: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
         return file.read(stop - start)
 
 
-def _read_object(url: str, version: str, start: int, stop: int) -> bytes:
+def _read_object(found: Found, start: int, stop: int) -> bytes:
+    url, version, _ = found
     return request(url, "read", lambda store: store.read(url, start, stop, version=version))

@@ -16,6 +16,7 @@ from streampack.mix.draw import CHUNK
 from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence
 from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import plan_fingerprint
 from streampack.types import LENGTH, SAMPLE
 from tests.helpers.examples import examples
@@ -113,8 +114,8 @@ def test_packs_of_equal_cost_leave_in_the_even_order_and_equal_cost_states_say_s
         each[: len(each) // 8 * 8].reshape(-1, 8).sum(axis=1).std() for each in (tokens, shuffled)
     )
     assert even < 0.6 * random
-    assert plan_fingerprint(r, ["a", "b"])["pack_order"] == "even"
-    assert "pack_order" not in plan_fingerprint(unshuffled(r), ["a", "b"])
+    assert plan_fingerprint(RunPlan([r]), ["a", "b"])["pack_order"] == "even"
+    assert "pack_order" not in plan_fingerprint(RunPlan([unshuffled(r)]), ["a", "b"])
 
 
 @pytest.mark.parametrize("pack_shuffle", [1, 7, 40])
