@@ -1,4 +1,4 @@
-"""PEFT, in an environment of its own that sees the packages of this one; scripts next to TRL's.
+"""TRL and PEFT, each in an environment of its own that sees the packages of this one.
 
 Cost: some minutes, and downloads; so all of it is slow.
 """
@@ -35,6 +35,15 @@ def run_with(package: str, job: str, folder: Path) -> Any:
         check=True,
     )
     return json.loads((folder / "seen.json").read_text())
+
+
+@pytest.mark.slow
+def test_trl_learns_the_same_targets_in_as_many_steps(tmp_path):
+    seen = run_with("trl==1.16.0", "trl_job.py", tmp_path)
+
+    assert len(seen["ours"]["samples"]) == 2000
+    assert seen["ours"]["samples"] == seen["trl"]["samples"]
+    assert abs(seen["ours"]["steps"] - seen["trl"]["steps"]) <= 1
 
 
 @pytest.mark.slow
