@@ -42,6 +42,7 @@ COST = Packing(max_seq_len=SIZE, max_cost=1000)
 SHARED = World(num_ranks=2, replication=2, context_parallel=2)
 PER_DOCUMENT = replace(SHARED, context_layout="zigzag_per_document")
 RUN = (Chapter(weights={"a": 1}, steps=2),)
+ROWS = [{"tokens": [1, 2]}]
 GLOBAL = Mixing(global_batch_size=8)
 
 
@@ -71,6 +72,10 @@ def online(_: Path, *, stream: dict[str, Any] | None = None, **options: Any) -> 
 def bucketed(_: Path, **options: Any) -> None:
     source, bucketing = IterableStream([[1, 2]]), Bucketing(max_tokens=SIZE)
     BucketedIterableDataset([source], **{"bucketing": bucketing, "world": World(), **options})
+
+
+def of_rows(_: Path, **options: Any) -> None:
+    Stream(**options)
 
 
 def packing(_: Path, **options: Any) -> None:
@@ -177,6 +182,24 @@ MISTAKES: list[Callable[[Path], Any]] = [
     partial(planned, skip=[(1, 2)]),
     partial(planned, stream={"max_passes": 1}),
     partial(remote, chapters=RUN, mixing=GLOBAL, stream={"max_passes": 1, "on_exhausted": "end"}),
+    partial(
+        planned,
+        chapters=(replace(RUN[0], packing=PACKING),),
+        mixing=GLOBAL,
+        stream={"overflow": "truncate"},
+    ),
+    *(
+        partial(of_rows, **options)
+        for options in (
+            {"rows": ROWS, "remote": "elsewhere"},
+            {"rows": ROWS, "split": "train"},
+            {"rows": None, "local": "x", "tokenizer": "tokenizer.json"},
+            {"rows": None, "local": "x", "chat": True},
+            {"rows": ROWS, "chat": True},
+            {"rows": ROWS, "tokenizer": "tokenizer.json", "labels": "labels"},
+            {"rows": ROWS, "tokenizer": "tokenizer.json", "loss_mask": "mask"},
+        )
+    ),
     partial(online, mixing=GLOBAL),
     partial(online, order=Order(num_lanes=2)),
     partial(online, buffers=Buffers(cache_limit="1gb")),
