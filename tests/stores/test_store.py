@@ -202,7 +202,9 @@ def test_a_store_without_a_driver_is_an_error_that_names_it(url, way_out, monkey
         request(url, "read", lambda store: store.read(url))
 
 
-def _read(url: str, results: multiprocessing.SimpleQueue) -> None:
+def _read(url: str, results: multiprocessing.Queue, environment: dict[str, str]) -> None:
+    # A fork server has the environment of its own start, perhaps in an earlier test.
+    os.environ.update(environment)
     results.put(request(url, "read", lambda store: store.read(url)))
 
 
@@ -212,11 +214,12 @@ def test_children_read_after_their_parent_has_used_the_store(place, method):
     url = f"{place.url}/a"
     assert request(url, "read", lambda store: store.read(url)) == SMALL
     context = multiprocessing.get_context(method)
-    results = context.SimpleQueue()
-    children = [context.Process(target=_read, args=(url, results)) for _ in range(3)]
+    results = context.Queue()
+    arguments = url, results, dict(os.environ)
+    children = [context.Process(target=_read, args=arguments) for _ in range(3)]
     for child in children:
         child.start()
-    assert [results.get() for _ in children] == [SMALL] * 3
+    assert [results.get(timeout=60) for _ in children] == [SMALL] * 3
     for child in children:
         child.join(30)
         assert child.exitcode == 0
