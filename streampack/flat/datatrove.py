@@ -12,34 +12,15 @@ Cost: 8 bytes a document on disk, of which opening reads a few.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import Table, TokenFile
-from streampack.types import Int64Array
+from streampack.flat.token_file import Ends, Table, TokenFile
 
 DTYPES = {2: "uint16", 4: "uint32"}
 MAX_METADATA = 65_536
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DatatroveIndex:
-    """The boundaries in a `.ds.index` file."""
-
-    ends: Table
-
-    @property
-    def num_samples(self) -> int:
-        return self.ends.count
-
-    def begins(self, samples: Int64Array) -> Int64Array:
-        return np.where(samples > 0, self.ends[np.maximum(samples - 1, 0)], 0)
-
-    def lengths(self, samples: Int64Array) -> Int64Array:
-        return self.ends[samples] - self.begins(samples)
 
 
 def open_datatrove(name: str, num_bytes: int, index: Path, metadata: Path | None) -> TokenFile:
@@ -62,8 +43,8 @@ def open_datatrove(name: str, num_bytes: int, index: Path, metadata: Path | None
             f"{index}: its documents end at token {last}, but {name} has {num_bytes} bytes, and a "
             "token has 2 or 4; they do not belong together, or one was cut short: copy both again"
         )
-    boundaries = DatatroveIndex(ends=ends)
-    return TokenFile(name=name, dtype=DTYPES[itemsize], num_bytes=num_bytes, boundaries=boundaries)
+    dtype = DTYPES[itemsize]
+    return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=Ends(ends))
 
 
 def _stated_itemsize(metadata: Path | None) -> int | None:

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.datatrove import DatatroveIndex
-from streampack.flat.token_file import Table, TokenFile
+from streampack.flat.token_file import Ends, Table, TokenFile
 from streampack.types import Int64Array
 
 MAX_LINE = 65_536
@@ -77,8 +76,7 @@ def open_ends(name: str, num_bytes: int, ends: Path, *, dtype: str) -> TokenFile
             f"{ends}: its {count} documents end at token {last}, but {name} has {num_bytes} bytes "
             f"of {dtype}; run streampack index again with the type of these tokens"
         )
-    boundaries = DatatroveIndex(ends=table)
-    return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=boundaries)
+    return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=Ends(table))
 
 
 def _read_table(path: Path) -> tuple[Int64Array, Int64Array]:

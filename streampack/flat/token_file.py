@@ -73,12 +73,15 @@ class Table:
     def __post_init__(self) -> None:
         end = self.offset + self.count * np.dtype(self.dtype).itemsize
         size = self.path.stat().st_size
-        if not self.count >= 0 or end > size:
+        if self.count < 0 or end > size:
             raise DataError(
                 f"{self.path}: has {size} bytes, but its table of {self.count} entries ends at "
                 f"byte {end}; the file is cut short or damaged: copy it again",
                 uri=str(self.path),
             )
+
+    def __len__(self) -> int:
+        return self.count
 
     def take(self, indices: Int64Array) -> npt.NDArray[Any]:
         """Return a copy of entries, in their own type.
@@ -129,9 +132,9 @@ class Boundaries(Protocol):
 class TokenFile:
     """Token ids of one type, and where documents begin among them.
 
-    >>> from streampack.flat.token_file import EndsInMemory
+    >>> from streampack.flat.token_file import Ends
     >>> file = TokenFile(name="a.bin", dtype="uint16", num_bytes=12,
-    ...     boundaries=EndsInMemory(np.array([2, 5, 6])))
+    ...     boundaries=Ends(np.array([2, 5, 6])))
     >>> file.spans(0, 3)
     (array([ 0,  4, 10]), array([2, 3, 1]))
     """
@@ -243,15 +246,15 @@ class VirtualShards:
         )
 
 
-class EndsInMemory:
-    """Boundaries of documents back to back, from the ends of all."""
+class Ends:
+    """Boundaries of documents back to back, from their ends in tokens: an array, or a table."""
 
-    def __init__(self, ends: Int64Array) -> None:
-        self._ends = np.asarray(ends, np.int64)
-        self.num_samples = len(self._ends)
+    def __init__(self, ends: Int64Array | Table) -> None:
+        self._ends = ends
+        self.num_samples = len(ends)
 
     def begins(self, samples: Int64Array) -> Int64Array:
-        return np.where(samples > 0, self._ends[samples - 1], 0)
+        return np.where(samples > 0, self._ends[np.maximum(samples - 1, 0)], 0)
 
     def lengths(self, samples: Int64Array) -> Int64Array:
         return self._ends[samples] - self.begins(samples)

@@ -52,26 +52,6 @@ def budget_s(location: StreamLocation, num_bytes: int | None = None) -> float:
     return num_attempts * attempt_s(location, num_bytes)
 
 
-def fetch(
-    location: StreamLocation,
-    basename: str,
-    to: Path,
-    *,
-    num_bytes: int | None = None,
-    check: Callable[[Path], None] | None = None,
-    is_hashed: bool = False,
-) -> int:
-    """Download one object, retrying within its time budget; return the number of attempts.
-
-    `to` is a temporary path below the local folder; names with this prefix are used too. Larger
-    objects get more time. `check` raises DamagedError for a file with wrong bytes, which is then
-    discarded and fetched again, up to 3 times. Unless `check` compares a hash (`is_hashed`), the
-    checksum that the store reports is compared, where its library can compute it. A DataError says
-    that the object cannot be fetched, or only damaged; an OSError, that it cannot be written here.
-    """
-    return _Download(location, basename, to, num_bytes, is_hashed=is_hashed).run(check)
-
-
 class Part(NamedTuple):
     """Bytes of an object that are a shard by themselves."""
 
@@ -82,14 +62,33 @@ class Part(NamedTuple):
     """The version of the object when its stream was opened."""
 
 
+def fetch(
+    location: StreamLocation,
+    basename: str,
+    to: Path,
+    *,
+    num_bytes: int | None = None,
+    check: Callable[[Path], None] | None = None,
+    is_hashed: bool = False,
+    part: Part | None = None,
+) -> int:
+    """Download one object, or a part of it, within its time budget; return the number of attempts.
+
+    `to` is a temporary path below the local folder; names with this prefix are used too. Larger
+    objects get more time. `check` raises DamagedError for a file with wrong bytes, which is then
+    discarded and fetched again, up to 3 times. Unless `check` compares a hash (`is_hashed`), the
+    checksum that the store reports is compared, where its library can compute it. A DataError says
+    that the object cannot be fetched, or only damaged; an OSError, that it cannot be written here.
+    """
+    return _Download(location, basename, to, num_bytes, is_hashed=is_hashed, part=part).run(check)
+
+
 def fetch_part(
     parts: Mapping[str, Part], location: StreamLocation, basename: str, to: Path, **options: Any
 ) -> int:
     """Download a part of an object, named `basename` in `parts`; options and errors as `fetch`."""
-    check = options.pop("check", None)
-    options.pop("is_hashed", None)
     part = parts[basename]
-    return _Download(location, part.name, to, part=part, **options).run(check)
+    return fetch(location, part.name, to, part=part, **options)
 
 
 def fetch_if_there(location: StreamLocation, basename: str, to: Path) -> bool:

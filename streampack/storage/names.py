@@ -78,6 +78,15 @@ def shard_names(shard: Shard, source: object) -> ShardNames:
     return ShardNames(raw, raw + PACKED)
 
 
+def versioned_name(name: str, version: str) -> str:
+    """Return the name of a file of a store, whole or in parts, in one version.
+
+    >>> versioned_name("web.idx", "etag:1")
+    'web.idx.c2e59fbc'
+    """
+    return f"{name}.{_hex(version)}"
+
+
 def without_hash(shard: Shard) -> Shard:
     """Return a shard without its raw file's hashes, as it was before they were known."""
     return replace(shard, raw=replace(shard.raw, hashes={}))

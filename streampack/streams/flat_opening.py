@@ -40,6 +40,7 @@ from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
 from streampack.storage.materialize import Downloader, lock_s
+from streampack.storage.names import versioned_name
 from streampack.stores.objects import Found
 from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
@@ -239,7 +240,7 @@ class _Tables:
         found = self._found.get(name)
         if found is None:
             return None
-        path = self._location.folder / f"{name}.{_hex(found.version)}"
+        path = self._location.folder / versioned_name(name, found.version)
         locks = FileLocks(self._location.folder, LocalFilesystem())
         with locks.hold(path.name, lock_s(self._location, found.num_bytes)):
             if not path.exists():
@@ -264,12 +265,10 @@ def _cut(files: Sequence[TokenFile], stream: Any, name: str) -> VirtualShards:
     if stream.samples is not None:
         first, stop = chosen_part(stream.samples, stop, "samples", name)
     before = np.cumsum([0, *counts])
-    parts = [
-        file.cut(max(first - before[n], 0), min(stop - before[n], counts[n]))
-        for n, file in enumerate(files)
-        if before[n] < stop and first < before[n + 1]
-    ]
     chosen = [n for n in range(len(files)) if before[n] < stop and first < before[n + 1]]
+    parts = [
+        files[n].cut(max(first - before[n], 0), min(stop - before[n], counts[n])) for n in chosen
+    ]
     shards = VirtualShards.of(chosen, parts)
     if stream.shards is None:
         return shards
@@ -286,7 +285,7 @@ def _entries(
     ):
         file = files[number]
         part = Part(name=file.name, start=start, stop=stop, version=file.version)
-        basename = f"{file.name}.{_hex(file.version or '')}.{start}-{stop}"
+        basename = f"{versioned_name(file.name, file.version or '')}.{start}-{stop}"
         parts[basename] = part
         raw = ShardFile(basename=basename, num_bytes=stop - start, hashes={})
         entries.append(
@@ -306,7 +305,3 @@ def _digest(form: str, options: Options, files: Sequence[TokenFile], shards: Vir
     for array in (shards.file, shards.extents, np.diff(shards.first_sample)):
         content.update(np.ascontiguousarray(array).tobytes())
     return content.hexdigest()
-
-
-def _hex(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

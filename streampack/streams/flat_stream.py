@@ -155,26 +155,20 @@ class FlatStream:
         uri, name = self.file_of(shard)
         pool, file = shard_pool(), self.files[self.shards.file[shard]]
         with attach_uri(uri, name):
-            if self.entries:
-                mapped = self.cache.map(self.entries[shard])
-                key: object = (mapped.file, self.digest)
-            else:
-                mapped, key = None, (uri, shard, self.digest)
-            opened = pool.get(key)
+            version: object = self.cache.file(self.entries[shard]) if self.entries else uri
+            opened = pool.get((version, self.digest, shard))
             if opened is not None:
                 return opened
-            if mapped is not None:
-                data, first_byte, is_gone = (
-                    mapped.data,
-                    int(self.shards.extents[shard, 0]),
-                    mapped.is_gone,
-                )
+            if self.entries:
+                mapped = self.cache.map(self.entries[shard])
+                version, data, is_gone = mapped.file, mapped.data, mapped.is_gone
+                first_byte = int(self.shards.extents[shard, 0])
             else:
                 data, first_byte = self._local_bytes(file, shard)
                 is_gone = None
             begins, counts = self._spans(shard)
             opened = OpenShard(
-                key=key,
+                key=(version, self.digest, shard),
                 uri=uri,
                 data=data,
                 tokens=Spans(begins=begins - first_byte, counts=counts, dtype=file.dtype),

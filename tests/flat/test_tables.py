@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streampack import Stream
 from streampack.errors import DataError, StreampackError
 from streampack.flat.files import matches, split_source
-from streampack.flat.token_file import EndsInMemory, TokenFile, bisect
+from streampack.flat.token_file import Ends, TokenFile, bisect
 from streampack.streams import open_stream
 from tests.helpers.flat import make_documents, options_of, write, write_litdata, write_olmo
 
@@ -126,9 +126,7 @@ def test_virtual_shards_are_the_documents_that_begin_in_each_cell(
     lengths: list[int], data: st.DataObject
 ) -> None:
     ends = np.cumsum(np.array(lengths, np.int64))
-    file = TokenFile(
-        name="x", dtype="uint16", num_bytes=int(2 * ends[-1]), boundaries=EndsInMemory(ends)
-    )
+    file = TokenFile(name="x", dtype="uint16", num_bytes=int(2 * ends[-1]), boundaries=Ends(ends))
     first = data.draw(st.integers(0, len(lengths) - 1))
     stop = data.draw(st.integers(first + 1, len(lengths)))
     shards = file.cut(first, stop)
