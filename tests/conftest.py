@@ -20,7 +20,12 @@ SITE = str(Path(__file__).parent / "helpers" / "site")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (SITE, os.environ.get("PYTHONPATH"))))
 sys.path.append(SITE)
 importlib.import_module("torchvision_operators").declare_on_import()
-collect_ignore = ["helpers/site"]
+collect_ignore = [
+    "helpers/site",
+    # Scripts for a virtual environment with peft or trl.
+    "helpers/worlds/lora_job.py",
+    "helpers/worlds/trl_job.py",
+]
 
 # Tests share a machine with their own workers and compile kernels at a first call: a deadline per
 # example would measure that. Derandomised, so that a red test stays red until it is mended.

@@ -114,9 +114,12 @@ def test_any_other_verb_is_interrupted_in_one_line(tmp_path):
     opened = []
 
     def is_read():
+        if opened:
+            time.sleep(0.5)  # a signal just before Python calls read() would be seen after it only
+            return True
         with suppress(OSError):  # nobody reads it yet
             opened.append(os.open(config, os.O_WRONLY | os.O_NONBLOCK))
-        return bool(opened)
+        return False
 
     try:
         code, said, error = interrupt(["run", config], is_read)
