@@ -4,7 +4,7 @@
 
     refuse() --> message --a regular expression--> the remedy's words --> apply(words) --> no error
 
-The expressions hold on to options and values, not to prose.
+The expressions match options and values rather than prose.
 """
 
 from __future__ import annotations
@@ -16,24 +16,18 @@ from typing import Any
 import pytest
 import torch
 
-import streampack
 from streampack import (
     IterableStream,
     PackedIterableDataset,
-    PackedStreamingDataset,
     Packing,
-    Stream,
     World,
-    block_causal_mask,
-    loss_weights,
-    merge_slices,
 )
 from streampack.cli.config import read_config
 from streampack.formats import (
     to_llama_factory,
 )
 from streampack.testing import assert_no_leak
-from tests.helpers.remedies import PACKING, ROWS, Remedy, mds
+from tests.helpers.remedies import PACKING, ROWS, Remedy
 from tests.helpers.slices import context_worlds
 
 
@@ -48,10 +42,6 @@ def batch_of(*samples: Any, batch_format: Any = "native", **options: Any) -> Any
     return next(iter(dataset))
 
 
-def with_labels(*labels: int) -> dict[str, list[int]]:
-    return {"tokens": [1, 2, 3], "labels": list(labels)}
-
-
 FORMATS = {
     "several packs that are numbered": Remedy(
         lambda _: batch_of(batch_format="llama_factory", batch_size=2),
@@ -63,23 +53,6 @@ FORMATS = {
                 batch_format=functools.partial(to_llama_factory, **{option: True}), batch_size=2
             ),
         ],
-    ),
-    "labels that are not the tokens": Remedy(
-        lambda _: batch_of(
-            *[with_labels(9, 9, 9)] * 9,
-            labels="labels",
-            labels_shifted=False,
-            batch_format="olmo_core",
-        ),
-        r"'olmo_core' .*use another format ",
-        lambda _: batch_of(
-            *[with_labels(9, 9, 9)] * 9, labels="labels", labels_shifted=False, batch_format="hf"
-        ),
-    ),
-    "a step without targets": Remedy(
-        lambda _: loss_weights(batch_of(), average="tokens", units=0),
-        r"units=0 must be at least (1)",
-        lambda _, least: loss_weights(batch_of(), average="tokens", units=int(least)),
     ),
 }
 
@@ -101,16 +74,6 @@ class Model(torch.nn.Module):
         return seen @ self.table[tokens]
 
 
-class Unplaced(torch.nn.Module):
-    def forward(self, input_ids: torch.Tensor) -> Any:
-        raise NotImplementedError
-
-
-def of_batch(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    mask = block_causal_mask(batch["document_ids"])
-    return Model()(batch["tokens"], mask=mask, input_pos=batch["input_pos"]).detach()
-
-
 MODELS = {
     "a model with a head of zeros": Remedy(
         lambda _: assert_no_leak(Model(0.0), batch_of(), style="decoder"),
@@ -119,23 +82,6 @@ MODELS = {
             assert_no_leak(Model(), batch_of(), style="decoder"),
             assert_no_leak(getattr(Model(), finer)(), batch_of(), style="decoder"),
         ],
-    ),
-    "a batch of one long sample": Remedy(
-        lambda _: assert_no_leak(Model(), batch_of(list(range(1, 17))), style="decoder"),
-        r"shorter samples or a larger max_seq_len$",
-        lambda _: [
-            assert_no_leak(Model(), batch_of([1, 2, 3], [4, 5, 6]), style="decoder"),
-            assert_no_leak(
-                Model(),
-                batch_of(*[list(range(1, 17))] * 2, packing=Packing(max_seq_len=32)),
-                style="decoder",
-            ),
-        ],
-    ),
-    "a model without positions": Remedy(
-        lambda _: assert_no_leak(Unplaced(), batch_of()),
-        r"style='(batch)' with a function ",
-        lambda _, style: assert_no_leak(of_batch, batch_of(), style=style),
     ),
 }
 
@@ -155,32 +101,7 @@ OTHERS = {
         r"none\.yaml: .*name a YAML file$",
         lambda folder: read_config(yaml_of(folder)),
     ),
-    "a config that is not YAML": Remedy(
-        lambda folder: read_config(yaml_of(folder, "batch_size: [")),
-        r"is not YAML: .*; fix it, or name a YAML file$",
-        lambda folder: read_config(yaml_of(folder)),
-    ),
-    "a key that is written twice": Remedy(
-        lambda folder: read_config(yaml_of(folder, "batch_size: 1", "batch_size: 2")),
-        r"'batch_size' .*keep one of them$",
-        lambda folder: read_config(yaml_of(folder, "batch_size: 1")),
-    ),
-    "a class of streams that is not registered": Remedy(
-        lambda folder: PackedStreamingDataset(
-            local=mds(folder), stream_name="mine", packing=PACKING
-        ),
-        r"stream_name='mine' .* streampack\.(register_stream)\(",
-        lambda folder, name: registered(folder, name),
-    ),
 }
-
-
-def registered(folder: Path, name: str) -> None:
-    getattr(streampack, name)("mine_of_remedies", Stream)
-    dataset = PackedStreamingDataset(
-        local=mds(folder), stream_name="mine_of_remedies", packing=PACKING
-    )
-    assert list(dataset)
 
 
 def sliced(
@@ -212,11 +133,6 @@ CUT: dict[str, Remedy] = {
         lambda _: sliced(batch_format="hf"),
         r"use '(\w+)', '(\w+)', 'megatron', '(\w+)' or '(\w+)'$",
         lambda _, *names: [sliced(batch_format=name) for name in names],
-    ),
-    "a slice that is missing": Remedy(
-        lambda _: merge_slices(sliced()[:1]),
-        r"pass the slices of all context-parallel ranks, each once$",
-        lambda _: merge_slices(sliced()),
     ),
 }
 

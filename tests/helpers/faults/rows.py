@@ -4,7 +4,7 @@
 
     "net_500_forever" --> tests/faults/test_network.py, function ...
 
-The table's 94 cases broke or bent a widely used loader; the promise for each is what its test asks
+The table's 93 cases broke or bent a widely used loader; the promise for each is what its test asks
 for. `test_rows.py` sees to it that no row is without a test.
 
 Cost: none.
