@@ -3,6 +3,7 @@
 ::
 
     python benchmarks/bench_gain.py --plot gain.png --table gain.txt
+    python benchmarks/bench_gain.py --device cuda --dim 2048 --num-layers 16 --num-heads 16
 
     padded_max       4 rows, padded to max_seq_len            s s s s . . . . . . . . . . . . . . .
     padded_longest   4 rows, padded to their longest          s s s s . . .
@@ -18,6 +19,9 @@ time of one thread. All ways take turns of about as many slots; the first one is
     tokens/s = slots/s of the steps * fill of the whole epoch         epoch = its tokens / tokens/s
     bound    = slots of the padded epoch / slots of the packed one    as if all slots cost the same
 
+With ``--device cuda`` the model runs in bfloat16 (autocast), packed_segments is FlashAttention's
+varlen kernel, packed_blocks is FlexAttention, and the clock is the wall's.
+
 Cost: four minutes of one core.
 """
 
@@ -28,6 +32,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +170,14 @@ def flat(batch: Batch) -> Batch:
     return batch | rows
 
 
-def layouts(samples: Samples, max_seq_len: int, batch_size: int, turns: int = 1) -> list[Layout]:
+def layouts(
+    samples: Samples,
+    max_seq_len: int,
+    batch_size: int,
+    turns: int = 1,
+    *,
+    with_blocks: bool = False,
+) -> list[Layout]:
     """Return all ways of batching samples, each with batches for so many turns."""
     samples = [sample[:max_seq_len] for sample in samples]
     budget = batch_size * max_seq_len
@@ -180,54 +192,75 @@ def layouts(samples: Samples, max_seq_len: int, batch_size: int, turns: int = 1)
     bucketed = BucketedIterableDataset(
         [IterableStream(samples)], bucketing=Bucketing(max_tokens=budget)
     )
+    kinds = {"packed_mask": "mask", "packed_segments": "segments"}
+    if with_blocks:
+        kinds["packed_blocks"] = "blocks"
     return [
         padded_layout("padded_max", samples, fours, max_seq_len, keep),
         padded_layout("padded_longest", samples, fours, None, keep),
         padded_layout("padded_budget", samples, within, None, keep),
         *dataset_layouts({"bucketed": "causal"}, bucketed, keep),
-        *dataset_layouts({"packed_mask": "mask", "packed_segments": "segments"}, packed, keep),
+        *dataset_layouts(kinds, packed, keep),
     ]
 
 
 class Trainer:
     """A model that trains on any layout, and how fast."""
 
-    def __init__(self, dim: int, num_layers: int, num_heads: int) -> None:
+    def __init__(self, dim: int, num_layers: int, num_heads: int, device: str = "cpu") -> None:
         torch.manual_seed(0)
-        self.model = Decoder(VOCABULARY, dim, num_layers, num_heads)
+        self.model = Decoder(VOCABULARY, dim, num_layers, num_heads).to(device)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self._device = device
 
     def step(self, batch: Batch, kind: str) -> None:
         """Train on one batch."""
         self._optimizer.zero_grad()
-        next_token_loss(self.model(batch, kind), batch["labels"]).backward()
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._device == "cuda"):
+            logits = self.model(batch, kind)
+        next_token_loss(logits.float(), batch["labels"]).backward()
         self._optimizer.step()
 
     def rate(self, layout: Layout, slots: int) -> float:
-        """Train on at least so many slots; return how many a second of processor time."""
+        """Train on at least so many slots; return how many a second."""
         batches = []
         while sum(map(slots_of, batches)) < slots:
-            batches.append(next(layout.batches))
-        start = time.process_time()
+            batch = next(layout.batches)
+            batches.append({key: self._placed(value) for key, value in batch.items()})
+        start = self._clock()
         for batch in batches:
             self.step(batch, layout.kind)
-        return sum(map(slots_of, batches)) / (time.process_time() - start)
+        return sum(map(slots_of, batches)) / (self._clock() - start)
+
+    def _placed(self, value: Any) -> Any:
+        return value.to(self._device) if isinstance(value, torch.Tensor) else value
+
+    def _clock(self) -> float:
+        """Return processor time, or on a GPU wall time once it has finished."""
+        if self._device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 def measure(args: Any) -> Iterator[dict[str, Any]]:
     """Yield a line for each max_seq_len and way, after all have been measured."""
     torch.set_num_threads(args.threads)
-    trainer = Trainer(args.dim, args.num_layers, args.num_heads)
+    trainer = Trainer(args.dim, args.num_layers, args.num_heads, args.device)
     samples = [ids % VOCABULARY for ids in workloads.tokens("sft", args.num_samples)]
-    ways = {s: layouts(samples, s, args.batch_size, args.runs + 1) for s in args.max_seq_len}
+    turns = (args.runs + 1) * args.batches
+    make = partial(layouts, samples, with_blocks=args.device == "cuda")
+    ways = {s: make(s, args.batch_size, turns) for s in args.max_seq_len}
     rates: dict[tuple[int, str], list[float]] = {}
     for _ in range(args.runs + 1):
         for max_seq_len, several in ways.items():
             for way in several:
-                rate = trainer.rate(way, args.batch_size * max_seq_len)
+                rate = trainer.rate(way, args.batches * args.batch_size * max_seq_len)
                 rates.setdefault((max_seq_len, way.name), []).append(rate)
     params = {name: value for name, value in vars(args).items() if name not in ("plot", "table")}
     params |= {"workload": "sft", "vocabulary": VOCABULARY}
+    if args.device == "cuda":
+        params["gpu"] = torch.cuda.get_device_name()
     for max_seq_len, several in ways.items():
         runs = {way.name: rates[max_seq_len, way.name][1:] for way in several}
         yield from lines_of(several, runs, params | {"max_seq_len": max_seq_len})
@@ -241,7 +274,7 @@ def lines_of(
     speeds = {way.name: slots_per_s[way.name] * way.fill for way in ways}
     for way in ways:
         fields: dict[str, Any] = {
-            "clock": "processor time",
+            "clock": "processor time" if params["device"] == "cpu" else "wall time",
             "fill": round(way.fill, 4),
             "steps": way.steps,
             "epoch_tokens": way.tokens,
@@ -327,6 +360,8 @@ def main() -> None:
     parser.add_argument("--num-layers", type=int, default=2)
     parser.add_argument("--num-heads", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--batches", type=int, default=1, help="batches of packs in a turn")
     parser.add_argument("--plot", type=Path, help="a PNG to write")
     parser.add_argument("--table", type=Path, help="a Markdown table to write")
     args = parser.parse_args()
