@@ -161,40 +161,66 @@ def test_a_model_keeps_samples_apart(attention, batch_format):
     assert_no_leak(model, on_gpu(native_batch(ROWS_OF_4, 24)), batch_format=batch_format)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("lora", [False, True])
-def test_packed_trainer_trains_in_bfloat16(folder, tmp_path, checkpointing, lora):
+def lora_of(model):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
+    return peft.get_peft_model(model, config)
+
+
+def losses_of(model, folder, out, **options):
     from transformers import TrainingArguments
 
     from streampack.hf import PackedTrainer
 
-    model = tiny_llama(attn_implementation="sdpa")
-    if lora:
-        peft = pytest.importorskip("peft")
-        config = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
-        model.enable_input_require_grads()
-        model = peft.get_peft_model(model, config)
     args = TrainingArguments(
-        output_dir=str(tmp_path),
+        output_dir=str(out),
         bf16=True,
         per_device_train_batch_size=4,
         max_steps=30,
         learning_rate=0.01,
         logging_steps=5,
-        gradient_checkpointing=checkpointing,
         dataloader_num_workers=2,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        **options,
     )
     dataset = PackedStreamingDataset(
         [Stream(local=str(folder))], packing=Packing(max_seq_len=MAX_SEQ_LEN)
     )
     trainer = PackedTrainer(model=model, args=args, train_dataset=dataset)
-
     trainer.train()
-
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert trainer.model.device.type == "cuda"
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+def test_packed_trainer_trains_in_bfloat16(folder, tmp_path, checkpointing, lora):
+    model = tiny_llama(attn_implementation="sdpa")
+    if lora:
+        model.enable_input_require_grads()
+        model = lora_of(model)
+
+    losses = losses_of(model, folder, tmp_path, gradient_checkpointing=checkpointing)
+
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0] - 0.2
+
+
+def test_packed_trainer_trains_adapters_of_a_model_in_four_bits(folder, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    tiny_llama().save_pretrained(tmp_path / "base")
+    four_bits = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=four_bits, device_map={"": 0}
+    )
+
+    model = lora_of(peft.prepare_model_for_kbit_training(model))
+    losses = losses_of(model, folder, tmp_path / "out")
+
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0] - 0.2
