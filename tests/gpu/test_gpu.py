@@ -27,7 +27,12 @@ from streampack.testing import assert_no_leak
 from streampack.write import write_stream
 from tests.helpers.packs import ROWS_OF_4, VOCABULARY, native_batch
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+    # Of torch and transformers, from their own calls.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:torch.utils.checkpoint. the use_reentrant parameter"),
+]
 
 MAX_SEQ_LEN = 256
 
