@@ -26,10 +26,7 @@ from torch.utils.data import DataLoader
 
 from streampack import (
     Balance,
-    BucketedIterableDataset,
-    Bucketing,
     Chapter,
-    ConfigError,
     IterableStream,
     PackedDataLoader,
     PackedIterableDataset,
@@ -207,10 +204,9 @@ def test_slices_are_the_same_with_every_loader(written, layout, kind):
     assert [show(batch) for batch in loaders[kind]()] == expected
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", ["masked", "uint16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_compact_slices_expand_to_native_ones(written, layout, kind, num_workers):
+def test_compact_slices_expand_to_native_ones(written, layout, kind):
     options = {
         "packing": {"pad_to_multiple": 8, "positions": "continue"},
         "weights": [{"loss_mask": "loss_mask"}] if kind == "masked" else None,
@@ -219,7 +215,7 @@ def test_compact_slices_expand_to_native_ones(written, layout, kind, num_workers
     for world in context_worlds(4, layout):
         native = conformance.make(written[kind], world=world, **options)
         compact = conformance.make(written[kind], world=world, batch_format="compact", **options)
-        batches = PackedDataLoader(compact, num_workers=num_workers)
+        batches = PackedDataLoader(compact)
         for own, expected in zip(batches, native, strict=True):
             assert own["tokens"].dtype == (torch.uint16 if kind == "uint16" else torch.int32)
             assert own["tokens"].shape == (3, 16)
@@ -269,9 +265,8 @@ def test_tensor_parallel_ranks_share_a_slice_and_replicas_divide_the_batches(wri
         assert merged == [show(batch) for batch in whole[replica]]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_slices_of_iterables_merge_into_the_whole_batch(layout, num_workers):
+def test_slices_of_iterables_merge_into_the_whole_batch(layout):
     rng = np.random.default_rng(5)
     samples = [
         {"tokens": rng.integers(1, 99, length), "weight": rng.random(length), "name": str(length)}
@@ -284,7 +279,7 @@ def test_slices_of_iterables_merge_into_the_whole_batch(layout, num_workers):
         )
         packing = Packing(max_seq_len=96, pad_to_multiple=8, overflow="drop")
         dataset = PackedIterableDataset([stream], packing=packing, batch_size=2, world=world)
-        return PackedDataLoader(dataset, num_workers=num_workers)
+        return PackedDataLoader(dataset)
 
     for expected, *slices in zip(
         batches(World()), *map(batches, context_worlds(4, layout)), strict=True
@@ -333,10 +328,9 @@ def test_a_slice_takes_its_share_of_the_memory_bounds(written):
     assert (own.batch_tokens, whole.batch_tokens) == (64, 128)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", ["native", "compact", "torchtitan_flat"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name, num_workers):
+def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name):
     options = {
         "weights": [{}, {"max_seq_len": 192}],
         "packing": {"pad_to_multiple": 8},
@@ -347,9 +341,7 @@ def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name, 
     assert {batch["tokens"].shape for batch in whole} == {(6, 64), (2, 192)}
     for rank, world in enumerate(context_worlds(4, layout)):
         own = conformance.make(written["int32"], world=world, batch_format=name, **options)
-        for batch, expected in zip(
-            PackedDataLoader(own, num_workers=num_workers), whole, strict=True
-        ):
+        for batch, expected in zip(PackedDataLoader(own), whole, strict=True):
             plain = cut(expected, layout, 4, rank, flat=name == "torchtitan_flat")
             if name == "torchtitan_flat":
                 assert torch.equal(batch[0]["input"], plain["tokens"].flatten())
@@ -359,9 +351,8 @@ def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name, 
             assert all(torch.equal(native[key], plain[key]) for key in PER_TOKEN)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("name", ["native", "torchtitan_flat"])
-def test_rows_of_chapters_are_cut_each_by_its_own_length(written, name, num_workers):
+def test_rows_of_chapters_are_cut_each_by_its_own_length(written, name):
     packing = Packing(max_seq_len=64, pad_to_multiple=8)
     chapters = [
         Chapter(weights={"s0": 1, "s1": 1}, steps=3),
@@ -378,9 +369,7 @@ def test_rows_of_chapters_are_cut_each_by_its_own_length(written, name, num_work
     assert {batch["tokens"].shape for batch in whole} == {(4, 64), (2, 128)}
     for rank, world in enumerate(context_worlds(4)):
         own = conformance.make(written["int32"], world=world, batch_format=name, **options)
-        for batch, expected in zip(
-            PackedDataLoader(own, num_workers=num_workers), whole, strict=True
-        ):
+        for batch, expected in zip(PackedDataLoader(own), whole, strict=True):
             plain = cut(expected, "zigzag", 4, rank, flat=name == "torchtitan_flat")
             tokens = batch["tokens"] if name == "native" else batch[0]["input"]
             assert torch.equal(tokens.flatten(), plain["tokens"].flatten())
@@ -399,12 +388,3 @@ def test_statistics_count_whole_rows_once_for_the_ranks_that_share_them(written)
     [world, _] = context_worlds(2)
     own = simulate(conformance.make(written["int32"], world=world))
     assert own == simulate(conformance.make(written["int32"]))
-
-
-def test_a_bucketed_dataset_is_refused():
-    with pytest.raises(ConfigError, match="rows of many lengths"):
-        BucketedIterableDataset(
-            [IterableStream([[1, 2]])],
-            bucketing=Bucketing(max_tokens=8),
-            world=context_worlds(2)[0],
-        )

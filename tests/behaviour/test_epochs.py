@@ -17,14 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from streampack.config import Packing
-from streampack.errors import ConfigError, DataError, ResumeError
+from streampack.errors import ConfigError, ResumeError
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
 from tests.helpers import conformance
-from tests.helpers.builders import stream_of
 from tests.helpers.conformance import Written, show
 
 # torchdata's own call into torch.
@@ -125,21 +123,6 @@ def test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader(
 
 @pytest.mark.parametrize(("workers", "persistent"), WORKERS)
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_loader_can_go_back_to_its_own_earlier_state_and_again(
-    written, reference, kind, workers, persistent
-):
-    loader = loader_of(kind, make(written), workers, persistent)
-    _, batch = stop_after(loader, 3)
-    state = save(kind, loader, batch)
-    assert epoch_of(loader) == reference[1]
-    for _ in range(2):
-        load(kind, loader, state)
-        assert epoch_of(loader) == reference[0][3:]
-        assert epoch_of(loader) == reference[1]
-
-
-@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
-@pytest.mark.parametrize("kind", LOADERS)
 def test_after_a_break_the_next_loop_is_the_next_epoch(
     written, reference, kind, workers, persistent
 ):
@@ -199,15 +182,6 @@ def test_the_last_epoch_that_set_epoch_takes_can_be_saved_and_gone_on_with(writt
     resumed = make(written)
     resumed.load_state_dict(dataset.state_dict())
     assert epoch_of(resumed) == epoch_of(batches)
-
-
-def test_a_process_that_cannot_know_its_position_names_state_after(written):
-    dataset = make(written)
-    loader = loader_of("torch", dataset, 2, False)
-    assert dataset.state_dict()["position"] == 0
-    stop_after(loader, 2)
-    with pytest.raises(ResumeError, match=r"use dataset\.state_after\(batch\)"):
-        dataset.state_dict()
 
 
 def test_a_state_saved_in_one_worker_is_refused_elsewhere(written):
@@ -328,59 +302,3 @@ def test_a_position_that_has_become_stale_is_not_handed_out(written):
     next(iter(loader))
     assert loader.state_dict()["epoch"] == 1
     assert dataset.state_dict() == loader.state_dict()
-
-
-@pytest.mark.parametrize("how", ["plain", "threads", "loop", "workers"])
-def test_an_iterator_that_began_before_a_state_was_loaded_ends_with_an_error(
-    written, reference, how
-):
-    dataset = make(written)
-    options = {"threads": {}, "loop": {"prefetch_threads": 0}, "workers": {"num_workers": 1}}
-    loader = dataset if how == "plain" else PackedDataLoader(dataset, **options[how])
-    before = iter(loader)
-    for _ in range(2):
-        next(before)
-    state = loader.state_dict()
-    next(before)
-    loader.load_state_dict(state)
-    with pytest.raises(ConfigError, match=r"a state was loaded.*begin a new one: iter\(loader\)"):
-        next(before)
-    assert list(before) == []
-    assert loader.state_dict()["position"] == state["position"]
-    assert epoch_of(loader) == reference[0][2:]
-    assert loader.state_dict()["epoch"] == 1
-
-
-def test_the_later_of_two_iterations_tells_where_the_run_stands(written, reference):
-    loader = PackedDataLoader(make(written))
-    first, second = iter(loader), iter(loader)
-    assert show(next(first)) == reference[0][0]
-    next(second)
-    state = loader.state_dict()
-    assert [show(batch) for batch in first] == reference[0][1:]
-    assert loader.state_dict() == state
-    assert show(next(second)) == reference[1][1]
-
-
-def test_len_in_the_middle_of_an_epoch_is_that_epochs(written, reference):
-    loader = PackedDataLoader(make(written))
-    for epoch in range(2):
-        assert {len(loader) for _ in loader} == {len(reference[epoch])}
-
-
-def test_epochs_that_leave_no_batch_are_refused(written):
-    dataset = make(written, mixing={"epoch_end": "drop", "global_batch_size": 4000})
-    with pytest.raises(ConfigError, match=r"leaves no batch.*global_batch_size=4000; lower it"):
-        next(iter(PackedDataLoader(dataset)))
-    with pytest.raises(ConfigError, match=r"are less than one of 4000 packs"):
-        make(written, mixing={"epoch_end": "carry", "global_batch_size": 4000})
-
-
-def test_epochs_of_samples_that_are_all_dropped_are_refused(tmp_path):
-    # A loop over epochs until a number of steps would never end.
-    streams = [stream_of(tmp_path / "long", [9, 12, 10])]
-    packing = Packing(max_seq_len=8, overflow="drop")
-    dataset = PackedStreamingDataset(streams, packing=packing, world=World())
-    for loader in (PackedDataLoader(dataset), DataLoader(dataset, batch_size=None)):
-        with pytest.raises(DataError, match=r"all of its samples are longer than max_seq_len=8"):
-            next(iter(loader))

@@ -20,13 +20,13 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.plan import DeviceView, count_slots, epoch_sequence
+from streampack.plan import count_slots, epoch_sequence
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
 from tests.helpers.conformance import rows
 from tests.helpers.examples import examples
-from tests.helpers.planning import all_packs, device_batches, recipe, world_views
+from tests.helpers.planning import all_packs, recipe, world_views
 
 SIZE, RUN = 64, 12
 METHODS = ["device_per_stream", "per_stream"]
@@ -50,46 +50,6 @@ def make(method: str, epoch_end: str, num_lanes: int = 1, **options):
         global_batch_size=2 * num_lanes * RUN,
         **options,
     )
-
-
-def streams_of(packs: list[list]) -> set[int]:
-    return {row[STREAM] for pack in packs for row in pack}
-
-
-@examples(40)
-@given(
-    method=methods,
-    epoch_end=st.sampled_from(["pad", "drop", "carry"]),
-    num_lanes=lanes,
-    num_devices=st.integers(1, 5),
-    batch_size=st.sampled_from([1, 2, 3, 4, 6, 12]),
-    epoch=st.integers(0, 2),
-    pack_shuffle=st.sampled_from([0, 64]),
-    overflow=st.sampled_from(["split", "truncate", "drop"]),
-)
-def test_no_batch_mixes_streams_in_any_world(
-    method, epoch_end, num_lanes, num_devices, batch_size, epoch, pack_shuffle, overflow
-):
-    r = make(
-        method,
-        epoch_end,
-        num_lanes,
-        packing=Packing(max_seq_len=SIZE, overflow=overflow),
-        order=Order(seed=epoch, pack_shuffle=pack_shuffle),
-    )
-    packs = all_packs(r, world_views(1, RUN), epoch)
-    assert packs
-    assert epoch_end == "pad" or len(packs) % r.global_batch_size == 0
-
-    unit = RUN if method == "device_per_stream" else r.global_batch_size
-    for batch in device_batches(r, DeviceView(batch_size=unit), epoch):
-        assert len(streams_of([batch.packs[n].tolist() for n in range(len(batch.packs))])) <= 1
-    for view in world_views(num_devices, batch_size):
-        for plan in device_batches(r, view, epoch):
-            rows = [plan.packs[pack].tolist() for pack in range(len(plan.packs))]
-            assert len(streams_of(rows)) <= 1
-    if (r.global_batch_size // batch_size) % num_devices == 0:
-        assert all_packs(r, world_views(num_devices, batch_size), epoch) == packs
 
 
 @examples(20)
@@ -119,35 +79,6 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
             pass
         assert sequence.num_omitted == sum(lost)
         sequence.close()
-
-
-@examples(20)
-@given(method=methods, num_lanes=lanes, epochs=st.integers(2, 4))
-def test_carry_takes_each_stream_from_where_the_epoch_before_stopped(method, num_lanes, epochs):
-    r = make(method, "carry", num_lanes)
-    seen: Counter = Counter()
-    for epoch in range(epochs):
-        for pack in all_packs(r, world_views(1, RUN), epoch):
-            seen.update((row[STREAM], row[1], row[SAMPLE], row[START]) for row in pack)
-    assert set(seen.values()) == {1}
-
-
-@examples(15)
-@given(method=methods, epoch_end=st.sampled_from(["pad", "drop", "carry"]), num_lanes=lanes)
-def test_a_run_resumes_near_the_ends_of_its_streams(method, epoch_end, num_lanes):
-    r = make(method, epoch_end, num_lanes)
-    view = world_views(1, RUN)[0]
-    plans = device_batches(r, view)
-    sequence = epoch_sequence(r, view)
-    for number, plan in enumerate(plans):
-        sequence.next()
-        if number < len(plans) - 8:
-            continue
-        rest = device_batches(r, view, position=plan.position, snapshots=sequence.snapshots())
-        assert [p.packs.segments.tolist() for p in rest] == [
-            p.packs.segments.tolist() for p in plans[number + 1 :]
-        ]
-    sequence.close()
 
 
 @st.composite

@@ -20,11 +20,9 @@ from torch.utils.data import DataLoader
 
 from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
-from streampack.plan import DeviceView
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
 from streampack.testing import assert_exactly_once, assert_same_in_every_world
-from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
 from tests.helpers.examples import examples
@@ -222,17 +220,6 @@ def test_all_ranks_take_as_many_steps_to_the_same_positions(written, epoch_end, 
         assert [p for _, p in places[0]] == sorted({p for _, p in places[0]})
 
 
-def test_drop_and_carry_end_on_whole_global_batches_and_pad_holds_everything(written):
-    packs = {}
-    for epoch_end in ("pad", "drop", "carry"):
-        mixing = {"epoch_end": epoch_end, "global_batch_size": 20}
-        packs[epoch_end] = len(all_rows([conformance.make(written, mixing=mixing)]))
-    assert packs["pad"] % 20
-    assert packs["drop"] == packs["pad"] // 20 * 20
-    tokens = sum(map(sum, written.lengths))
-    assert packs["carry"] == tokens // (64 * 20) * 20
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_with_carry_nothing_is_lost_or_said_twice_between_epochs(written, method):
     mixing = {"epoch_end": "carry", "batching_method": method, "global_batch_size": 8}
@@ -336,24 +323,6 @@ def test_bos_and_eos_are_added_only_where_they_are_missing(written):
     conformance.check_exactly_once(all_rows([dataset]), with_both, NUM_SAMPLES)
 
 
-def test_truncated_samples_end_where_they_are_cut_and_dropped_ones_do_not_appear(written):
-    for overflow in ("truncate", "drop"):
-        kept = Written(
-            paths=written.paths,
-            tokens=tuple([own[:64] for own in stream] for stream in written.tokens),
-        )
-        dataset = conformance.make(written, packing={"overflow": overflow})
-        for batch in dataset:
-            conformance.check_tokens(batch, kept)
-        found = conformance.segments_of(all_rows([dataset]))
-        assert (found[:, 3] == 0).all()
-        long = [[len(own) > 64 for own in stream] for stream in written.tokens]
-        num_long = sum(map(sum, long))
-        assert num_long > 10
-        over = sum(long[stream][sample] for stream, sample in found[:, [0, 2]].tolist())
-        assert over == (num_long if overflow == "truncate" else 0)
-
-
 @given(data=st.data())
 @examples(25)
 def test_no_pack_is_over_full_and_at_most_one_sample_a_pack_is_cut_without_need(written, data):
@@ -387,15 +356,6 @@ def test_another_seed_gives_other_packs_and_stored_order_needs_none(written):
     stored = conformance.segments_of(rows(seed=1, shuffle=False))
     first = stored[(stored[:, 0] == 0) & (stored[:, 3] == 0), 2]
     assert first.tolist() == list(range(NUM_SAMPLES[0]))
-
-
-def test_a_device_reads_the_places_of_its_window_only(written):
-    dataset = make(written, 1, "random", world=World(rank=1, num_ranks=3))
-    alone = all_rows([make(written, 1, "random")])
-    view = DeviceView(place=1, num_devices=3, batch_size=2)
-    own = [row for batch in dataset for row in conformance.rows(batch)]
-    wanted = [row for i, row in enumerate(alone) if i % view.window // 2 == 1]
-    assert own == wanted
 
 
 def test_a_state_is_a_few_hundred_bytes_without_its_snapshots(written):

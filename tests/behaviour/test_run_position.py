@@ -460,12 +460,3 @@ def test_set_epoch_replaces_a_state_that_workers_were_to_go_on_from():
     loader.dataset.set_epoch(2)
     assert way.place_of(loader.state_dict()) == (2, 0)
     assert next(iter(loader))["epoch"] == 2
-
-
-def test_an_iteration_of_iterables_beside_a_later_one_is_refused():
-    dataset = Way("iterable", 0, 0).dataset()
-    first, second = iter(dataset), iter(dataset)
-    next(first)
-    next(second)
-    with pytest.raises(ConfigError, match=r"a later iteration .* make a dataset for each"):
-        next(first)

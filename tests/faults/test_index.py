@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from streampack.errors import DataError, ResumeError
+from streampack.errors import DataError
 from streampack.streams import Stream
 from tests.helpers import builders
 from tests.helpers.faults import harness
@@ -297,45 +297,3 @@ def test_pickle_opt_in_there_is_none_and_what_lies_beside_the_tokens_is_never_re
     assert not ran.exists()
     pickle.loads(pickle.dumps(Payload(ran)))  # the payload is a real one
     assert ran.exists()
-
-
-ALIEN_STATES = {
-    "negative": {"position": -1},
-    "past_the_end": {"position": 10**9},
-    "no_integer": {"position": "7"},
-    "fraction": {"position": 1.5},
-    "negative_epoch": {"epoch": -1},
-    "of_another_seed": {"fingerprint": None},
-    "of_another_version": {"version": 99},
-    "no_lanes": {"num_lanes": 0},
-}
-
-
-def load_and_go_on(loader, state):
-    loader.load_state_dict(state)
-    next(iter(loader))
-
-
-@pytest.mark.parametrize("alien", ALIEN_STATES)
-def test_pickle_state_dict_is_json_and_an_alien_one_is_refused(dataset, alien):
-    ds = dataset(**SMALL)
-
-    def make():
-        return make_loader(Stream(local=str(ds.folder)))
-
-    loader = make()
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    assert json.loads(json.dumps(state)) == state
-    changed = json.loads(json.dumps(state)) | ALIEN_STATES[alien]
-    other = make()
-    with pytest.raises(ResumeError):
-        load_and_go_on(other, changed)
-
-
-@pytest.mark.parametrize("state", [None, [], "state", 7, {}, b"\x80\x04."])
-def test_a_state_that_is_none_is_refused(dataset, state):
-    ds = dataset(**SMALL)
-    with pytest.raises(ResumeError):
-        make_loader(Stream(local=str(ds.folder))).load_state_dict(state)

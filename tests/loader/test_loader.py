@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -161,13 +160,6 @@ def test_losses_add_up_over_epochs_ranks_and_resumes(written, overflow):
     assert again.stats()["streams"]["s1"][key] < num_long
 
 
-def test_truncated_samples_are_counted_when_they_are_delivered(written):
-    loader = PackedDataLoader(conformance.make(written, packing={"overflow": "truncate"}))
-    batch = next(iter(loader))
-    full = (batch["segments"][:, 5] == 64).sum()
-    assert loader.stats()["streams"]["s1"]["truncated"] <= full
-
-
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 def test_targets_are_the_shares_asked_for_in_their_unit(written, unit):
     weights = [{"proportion": 0.25}, {"proportion": 0.75}]
@@ -247,16 +239,6 @@ def test_a_mended_shard_can_be_gone_on_with_from_the_last_batch(tmp_path, num_wo
     assert shown + [show(batch) for batch in loader] == wanted
 
 
-def test_a_sample_over_the_limit_is_refused_by_name(written):
-    loader = PackedDataLoader(conformance.make(written, packing={"overflow": "error"}))
-    with pytest.raises(DataError, match=r"s1.*sample \d+.*max_seq_len.*64") as caught:
-        for _ in loader:
-            pass
-    sample = int(re.search(r"sample (\d+)", str(caught.value))[1])
-    assert f"{written.lengths[1][sample]} tokens" in str(caught.value)
-    assert written.lengths[1][sample] > 64
-
-
 # Its workers.
 
 
@@ -323,16 +305,6 @@ def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
     state = loader.state_dict()
     assert (state["epoch"], state["position"]) == (2, 0)
     assert next(begun)["epoch"] == 2
-
-
-def test_a_state_taken_before_the_first_batch_is_the_beginning(written):
-    loader = PackedDataLoader(conformance.make(written))
-    iterator = iter(loader)
-    state = loader.state_dict()
-    assert (state["epoch"], state["position"]) == (0, 0)
-    wanted = [show(batch) for batch in iterator]
-    loader.load_state_dict(state)
-    assert [show(batch) for batch in loader] == wanted
 
 
 @pytest.mark.processes

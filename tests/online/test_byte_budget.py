@@ -313,23 +313,3 @@ def test_a_payloads_bytes_are_those_of_its_values(thing, expected):
     assert num_bytes(thing) == expected
     assert num_bytes((thing, thing)) == 2 * expected
     assert num_bytes(b"x" * 1000) >= 1000
-
-
-class Scaled:
-    """A format that has no hash, and whose == knows its like alone."""
-
-    def __call__(self, batch):
-        return 3 * batch["tokens"]
-
-    def __eq__(self, other):
-        return other.scale == 3
-
-
-def test_a_format_may_be_of_a_class_that_compares_with_its_like_alone():
-    def dataset(**more):
-        stream = IterableStream([[1, 2, 3], [4, 5]] * 20)
-        return PackedIterableDataset([stream], packing=Packing(max_seq_len=SIZE), **more)
-
-    wanted = [3 * batch["tokens"] for batch in dataset()]
-    found = list(PackedDataLoader(dataset(batch_format=Scaled())))
-    assert [each.tolist() for each in found] == [each.tolist() for each in wanted]

@@ -317,26 +317,6 @@ def test_what_cannot_work_is_refused_with_the_way_out(kwargs, message):
         dataset([3], **kwargs)
 
 
-def test_no_streams_are_refused():
-    with pytest.raises(ConfigError, match="pass at least one Stream"):
-        PackedIterableDataset([], packing=Packing(max_seq_len=8))
-
-
-@pytest.mark.parametrize(
-    ("item", "message"),
-    [
-        ([], "sample 1: 0 tokens"),
-        ({"text": "x"}, "no field 'tokens'"),
-        ([0.5], "must hold integers"),
-    ],
-)
-def test_a_bad_sample_is_named(item, message):
-    stream = IterableStream([[1, 2], item], name="mine")
-
-    with pytest.raises(DataError, match=message):
-        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
-
-
 def test_labels_that_fit_both_ways_ask_to_be_told():
     stream = IterableStream([{"tokens": [5, 5], "labels": [5, 5]}], labels="labels")
 
@@ -365,18 +345,6 @@ def test_a_generator_that_nobody_read_from_is_not_used_up():
     iter(once)
 
     assert len(list(once)) == 10
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_epochs_advance_where_the_base_seed_is_set_back_each_time(num_workers):
-    loader = DataLoader(dataset([9] * 20), batch_size=None, num_workers=num_workers)
-    epochs = []
-    for _ in range(3):
-        torch.manual_seed(42)
-        epochs.append({batch["epoch"] for batch in loader})
-
-    assert epochs == [{0}, {1}, {2}]
 
 
 def test_tiny_proportions_keep_their_ratio():

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streampack import (
-    BucketedIterableDataset,
-    Bucketing,
     Buffers,
     ConfigError,
     IterableStream,
@@ -90,7 +88,7 @@ def test_a_window_holds_the_packs_that_would_have_come_in_another_order(
 
 
 @given(
-    window=st.integers(1, 60),
+    window=st.none() | st.integers(0, 60),
     method=st.sampled_from(METHODS),
     end=st.sampled_from(["pad", "drop"]),
     packer=st.sampled_from(PACKERS),
@@ -235,13 +233,3 @@ def test_without_the_option_states_do_not_mention_windows():
     next(iter(own))
     assert "pack_shuffle" not in own.state_dict()["fingerprint"]
     assert PackedDataLoader(own).stats()["pack_shuffle"] == 0
-
-
-def test_batches_by_length_have_no_packs_to_shuffle():
-    def begun(order: Order) -> BucketedIterableDataset:
-        stream = IterableStream(rows_of(0, [3, 4, 5]))
-        return BucketedIterableDataset([stream], bucketing=Bucketing(max_tokens=8), order=order)
-
-    with pytest.raises(ConfigError, match="does not work with pack_shuffle=4"):
-        begun(Order(pack_shuffle=4))
-    assert list(begun(Order(pack_shuffle=0)))

@@ -204,6 +204,7 @@ BAD = [
     ({}, [[1, 2], {"y": 1}], "sample 1: no field 'tokens'"),
     ({}, [[1, 2], {"tokens": "abc"}], "field 'tokens' holds text, .*set tokenizer="),
     ({}, [[1, 2], [[1], [2, 3]]], "is not a row of integers"),
+    ({}, [[1, 2], [0.5]], "must hold integers"),
     (
         {"labels": "y", "labels_shifted": False},
         [{"tokens": [1, 2], "y": [1]}],
@@ -300,11 +301,6 @@ def test_a_sample_longer_than_a_pack_is_an_error_where_that_is_asked_for():
     packing = Packing(max_seq_len=16, overflow="error")
     with pytest.raises(DataError, match=r"of 20 tokens .* does not fit max_seq_len=16"):
         list(dataset(IterableStream([list(range(20))]), packing=packing))
-
-
-def test_a_buffer_smaller_than_one_pack_is_refused():
-    with pytest.raises(ConfigError, match="buffer_tokens=8 cannot hold one pack"):
-        Packing(max_seq_len=16, buffer_tokens=8)
 
 
 class CountsStates(WithState):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -16,12 +15,9 @@ from streampack.plan import sample_order
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.chapters import (
-    device_packs,
     drawn_segments,
-    plan_packs,
     run_packs,
     run_plan,
     views_of,
@@ -90,39 +86,6 @@ def make(run, method: str, unit: str, num_lanes: int, window: int) -> RunPlan:
 
 def sizes(run) -> list[int]:
     return [2] * len(run)
-
-
-@EXAMPLES
-@given(**shapes, num_devices=st.sampled_from([2, 4]))
-def test_every_world_gets_the_same_packs(run, method, unit, num_lanes, window, num_devices):
-    whole = run_packs(make(run, method, unit, num_lanes, window), sizes(run))
-    parts = run_packs(make(run, method, unit, num_lanes, window), sizes(run), num_devices, most=4)
-    assert parts == whole
-
-
-@EXAMPLES
-@given(**shapes, data=st.data())
-def test_a_resume_anywhere_gives_what_the_run_would_have(
-    run, method, unit, num_lanes, window, data
-):
-    plan = make(run, method, unit, num_lanes, window)
-    [views] = views_of(sizes(run), 1)
-    sequence, packs, states = PackSequence(plan, views), [], []
-    while (batch := sequence.next()) is not None:
-        packs += plan_packs(batch, views[batch.epoch])
-        walk = sequence.walk_state(batch.epoch, batch.position)
-        states.append((batch.epoch, batch.position, sequence.snapshots(), walk))
-    for _ in range(4):
-        chapter, position, snapshots, walk = data.draw(st.sampled_from(states))
-        kept = json.loads(json.dumps(snapshots)) if data.draw(st.booleans()) else []
-        resumed = PackSequence(
-            make(run, method, unit, num_lanes, window),
-            views,
-            Progress(epoch=chapter, position=position, snapshots=kept),
-            walk=walk if data.draw(st.booleans()) else None,
-        )
-        rest = [pack for pack in packs if pack[:2] >= (chapter, position)]
-        assert device_packs(resumed, views) == rest
 
 
 @EXAMPLES
@@ -266,15 +229,3 @@ def test_a_stream_that_returns_continues_where_it_rested():
         assert len(second) > 10
         assert not first & second
         assert not seen[1] or method == "random"
-
-
-def test_skipped_steps_are_planned_and_not_delivered():
-    run = [Chapter(weights={"web": 1, "code": 1}, steps=6), Chapter(weights={"web": 1}, steps=6)]
-    whole = run_packs(make(run, "stratified", "samples", 2, 0), sizes(run))
-    plan = make(run, "stratified", "samples", 2, 0)
-    [views] = views_of(sizes(run), 1)
-    sequence = PackSequence(plan, views, skips=[(1, 3), (5, 8)])
-    left = device_packs(sequence, views, most=8)
-    skipped = {(0, 1), (0, 2), (0, 5), (1, 0), (1, 1)}
-    assert left == [pack for pack in whole if (pack[0], pack[1] // SIZE) not in skipped]
-    assert sequence.num_skipped == 5

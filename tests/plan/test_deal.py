@@ -102,33 +102,6 @@ def test_each_global_batch_holds_the_packs_that_it_has_without_balance(
         assert dealt[last:] == plain[last:], "a padded batch is left alone"
 
 
-@pytest.mark.thorough
-@examples(30)
-@given(
-    st.sampled_from(METHODS),
-    st.sampled_from(["pad", "carry"]),
-    st.sampled_from(WITHIN),
-    st.sampled_from(WORLDS),
-    st.integers(0, 20),
-    st.booleans(),
-)
-def test_a_run_resumes_at_any_step_of_the_same_world(
-    method, epoch_end, within, world, stop, has_snapshots
-):
-    r = make(method, 2, epoch_end=epoch_end)
-    for view in views_of(*world, within):
-        wanted = device_batches(r, view)
-        sequence = epoch_sequence(r, view)
-        position, snapshots = 0, sequence.snapshots()
-        for _ in range(min(stop, len(wanted))):
-            position, snapshots = sequence.next().position, sequence.snapshots()
-        sequence.close()
-        kept = json.loads(json.dumps(snapshots)) if has_snapshots else []
-        rest = device_batches(r, view, position=position, snapshots=kept)
-        shown = [[b.position, b.packs.segments.tolist()] for b in wanted[min(stop, len(wanted)) :]]
-        assert [[b.position, b.packs.segments.tolist()] for b in rest] == shown
-
-
 @pytest.mark.parametrize("within", WITHIN)
 def test_batches_planned_together_are_those_planned_one_by_one(within):
     r = make("stratified", 2)

@@ -15,11 +15,10 @@ from streampack.plan import DeviceView, Recipe, count_slots, epoch_sequence
 from streampack.plan.lane_ends import LaneEndFinder
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
-from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
-    covered,
     device_batches,
     global_batches,
     queue_packs,
@@ -132,24 +131,6 @@ def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothin
                     break
                 delivered.remove(str(pack))
     assert not delivered
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_lanes", [1, 3])
-def test_carry_takes_every_sample_of_a_pass_before_long_and_its_pieces_in_full(method, num_lanes):
-    r = make(method, "carry", num_lanes, num_lanes * 4)
-    packs = [p for epoch in range(6) for batch, _ in global_batches(r, epoch) for p in batch]
-
-    # Lanes, buffers and windows are at most a little behind: three passes lie fully in six epochs.
-    for number, pieces in enumerate(covered(packs, 2)):
-        for done in range(3):
-            for sample, length in enumerate(LENGTHS[number]):
-                own = pieces[done, sample]
-                assert sum(n for _, n in own) == length
-    for pack in packs:
-        assert sum(row[LENGTH] for row in pack) <= 64
-        assert len({(row[STREAM], row[PASS], row[SAMPLE], row[START]) for row in pack}) == len(pack)
 
 
 def test_carry_fills_packs_across_epochs_so_no_pack_is_flushed():

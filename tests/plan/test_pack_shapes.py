@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.balance import AttentionCost, Balance
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import (
     DevicePlan,
@@ -18,14 +15,12 @@ from streampack.plan import (
     Recipe,
     count_slots,
     epoch_sequence,
-    slots_in,
 )
 from streampack.plan.pack_shapes import PackShapes
-from streampack.types import LENGTH, SAMPLE, START, STREAM
+from streampack.types import LENGTH, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     covered,
-    decode_epochs,
     device_batches,
     encode_epochs,
     recipe,
@@ -124,57 +119,6 @@ def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
         assert {length for length, _ in expected} == set(slots)
 
 
-@examples(150)
-@given(
-    method=st.sampled_from(["random", "stratified", *METHODS]),
-    epoch_end=st.sampled_from(["pad", "drop"]),
-    streams=st.lists(st.tuples(st.integers(1, 5), st.sampled_from([1, 2])), min_size=1, max_size=3),
-    num_lanes=st.integers(1, 4),
-    sizes=st.tuples(st.sampled_from([2, 4]), st.integers(1, 2)),
-    world=st.tuples(st.integers(1, 5), st.sampled_from([2, 4])),
-    are_full=st.booleans(),
-)
-@example(
-    method="per_stream",
-    epoch_end="pad",
-    streams=[(2, 1), (3, 2)],
-    num_lanes=2,
-    sizes=(2, 1),
-    world=(2, 2),
-    are_full=True,
-)
-def test_every_world_gets_the_same_packs_of_streams_of_one_to_five(
-    method, epoch_end, streams, num_lanes, sizes, world, are_full
-):
-    slots = [own if method in METHODS else 1 for _, own in streams]
-    lengths = [np.full(num, own * SIZE) for (num, _), own in zip(streams, slots, strict=True)]
-    if not are_full:  # two samples to a pack, more or less
-        rng = np.random.default_rng(len(lengths[0]))
-        lengths = [rng.integers(1, own[0] + 1, 2 * len(own)) for own in lengths]
-    run, num_batches = sizes
-    r = make(
-        method,
-        epoch_end,
-        num_lanes=num_lanes,
-        slots=slots,
-        lengths=lengths,
-        lane_run=run,
-        global_batch_size=run * num_lanes * num_batches,
-    )
-    alone = epoch_sequence(r, DeviceView(batch_size=run), Progress(epoch=1))
-    while alone.next() is not None:
-        pass
-    assert alone.num_slots == slots_in(r, count_slots(r, 1))
-
-    num_devices, batch_size = world
-    expected = sequence_of(r, 1, run, 1)
-    assert sequence_of(r, num_devices, min(batch_size, run), 1) == expected
-    if epoch_end == "pad":
-        pieces = covered([pack for _, pack in expected], len(slots))
-        tokens = [sum(n for own in each.values() for _, n in own) for each in pieces]
-        assert tokens == [own.sum() for own in lengths]
-
-
 @examples(30)
 @given(
     method=methods,
@@ -191,45 +135,6 @@ def test_a_padded_epoch_holds_every_token_once(method, num_lanes, seed, slots):
         assert sorted(pieces) == [(0, sample) for sample in range(len(lengths))]
         for (_, sample), own in pieces.items():
             assert sum(length for _, length in own) == lengths[sample]
-
-
-@pytest.mark.parametrize("num_lanes", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
-def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream(method, num_lanes):
-    whole, cut = (make(method, end, num_lanes=num_lanes) for end in ("pad", "drop"))
-    run = cut.shapes.run
-
-    packs, kept = ([p for _, p in sequence_of(r, 1, RUN)] for r in (whole, cut))
-
-    for stream, slots in enumerate(SLOTS):
-        of_all, of_kept = (sum(p[0][STREAM] == stream for p in some) for some in (packs, kept))
-        last_batch = cut.global_batch_size // slots  # of the epoch, or of each stream
-        assert of_all - of_kept <= (run // slots - 1) * cut.num_lanes + last_batch
-
-
-@examples(20)
-@given(method=methods, epoch_end=epoch_ends, num_lanes=st.sampled_from([1, 2]), data=st.data())
-def test_a_run_resumes_at_every_position_in_another_world(method, epoch_end, num_lanes, data):
-    slots = data.draw(st.sampled_from([SLOTS, [1, 1, 1]]))
-    r = make(method, epoch_end, num_lanes=num_lanes, lane_run=16, slots=slots)
-    sequence = epoch_sequence(r, DeviceView(batch_size=8))
-    plans, states = [], []
-    while (plan := sequence.next()) is not None:
-        plans += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
-        progress = Progress(position=plan.position, snapshots=sequence.snapshots())
-        states.append((len(plans), json.dumps(encode_epochs(r, ["a", "b", "c"], progress))))
-    place = data.draw(st.integers(0, len(states) - 2))
-    num_before, state = states[place]
-
-    progress = decode_epochs(json.loads(state), r, ["a", "b", "c"])
-    batch_size = data.draw(st.sampled_from([n for n in (8, 16) if progress.position % n == 0]))
-    num_devices = data.draw(st.integers(1, 3))
-    snapshots = progress.snapshots if num_devices == 1 else []
-
-    assert (
-        sequence_of(r, num_devices, batch_size, position=progress.position, snapshots=snapshots)
-        == plans[num_before:]
-    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -265,59 +170,6 @@ def test_slots_are_counted_as_they_are_walked(method, epoch_end, slots):
     assert (
         sequence.num_slots == (slots // size if epoch_end == "drop" else -(-slots // size)) * size
     )
-
-
-def test_several_batches_planned_together_have_packs_of_one_length():
-    r = make("device_per_stream", "pad", num_lanes=2)
-    alone = device_batches(r, DeviceView(batch_size=RUN))
-    sequence = epoch_sequence(r, DeviceView(batch_size=RUN))
-    together, most = [], 0
-    while (plan := sequence.next(16)) is not None:
-        most = max(most, plan.num_batches)
-        parts = [plan.slice(number, number + 1) for number in range(plan.num_batches)]
-        together += [(p.slots_per_pack, p.position, packs_of(p)) for p in parts]
-
-    assert together == [(p.slots_per_pack, p.position, packs_of(p)) for p in alone]
-    assert most > 1
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_balance_deals_whole_batches_and_keeps_the_packs_of_each_global_batch(method):
-    r = make(method, "carry", global_batch_size=RUN * 8)
-    balance = Balance(within="batch", cost=AttentionCost(hidden_size=64))
-    views = [
-        DeviceView(place=p, num_devices=4, batch_size=RUN, balance=balance, sharing=(0, 1, 2, 3))
-        for p in range(4)
-    ]
-    planned = [device_batches(r, view) for view in world_views(4, RUN)]
-    dealt = [device_batches(r, view) for view in views]
-
-    def batches(devices: list, first: int) -> list:
-        steps = [plan for device in devices for plan in device[first : first + 2]]
-        return sorted((plan.slots_per_pack, sorted(packs_of(plan))) for plan in steps)
-
-    def packs(devices: list, first: int) -> list:
-        return sorted((slots, pack) for slots, some in batches(devices, first) for pack in some)
-
-    assert dealt != planned
-    for device in dealt:
-        for plan in device:
-            check_batch(plan, RUN)
-    for first in range(0, len(planned[0]), 2):
-        assert packs(dealt, first) == packs(planned, first)
-        if method == "device_per_stream":
-            assert batches(dealt, first) == batches(planned, first)
-
-
-def test_truncated_samples_count_with_the_packs_of_their_stream():
-    r = make("device_per_stream", "pad", packing={"overflow": "truncate"})
-
-    packs = [pack for _, pack in sequence_of(r, 1, RUN)]
-
-    for stream, slots in enumerate(SLOTS):
-        rows = {row[SAMPLE]: row[LENGTH] for p in packs for row in p if row[STREAM] == stream}
-        assert rows == {n: min(total, slots * SIZE) for n, total in enumerate(LENGTHS[stream])}
-        assert all(row[START] == 0 for p in packs for row in p)
 
 
 def test_the_fingerprint_names_lengths_only_where_they_differ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -20,12 +19,10 @@ from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
-    all_packs,
     count_packs,
     queue_packs,
     recipe,
     synthetic_stream,
-    world_views,
 )
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -157,30 +154,6 @@ def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num
         places = {sample: place for place, sample in enumerate(came)}
         moved = max(abs(places[sample] - place) for place, sample in enumerate(left))
         assert moved <= 3 * window + (PASSING_PACKS + shuffled) * 64
-
-
-@pytest.mark.thorough
-@examples(25)
-@given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
-def test_a_run_resumes_anywhere_in_any_world_with_or_without_snapshots(
-    order, method, epoch_end, data
-):
-    r = make(order, method, 2, epoch_end=epoch_end)
-    wanted = all_packs(r, world_views(1, 16), 0)
-    sequence = epoch_sequence(r, DeviceView(batch_size=16))
-    stop = data.draw(st.integers(0, len(wanted) // 16))
-    position, snapshots, done = 0, sequence.snapshots(), 0
-    for _ in range(stop):
-        batch = sequence.next()
-        position, snapshots = batch.position, sequence.snapshots()
-        # Where a stream ends, packs of padding may follow, and they count in the position.
-        done += sum(len(batch.packs[row]) > 0 for row in range(len(batch.packs)))
-    sequence.close()
-    for num_devices, size in ((1, 16), (8, 2)):
-        for kept in (json.loads(json.dumps(snapshots)), []):
-            views = world_views(num_devices, size)
-            rest = all_packs(r, views, 0, position=position, snapshots=kept)
-            assert rest == wanted[done:]
 
 
 def test_a_packing_window_is_a_chunk_or_a_larger_window_of_the_shuffle():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,20 +20,6 @@ METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 ENDS = ["pad", "drop", "carry"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(260, 60), (120, 90)]]
 SIZE = 12
-WORLDS = [
-    (1, 2),
-    (2, 2),
-    (3, 2),
-    (1, 4),
-    (6, 1),
-    (2, 3),
-    (1, 12),
-    (4, 3),
-    (1, 5),
-    (2, 7),
-    (3, 8),
-    (1, 30),
-]
 
 
 def make(
@@ -60,82 +45,9 @@ def states_of(r: Recipe, view: DeviceView, epoch: int) -> list[tuple[int, str]]:
     return states
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("epoch_end", ENDS)
-@pytest.mark.parametrize("num_lanes", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("with_snapshots", [True, False])
-def test_going_on_from_every_batch_of_an_epoch_gives_the_rest_of_it(
-    method, num_lanes, epoch_end, with_snapshots
-):
-    r = make(method, epoch_end, num_lanes)
-    view = DeviceView(place=1, num_devices=2, batch_size=3)
-    whole = device_batches(r, view, 1)
-
-    for done, (position, snapshots) in enumerate(states_of(r, view, 1)):
-        rest = device_batches(
-            r,
-            view,
-            1,
-            position=position,
-            snapshots=json.loads(snapshots) if with_snapshots else [],
-        )
-        assert [show(batch) for batch in rest] == [show(batch) for batch in whole[done:]]
-
-
 def show(batch) -> tuple:
     segments, ends = batch.packs.segments.tolist(), batch.packs.ends.tolist()
     return segments, ends, batch.num_rows, batch.epoch, batch.position
-
-
-@pytest.mark.thorough
-@examples(80)
-@given(
-    method=st.sampled_from(METHODS),
-    epoch_end=st.sampled_from(ENDS),
-    num_lanes=st.sampled_from([1, 2, 3]),
-    unit=st.sampled_from(["samples", "tokens"]),
-    worlds=st.tuples(st.sampled_from(WORLDS), st.sampled_from(WORLDS), st.sampled_from(WORLDS)),
-    epoch=st.integers(0, 2),
-    data=st.data(),
-)
-def test_going_on_in_other_worlds_and_batch_sizes_two_resumes_deep(
-    method, epoch_end, num_lanes, unit, worlds, epoch, data
-):
-    r = make(method, epoch_end, num_lanes, unit)
-    batches = device_batches(r, *world_views(1, 2), epoch)
-    # Positions count slots, also those of padding.
-    slots = [row for batch in batches for row in rows_of(batch)]
-    end, position, snapshots = batches[-1].position, 0, []
-    for (num_devices, batch_size), (_, next_size) in pairwise(worlds):
-        # One rank's snapshots may be missing what another rank's lanes need.
-        place = data.draw(st.integers(0, num_devices - 1))
-        sequence = epoch_sequence(
-            r,
-            DeviceView(place=place, num_devices=num_devices, batch_size=batch_size),
-            Progress(epoch=epoch, position=position, snapshots=snapshots),
-        )
-        for _ in range(data.draw(st.integers(0, 8))):
-            batch = sequence.next()
-            if batch is None:
-                break
-            # The loader goes on where the position is a multiple of the next batch size.
-            if batch.position % next_size == 0 or batch.position == end:
-                position = batch.position
-                snapshots = json.loads(json.dumps(sequence.snapshots()))
-        sequence.close()
-        num_devices, batch_size = worlds[2]
-        if position % batch_size == 0 or position == end:
-            views = world_views(num_devices, batch_size)
-            for given_snapshots in (snapshots, []):
-                rest = all_packs(r, views, epoch, position=position, snapshots=given_snapshots)
-                assert rest == [pack for pack in slots[position:] if pack]
-
-
-def rows_of(batch) -> list[list]:
-    """The packs of a batch, and an empty one for each row of padding after them."""
-    packs = [batch.packs[number].tolist() for number in range(len(batch.packs))]
-    return packs + [[]] * (batch.num_rows - len(packs))
 
 
 @examples(150)
@@ -208,47 +120,6 @@ def test_a_global_batch_size_that_cannot_go_on_is_refused_with_what_can(
     r = make(**{"epoch_end": "pad"} | options)
     with pytest.raises(ResumeError, match=message):
         check_resized(r, replace(r, global_batch_size=size), Progress(**progress))
-
-
-@pytest.mark.parametrize("epoch_end", ENDS)
-@pytest.mark.parametrize("method", METHODS)
-def test_saving_changes_nothing(method, epoch_end):
-    r = make(method, epoch_end, 2)
-    view = DeviceView(batch_size=4)
-    sequence = epoch_sequence(r, view)
-    batches = []
-    while (batch := sequence.next()) is not None:
-        assert sequence.snapshots() == sequence.snapshots()
-        batches.append(show(batch))
-
-    assert batches == [show(batch) for batch in device_batches(r, view)]
-
-
-@pytest.mark.parametrize("epoch_end", ENDS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-def test_snapshots_are_json_and_hold_no_numbers_but_integers(method, epoch_end, unit):
-    r = make(method, epoch_end, 2, unit)
-    sequence = epoch_sequence(r, DeviceView(batch_size=4), Progress(epoch=1))
-    for _ in range(5):
-        sequence.next()
-    snapshots = sequence.snapshots()
-
-    assert json.loads(json.dumps(snapshots)) == snapshots
-    assert {(own["lane"], own["queue"]) for own in snapshots} <= {
-        (lane, queue) for lane in range(2) for queue in range(r.num_queues)
-    }
-    assert snapshots
-
-    def leaves(value):
-        if isinstance(value, dict):
-            assert all(type(key) is str for key in value)
-            value = [item for key, item in value.items() if key != "method"]
-        if isinstance(value, list):
-            return [leaf for item in value for leaf in leaves(item)]
-        return [value]
-
-    assert all(type(leaf) is int for leaf in leaves(snapshots))
 
 
 def test_snapshots_do_not_grow_with_the_epoch():

@@ -11,21 +11,19 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.plan import DeviceView, Recipe, epoch_sequence
 from streampack.plan.lane_stream import LaneStream
-from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from streampack.types import LENGTH, SAMPLE, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
     count_packs,
     covered,
     device_batches,
-    global_batches,
     recipe,
     world_views,
 )
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 UNITS = ["samples", "tokens"]
-WORLDS = [1, 2, 3, 4, 8]
 
 methods, units = st.sampled_from(METHODS), st.sampled_from(UNITS)
 lane_counts = st.sampled_from([1, 2, 3, 4, 7])
@@ -95,20 +93,6 @@ def test_every_token_lies_in_one_pack_of_an_epoch_and_no_pack_holds_too_many(
 LENGTHS = [
     np.random.default_rng(n).integers(1, top, n) for n, top in [(500, 60), (250, 200), (9, 90)]
 ]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_lanes", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("unit", UNITS)
-def test_all_worlds_read_the_same_sequence_in_equal_steps(num_lanes, method, unit):
-    r = make(LENGTHS, method, unit, num_lanes, 2)
-    expected = all_packs(r, world_views(1, 2))
-    assert_covers_once(expected, LENGTHS)
-
-    for num_devices in WORLDS:
-        # all_packs asserts that all devices take the same number of steps.
-        assert all_packs(r, world_views(num_devices, 2)) == expected
 
 
 @pytest.mark.thorough
@@ -221,34 +205,6 @@ def test_counting_packs_without_reading_them_gives_the_length_of_the_epoch(metho
     counted = sum(sum(count_packs(r, 1, lane)) for lane in range(num_lanes))
 
     assert counted == len(all_packs(r, world_views(1, 2), 1))
-
-
-def test_without_shuffle_one_lane_of_one_stream_is_stored_order():
-    r = make(
-        [np.full(300, 16)],
-        "random",
-        "samples",
-        1,
-        2,
-        order=Order(shuffle=False),
-        packing=Packing(max_seq_len=64, method="next_fit"),
-    )
-    packs = all_packs(r, world_views(1, 2))
-
-    assert [row[SAMPLE] for pack in packs for row in pack] == list(range(300))
-    assert all(row[PASS] == 0 and row[START] == 0 for pack in packs for row in pack)
-
-
-def test_seeds_and_epochs_give_other_orders_and_the_same_seed_the_same():
-    def order(seed: int, epoch: int) -> list:
-        r = make(LENGTHS, "random", "samples", 1, 2, order=Order(seed=seed))
-        return [batch for batch, _ in global_batches(r, epoch)]
-
-    assert order(1, 0) == order(1, 0)
-    assert order(1, 0) != order(2, 0)
-    assert [[row[SAMPLE] for row in p] for b in order(1, 0) for p in b] != [
-        [row[SAMPLE] for row in p] for b in order(1, 1) for p in b
-    ]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -300,9 +300,3 @@ def test_a_share_of_a_chapter_that_is_none_is_refused_by_its_place(make, value):
     state["chapters"][0]["weights"]["web"] = value
     with pytest.raises(ResumeError, match=r"chapters\[0\] ran with weights\['web'\]="):
         make().load_state_dict(state)
-
-
-def test_lanes_that_would_take_long_to_plan_are_refused(make):
-    state = saved(make, FIXED)
-    with pytest.raises(ResumeError, match=r"num_lanes is 1000000, .* at most 16384"):
-        make().load_state_dict(state | {"num_lanes": 10**6})

@@ -97,26 +97,6 @@ def test_a_copy_by_pickle_continues_a_loop_that_was_left(make):
     assert keys(copied) == keys(dataset) == keys(make())[len(got) :]
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", METHODS)
-def test_every_world_gets_the_same_rows(make, method):
-    worlds = []
-    for num_ranks in (1, 2, 4):
-        rows = {}
-        for rank in range(num_ranks):
-            for batch in PackedDataLoader(
-                make(method=method, world=World(rank=rank, num_ranks=num_ranks))
-            ):
-                size = len(batch["tokens"])
-                start = batch["position"] - size * num_ranks
-                place = (rank - start // size) % num_ranks
-                for row in range(size):
-                    slot = start + place * size + row
-                    rows[batch["epoch"], slot] = batch["tokens"][row].numpy().tobytes()
-        worlds.append(rows)
-    assert worlds[0] == worlds[1] == worlds[2]
-
-
 @pytest.mark.processes
 def test_workers_deliver_the_same_and_resume_at_every_edge(make):
     whole = keys(PackedDataLoader(make()))
@@ -142,43 +122,6 @@ def test_torchs_own_workers_deliver_the_run_once(make):
     assert whole == keys(PackedDataLoader(make()))
     with pytest.raises(ResumeError, match="second loop"):
         list(loader)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("number", [1, 30, 47, 48, 49, 90, 128, 130])
-def test_a_state_resumes_in_another_world(make, number):
-    whole = keys(PackedDataLoader(make()))
-    loader = PackedDataLoader(make())
-    for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
-        pass
-    state = loader.state_dict()
-    if state["position"] % 4 or number >= 88:
-        pytest.skip("inside a step of two ranks, or in packs of another length")
-    rest = []
-    for rank in range(2):
-        dataset = make(world=World(rank=rank, num_ranks=2))
-        dataset.load_state_dict(json.loads(json.dumps(state)))
-        rest += keys(PackedDataLoader(dataset))
-    tokens = sorted(tokens for _, _, tokens in rest)
-    assert tokens == sorted(tokens for _, _, tokens in whole[number:])
-
-
-def test_skipped_steps_are_counted_and_not_delivered(make):
-    whole = keys(PackedDataLoader(make()))
-    loader = PackedDataLoader(make(skip=[(1, 2), (5, 6)]))
-    assert keys(loader) == whole[:8] + whole[24:40] + whole[56:]
-    assert loader.stats()["skipped"] == 4
-
-
-def test_a_range_is_skipped_at_a_resume_from_before_it(make):
-    loader = PackedDataLoader(make())
-    for _ in zip(range(10), loader):  # noqa: B905 - a loop that is left early
-        pass
-    state = loader.state_dict()
-    whole = keys(PackedDataLoader(make()))
-    resumed = PackedDataLoader(make(skip=[(3, 4)]))
-    resumed.load_state_dict(state)
-    assert keys(resumed) == whole[10:24] + whole[40:]
 
 
 def test_what_a_loader_skips_is_remembered(make):
@@ -283,28 +226,6 @@ def saved(make, number: int, **options) -> Any:
     for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
         pass
     return json.loads(json.dumps(loader.state_dict()))
-
-
-def test_what_comes_later_may_be_edited_and_streams_may_come_and_go(make):
-    state = saved(make, 20)
-    edited = [CHAPTERS[0], Chapter(weights={"other": 1, "web": 1}, steps=3)]
-    names = ("other", "web", "code")
-    loader = PackedDataLoader(make(edited, names=names))
-    loader.load_state_dict(state)
-    rest = keys(loader)
-    assert len(rest) == 8 * 9 - 20
-    assert rest == keys(PackedDataLoader(make(edited, names=names)))[20:]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", METHODS)
-def test_streams_that_never_ran_may_stand_anywhere(make, method):
-    state = saved(make, 20, method=method)  # math had no share yet
-    for names in (("math", "web", "code"), ("web", "math", "other", "code")):
-        whole = keys(PackedDataLoader(make(method=method, names=names)))
-        loader = PackedDataLoader(make(method=method, names=names))
-        loader.load_state_dict(state)
-        assert keys(loader) == whole[20:]
 
 
 @pytest.mark.parametrize(
@@ -791,20 +712,6 @@ def test_one_pass_as_the_last_chapter_delivers_the_pass(folders, method, num_lan
     of_ranks = [list(PackedDataLoader(make(rank, 2))) for rank in range(2)]
     rows = sorted(row.numpy().tobytes() for own in of_ranks for b in own for row in b["tokens"])
     assert rows == sorted(row.numpy().tobytes() for b in got for row in b["tokens"])
-
-
-def test_a_limit_of_passes_needs_chapters(folders):
-    limited = Stream(local=folders["web"], max_passes=1)
-    options = {"packing": Packing(max_seq_len=64), "world": World()}
-    with pytest.raises(ConfigError, match=r"Stream\(max_passes\)=1 needs chapters: "):
-        PackedStreamingDataset([limited], **options)
-    PackedStreamingDataset([Stream(local=folders["web"])], **options)
-    PackedStreamingDataset(
-        [Stream(name="web", local=folders["web"], max_passes=1)],
-        chapters=[Chapter(weights={"web": 1}, steps=1)],
-        mixing=Mixing(global_batch_size=1),
-        **options,
-    )
 
 
 @pytest.mark.parametrize("method", ["random", "stratified"])

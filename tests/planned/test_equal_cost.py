@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from streampack import ConfigError, PackedDataLoader, Packing
-from streampack.batch.formats.registry import FORMATS
 from streampack.chapters import Chapter
 from streampack.errors import ResumeError
 from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
@@ -18,13 +17,12 @@ from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH
 from streampack.world import World
 from tests.helpers import conformance
-from tests.helpers.conformance import all_rows, worlds
+from tests.helpers.conformance import all_rows
 from tests.helpers.planning import global_batches, recipe
 
 SIZE = 256
 COST = {"max_cost": 400, "cost_hidden_size": 50}
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
-USABLE = ("compact", "hf_flash", "megatron", "torchtitan_flat")
 
 
 def as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
@@ -50,19 +48,6 @@ def make(written, method: str = "random", packing: dict[str, Any] | None = None,
     )
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", METHODS)
-def test_every_world_delivers_every_token_once_and_the_same_packs(written, method):
-    reference = all_rows([make(written, method)])
-    conformance.check_exactly_once(reference, written, (900, 500))
-    for num_ranks in (2, 3):
-        ranks = [make(written, method, world=world) for world in worlds(num_ranks)]
-        assert all_rows(ranks) == reference
-    for batch in make(written, method):
-        conformance.check_tokens(batch, written)
-        assert batch["tokens"].shape == (2, 384)
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("convert", [to_hf_flash, to_megatron, to_torchtitan_flat])
 def test_a_flat_row_has_a_few_sizes_below_that_of_all_slots(written, convert, num_workers):
@@ -75,22 +60,6 @@ def test_a_flat_row_has_a_few_sizes_below_that_of_all_slots(written, convert, nu
     assert slots == [-(-max(tokens, 1) // 32) * 32 for tokens in used]
     assert len(slots) > 30 > 3 * len(set(slots))
     assert sum(slots) < 0.9 * 2 * 384 * len(slots)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_resumes_after_any_batch(written, num_workers):
-    wanted = [conformance.show(batch) for batch in PackedDataLoader(make(written))]
-    for stop in (1, len(wanted) // 2):
-        loader = PackedDataLoader(make(written), num_workers=num_workers)
-        batches = iter(loader)
-        for _ in range(stop):
-            next(batches)
-        state = loader.state_dict()
-        del batches
-        resumed = PackedDataLoader(make(written), num_workers=num_workers)
-        resumed.load_state_dict(state)
-        assert [conformance.show(batch) for batch in resumed] == wanted[stop:]
 
 
 @pytest.mark.parametrize(
@@ -106,11 +75,6 @@ def test_a_state_of_another_bound_is_refused_by_name(written, changed, field):
     assert state["fingerprint"]["capacity"] == 384
     with pytest.raises(ResumeError, match=f"saved with {field}=.*; resume with"):
         make(written, packing=changed).load_state_dict(state)
-
-
-def test_states_without_a_bound_do_not_name_it(written):
-    state = conformance.make(written, max_seq_len=SIZE).state_dict()
-    assert not {"max_cost", "capacity", "cost", "cost_window"} & set(state["fingerprint"])
 
 
 @pytest.mark.thorough
@@ -142,22 +106,6 @@ def test_the_tokens_of_global_batches_vary_by_less_than_one_percent():
 
     assert len(tokens) > 20
     assert np.std(tokens) < 0.01 * np.mean(tokens)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_only_formats_of_varlen_attention_take_packs_of_equal_cost(written, name):
-    if name in USABLE:
-        batch = next(iter(PackedDataLoader(make(written, batch_format=name))))
-        tokens = (
-            batch[0]["input"]
-            if name == "torchtitan_flat"
-            else batch.get("input_ids", batch.get("tokens"))
-        )
-        assert tokens.numel() == 2 * 384
-        return
-    with pytest.raises(ConfigError, match=r"max_cost=400 does .*'hf_flash'.*, or leave"):
-        make(written, batch_format=name)
-    conformance.make(written, max_seq_len=SIZE, batch_format=name, batch_size=1)
 
 
 def test_a_bound_below_one_sample_is_refused_before_anything_is_read(written):

@@ -10,19 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Balance, Buffers, IterableStream, PackedDataLoader
+from streampack import Balance, Buffers, PackedDataLoader
 from streampack.batch.formats.registry import FORMATS
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, ResumeError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import simulate
 from streampack.streams import Stream
-from streampack.testing import assert_resumes
 from streampack.world import World
 from tests.helpers.conformance import (
     Written,
     all_rows,
-    check_exactly_once,
     check_tokens,
     make,
     rows,
@@ -77,27 +75,6 @@ def test_a_batch_holds_rows_of_its_streams_own_length(written, method):
     assert shapes == {(8, 32), (4, 64), (1, 256)}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_world_gets_byte_equal_packs_and_every_token_once(written, method):
-    alone = all_rows([shaped(written, method)])
-
-    check_exactly_once(alone, written, [500, 200, 80])
-    for num_ranks in (2, 3):
-        ranks = [shaped(written, method, world=world) for world in worlds(num_ranks)]
-        assert all_rows(ranks) == alone
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-def test_a_run_resumes_after_every_batch(written, method, epoch_end):
-    def loader() -> PackedDataLoader:
-        dataset = shaped(written, method, mixing={"epoch_end": epoch_end})
-        return PackedDataLoader(dataset, prefetch_threads=0)
-
-    assert assert_resumes(loader, every=5) > 5
-
-
 def test_a_smaller_batch_goes_on_with_the_same_packs(written):
     first = shaped(written, batch_size=16)
     batches = iter(first)
@@ -135,15 +112,6 @@ def test_workers_give_the_same_batches(written, batch_format):
         for key, value in alone.items():
             assert str(value) == str(from_worker[key])
             assert getattr(value, "shape", None) == getattr(from_worker[key], "shape", None)
-
-
-@pytest.mark.processes
-def test_torchs_own_workers_give_the_same_packs(written):
-    torch_data = pytest.importorskip("torch.utils.data")
-    alone = [row for batch in shaped(written) for row in rows(batch)]
-    loader = torch_data.DataLoader(shaped(written), batch_size=None, num_workers=2)
-
-    assert [row for batch in loader for row in rows(batch)] == alone
 
 
 @pytest.mark.processes
@@ -293,11 +261,6 @@ def test_a_world_whose_batches_would_mix_lengths_is_refused_with_sizes_that_work
 def test_a_length_that_is_no_count_is_refused_with_the_stream(value):
     with pytest.raises(ConfigError, match="max_seq_len="):
         Stream(local="somewhere", max_seq_len=value)
-
-
-def test_iterables_have_one_length():
-    with pytest.raises(TypeError, match="max_seq_len"):
-        IterableStream([[1, 2, 3]], max_seq_len=64)
 
 
 @pytest.mark.thorough

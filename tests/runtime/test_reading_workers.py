@@ -56,8 +56,9 @@ def until_dead(pid: int) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-@pytest.mark.parametrize("after", [1, 2, 9])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize(
+    ("after", "number"), [(1, signal.SIGKILL), (2, signal.SIGSEGV), (9, signal.SIGKILL)]
+)
 def test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_exactly(written, after, number):
     wanted = [show(batch) for batch in conformance.make(written)]
     loader = PackedDataLoader(conformance.make(written), num_workers=2)

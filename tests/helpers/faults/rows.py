@@ -2,123 +2,24 @@
 
 ::
 
-    "net_500_forever" --> tests/faults/test_network.py, function ...
+    "net_500_forever" --> faults/test_network.py, function ...
 
-The table's 93 cases broke or bent a widely used loader; the promise for each is what its test asks
-for. `test_rows.py` sees to it that no row is without a test.
-
-Cost: none.
+Each of the 93 cases broke or bent a widely used loader; its test says what streampack promises
+instead. `tests/faults/test_rows.py` checks that the tests exist.
 """
 
 from __future__ import annotations
 
-__all__ = ["NAMES", "ROWS"]
+__all__ = ["ROWS"]
 
-NETWORK = "test_network.py"
-BYTES = "test_bytes.py"
-INDEX = "test_index.py"
-DISK = "test_disk.py"
-FORK = "test_fork.py"
-JOBS = "test_jobs.py"
-PROCESSES = "test_processes.py"
-RESUME = "test_resume.py"
-
-NAMES = (
-    "base_ok",
-    "bytes_empty_shard",
-    "bytes_flip_hash",
-    "bytes_flip_hash_1worker",
-    "bytes_flip_nohash",
-    "bytes_flip_offsets_nohash",
-    "bytes_flip_zstd_hash",
-    "bytes_flip_zstd_nohash",
-    "bytes_hash_asked_not_present",
-    "bytes_local_flip_between_runs_hash",
-    "bytes_local_rot_between_runs",
-    "bytes_missing_shard",
-    "bytes_missing_shard_0workers",
-    "bytes_missing_shard_1worker",
-    "bytes_origin_replaced_same_names",
-    "bytes_trunc_hash",
-    "bytes_trunc_midsample_bytescol_nohash",
-    "bytes_trunc_nohash",
-    "bytes_trunc_zstd_nohash",
-    "disk_cache_deleted_midrun",
-    "disk_evict_4workers",
-    "disk_evict_local_only_stream",
-    "disk_full",
-    "disk_full_1worker",
-    "disk_full_2ranks",
-    "disk_full_zstd_rawfull",
-    "disk_shm_full",
-    "eight_jobs_start_at_once",
-    "fork_shared_connection",
-    "index_bytes_wrong",
-    "index_cut",
-    "index_dup_basename",
-    "index_empty",
-    "index_encoding_swapped",
-    "index_encoding_unknown",
-    "index_html",
-    "index_list",
-    "index_no_shards",
-    "index_samples_1e12",
-    "index_samples_less",
-    "index_samples_more",
-    "index_samples_negative",
-    "index_samples_str",
-    "index_traversal_delete",
-    "index_traversal_delete_zip",
-    "index_traversal_read",
-    "index_traversal_write",
-    "index_version",
-    "index_zip_bomb",
-    "net_403_midrun",
-    "net_500_forever",
-    "net_500_twice",
-    "net_503_burst_of_20",
-    "net_close_short_once",
-    "net_down_20s_midrun",
-    "net_down_at_start",
-    "net_flip_in_flight_once_hash",
-    "net_reset_forever",
-    "net_reset_once_each",
-    "net_shorter_object",
-    "net_stall_body",
-    "net_stall_headers",
-    "net_stall_headers_once",
-    "net_trickle",
-    "net_trickle_no_retry_seen",
-    "pickle_colon_bypass",
-    "pickle_default",
-    "pickle_opt_in",
-    "pickle_state_dict",
-    "proc_kill_mid_download_restart",
-    "proc_rank_kill_peer_next_epoch",
-    "proc_restart_after_cgroup",
-    "proc_restart_after_group",
-    "proc_restart_after_int",
-    "proc_restart_after_main",
-    "proc_restart_after_term",
-    "proc_worker_kill_1rank",
-    "proc_worker_kill_2ranks",
-    "resume_batch_8_to_12",
-    "resume_block_size_changed",
-    "resume_dataset_grew",
-    "resume_epoch_boundary",
-    "resume_list_collate",
-    "resume_odd_stop_3_workers",
-    "resume_ranks_1_to_2",
-    "resume_ranks_2_to_1",
-    "resume_same",
-    "resume_shuffle_algo_changed",
-    "resume_workers_2_to_0",
-    "resume_workers_2_to_3",
-    "tmp_lockfile_owned_by_other",
-    "two_jobs_same_cache_same_host",
-    "two_jobs_same_cache_two_containers_evict",
-)
-"""The rows, in the table's order."""
+NETWORK = "faults/test_network.py"
+BYTES = "faults/test_bytes.py"
+INDEX = "faults/test_index.py"
+DISK = "faults/test_disk.py"
+FORK = "faults/test_fork.py"
+JOBS = "faults/test_jobs.py"
+PROCESSES = "faults/test_processes.py"
+RESUME = "behaviour/test_resume.py"
 
 STORES: dict[tuple[str, str], tuple[str, ...]] = {
     (NETWORK, "test_base_ok_an_epoch_without_faults_is_exact"): ("base_ok",),
@@ -207,9 +108,9 @@ STORES: dict[tuple[str, str], tuple[str, ...]] = {
     (INDEX, "test_pickle_opt_in_there_is_none_and_what_lies_beside_the_tokens_is_never_read"): (
         "pickle_opt_in",
     ),
-    (INDEX, "test_pickle_state_dict_is_json_and_an_alien_one_is_refused"): ("pickle_state_dict",),
+    (RESUME, "test_a_damaged_state_is_refused_by_its_field"): ("pickle_state_dict",),
 }
-"""Base, network, bytes, index and pickle: (file, function) to the rows it holds."""
+"""Base, network, bytes, index and pickle: (file, function) to its rows."""
 
 MACHINES: dict[tuple[str, str], tuple[str, ...]] = {
     (DISK, "test_a_full_disk_is_an_error_that_names_the_path_and_the_bytes_needed"): (
@@ -271,32 +172,30 @@ MACHINES: dict[tuple[str, str], tuple[str, ...]] = {
     (PROCESSES, "test_a_job_whose_every_process_is_killed_one_by_one_starts_again_at_once"): (
         "proc_restart_after_cgroup",
     ),
-    (RESUME, "test_the_same_config_goes_on_bit_for_bit"): ("resume_same",),
-    (RESUME, "test_other_numbers_of_workers_go_on_with_the_same_packs"): (
+    (RESUME, "test_a_loader_goes_on_from_every_batch"): ("resume_same",),
+    (RESUME, "test_another_number_of_workers_goes_on_too"): (
         "resume_odd_stop_3_workers",
         "resume_workers_2_to_0",
         "resume_workers_2_to_3",
     ),
-    (RESUME, "test_other_numbers_of_ranks_take_every_sample_once"): (
+    (RESUME, "test_any_world_goes_on_where_another_world_stopped"): (
         "resume_ranks_1_to_2",
         "resume_ranks_2_to_1",
     ),
-    (RESUME, "test_another_batch_size_takes_every_sample_once_or_is_refused"): (
+    (RESUME, "test_a_run_goes_on_in_batches_of_any_size_that_divides_its_position"): (
         "resume_batch_8_to_12",
     ),
-    (RESUME, "test_a_state_at_the_epochs_end_goes_on_with_the_next_epoch"): (
+    (RESUME, "test_a_state_after_the_last_batch_resumes_at_the_next_epoch"): (
         "resume_epoch_boundary",
     ),
-    (RESUME, "test_another_order_is_refused_by_its_field"): (
+    (RESUME, "test_a_state_of_another_sequence_is_refused_by_the_differing_field"): (
         "resume_block_size_changed",
         "resume_shuffle_algo_changed",
     ),
-    (RESUME, "test_a_stream_that_grew_is_refused"): ("resume_dataset_grew",),
-    (RESUME, "test_the_state_counts_whatever_a_collate_makes_of_the_batches"): (
-        "resume_list_collate",
-    ),
+    (RESUME, "test_a_state_of_other_streams_is_refused"): ("resume_dataset_grew",),
+    (RESUME, "test_a_collate_that_drops_the_place_leaves_no_wrong_state"): ("resume_list_collate",),
 }
 """Disks, processes, jobs, forks and resumption: likewise."""
 
 ROWS = {row: test for test, rows in (STORES | MACHINES).items() for row in rows}
-"""Row to the test that holds it: (file beside this one, function)."""
+"""Row to its test: (file in tests/, function)."""
