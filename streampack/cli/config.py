@@ -34,7 +34,7 @@ from streampack.world import World
 
 KeyPath = Sequence[int | str]
 
-MAX_BYTES = 2**20
+MAX_BYTES = 2**24  # a mix may name tens of thousands of files
 
 
 class _Keys(BaseModel):

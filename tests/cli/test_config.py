@@ -232,7 +232,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         ("a: " + "[" * 5000 + "]" * 5000, "is not YAML: maximum recursion depth"),
         ("a: &x [*x]", "is not YAML: Circular reference"),
         ("batch_size: " + "9" * 5000, "is not YAML: Exceeds the limit"),
-        ("#" * (2**20 + 1), "has more than 1048576 bytes"),
+        ("#" * (2**24 + 1), "has more than 16777216 bytes"),
         ("{" + "k: 1, " * 30_000 + "}", "line 1: 'k' is a duplicate key"),
         ("batch_size: 2020-13-01", "month must be in 1..12"),
     ],
@@ -244,7 +244,7 @@ def test_a_file_that_is_no_config_is_refused_in_one_line(refuse, text, message):
 
 
 def test_a_config_that_has_no_end_is_refused():
-    with pytest.raises(ConfigError, match="has more than 1048576 bytes"):
+    with pytest.raises(ConfigError, match="has more than 16777216 bytes"):
         read_config(Path("/dev/zero"))
 
 

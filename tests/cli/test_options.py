@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from streampack import PackedDataLoader, Stream, World
 from streampack.cli.app import build_app
+from streampack.cli.migrate import migrate
 from streampack.cli.verbs import VERBS
 from streampack.write import RowFormat, WriteOptions, merge, write_lengths
 from streampack.write.document_ends import write_document_ends
@@ -69,6 +70,7 @@ CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
     "index": ([write_lengths, write_document_ends], set()),
+    "migrate": ([migrate], {"out"}),
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),
@@ -101,7 +103,8 @@ def test_the_docs_use_only_options_that_exist():
     used = set()
     for page in (Path(__file__).parents[2] / "docs").rglob("*.md"):
         for line in re.findall(r"^\$ streampack (.*)$", page.read_text(), flags=re.MULTILINE):
-            used |= {(page.name, name) for name in re.findall(r"(?<!\S)--[\w-]+", line)}
+            own, *_ = line.split(" -- ")  # of other programs
+            used |= {(page.name, name) for name in re.findall(r"(?<!\S)--[\w-]+", own)}
 
     assert used
     assert {(page, name) for page, name in used if name not in names} == set()
