@@ -16,24 +16,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, Int64Array
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Int64Array
 
 
 class Undelivered:
     """The undelivered samples of a queue, each as one or more segments, by stream and in order."""
 
-    def __init__(self, segments: Int64Array = NO_SEGMENTS, streams: Sequence[int] = ()) -> None:
+    def __init__(self, segments: Int64Array, streams: Sequence[int]) -> None:
         """Sort `segments`, shape (n, 6), of the given streams, whose numbers ascend."""
-        by_sample = np.lexsort(segments[:, [START, SAMPLE, PASS, STREAM]].T)
-        begins = _begins(segments[by_sample])
-        # Samples of a pass keep the order in which they come first.
-        first = np.minimum.reduceat(by_sample, begins) if len(begins) else begins
-        first = np.repeat(first, np.diff(np.append(begins, len(segments))))
-        own = segments[by_sample]
-        order = np.lexsort((first, own[:, PASS], own[:, STREAM]))
-        self._segments = segments = own[order]
+        # Samples of a pass keep the order in which they come first, and their pieces join there.
+        first = np.arange(len(segments))
+        pieces = np.flatnonzero(segments[:, LENGTH] < segments[:, TOTAL])
+        if len(pieces):
+            own = segments[pieces]
+            by_sample = np.lexsort(own[:, [SAMPLE, PASS, STREAM]].T)
+            begins = _begins(own[by_sample])
+            sizes = np.diff(np.append(begins, len(pieces)))
+            pieces = pieces[by_sample]
+            first[pieces] = np.repeat(np.minimum.reduceat(pieces, begins), sizes)
+            order = np.lexsort((segments[:, START], first))
+            segments = segments[order]
+        # Keys of 16 bits are sorted several times faster.
+        passes = segments[:, PASS] - segments[:, PASS].min(initial=2**62)
+        groups = segments[:, STREAM] * (1 + passes.max(initial=0)) + passes
+        groups = groups.astype(np.min_scalar_type(groups.max(initial=0)))
+        self._segments = segments = segments[np.argsort(groups, kind="stable")]
         begins = _begins(segments)
         self._bounds = np.append(begins, len(segments))
+        self._sizes = np.diff(self._bounds)
         self._tokens = np.diff(np.append(0, np.cumsum(segments[:, LENGTH]))[self._bounds])
         of_sample = segments[begins, STREAM]
         self._nexts = np.searchsorted(of_sample, streams)
@@ -47,10 +57,8 @@ class Undelivered:
     @property
     def segments(self) -> Int64Array:
         """Segments of the samples left, in order, shape (n, 6)."""
-        if not self.counts.any():
-            return NO_SEGMENTS
-        pairs = zip(self._nexts.tolist(), self._stops.tolist(), strict=True)
-        return self.of(np.concatenate([np.arange(first, stop) for first, stop in pairs]))
+        pairs = zip(self._bounds[self._nexts], self._bounds[self._stops], strict=True)
+        return np.concatenate([self._segments[begin:end] for begin, end in pairs])
 
     def lengths(self, index: int, most: int) -> Int64Array:
         """Return the tokens left of the next samples of a stream, at most `most`, shape (n,)."""
@@ -66,7 +74,7 @@ class Undelivered:
 
     def of(self, samples: Int64Array) -> Int64Array:
         """Return the segments of some samples, by number, in this order, shape (n, 6)."""
-        begins, sizes = self._bounds[samples], np.diff(self._bounds)[samples]
+        begins, sizes = self._bounds[samples], self._sizes[samples]
         firsts = np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
         segments: Int64Array = self._segments[firsts + np.arange(int(sizes.sum()))]
         return segments
