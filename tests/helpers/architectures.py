@@ -15,11 +15,9 @@ Cost: half a minute.
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import sys
 import warnings
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -280,10 +278,10 @@ def table(results: dict[str, Architecture]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def shown(results: Mapping[str, tuple[str, str]]) -> str:
-    """Results as the module has them."""
-    pairs = [f'"{version}": ("{hf}", "{flash}")' for version, (hf, flash) in results.items()]
-    return f"{{{', '.join(pairs)}}}"
+def row(kind: str, each: Architecture) -> str:
+    """A line of the module's table."""
+    results = (f"{version}: {', '.join(pair)}" for version, pair in each.results.items())
+    return f"{' | '.join([kind, each.name, each.layers, *results])}\n"
 
 
 def write_page() -> None:
@@ -296,16 +294,10 @@ def write_page() -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     if "--page" not in sys.argv:
-        results = measure_all()
-        rows = "".join(
-            f"    {json.dumps(kind)}: Architecture(\n        {json.dumps(each.name)}, "
-            f"{json.dumps(each.layers)}, {shown(each.results)}\n    ),\n"
-            for kind, each in results.items()
-        )
-        text = MODULE.read_text()
-        new = f"RESULTS: Mapping[str, Architecture] = {{\n{rows}}}\n"
-        old = r"RESULTS: Mapping\[str, Architecture\] = \{.*?\}\n(?=\n)"
-        MODULE.write_text(re.sub(old, lambda _: new, text, flags=re.DOTALL))
+        rows = "".join(row(kind, each) for kind, each in measure_all().items())
+        new = f'TABLE = """\\\n{rows}"""\n'
+        text = re.sub(r'TABLE = """.*?"""\n', lambda _: new, MODULE.read_text(), flags=re.DOTALL)
+        MODULE.write_text(text)
         importlib.reload(architectures)
     write_page()
 
