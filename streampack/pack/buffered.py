@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from streampack.config import Packing
-from streampack.errors import DataError, ResumeError
+from streampack.errors import ResumeError
 from streampack.pack import kernels
 from streampack.pack.kernels import NO_LIMIT, Limits, Work
 from streampack.types import (
@@ -27,9 +27,7 @@ from streampack.types import (
     NO_PACKS,
     NO_SEGMENTS,
     NUM_COLUMNS,
-    SAMPLE,
     START,
-    STREAM,
     TOTAL,
     Int64Array,
     Packs,
@@ -95,16 +93,8 @@ class BufferedPacker(ABC):
         return self._high_water
 
     def add(self, segments: Int64Array) -> Packs:
-        """Add segment rows in arrival order, shape (n, 6); return the packs they complete.
-
-        Raises:
-            DataError: If a segment is empty or longer than a pack.
-        """
-        if not len(segments):
-            return NO_PACKS
-        if misfit := self._misfit(segments):
-            raise DataError(f"{misfit}: pass samples through fit_samples first")
-        return self._pack(segments, final=False)
+        """Add segment rows in arrival order, shape (n, 6); return the packs they complete."""
+        return self._pack(segments, final=False) if len(segments) else NO_PACKS
 
     def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
         """Add segments by one call each; see `Packer.add_until`."""
@@ -132,43 +122,25 @@ class BufferedPacker(ABC):
 
     def load_state_dict(self, state: State) -> None:
         """Resume from a saved state; a ResumeError refuses one of another packing."""
-        if state.get("method") == self._method:
-            problem = self._restore(state)
+        problem, most = "", self._limits.pack_tokens
+        if state.get("method") != self._method:
+            problem = f"packing method {state.get('method')!r}, but this packer is {self._method!r}"
         else:
-            method = state.get("method")
-            problem = f"is of packing method {method!r}, but this packer is {self._method!r}"
+            self._restore(state)
+            lengths = self._buffered[:, LENGTH]
+            # The kernels do not check bounds.
+            if len(lengths) and not 0 < lengths.min() <= lengths.max() <= most:
+                problem = f"segments of {lengths.min()} to {lengths.max()} tokens, not 1 to {most}"
         if problem:
-            raise ResumeError(f"the state {problem}; resume with the packing that was saved")
+            raise ResumeError(f"the state is of {problem}; resume with the packing that was saved")
 
-    def _restore(self, state: State) -> str:
-        """Restore the buffer; return why the state does not fit this packer, if it does not."""
+    def _restore(self, state: State) -> None:
         self._buffered = np.array(state["buffered"], np.int64).reshape(-1, NUM_COLUMNS)
         # Without a guard, waiting times are not saved and never used.
         waited = state.get("waited", [0] * len(self._buffered))
         self._waited = np.array(waited, np.int64).reshape(-1)
         tokens, samples = np.array(state["high_water"], np.int64).tolist()
         self._high_water = (tokens, samples)
-        limits, num_samples = self._limits, len(self._buffered)
-        num_tokens = int(rooms(self._buffered, limits.multiple)[:, LENGTH].sum())
-        if num_tokens > limits.buffer_tokens or num_samples > limits.buffer_samples:
-            return (
-                f"buffers {num_tokens} tokens in {num_samples} samples, more than buffer_tokens="
-                f"{limits.buffer_tokens} or buffer_samples={limits.buffer_samples}"
-            )
-        misfit = self._misfit(self._buffered)
-        return f"buffers {misfit}" if misfit else ""
-
-    def _misfit(self, segments: Int64Array) -> str:
-        """Describe the first segment that does not fit a pack; empty if all do."""
-        lengths = segments[:, LENGTH]
-        limit = self._limits.pack_tokens
-        bad = segments[(lengths < 1) | (lengths > limit)]
-        if not len(bad):
-            return ""
-        return (
-            f"stream {bad[0, STREAM]}, sample {bad[0, SAMPLE]}: a segment of {bad[0, LENGTH]} "
-            f"tokens, where a pack takes 1 to max_seq_len={limit}"
-        )
 
 
 Kernel: TypeAlias = Callable[[Limits, Work, bool], None]

@@ -19,9 +19,8 @@ from collections import OrderedDict
 import numpy as np
 
 from streampack.config import Bucketing
-from streampack.errors import DataError
 from streampack.pack.kernels import NO_LIMIT
-from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, Int64Array, Packs, State
+from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
 
 
 class LengthBucketPacker:
@@ -54,11 +53,7 @@ class LengthBucketPacker:
         return self._num_tokens, len(self._rows)
 
     def add(self, segments: Int64Array) -> Packs:
-        """Add segment rows in arrival order, shape (n, 6); return the batches they complete.
-
-        Raises:
-            DataError: If a segment has no tokens, or more than max_tokens.
-        """
+        """Add segment rows in arrival order, shape (n, 6); return the batches they complete."""
         return self.add_until(segments, NO_LIMIT)[0]
 
     def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
@@ -70,11 +65,6 @@ class LengthBucketPacker:
                 break
             num_added += 1
             length = row[LENGTH]
-            if not 1 <= length <= self._bucketing.max_tokens:
-                raise DataError(
-                    f"sample {row[SAMPLE]}: {length} tokens, where a batch takes 1 to max_tokens="
-                    f"{self._bucketing.max_tokens}; cut it, leave it out, or raise max_tokens"
-                )
             self._rows[self._num_arrived] = row
             insort(self._by_length, (length, self._num_arrived))
             self._num_arrived += 1

@@ -197,20 +197,10 @@ class OpenPacksPacker(BufferedPacker):
         """Return the buffer, and its division into open packs."""
         return {**super().state_dict(), "packs": self._sizes.tolist()}
 
-    def _restore(self, state: State) -> str:
-        if problem := super()._restore(state):
-            return problem
-        sizes = np.array(state["packs"], np.int64).reshape(-1)
-        self._sizes = sizes
+    def _restore(self, state: State) -> None:
+        super()._restore(state)
+        self._sizes = sizes = np.array(state["packs"], np.int64).reshape(-1)
         self._waited = np.array(state.get("waited", 0 * sizes), np.int64).reshape(len(sizes))
-        is_partition = sizes.sum() == len(self._buffered) and sizes.min(initial=1) > 0
-        if is_partition and len(sizes) <= self._num_open and self._free().min(initial=0) >= 0:
-            return ""
-        return (
-            f"holds {len(sizes)} open packs of {sizes.tolist()} samples, which are not "
-            f"{len(self._buffered)} samples in at most open_packs={self._num_open} of "
-            f"max_seq_len={self._limits.pack_tokens}"
-        )
 
     def _free(self) -> Int64Array:
         taken = rooms(self._buffered, self._limits.multiple)[:, LENGTH]

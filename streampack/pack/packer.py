@@ -16,10 +16,9 @@ from typing import Protocol
 from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
 from streampack.pack.best_fit_decreasing import PASSING_PACKS, BestFitDecreasingPacker
-from streampack.pack.concat import concat
 from streampack.pack.exact_fit import exact_fit
+from streampack.pack.in_order import concat, next_fit
 from streampack.pack.knapsack import KnapsackPacker
-from streampack.pack.next_fit import next_fit
 from streampack.pack.open_packs import OpenPacksPacker
 from streampack.pack.two_tiers import TwoTiersPacker
 from streampack.types import Int64Array, Packs, State

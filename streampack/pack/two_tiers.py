@@ -125,15 +125,8 @@ class TwoTiersPacker(BufferedPacker):
             "high_water_long": self._long.high_water[0],
         }
 
-    def _restore(self, state: State) -> str:
-        if problem := super()._restore(state):
-            return problem
-        longest = int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].max(initial=0))
-        if longest > self._short_seq_len:
-            return (
-                f"collects a segment of {longest} tokens for short packs, but short_seq_len="
-                f"{self._short_seq_len}"
-            )
+    def _restore(self, state: State) -> None:
+        super()._restore(state)
         self._short.load_state_dict(state["short"])
         self._items = [np.array(item, np.int64).reshape(-1, NUM_COLUMNS) for item in state["items"]]
         rows = _numbered(self._items, self._limits.multiple).tolist()
@@ -141,9 +134,6 @@ class TwoTiersPacker(BufferedPacker):
         self._long.load_state_dict(
             {"method": "exact_fit", "buffered": rows, "high_water": high_water}
         )
-        if (held := self.held[1]) > self._limits.buffer_samples:
-            return f"buffers {held} samples, more than buffer_samples={self._limits.buffer_samples}"
-        return ""
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         num_rows = self.held[1] + len(segments)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Bucketing
-from streampack.errors import DataError
 from streampack.pack.length_buckets import LengthBucketPacker
 from streampack.types import SAMPLE, Packs
 from tests.helpers.examples import examples
@@ -100,12 +98,3 @@ def test_padding_is_little_and_lengths_do_not_drift_from_short_to_long():
     order = [lengths[n] for batch in batches for n in batch]
     eighths = [np.mean(part) for part in np.array_split(order, 8)]
     assert max(eighths) / min(eighths) < 1.3
-
-
-@pytest.mark.parametrize("length", [0, 21, -1])
-def test_a_sample_that_fits_no_batch_is_refused_by_its_number(length):
-    packer = LengthBucketPacker(Bucketing(max_tokens=20))
-    packer.add(row(0, 5))
-
-    with pytest.raises(DataError, match=f"sample 1: {length} tokens, where a batch takes 1 to"):
-        packer.add(row(1, length))

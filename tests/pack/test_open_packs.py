@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from streampack.config import Packing
-from streampack.errors import ResumeError
 from streampack.pack import make_packer
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, START, Packs
@@ -73,14 +72,3 @@ def test_best_fit_fills_more_than_first_fit_and_that_more_than_next_fit(kind):
 
     assert fills[0] > fills[1] > fills[2] + 0.05
     assert fills[1] > 0.98
-
-
-@pytest.mark.parametrize("packs", [[1], [2, 1, 1], [3, 1]])
-def test_a_state_whose_packs_are_none_is_refused(packs):
-    packer = make_packer(Packing(max_seq_len=100, method="best_fit", open_packs=2))
-    packer.add(rows_of([60, 30, 70, 20]))
-    state = packer.state_dict()
-    assert state["packs"] == [2, 2]
-
-    with pytest.raises(ResumeError, match=r"packs of .* samples, which are not 4 samples in at mo"):
-        packer.load_state_dict({**state, "packs": packs})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from streampack.config import Packing
 from streampack.config.packing import Method
 from streampack.config.rules import OPTION_METHODS
-from streampack.errors import DataError, ResumeError
+from streampack.errors import ResumeError
 from streampack.pack import Packer, make_packer
 from streampack.pack.buffered import limits_of
 from streampack.types import LENGTH, NO_SEGMENTS, PASS, SAMPLE, START, STREAM, TOTAL, Packs
@@ -326,19 +326,6 @@ def test_a_packer_survives_pickling(method):
     assert as_lists(copied.flush()) == as_lists(packer.flush())
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("length", [0, 9])
-def test_a_segment_that_no_pack_can_hold_is_refused_by_name(method, length):
-    packer = make_packer(packing_of(method, 8))
-
-    with pytest.raises(
-        DataError,
-        match=rf"stream \d, sample 1: a segment of {length} tokens.*1 to .*=8: pass .*fit_samples",
-    ):
-        packer.add(rows_of([3, length]))
-    assert packer.held[1] == 0
-
-
 SCRIPT = """
 import hashlib, sys
 import numpy as np
@@ -402,26 +389,11 @@ def test_a_state_of_another_method_is_refused():
         make_packer(Packing(max_seq_len=8)).load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "small",
-    [Packing(max_seq_len=100, buffer_tokens=100), Packing(max_seq_len=100, buffer_samples=1)],
-)
-def test_a_state_that_passes_the_buffers_bounds_is_refused(small):
-    packer = make_packer(Packing(max_seq_len=100))
-    packer.add(rows_of([60, 60]))
-
-    with pytest.raises(ResumeError, match="buffers 120 tokens in 2 samples, more than buffer_tok"):
-        make_packer(small).load_state_dict(packer.state_dict())
-
-
 def test_a_state_with_a_segment_longer_than_a_pack_is_refused():
     packer = make_packer(Packing(max_seq_len=100))
     packer.add(rows_of([60]))
 
-    with pytest.raises(
-        ResumeError,
-        match=r"state buffers stream .* 60 tokens.*=50; resume with the packing that was saved",
-    ):
+    with pytest.raises(ResumeError, match=r"60 to 60 tokens, not 1 to 50; resume with the packing"):
         make_packer(Packing(max_seq_len=50)).load_state_dict(packer.state_dict())
 
 

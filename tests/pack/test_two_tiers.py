@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.errors import ResumeError
 from streampack.pack import make_packer
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
@@ -67,18 +66,3 @@ def test_shorts_alone_and_longs_alone_are_packed_too():
     longs = pack_all(packing_of(), [32] * 20)
 
     assert len(shorts) == len(longs) == 10
-
-
-def test_a_state_with_more_samples_than_the_buffer_takes_is_refused():
-    packer = make_packer(packing_of())
-    packer.add(rows_of([20, 21, 3]))
-
-    with pytest.raises(ResumeError, match="buffers 3 samples, more than buffer_samples=2; resume"):
-        make_packer(packing_of(buffer_samples=2)).load_state_dict(packer.state_dict())
-
-
-def test_a_state_that_collects_what_is_no_short_is_refused():
-    packer = make_packer(packing_of())
-    packer.add(rows_of([9, 7]))
-    with pytest.raises(ResumeError, match=r"segment of 9 tokens.*short_seq_len=8; resume"):
-        make_packer(packing_of(short_seq_len=8)).load_state_dict(packer.state_dict())
