@@ -18,8 +18,7 @@ from streampack.chapters import SHAPES, Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 from streampack.mix import Quota
-from streampack.plan.chapter import ChapterPlan
-from streampack.plan.recipe import PlanStream, Recipe
+from streampack.plan.recipe import ChapterPlan, PlanStream, Recipe
 
 SHARE_SCALE = 1 << 40
 

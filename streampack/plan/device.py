@@ -161,8 +161,3 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: i
         for start in range((before + each.first_slot(position)) % spacing, lanes * run, spacing)
         for number in range(start // run, (start + view.batch_size - 1) // run + 1)
     }
-
-
-def counted_lanes(recipe: Recipe, view: DeviceView) -> range:
-    """Return the lanes in which a device counts samples longer than a pack: each lane has one."""
-    return range(view.place, recipe.num_lanes, view.num_devices)

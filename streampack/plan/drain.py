@@ -20,7 +20,7 @@ from streampack.errors import ConfigError
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
-from streampack.plan.slots import SlotWalker, extend_nothing
+from streampack.plan.slots import SlotWalker
 from streampack.plan.spans import RunPlan
 from streampack.types import Int64Array
 
@@ -41,7 +41,7 @@ def drained(recipes: Sequence[Recipe], ended_by: str) -> RunPlan:
     start = run.start(last)
     start = replace(start, limits=_limits(run, start.limits, start.served))
     most = MOST_SLOTS if plan.num_slots is None else plan.num_slots
-    missing = SlotWalker(recipe, 0, extend_nothing, start).pass_over(most)
+    missing = SlotWalker(recipe, 0, start=start).pass_over(most)
     if not missing:
         return RunPlan([*recipes[:last], recipe], None, start.limits)
     if missing == most and last:

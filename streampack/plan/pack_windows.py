@@ -82,7 +82,7 @@ class PackWindows:
         self.recipe, self.begin = recipe, begin
         self._small = small_pass(recipe, lane, queue)
         self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
-        packs_windows = self.packing.packs_windows if self._small else recipe.packs_windows
+        packs_windows = self.packing.packs_windows if self._small else recipe.packing.packs_windows
         self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)

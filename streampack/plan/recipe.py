@@ -25,7 +25,6 @@ from streampack.mix import Quota
 from streampack.mix.draw import CHUNK
 from streampack.order import Extents, assign_to_lanes
 from streampack.pack.overflow import kept_tokens
-from streampack.plan.chapter import ChapterPlan
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import Int64Array
 
@@ -37,6 +36,47 @@ MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
 # Blocks whose halves are packed as a whole by default. Each half costs about 57 us: one of 128
 # samples makes planning twice as slow, one of a single sample 180 times as slow.
 MIN_PACKED_BLOCK = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChapterPlan:
+    """A chapter as the planner sees it."""
+
+    number: int
+    """Index of the chapter."""
+    begin: tuple[Fraction, ...]
+    """Share of each stream at the first slot; they sum to 1. Streams without a share rest."""
+    end: tuple[Fraction, ...]
+    """Share of each stream after the last slot."""
+    num_slots: int | None
+    """Packs of the chapter: whole global batches. None: it has no end."""
+    drains: bool = False
+    """Whether the run ends in it with a stream, whose last packs are delivered and padded."""
+    ramp_slots: int = 0
+    """Packs over which shares change; more than `num_slots` if the chapter was ended early."""
+
+    @property
+    def ramps(self) -> bool:
+        """Whether a share changes."""
+        return self.begin != self.end
+
+    def shares_at(self, fraction: Fraction) -> list[Fraction]:
+        """Return the shares after a fraction of the chapter."""
+        pairs = zip(self.begin, self.end, strict=True)
+        return [first + (last - first) * fraction for first, last in pairs]
+
+    def fraction_at(self, slot: int) -> Fraction:
+        """Return the fraction of the change of shares that is over at a slot."""
+        return min(Fraction(slot, self.ramp_slots), Fraction(1)) if self.ramps else Fraction(0)
+
+    def mean_share(self, stream: int, num_slots: int) -> Fraction:
+        """Return the mean share of a stream over the first slots."""
+        half = self.fraction_at(num_slots) / 2
+        return self.begin[stream] + (self.end[stream] - self.begin[stream]) * half
+
+    def uses(self, stream: int) -> bool:
+        """Return whether a stream has a share at any time."""
+        return bool(self.begin[stream] or self.end[stream])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -132,14 +172,8 @@ class Recipe:
     """Slots of packs that an epoch is expected to fill."""
     packs_per_carry_epoch: int = field(init=False, repr=False)
     """Packs per epoch with epoch_end="carry"."""
-    block_size: int = field(init=False, repr=False)
-    """Samples shuffled together."""
-    pack_window: tuple[int, int] = field(init=False, repr=False)
-    """Packs and samples of a window of shuffled packs, of all lanes and queues together."""
     row_tokens: int = field(init=False, repr=False)
     """Token slots of a pack."""
-    packs_windows: bool = field(init=False, repr=False)
-    """Whether the packer needs the samples of a window together."""
     num_queues: int = field(init=False, repr=False)
     """Queues per lane: one if packs mix streams, otherwise one per stream."""
     is_endless: bool = field(init=False, repr=False)
@@ -170,12 +204,9 @@ class Recipe:
         chosen_slots = sum([stream.chosen_slots for stream in self.streams])
         names = [stream.name for stream in self.streams]
         derived = {
-            "block_size": order.block_size,
-            "pack_window": order.pack_window,
             "order_seed": order.seed if order.shuffle else -1,
             "packing": packing,
             "row_tokens": packing.row_tokens,
-            "packs_windows": packing.packs_windows,
             "names": names,
             "keys": range(len(names)) if self.chapter is None else names,
             "is_mixed": is_mixed,
@@ -220,7 +251,7 @@ class Recipe:
         All lanes and queues together hold what `Order.pack_shuffle` says. No window is longer than
         a pass: samples would wait for others that are used again.
         """
-        num_packs, num_samples = self.pack_window
+        num_packs, num_samples = self.order.pack_window
         if not num_packs:
             return 0, 0
         chosen = self.chosen_tokens if self.is_mixed else self.streams[queue].chosen_tokens
@@ -237,7 +268,7 @@ class Recipe:
         """
         in_pass = self._samples_in_pass(lane, queue)
         _, num_samples = self.window(lane, queue)
-        half_block = -(-self.block_size // 2)
+        half_block = -(-self.order.block_size // 2)
         return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
 
     def _samples_in_pass(self, lane: int, queue: int) -> int:

@@ -36,9 +36,8 @@ from streampack.mix.draw import (
     lookaheads,
 )
 from streampack.mix.schedule_kernels import SCALE
-from streampack.plan.lane_stream import LaneStream, is_used
+from streampack.plan.lane_stream import LaneStream, StreamCursor, is_used
 from streampack.plan.recipe import Recipe
-from streampack.plan.stream_cursor import StreamCursor
 from streampack.plan.undelivered import Undelivered
 from streampack.types import NO_SEGMENTS, SAMPLE, TOKENS, Int64Array
 

@@ -33,7 +33,6 @@ from streampack.plan.device import (
     AlikeBatches,
     DevicePlan,
     DeviceView,
-    counted_lanes,
     touched_lanes,
 )
 from streampack.plan.pack_queues import PackQueues
@@ -85,7 +84,9 @@ class PackSequence:
         number = start.epoch
         last = len(run) if run.chapters else number + 1
         self._stop = last if stop is None else stop
-        counted = counted_lanes(run.recipes[run.index(number)], self._views[run.index(number)])
+        view = self._views[run.index(number)]
+        # Each lane is counted by one device, although several may plan it.
+        counted = range(view.place, run.recipes[0].num_lanes, view.num_devices)
         self._queues = PackQueues(run, number, start.snapshots, counted)
         self._walk_states: dict[int, deque[WalkState]] = {}
         self._substituted_before = 0  # in chapters before, without those before the start
@@ -167,10 +168,7 @@ class PackSequence:
 
     @property
     def dropped(self) -> Int64Array:
-        """Samples without segments from the start on, per stream.
-
-        Each lane is counted by one device, although several devices may plan it.
-        """
+        """Samples without segments from the start on, per stream, in the lanes counted here."""
         return self._queues.dropped - self._dropped_before
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:

@@ -57,17 +57,12 @@ def expected_packs(recipe: Recipe) -> Int64Array:
     return np.array([-(-stream.chosen_slots // per_lane) for stream in recipe.streams])
 
 
-def extend_nothing(lane: int, queue: int) -> None:
-    """Fail: the walk knows where each queue ends, or that it does not."""
-    raise AssertionError(f"queue {queue} of lane {lane} cannot be extended")
-
-
 class SlotWalker:
     """The slots of one epoch, in order; with carry, those of the whole run, and `epoch` is 0.
 
     Where the walk needs to know more about a queue, it calls `extend_queue` with its lane and
-    number, which must raise `known` there, or set `complete`. The walk of a chapter begins at
-    `start`.
+    number, which must raise `known` there, or set `complete`. None: it knows where each queue ends.
+    The walk of a chapter begins at `start`.
 
     Attributes:
         served: Packs taken from each queue so far, shape (num_lanes, num_queues).
@@ -81,7 +76,7 @@ class SlotWalker:
         self,
         recipe: Recipe,
         epoch: int,
-        extend_queue: Callable[[int, int], None],
+        extend_queue: Callable[[int, int], None] | None = None,
         start: WalkState | None = None,
     ) -> None:
         # Four numbers per queue, shape (4, num_lanes, num_queues).
@@ -182,7 +177,7 @@ class SlotWalker:
             self.slot += filled
             if lane == DRY or (lane >= 0 and not may_extend):
                 break
-            if lane >= 0:
+            if lane >= 0 and self._extend_queue is not None:
                 self._extend_queue(lane, queue)
         return out[:done]
 

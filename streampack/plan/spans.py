@@ -26,7 +26,7 @@ from streampack.mix.schedule import OWED_STEP, rounded_debts
 from streampack.plan.pass_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import TURN
-from streampack.plan.slots import SlotWalker, WalkState, extend_nothing
+from streampack.plan.slots import SlotWalker, WalkState
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
@@ -141,7 +141,7 @@ class RunPlan:
         if chapter not in self._starts:
             before = chapter - 1
             recipe, num_slots = self.recipes[before], self.spans[before].num_slots or 0
-            walker = SlotWalker(recipe, 0, extend_nothing, self.start(before))
+            walker = SlotWalker(recipe, 0, start=self.start(before))
             if recipe.is_mixed:
                 walker.skip(num_slots)
             elif walker.pass_over(num_slots):

@@ -23,11 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from streampack.errors import ConfigError
-from streampack.plan.chapter import ChapterPlan
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.lane_stream import lane_drift
 from streampack.plan.pass_limits import exhausted_at, token_share
-from streampack.plan.recipe import Recipe
+from streampack.plan.recipe import ChapterPlan, Recipe
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report.bars import colour
