@@ -10,10 +10,7 @@
 A thread that releases the GIL may have to wait for another thread to get it back. That wait is tens
 of us, so releasing it pays off only for kernels that run for hundreds of us.
 
-numba counts references to an array wherever a kernel slices it or passes it on. Each count is an
-atomic operation that drains the processor's pending loads and stores. Python already holds
-references to the arguments, so `compiled` turns the counting off. That made gathering short samples
-a fifth faster.
+`compiled` turns numba's counting of references off: see docs/adr/0015.
 
 After an install, the first batch waits about 6 s for compilation. Assigning one array slice to
 another would add 4 s, because its error message formats the shapes. Later processes load machine

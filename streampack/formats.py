@@ -7,15 +7,7 @@
 
     PackedStreamingDataset(..., batch_format="hf")    # converted where batches are read
 
-All take the native batch. docs/formats.md shows each format, docs/loss.md the weights. The divisor
-of a loss depends on all ranks::
-
-    rank 0   micro-batches 0, 1   3,981 targets --.
-                                                   +-- all_reduce --> 8,045 on every rank
-    rank 1   micro-batches 0, 1   4,064 targets --'
-
-A rank plans only the lanes that it reads, and labels may be masked, so it cannot count the targets
-of other ranks.
+All take the native batch. docs/formats.md shows each format, docs/loss.md the weights.
 
 Cost: see each function; `global_units` is one all_reduce of one integer per optimizer step.
 """

@@ -14,7 +14,7 @@ uniform, as many buckets as keys nearly sort them. One insertion sort finishes t
     insertion sort       |. 6|.|3 9 a|. .|  ...      keys move by a place or two
 
 For a few elements, the call and the generator object cost a hundred times the work. Many small
-permutations are therefore made in one call, and `_small_order` generates the Philox bits itself.
+permutations are therefore made in one call, by `shuffle_blocks`.
 
 Cost: about 10 ns an element, most of it for the random bits.
 """

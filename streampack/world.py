@@ -6,8 +6,7 @@ With 2 nodes of 2 ranks and no replication::
     rank         0   1    2   3
     place        0   2    1   3        place = local_rank * num_nodes + node
 
-Places are numbered across nodes first. Neighbouring device batches come from neighbouring lanes, so
-they land on different nodes, and each node reads only its own lanes.
+Places are numbered across nodes first, so that each node reads only its own lanes.
 
 With context parallelism, ranks that share a row also divide its tokens. 8 ranks, with
 ``replication=4, context_parallel=2``::

@@ -6,12 +6,9 @@
                the loop, autograd, a user's list ...
     take --> the same block, if the last of its tensors is gone; else another one
 
-New memory costs a page fault every 4 KiB at first touch, which is more than the rest of making a
-batch. So a block returns to the pool when the last tensor, view or array on it is freed, wherever
-that happens. A block that is kept is simply not reused.
-
-Pinned blocks come from torch's own allocator, which works the same way. It also waits for pending
-copies to a GPU, which read a block after its tensors are gone.
+New memory costs a page fault every 4 KiB at first touch, more than the rest of making a batch. So a
+block returns to the pool when the last tensor, view or array on it is freed, wherever that happens.
+Pinned blocks come from torch's own allocator, which also waits for pending copies to a GPU.
 
 Cost: about 10 us per block. Memory: `KEPT` idle blocks, and those in use.
 """

@@ -93,16 +93,6 @@ def lay_out(
             of padding; shape (n + batches * (B + 1),), from which B follows.
         bounds: Filled, one row per batch: one past its last segment, one past its last edge, its
             longest segment; shape (batches, 3).
-
-    >>> import numpy as np
-    >>> segments = np.array([[7, 0, 4, 2, 3, 9], [7, 0, 5, 0, 8, 8]])
-    >>> numbered, edges = np.zeros((2, 6), np.int64), np.zeros(6, np.int32)
-    >>> bounds = np.zeros((2, 3), np.int64)
-    >>> lay_out(segments, np.array([1, 2]), 8, 1, numbered, edges, bounds)
-    >>> numbered.tolist(), edges.tolist()
-    ([[0, 7, 0, 4, 2, 3], [0, 7, 0, 5, 0, 8]], [0, 3, 8, 0, 8, 0])
-    >>> bounds.tolist()
-    [[1, 3, 5], [2, 5, 8]]
     """
     num_rows = (len(cu_seqlens) - len(segments)) // len(bounds) - 1
     filled, k = 0, 0
@@ -149,15 +139,6 @@ def fill_batches(
         continues: Whether positions of a split sample's later pieces continue from the cut.
         out: Filled: tokens, labels (shifted, -100 for no target), input_pos,
             document_ids; each of shape (batches * B, S).
-
-    >>> import numpy as np
-    >>> out = (*(np.zeros((1, 4), np.int64) for _ in range(3)), np.zeros((1, 4), np.int32))
-    >>> edges = np.array([0, 3, 4], np.int32)
-    >>> layout = np.array([[0, 7, 0, 4, 0, 3]]), edges, np.array([[1, 3, 3]])
-    >>> source, none = np.array([[5, 6, 7, 0]], np.int32), np.zeros((0, 0), np.int32)
-    >>> fill_batches(layout, source, np.array([-100]), none, False, out)
-    >>> [row.tolist() for row in out]
-    [[[5, 6, 7, 0]], [[6, 7, -100, -100]], [[0, 1, 2, 0]], [[1, 1, 1, 0]]]
     """
     segments, cu_seqlens, bounds = layout
     tokens, labels, input_pos, document_ids = out

@@ -10,20 +10,9 @@ A row in 4 chunks for 2 ranks, and one of two documents cut each on its own::
 A token attends to those before it, so later chunks cost more. A head and a tail together cost the
 same for every rank.
 
-Who cuts alike (file and name):
-
-- zigzag: ``_HeadTailLoadBalancer`` in torch/distributed/tensor/experimental/_context_parallel/
-  _load_balancer.py, which torchtitan's ``HeadTailCPLoadBalancer`` calls
-  (torchtitan/distributed/context_parallel.py); ``get_pretrain_batch_on_this_cp_rank`` in Megatron-
-  LM's megatron/core/utils.py.
-- contiguous: torch's ``_context_parallel_shard`` without a load balancer, which is torchtitan's
-  behaviour with it turned off.
-- zigzag_per_document: ``thd_partition_indices_kernel`` in TransformerEngine's
-  transformer_engine/common/fused_attn/context_parallel.cu, which Megatron-LM's
-  ``get_sft_batch_on_this_cp_rank`` calls.
-
-A segment that a chunk cuts becomes a shorter segment of the same sample. So the gather reads only
-the tokens inside the chunk, and the one behind them for the last label.
+docs/distributed.md names the trainers that cut alike, by ``_HeadTailLoadBalancer`` (torch),
+``get_pretrain_batch_on_this_cp_rank`` (Megatron-LM) and ``thd_partition_indices_kernel``
+(TransformerEngine). docs/adr/0032 explains why the plan is cut and not the batch.
 
 Cost: 15 us per gather of 300 segments.
 """

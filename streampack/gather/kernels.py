@@ -11,15 +11,12 @@ An *address row* holds the addresses of a shard, with the columns below. Address
 after their bounds are checked against the mapped bytes. A sample out of bounds is reported, never
 read.
 
-streams/label_shift.py defines the meaning of labels. Their kernels are here because they call the
-others, and numba's cache does not notice changes in other files.
+streams/label_shift.py defines the meaning of labels. Rows are int32, or uint16 if the ids of all
+streams fit; a value that does not fit is reported, never truncated.
 
-Rows are int32, or uint16 if the ids of all streams fit, so that they stay in the cache until the
-batch is made. A value that does not fit is reported, never truncated.
-
-Samples are scattered over their shards. So all samples are located first, and memory is prefetched
-at a constant distance ahead, across sample boundaries. Without prefetching, the processor stalls on
-the first lines of each sample, which doubles the time on the lengths of web text.
+Samples are scattered over their shards. So all are located first, and memory is prefetched at a
+constant distance ahead. Otherwise the processor stalls on the first lines of each sample, which
+doubles the time on the lengths of web text.
 
 Cost: one pass over the bytes, 0.5 ns per token and 40 ns per segment from the page cache; labels
 columns as much again.

@@ -113,14 +113,6 @@ def cut_rows(
         units: Room for the units of a frame, shape (m, UNIT_COLUMNS).
         pieces: Filled, in the order of the slice; shape (p, PIECE_COLUMNS).
         piece_ends: Filled: one past the last piece of each frame, shape (num_frames,).
-
-    >>> import numpy as np
-    >>> segments, ends = np.array([[0, 0, 7, 0, 6, 6], [0, 0, 8, 0, 5, 5]]), np.array([2])
-    >>> pieces, piece_ends = np.zeros((9, 6), np.int64), np.zeros(1, np.int64)
-    >>> units = np.zeros((9, 4), np.int64)
-    >>> cut_rows((segments, ends), (16, 1, 1), (0, 2, 4, False), units, pieces, piece_ends)
-    >>> pieces[: piece_ends[0]].tolist()
-    [[0, 4, 4, 0, 0, 1], [4, 4, 0, -1, 1, 0]]
     """
     row_tokens, _, frame_rows = sizes
     rank, num_chunks, num_parts, per_unit = share

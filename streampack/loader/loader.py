@@ -13,16 +13,16 @@ Cost: see `planned.loading` and `online.loading`.
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from multiprocessing import get_all_start_methods
 from typing import Any
 
 from streampack._checks import is_weight, read_integer, show_number
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError, suggest
-from streampack.loader.distributed_state import join_states
 from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
 from streampack.planned.chapter_engine import ChapterEngine
@@ -183,7 +183,7 @@ class PackedDataLoader:
             ResumeError: If the ranks are not at the same step, or the dataset reads iterables.
         """
         state = self.state_dict()
-        return join_states([state] if process_group() is None else gather_values(state, group))
+        return _join([state] if process_group() is None else gather_values(state, group))
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state` at the next iteration.
@@ -244,6 +244,29 @@ class PackedDataLoader:
         that a run of chapters skipped.
         """
         return self._loading.stats()
+
+
+def _join(states: Sequence[State]) -> State:
+    """Join the states of several ranks, which may differ only in their snapshots."""
+    first = states[0]
+    snapshots: dict[tuple[int, int], State] = {}
+    for rank, state in enumerate(states):
+        if "snapshots" not in state:
+            raise ResumeError(
+                f"the state of rank {rank} is of a dataset of iterables: they are each rank's own "
+                "and cannot be joined; save loader.state_dict() of every rank, and load it in the "
+                "same rank"
+            )
+        for key, value in first.items():
+            if key != "snapshots" and state.get(key) != value:
+                raise ResumeError(
+                    f"rank 0 stands at {key}={value!r:.80}, but rank {rank} at "
+                    f"{state.get(key)!r:.80}; gather states after the same step on every rank"
+                )
+        for snapshot in json.loads(state["snapshots"]):
+            snapshots.setdefault((snapshot["lane"], snapshot["queue"]), snapshot)
+    joined = [snapshots[key] for key in sorted(snapshots)]
+    return first | {"snapshots": json.dumps(joined, separators=(",", ":"))}
 
 
 def _check_timeout(timeout: float | None, num_workers: int) -> float:

@@ -7,13 +7,12 @@ The deficit of a source is the amount due to it so far, minus the amount it got.
     source      0    1    2    0    0  ...
     deficits   -.5   0   .5  ...          0 again after every fourth turn
 
-Counted in samples, every amount is 1, so deadlines are known in advance. Sources that would get a
-whole sample ahead are not eligible. Of the rest, the one that would first fall a whole sample
-behind is next (earliest deadline first). No source is ever off by a sample or more.
+Counted in samples, the source that would first fall a whole sample behind is next, of those that
+would not get a whole sample ahead. No source is ever off by a sample or more.
 
 Counted in tokens, the source with the largest deficit is next, as lengths are not known ahead. No
-source is ever ahead of its share by more than its longest sample, as in `mix/draw.py`. None is ever
-behind by more than one longest sample of each of the others. All arithmetic is on integers.
+source is ever ahead of its share by more than its longest sample, or behind by more than one
+longest sample of each of the others.
 
 When a source ends, the others keep their relative shares, and all deficits restart at 0.
 
@@ -45,14 +44,6 @@ class Deficits:
     Args:
         amounts: Relative amount due to each source; 0 excludes the source.
         unit: "samples", where every amount served is 1, or "tokens".
-
-    >>> turns = Deficits([2, 1, 1], "samples")
-    >>> order = []
-    >>> for _ in range(8):
-    ...     order.append(turns.next())
-    ...     turns.serve(order[-1], 1)
-    >>> [order.count(source) for source in range(3)]
-    [4, 2, 2]
     """
 
     def __init__(self, amounts: Sequence[int], unit: str) -> None:

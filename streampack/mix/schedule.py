@@ -7,18 +7,15 @@ With shares 1/2, 1/4, 1/4::
 
 A slot is one pack, one device batch or one global batch, depending on the batching method. To stay
 within one slot, each unit of a stream must lie in a certain window of slots. The unit whose window
-closes first is served (earliest deadline first, which on one machine meets every deadline: Liu &
-Layland 1973; the windows are those of Pfair scheduling, Baruah et al. 1996). All arithmetic is on
-integers.
+closes first is served (earliest deadline first, Liu & Layland 1973; the windows are those of Pfair
+scheduling, Baruah et al. 1996). docs/adr/0005 explains the choice.
 
-If slots belong to lanes, each stream must also be spread evenly over the lanes. Deadlines leave
-slack: as long as every unit can still be served in time, the slot takes the stream that its lane is
-owed most. The bound then holds at the end of each block, and at any time a stream's units in two
-lanes differ by at most a small constant.
+If slots belong to lanes, each stream must also be spread evenly over the lanes: as long as every
+unit can still be served in time, the slot takes the stream that its lane is owed most. The bound
+then holds at the end of each block. See docs/adr/0019.
 
-Shares may change linearly over a fixed number of slots. The windows then follow from the exact
-running integral of the share. All numbers are relative to the first slot that is computed together
-with others, so they do not grow with the run.
+Shares may change linearly over a fixed number of slots; the windows follow from the exact running
+integral. All numbers are relative to the first slot that is computed together with others.
 
 Cost: O(streams) a slot, about 10 ns; 100 ns with lanes. A pure function of (shares, lanes, seed,
 seed path).

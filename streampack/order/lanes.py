@@ -7,10 +7,8 @@ Six shards over two lanes. The seed orders the shards, and a cut may fall inside
     lane                      0              1
 
 A lane reads the same shards in every pass, so the cache of its node stays valid. Lanes take runs by
-digit reversal (with 4 lanes: runs 0, 2, 1, 3). The lanes of node c are those with number c modulo
-the number of nodes. Digit reversal gives them neighbouring runs, so they share the shard at a cut.
-This holds if the number of nodes is a product of leading prime factors of the number of lanes (1, 2
-and 4 for 4 lanes; 1, 2 and 6 for 6). The assignment does not depend on the number of nodes.
+digit reversal (with 4 lanes: runs 0, 2, 1, 3), so that the lanes of a node have neighbouring runs:
+see docs/adr/0001.
 
 Cost: O(shards) a lane. No sample is read.
 """

@@ -9,21 +9,16 @@ With max_seq_len=8 and a window of six segments::
     buffered     B4  E1                 their pack is not full: both pass on to the next window
 
 A window is all segments of one call of `add`. After it, packs with a gap of more than 0.1 % are
-dissolved, the emptiest first, as far as `buffer_tokens` and `buffer_samples` hold their segments.
-These segments are placed first in the next window. A segment that has seen 64 packs leave since
-its own window began passes on no more: it leaves with the next window. From windows of at least
-that many packs, segments therefore pass on once. Only small windows need more.
+dissolved, the emptiest first, as far as the buffer holds their segments. These are placed first in
+the next window. A segment that has seen 64 packs leave since its own window began does not pass on
+again. docs/packers.md has the promises of windows, and docs/adr/0028 the reasons.
 
-Packs leave in the order in which their longest segments arrived, which is random in shuffled data.
-Otherwise training would see packs of long samples at the start of each window. Segments keep their
-order of arrival within a pack.
+Packs leave in the order in which their longest segments arrived, which is random in shuffled data:
+training would otherwise see packs of long samples at the start of each window. With `max_cost`,
+segments have the sizes of `sizes_in_pack` instead of their lengths.
 
-With `max_samples_per_pack`, a pack with that many segments takes no more. With `max_cost`, segments
-have the sizes of `sizes_in_pack` instead of their lengths.
-
-Cost: two sorts and 50 ns a segment, 0.1 to 0.3 us in all. Fill: what all packs of a window can
-hold, which is far more than a bounded buffer finds where samples are half as long as packs. Memory:
-the integers of a window, and the segments that pass on.
+Cost: two sorts and 50 ns a segment, 0.1 to 0.3 us in all. Memory: the integers of a window, and the
+segments that pass on.
 
 Source: D. S. Johnson, "Near-optimal bin packing algorithms", MIT, 1973. Its bound is 11/9 of the
 fewest packs, plus 4. Bins are kept in a list for each amount of free room, as in "Fewer Truncations

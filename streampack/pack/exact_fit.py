@@ -18,15 +18,12 @@ After 10 to 20 segments there are more subsets than slots. A full pack is theref
 few segments of the anchor, and the order stays close to first in, first out.
 
 With `split_gap`, a pack that would leave a larger gap takes the head of the oldest remaining
-segment, whose tail opens the next pack. With `guard`, segments that have waited for that many packs
-go in first, in arrival order, until one does not fit. No segment then waits for more than guard +
-2 * buffer_tokens / max_seq_len + 1 packs, not counting packs of one full segment. With
-`max_samples_per_pack`, the rows hold counts instead of bits, and at most 256 segments are examined.
+segment. With `guard`, segments that have waited for that many packs go in first, in arrival order,
+until one does not fit. With `max_samples_per_pack`, the rows hold counts instead of bits.
 
 Cost: (segments looked at) x (tokens to fill / 64) word operations a pack. If packs are longer than
 8,192, the first segments are taken in order as long as 8,192 tokens stay free. About 0.15 us a
-segment on web text at 8,192, far more with `max_samples_per_pack`. Fill: over 99.99 % there.
-Memory: at most `buffer_tokens` are buffered, usually far fewer.
+segment on web text at 8,192, far more with `max_samples_per_pack`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,8 @@ With `pad_to_multiple`, lengths in this module are the slots that segments take,
 
 Cost: see `fit_exactly` and `fit_in_order`. Memory: nothing outlives a call.
 
-All kernels are in this one file because numba's disk cache does not notice changes to a callee in
-another file. `Limits` and `Work` are tuples because numba does not support dataclasses. Inner
-kernels take the arrays of a `Work` one by one. Reading an array from a tuple, or slicing it, costs
-two atomic reference counts, which used to take half of the time.
+Inner kernels take the arrays of a `Work` one by one: reading an array from a tuple, or slicing it,
+costs two atomic reference counts, which used to take half of the time.
 """
 
 from __future__ import annotations

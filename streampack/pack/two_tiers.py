@@ -8,14 +8,12 @@ With short_seq_len=4, max_seq_len=16 and segments in arrival order::
 
 The short tier is an exact fit at `short_seq_len` for segments up to that length. Its packs and all
 longer segments are the items of the long tier, an exact fit at `max_seq_len`. The room left in a
-row, less than a block, is filled with waiting shorts. A short sample therefore lies in a run of
-whole samples of at most `short_seq_len` tokens, which needs no context parallelism.
+row, less than a block, is filled with waiting shorts.
 
 The tiers feed each other, so they take turns. Shorts are collected until there are 64 of them, or
 until a longer segment arrives.
 
-Cost: 0.6 us a sample if most are short, 1.3 us if many are long: a few times that of one exact fit.
-Fill: 99.9 % on web text. Memory: as one exact fit; the tiers share its limit.
+Cost: 0.6 us a sample if most are short, 1.3 us if many are long. Memory: the tiers share a limit.
 """
 
 from __future__ import annotations

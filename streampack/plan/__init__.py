@@ -21,7 +21,6 @@ from streampack.plan.state import (
     nearest_divisors,
     plan_fingerprint,
     run_shape,
-    saving_worker,
 )
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "nearest_divisors",
     "plan_fingerprint",
     "run_shape",
-    "saving_worker",
     "slots_in",
     "touched_lanes",
 ]

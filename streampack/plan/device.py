@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from streampack.balance import Balance
 from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.recipe import Recipe
 from streampack.types import NO_PACKS, Int64Array, Packs
+
+AlikeBatches: TypeAlias = tuple[Packs, int, int]
+"""Packs of one length, the batches that they are, and their length in slots."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +99,6 @@ class DevicePlan:
         )
 
 
-class AlikeBatches(NamedTuple):
-    """Consecutive batches whose packs have one length."""
-
-    packs: Packs
-    num_batches: int
-    slots_per_pack: int
-
-
 class BatchPacks:
     """The packs of consecutive batches of a device; each batch has packs of one length.
 
@@ -136,7 +131,7 @@ class BatchPacks:
         begin, end = self.bounds[first], self.bounds[last]
         if num_slots is not None:
             end = min(end, begin + num_slots // slots)
-        return AlikeBatches(self.packs.slice(begin, end), last - first, slots)
+        return self.packs.slice(begin, end), last - first, slots
 
 
 NO_BATCHES = BatchPacks(NO_PACKS, np.zeros(0, np.int64), 1)

@@ -5,19 +5,15 @@
     windows of packs     [ c | a | d | b ] [ f | e ]
                          ^ a snapshot       ^ lies where a window begins
 
-A lane has one queue if packs mix streams, otherwise one per stream. Packs are addressed by their
-number in the queue. Packs planned ahead are therefore never lost, and planning a queue again
-gives the same packs.
-
+Packs are addressed by their number in the queue, so planning a queue again gives the same packs.
 A chapter begins after `number` packs of the queue were delivered::
 
     mixed         window  a b c | d e      the samples of d and e, and those that the packer has
     new packing   window  a b c | d e      buffered, are given back: their streams draw them first
     other queues  window  a b c | d e      d and e come first
 
-So a chapter whose packs mix streams delivers what it draws itself, with its own shares. Windows
-after the one that holds pack `number` - 1 are planned again, so how far ahead a process planned
-changes nothing.
+Windows after the one that holds pack `number` - 1 are planned again, so how far ahead a process
+planned changes nothing.
 
 Cost: see `pack_windows`; at the start of a chapter, two windows of segments at most. Memory: two
 windows of segments (48 bytes each).
@@ -37,7 +33,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks
 from streampack.plan.slots import ENDLESS
 from streampack.plan.snapshots import rows_as_text, text_as_rows
-from streampack.types import NO_PACKS, Int64Array, Packs, State
+from streampack.types import NO_PACKS, NO_SEGMENTS, Int64Array, Packs, State
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,10 +42,10 @@ class Snapshot:
 
     num_packs: int
     """Packs of the queue before the window."""
-    held: Int64Array
-    """Segments in the packer's buffer, shape (n, 6)."""
+    held: Callable[[], Int64Array]
+    """Compute the segments drawn and not packed, shape (n, 6). Callables, as rarely needed."""
     blocks: Callable[[], Blocks]
-    """Compute the shuffle blocks at this point. A callable, because it is rarely needed."""
+    """Compute the shuffle blocks at this point."""
     state: State
     """What the windows are restored from."""
 
@@ -87,9 +83,15 @@ class PackQueue:
         """Plan one more window."""
         if self.is_complete:
             return
-        num_packs, blocks = self.num_known, self.windows.arrivals.blocks()
-        held, state = self.windows.state(num_packs)
-        self._snapshots.append(Snapshot(num_packs=num_packs, held=held, blocks=blocks, state=state))
+        windows = self.windows
+        self._snapshots.append(
+            Snapshot(
+                num_packs=self.num_known,
+                held=windows.held(),
+                blocks=windows.arrivals.blocks(),
+                state=windows.state(self.num_known),
+            )
+        )
         self.num_moves += 1
         window = self.windows.next(self.num_known)
         packs = Packs.join([self._packs, window]) if len(self._packs.ends) else window
@@ -203,7 +205,7 @@ class PackQueue:
 
     def held(self) -> Int64Array:
         """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
-        return self._snapshots[0].held if self._snapshots else self.windows.buffered
+        return (self._snapshots[0].held if self._snapshots else self.windows.held())()
 
     # State.
 
@@ -215,17 +217,19 @@ class PackQueue:
     def rest(self, number: int) -> State:
         """Return what the queue continues from after `number` packs, as `restore` takes it."""
         kept = self.snapshot(number)
-        return kept[0] if kept else _as_text(self.windows.state(self.num_known)[1])
+        return kept[0] if kept else _as_text(self.windows.state(self.num_known))
 
     def restore(self, state: State) -> None:
         """Continue from a snapshot, in a queue that planned nothing."""
         self._hold(NO_PACKS, int(state["num_packs"]))
         if "undelivered" in state:
-            state = state | {"undelivered": text_as_rows(state["undelivered"])}
+            again = self.windows.arrivals.undelivered_of(text_as_rows(state["undelivered"]))
+            state = state | {"undelivered": again}
         self.windows.restore(state)
 
 
 def _as_text(state: State) -> State:
     if "undelivered" not in state:
         return state
-    return state | {"undelivered": rows_as_text(state["undelivered"])}
+    again = state["undelivered"]
+    return state | {"undelivered": rows_as_text(again.segments if again else NO_SEGMENTS)}

@@ -6,15 +6,12 @@
                  |       |       |       |            gather: all packs of a queue together
     packs     [ a b ] [ c ]   [ d e f ] [ g ]         in slot order, one array
 
-Delivered packs are recorded on demand and when a queue is planned further, not after every batch.
-A batch therefore costs the same for one queue as for a hundred.
-
-Where a chapter begins, queues that it uses turn to it, after the packs that are delivered. Others
+Delivered packs are recorded on demand and when a queue is planned further, so a batch costs the
+same for one queue as for a hundred. Where a chapter begins, queues that it uses turn to it. Others
 are parked: only a snapshot is kept, until they are used again.
 
 Cost: about 10 ns a segment, and 10 us a queue when a chunk of its samples is planned or delivered;
 at the start of a chapter, two windows a queue.
-Memory: the queues, and one copy of the last result of `gather`.
 """
 
 from __future__ import annotations

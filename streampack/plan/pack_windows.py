@@ -18,6 +18,7 @@ buffer, and one shuffle block of each stream: 16 bytes per sample, by default at
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
@@ -33,6 +34,7 @@ from streampack.plan.small_passes import SmallPass, settle, small_pass, window_s
 from streampack.rng import permutation
 from streampack.types import (
     LENGTH,
+    NO_SEGMENTS,
     PASS,
     SAMPLE,
     STREAM,
@@ -110,38 +112,37 @@ class PackWindows:
         arrivals.turn(recipe)
         draws_again = recipe.is_mixed or self.packing != before
         if draws_again:
-            again = [arrivals.undelivered, rest, self.packer.buffered]
-            arrivals.give_back(np.concatenate(again))
+            left = arrivals.undelivered
+            again = [left.segments if left else NO_SEGMENTS, rest, self.packer.buffered]
+            arrivals.give_back(arrivals.undelivered_of(np.concatenate(again)))
             self.packer = self._new_packer()
         return draws_again
 
-    @property
-    def buffered(self) -> Int64Array:
-        """Segments that are drawn and not packed yet, shape (n, 6)."""
-        again = self.arrivals.undelivered
-        if not len(again):
-            return self.packer.buffered
-        is_used = np.isin(again[:, STREAM], self.recipe.used)
-        return np.concatenate([self.packer.buffered, again[is_used]])
+    def held(self) -> Callable[[], Int64Array]:
+        """Return a callable that computes the segments now drawn and not packed, shape (n, 6)."""
+        packed, again, used = self.packer.buffered, self.arrivals.undelivered, self.recipe.used
+
+        def held_there() -> Int64Array:
+            """Return the packer's segments, and those of undelivered samples."""
+            left = again.segments if again else NO_SEGMENTS
+            return np.concatenate([packed, left[np.isin(left[:, STREAM], used)]])
+
+        return held_there
 
     # State.
 
-    def state(self, num_known: int) -> tuple[Int64Array, State]:
-        """Return the buffered segments, and the state from which `restore` continues.
-
-        `num_known` packs of the queue are made.
-        """
-        buffered, packer = self.buffered, self.packer.state_dict()
+    def state(self, num_known: int) -> State:
+        """Return the state from which `restore` continues; `num_known` packs are made."""
         state = {
             "num_packs": num_known,
             "arrivals": self.arrivals.state(),
-            "packer": packer,
+            "packer": self.packer.state_dict(),
             "dropped": self.dropped.tolist(),
         }
         if self.recipe.chapter is not None:
             state |= {"chapter": self.recipe.chapter.number, "begin": self.begin}
             state["undelivered"] = self.arrivals.undelivered
-        return buffered, state
+        return state
 
     def restore(self, state: State) -> None:
         """Continue from a `state`, with a packer that was never used."""
@@ -165,7 +166,7 @@ class PackWindows:
             parts = self._pack_passes(self._small, num_known)
         else:
             parts = [self._pack_window(num_known)]
-        packs = Packs.join([part for part, _ in parts]) if len(parts) > 1 else parts[0][0]
+        packs = Packs.join([part for part, _ in parts])
         if not self._is_shuffled or not self._max_packs or not len(packs.ends):
             return packs
         bounds = [0]
@@ -177,7 +178,7 @@ class PackWindows:
 
     def _pack_passes(self, small: SmallPass, num_known: int) -> list[tuple[Packs, int]]:
         """Return the packs of the next chunks, of one pass after the other, as `_pack_window`."""
-        segments = np.concatenate(self._next_chunks(num_known)[0])
+        segments = np.concatenate(self._draw(num_known)[0])
         most = self._packing_window or len(segments)
         packs = []
         for part in np.split(segments, window_starts(segments, small.least, most)):
@@ -188,10 +189,20 @@ class PackWindows:
 
     def _pack_window(self, num_known: int) -> tuple[Packs, int]:
         """Return the packs of the next chunks, and the number of windows that share them."""
-        make = self._pack_together if self._packing_window else self._pack_chunks
-        packs, num_chunks, num_samples = make(num_known)
-        # A window may be smaller than a chunk.
-        return packs, 1 if num_chunks > 1 else self._num_windows(len(packs.ends), num_samples)
+        packs: list[Packs] = []
+        if not self._packing_window:
+            _, num_samples = self._draw(num_known, packs)
+            num_chunks = len(packs)
+        else:
+            chunks, num_samples = self._draw(num_known)
+            num_chunks = len(chunks)
+            # A window may be smaller than a chunk, here and for the shuffle.
+            num_windows = -(-num_samples // self._packing_window) if num_chunks == 1 else 1
+            parts = np.array_split(np.concatenate(chunks), max(num_windows, 1))
+            packs += [self.packer.add(part) for part in parts]
+            packs += [self.packer.flush()] if self.is_complete else []
+        whole = Packs.join(packs)
+        return whole, 1 if num_chunks > 1 else self._num_windows(len(whole.ends), num_samples)
 
     def _num_windows(self, num_packs: int, num_samples: int) -> int:
         """Return the windows that share so many packs and samples."""
@@ -210,50 +221,33 @@ class PackWindows:
         tokens = self._ramp_packs * part * self.packing.max_seq_len
         return arrivals.next(math.ceil(tokens / arrivals.tokens_per_draw()))
 
-    def _pack_chunks(self, num_known: int) -> tuple[Packs, int, int]:
-        """Return the packs, chunks and samples of a window whose chunks are packed as they come."""
-        chunks: list[Packs] = []
-        num_packs = num_samples = 0
+    def _draw(
+        self, num_known: int, packed: list[Packs] | None = None
+    ) -> tuple[list[Int64Array], int]:
+        """Draw the chunks that begin in a window; return their segments, and their samples.
+
+        With `packed`, each is packed as it comes, and not returned.
+        """
+        chunks: list[Int64Array] = []
+        num_packs = num_tokens = num_samples = 0
         while not self.is_complete:
             rows = self._next_rows(num_known + num_packs)
             segments = self._next_segments(rows)
-            chunks.append(self.packer.flush() if self.is_complete else self.packer.add(segments))
-            num_packs += len(chunks[-1])
             num_samples += len(rows)
-            if self._ends_window(num_packs >= self._max_packs, num_samples):
-                break
-        packs = Packs.join(chunks) if len(chunks) > 1 else chunks[0]
-        return packs, len(chunks), num_samples
-
-    def _pack_together(self, num_known: int) -> tuple[Packs, int, int]:
-        """Return the packs, chunks and samples of a window that is packed as a whole."""
-        chunks, num_samples = self._next_chunks(num_known)
-        segments = np.concatenate(chunks)
-        # As for the shuffle, a window may be smaller than a chunk.
-        num_windows = -(-num_samples // self._packing_window) if len(chunks) == 1 else 1
-        packs = [self.packer.add(part) for part in np.array_split(segments, max(num_windows, 1))]
-        if self.is_complete:
-            packs.append(self.packer.flush())
-        return Packs.join(packs), len(chunks), num_samples
-
-    def _next_chunks(self, num_known: int) -> tuple[list[Int64Array], int]:
-        """Return the segments of the chunks that begin in a window, and their samples."""
-        chunks: list[Int64Array] = []
-        num_tokens = num_samples = 0
-        max_seq_len = self.packing.max_seq_len
-        max_tokens = self._max_packs * max_seq_len
-        while not self.is_complete:
-            rows = self._next_rows(num_known + num_tokens // max_seq_len)
-            chunks.append(self._next_segments(rows))
-            num_tokens += int(chunks[-1][:, LENGTH].sum())
-            num_samples += len(rows)
-            if self._ends_window(num_tokens >= max_tokens, num_samples):
+            if packed is None:
+                chunks.append(segments)
+                num_tokens += int(segments[:, LENGTH].sum())
+                num_packs = num_tokens // self.packing.max_seq_len
+            else:
+                packed.append(
+                    self.packer.flush() if self.is_complete else self.packer.add(segments)
+                )
+                num_packs += len(packed[-1])
+            is_full = num_packs >= self._max_packs or num_samples >= self._max_samples
+            # What was drawn before a stream ran out is not shuffled with what takes its place.
+            if is_full or self.arrivals.ran_out:
                 break
         return chunks, num_samples
-
-    def _ends_window(self, is_full: bool, num_samples: int) -> bool:
-        # What was drawn before a stream ran out is not shuffled with what takes its place.
-        return is_full or num_samples >= self._max_samples or self.arrivals.ran_out
 
     def _order_of(self, packs: Packs, bounds: list[int], num_known: int) -> Int64Array:
         """Return the order in which the packs of windows leave, shape (len(packs),)."""

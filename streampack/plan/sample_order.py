@@ -102,15 +102,19 @@ class SampleOrder:
         self._fixed: list[Fraction] | None = None
         self._exhausted = Fraction(0)  # the share of streams that give way to others
 
-    def give_back(self, segments: Int64Array) -> None:
-        """Draw the samples of these segments, shape (n, 6), before any other of their streams."""
+    def undelivered_of(self, segments: Int64Array) -> Undelivered | None:
+        """Return the samples of these segments, shape (n, 6), as `give_back` takes them."""
         numbers = [stream.number for stream in self.streams]
-        self._undelivered = Undelivered(segments, numbers) if len(segments) else None
+        return Undelivered(segments, numbers) if len(segments) else None
+
+    def give_back(self, samples: Undelivered | None) -> None:
+        """Draw these samples before any other of their streams."""
+        self._undelivered = samples and samples.copy()
 
     @property
-    def undelivered(self) -> Int64Array:
-        """Segments of the samples that are drawn before new ones, shape (n, 6)."""
-        return NO_SEGMENTS if self._undelivered is None else self._undelivered.segments
+    def undelivered(self) -> Undelivered | None:
+        """The samples that are drawn before new ones, as of now."""
+        return self._undelivered and self._undelivered.copy()
 
     def segments_of(self, rows: Int64Array) -> Int64Array:
         """Return the segments of the undelivered samples that rows name, shape (n, 6)."""

@@ -10,14 +10,11 @@
     a walk    -----edge----->  a walk    --edge-->  ...     one after another, as one sequence
         '---------------- PackQueues: the queues live on ---'
 
-The sequence does not depend on the world; the world only selects which slots a device reads. Packs
-are gathered for several batches together, as long as that plans nothing early. Each chapter has
-positions of its own, from 0. Steps to be skipped are walked, and planned only as far as a lane
-needs them for what follows.
+The sequence does not depend on the world; the world only selects which slots a device reads. Each
+chapter has positions of its own, from 0. Steps to be skipped are walked, and planned only as far as
+a lane needs them for what follows.
 
-Cost: the pack queues, and a few us a batch; two windows a queue where a chapter begins. Memory: one
-chunk of segments a queue, and a shuffle block for each stream of each planned lane (16 bytes a
-sample, by default at most 262,144: 4 MiB).
+Cost: the pack queues, and a few us a batch.
 """
 
 from __future__ import annotations
@@ -95,7 +92,7 @@ class PackSequence:
         self._dropped_before = self._queues.dropped
         self._substituted_before -= self._num_substituted
         slots = self._span.num_slots
-        if slots is not None and start.position >= slots and not self._is_last:
+        if slots is not None and start.position >= slots and number + 1 < self._stop:
             self._turn()
 
     def _begin(self, number: int, position: int, walk: WalkState | None = None) -> None:
@@ -125,10 +122,6 @@ class PackSequence:
         self._at.note_passed()
 
     @property
-    def _is_last(self) -> bool:
-        return self.epoch + 1 == self._stop
-
-    @property
     def num_slots(self) -> int | None:
         """Slots of the epoch or chapter, including padding in its last global batch, once known."""
         return self._at.num_slots
@@ -137,7 +130,7 @@ class PackSequence:
     def is_finished(self) -> bool:
         """Whether the epoch or the run has no step after this position, in any process."""
         self._at.walk_to(self.position + 1)
-        return self._is_over and self._is_last
+        return self._is_over and self.epoch + 1 == self._stop
 
     @property
     def _is_over(self) -> bool:
@@ -184,7 +177,7 @@ class PackSequence:
             self._at.walk_to(self.position + self._window)
             if not self._is_over:
                 return self._next(most_here, fetch=fetch)
-            if self._is_last:
+            if self.epoch + 1 == self._stop:
                 return None
             self._turn()
 
@@ -282,8 +275,7 @@ class PackSequence:
 
     def _no_packs(self) -> AlikeBatches:
         """Return a batch of padding, in packs of the length that was served last."""
-        slots_per_pack = int(self._recipe.shapes.slots_per_pack[self._at.last_queue])
-        return AlikeBatches(NO_PACKS, 1, slots_per_pack)
+        return NO_PACKS, 1, int(self._recipe.shapes.slots_per_pack[self._at.last_queue])
 
     def _batches(self, most: int) -> AlikeBatches:
         """Return the next batches, in order; at least one."""
@@ -328,7 +320,6 @@ class PackSequence:
         return slots
 
     def _pass_over(self, position: int) -> None:
-        """Move to `position`."""
         self._at.pass_over(position)
         if self._at.total is not None and position >= self._at.total:
             # Only padding is left: continue with the step after the one that held the last packs.
@@ -357,7 +348,6 @@ class PackSequence:
         return most
 
     def _turn(self) -> None:
-        """Begin the next chapter."""
         if not self._recipe.is_mixed:
             self._substituted_before += self._at.substituted
         self._at.note_passed()

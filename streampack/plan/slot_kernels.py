@@ -9,6 +9,8 @@ Cost: about 10 ns a slot.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from streampack._numba import compiled, compiled_inline, kernel_holding_gil
@@ -21,6 +23,10 @@ SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
 # Cursor of the walk: the current lane, the packs left in its run, the stream chosen for a whole
 # global batch, the slots for which that choice still holds, and the queue that serves the run.
 TURN, LEFT, CHOSEN, HOLDS, SERVING = range(5)
+# Slots of a lane's run; of these, slots that one queue serves together, which are 1 or all, and in
+# which queues are known; slots over all lanes for which a choice of stream holds, or 0 if slots
+# choose separately; the least slots of a stream for which it is chosen.
+Sizes: TypeAlias = tuple[int, int, int, int]
 # Of a slot. SUBSTITUTED counts choices served by another stream: the slot's own, and in the first
 # slot of a global batch with one stream, also the batch's.
 LANE, QUEUE, PACK, SUBSTITUTED = range(4)
@@ -56,7 +62,7 @@ def _serve_turn(
     queues: Int64Array,
     turn: Int64Array,
     wanted: int,
-    sizes: tuple[int, int, int, int],
+    sizes: Sizes,
     is_pure: bool,
 ) -> tuple[int, int]:
     """Return as `_serve` the queue that serves a slot of the current lane.
@@ -130,7 +136,7 @@ def _fill(slot: Int64Array, queues: Int64Array, turn: Int64Array, queue: int) ->
 @kernel_holding_gil
 def walk_slots(
     wanted: Int64Array,
-    sizes: tuple[int, int, int, int],
+    sizes: Sizes,
     is_pure: bool,
     turn: Int64Array,
     queues: Int64Array,
@@ -138,20 +144,10 @@ def walk_slots(
 ) -> tuple[int, int, int]:
     """Fill `out` (n, 4) with the next slots, given their `wanted` queues (n,).
 
-    Args:
-        wanted: Queues, shape (n,).
-        sizes: Slots of a lane's run; of these, slots that one queue serves together, which are 1
-            or all, and in which queues are known; slots over all lanes for which a choice of
-            stream holds, or 0 if slots choose separately; the least slots of a stream for which it
-            is chosen.
-        is_pure: Whether a choice of stream skips lanes without packs of it. If no lane has any,
-            empty packs complete the global batch.
-        turn: Cursor of the walk. Updated.
-        queues: Four numbers per queue. Updated.
-        out: Filled.
-
-    Returns the number of slots filled, and the lane and queue to learn about before the next one.
-    These are -1 if all slots are filled. The lane is DRY if all lanes are dry.
+    `turn` and `queues` are updated. With `is_pure`, a choice of stream skips lanes without packs of
+    it; if no lane has any, empty packs complete the global batch. Returns the number of slots
+    filled, and the lane and queue to learn about before the next one. These are -1 if all slots are
+    filled. The lane is DRY if all lanes are dry.
     """
     lane_run, _, holds, least = sizes
     num_lanes = queues.shape[1]

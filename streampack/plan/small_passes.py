@@ -8,11 +8,8 @@
 
 In a run without an end, a packer or a shuffle of packs that spans many passes would deliver some
 samples of a small stream many times before others. So a window takes at most one pass of each
-stream, and nothing waits until the second pass after its own. The uses of two samples of a stream
-then differ by at most 2, or by 3 where packs mix streams. Packs longer than a pass take samples in
-the order of their arrival.
-
-Larger passes are not bounded, because nothing of them waits so long.
+stream, and nothing waits until the second pass after its own. docs/adr/0055 has the bound that this
+gives, and what else was tried.
 
 Cost: 10 ns a segment, and about 30 us a window.
 """

@@ -8,10 +8,8 @@
                 "buffered": [[stream, pass, sample, start, length, total], ...]},
      "digest": "5f2c..."}                                           of all this, and of the state
 
-Both only save time: without a snapshot, its lane is planned from its start. The digest covers what
-they were made for, too: the run, the epoch and the position. So it finds damage, and snapshots of
-another state; those are dropped with a warning. It is not a signature: a forged state can have
-valid digests.
+Both only save time. The digest also covers what they were made for: the run, the epoch and the
+position. Damaged ones and those of another state are dropped with a warning. It is not a signature.
 
 In a run of chapters, streams are known by name, so that a dataset may add or remove some that had
 no share::

@@ -9,13 +9,8 @@
      "fingerprint": {"seed": 17, "streams": ["5f2c...", "91aa..."], ...},   every field must match
      "snapshots": "[...]"}                                                  optional, for speed
 
-The state is plain JSON. The position counts packs over all ranks, so the state is the same on every
-rank and does not depend on ranks, nodes or workers. Snapshots are one JSON string because torch's
-distributed checkpoints can only load structures with as many entries as were saved, and the number
-of planned lanes varies.
-
-Chapters before the position are as they were. The running one may change its length, unless a share
-ramps. What comes later may be edited freely, and so may streams that never had a share.
+The position counts packs over all ranks, so the state does not depend on ranks, nodes or workers.
+docs/adr/0011 says why snapshots are one string, and docs/chapters.md what may be edited.
 
 Cost: O(streams x lanes): 10 KB for 100 streams and 64 lanes.
 """
@@ -26,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, cast, get_args
 
-from streampack._state import MAX_EPOCH, FieldChecks, canonical_json, saved_fingerprint
+from streampack._state import MAX_EPOCH, canonical_json, saved_fingerprint
 from streampack.balance import Balance
 from streampack.chapters import SHAPES
 from streampack.config import Order, Packing
@@ -353,14 +348,3 @@ def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
             f"{asked}, and position {progress.position} is not a multiple of it; set it to "
             f"{nearest_divisors(progress.position, size)}, or {keep}"
         )
-
-
-def saving_worker(state: State) -> list[int] | None:
-    """Return [worker, workers] if a worker of another data loader saved the state, or else None."""
-    saved_in = state.get("worker")
-    if saved_in is None:
-        return None
-    is_pair = isinstance(saved_in, list | tuple) and len(saved_in) == 2
-    if not is_pair or not all(type(number) is int for number in saved_in):
-        raise FieldChecks("the state's ").error("worker", saved_in, wanted="[worker, workers]")
-    return list(saved_in)

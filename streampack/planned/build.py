@@ -35,8 +35,7 @@ from streampack.plan.pass_limits import check_limits
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS
 from streampack.plan.spans import RunPlan
 from streampack.planned.device_view import check_whole_steps, device_view
-from streampack.planned.equal_cost import check_equal_cost, slots_of_equal_cost
-from streampack.planned.refusals import check_pack_lengths, slots_per_pack
+from streampack.planned.refusals import check_equal_cost, check_pack_lengths, slots_per_pack
 from streampack.planned.stream_lengths import StreamLengths
 from streampack.streams import TokenStream
 from streampack.streams.registry import unique_names
@@ -153,7 +152,7 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             first_sample=stream.first_sample,
             raw_bytes=stream.raw_bytes,
             num_tokens=total,
-            num_slots=slots_of_equal_cost(stream, lengths_of, packing, total),
+            num_slots=lengths_of.num_slots(total),
             lengths_of=lengths_of,
             overflow=stream.ends.overflow,
             whole_lengths_of=None if stream.ends.overflow is None else lengths_of.whole,

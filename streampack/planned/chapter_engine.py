@@ -117,7 +117,6 @@ class ChapterEngine(PlanEngine):
 
     @property
     def _reached(self) -> Progress:
-        """Where the next loop begins."""
         return self.at or self._start
 
     def ask(self) -> None:
@@ -227,10 +226,6 @@ class ChapterEngine(PlanEngine):
                 "dataset.state_after(batch), which fits any number of workers"
             )
         return super().state_dict()
-
-    def state_here(self) -> State:
-        """Return the state after the batch last delivered by this process."""
-        return self._state_of(self._reached)
 
     @property
     def next_epoch(self) -> int:

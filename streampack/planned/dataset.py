@@ -111,40 +111,10 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             "world": world,
         }
         """The arguments as they were passed, but for the streams; None: left open."""
-        batch_size = check_batch_size(1 if batch_size is None else batch_size, packing.row_tokens)
-        batch_format = "native" if batch_format is None else batch_format
-        finds_world = world is None
-        world = world or World.from_env(os.environ)
         location = {"remote": remote, "local": local, "split": split}
         streams = resolve_streams(streams, location, stream_name, stream_config)
         self.buffers = buffers or Buffers()
-        opened = open_streams(
-            streams,
-            cache_limit=self.buffers.cache_bytes,
-            # Of a run that resumes, shards of streams that it no longer uses may be deleted.
-            may_be_emptied=chapters is not None,
-        )
-        opened, packing = with_own_overflow(opened, packing)
-        convert = check_format(batch_format, packing, batch_size)
-        spec = DatasetSpec(
-            streams=opened,
-            packing=packing,
-            mixing=mixing or Mixing(),
-            order=order or Order(),
-            batch_size=batch_size,
-            world=world,
-            balance=balance,
-            context=context_slice(world, packing, convert, batch_size),
-            chapters=() if chapters is None else check_chapters(chapters, packing),
-            skip=check_skip(skip, has_chapters=chapters is not None),
-            cache_limit=self.buffers.cache_bytes,
-            keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
-        )
-        make_engine: type[PlanEngine] = EpochEngine
-        if spec.chapters:
-            check_run(spec, streams, batch_format)
-            make_engine = ChapterEngine
-        engine = make_engine(spec, convert, self.buffers, finds_world=finds_world)
+        engine = _make_engine(streams, self.arguments, self.buffers)
         super().__init__(engine, list(streams), engine.recipe.names)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,3 +198,37 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             ResumeError: If the batch has no `epoch` and `position`.
         """
         return self._engine.state_after(batch)
+
+
+def _make_engine(
+    streams: Sequence[Any], arguments: Mapping[str, Any], buffers: Buffers
+) -> PlanEngine:
+    packing, world, chapters = (arguments[name] for name in ("packing", "world", "chapters"))
+    size, batch_format = arguments["batch_size"], arguments["batch_format"]
+    batch_size = check_batch_size(1 if size is None else size, packing.row_tokens)
+    batch_format = "native" if batch_format is None else batch_format
+    finds_world = world is None
+    world = world or World.from_env(os.environ)
+    # Of a run that resumes, shards of streams that it no longer uses may be deleted.
+    may_be_emptied = chapters is not None
+    opened = open_streams(streams, cache_limit=buffers.cache_bytes, may_be_emptied=may_be_emptied)
+    opened, packing = with_own_overflow(opened, packing)
+    convert = check_format(batch_format, packing, batch_size)
+    spec = DatasetSpec(
+        streams=opened,
+        packing=packing,
+        mixing=arguments["mixing"] or Mixing(),
+        order=arguments["order"] or Order(),
+        batch_size=batch_size,
+        world=world,
+        balance=arguments["balance"],
+        context=context_slice(world, packing, convert, batch_size),
+        chapters=() if chapters is None else check_chapters(chapters, packing),
+        skip=check_skip(arguments["skip"], has_chapters=chapters is not None),
+        cache_limit=buffers.cache_bytes,
+        keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
+    )
+    if not spec.chapters:
+        return EpochEngine(spec, convert, buffers, finds_world=finds_world)
+    check_run(spec, streams, batch_format)
+    return ChapterEngine(spec, convert, buffers, finds_world=finds_world)

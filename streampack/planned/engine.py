@@ -107,8 +107,8 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         raise NotImplementedError
 
     def continues(self) -> bool:
-        """Whether a loop continues after an iteration."""
-        raise NotImplementedError
+        """Whether a loop continues after an iteration; of epochs, each is a loop of its own."""
+        return False
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the next loop."""
@@ -119,9 +119,14 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         """The epoch or chapter of the next iteration, without beginning it."""
         raise NotImplementedError
 
+    @property
+    def _reached(self) -> Progress:
+        """The position of the current iteration, or where the next one begins."""
+        raise NotImplementedError
+
     def state_here(self) -> State:
         """Return the state of this process's own iterations, ignoring other processes."""
-        raise NotImplementedError
+        return self._state_of(self._reached)
 
     def _state_of(self, progress: Progress) -> State:
         """Return the state at a position."""

@@ -127,10 +127,6 @@ class EpochEngine(PlanEngine):
         progress = Progress(epoch=sequence.epoch + 1)
         self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
 
-    def continues(self) -> bool:
-        """Whether a loop continues after an iteration; each epoch is a loop of its own."""
-        return False
-
     def abandon(self) -> None:
         """Note that an iteration failed: the next one plans from its start."""
         self._latest = None  # planning may have stopped halfway
@@ -142,10 +138,9 @@ class EpochEngine(PlanEngine):
         """Let the next iteration begin at the start of an epoch."""
         self._resume_from(Progress(epoch=epoch))
 
-    def state_here(self) -> State:
-        """Return the state of this process's own iterations, ignoring other processes."""
-        progress = self.at or self._worker_start or self._start_of(self.counter.next_epoch)
-        return self._state_of(progress)
+    @property
+    def _reached(self) -> Progress:
+        return self.at or self._worker_start or self._start_of(self.counter.next_epoch)
 
     def _start_of(self, epoch: int) -> Progress:
         """Return where an epoch begins: at the loaded state, if it is in this epoch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch.utils.data import get_worker_info
 
@@ -10,7 +11,9 @@ from streampack.config import Order, Packing
 from streampack.config.combinations import check_combination
 from streampack.config.rules import SLOTS
 from streampack.errors import ConfigError, DataError, ResumeError
-from streampack.plan import DeviceView, PackSequence, Recipe, nearest_divisors, saving_worker
+from streampack.pack.cost import check_max_cost
+from streampack.plan import DeviceView, PackSequence, Recipe, nearest_divisors
+from streampack.streams import TokenStream
 from streampack.types import State
 
 
@@ -55,6 +58,18 @@ def check_whole_batches(recipe: Recipe) -> None:
                 f"tokens, less than the {least} that fill a {batch}; set epoch_end to 'carry' or "
                 "'pad', or raise its share"
             )
+
+
+def check_equal_cost(packing: Packing, streams: Sequence[TokenStream]) -> None:
+    """Refuse `max_cost` where packs of equal cost are not possible."""
+    check_max_cost(packing)
+    for stream in streams:
+        given = {
+            "max_cost": packing.max_cost,
+            "Stream(max_seq_len)": stream.max_seq_len,
+            "a length file": not stream.cache.is_remote or stream.has_length_file,
+        }
+        check_combination(given, f"stream {stream.name!r}: ")
 
 
 def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
@@ -135,15 +150,15 @@ def check_saving_worker(state: State, view: DeviceView) -> bool:
 
     A step must also take as many packs as there.
     """
-    info, saved_in = get_worker_info(), saving_worker(state)
+    info, saved_in = get_worker_info(), state.get("worker")
     if saved_in is None:
         return False
-    if info is None or saved_in != [info.id, info.num_workers]:
-        here = f"worker {info.id} of {info.num_workers}" if info else "the training process"
+    here = [info.id, info.num_workers] if info else None
+    if here is None or saved_in != here:
         raise ResumeError(
-            f"the state was saved in worker {saved_in[0]} of {saved_in[1]}, but is loaded in "
-            f"{here}; load it with as many workers, or save dataset.state_after(batch), which "
-            "fits any number"
+            f"the state was saved in [worker, workers] {saved_in!r:.80}, but is loaded in "
+            f"{here or 'the training process'}; load it with as many workers, or save "
+            "dataset.state_after(batch), which fits any number"
         )
     if state.get("window") != view.window:
         # Workers may be at different steps: they can only resume with the same step size.

@@ -20,10 +20,12 @@ from streampack.config import Packing
 from streampack.errors import ConfigError, DataError
 from streampack.gather.shard_prefetch import fetch_all
 from streampack.mix import Quota
+from streampack.pack import fit_samples
+from streampack.pack.cost import sizes_in_pack
 from streampack.pack.overflow import kept_tokens
 from streampack.special_ids import adds_ids, num_added
 from streampack.streams import TokenStream
-from streampack.types import Int64Array
+from streampack.types import LENGTH, TOKENS, Int64Array
 
 KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
 LEAST_ROWS = 20  # fewer samples of one length say little
@@ -73,6 +75,23 @@ class StreamLengths:
     def whole(self, shard: int) -> Int64Array:
         """Return the tokens per sample of a shard before the overflow rule."""
         return self._of_shard(shard)
+
+    def num_slots(self, num_tokens: int) -> int | None:
+        """Return the slots that so many tokens are expected to take; None without `max_cost`.
+
+        The lengths of up to `KEPT_SHARDS` shards decide, 0.1 us a sample.
+        """
+        packing, stream = self._packing, self._stream
+        if packing.max_cost is None:
+            return None
+        shards = np.unique(np.linspace(0, stream.num_shards - 1, KEPT_SHARDS).astype(np.int64))
+        lengths = np.concatenate([self(shard) for shard in shards.tolist()])
+        samples = np.zeros((len(lengths), 4), np.int64)
+        samples[:, TOKENS] = lengths
+        overflow = "split" if packing.overflow == "error" else packing.overflow
+        pieces = fit_samples(samples, packing.max_seq_len, overflow, [stream.name])[:, LENGTH]
+        sizes = sizes_in_pack(pieces, packing)
+        return num_tokens * int(sizes.sum()) // max(int(pieces.sum()), 1)
 
     def _fetch(self, shards: Int64Array) -> None:
         # In one step, because the thread that looks for lane ends calls this too.

@@ -12,11 +12,8 @@ are replaced, and the change of its logits is recorded. If rounding hides that c
 two segments, the check is inconclusive and raises instead of passing.
 
 Some leaks are weaker, such as those of short convolutions at their initial weights. So every second
-segment is replaced, then the others. These passes have the shapes of the first, and without a leak
-the segments that stay keep their logits, but for the rounding of experts that get other tokens.
-
-If logits differ, the tokens of each other segment are replaced in turn. The segment whose change
-moves the logits is the one that leaked.
+segment is replaced, then the others: without a leak, the segments that stay keep their logits. If
+logits differ, the segment whose change moves them is the one that leaked.
 
 Cost: three forward passes of the batch, one for each of its segments, and one for each of the
 4 longest; after a failure, one of the batch for each segment.

@@ -103,9 +103,7 @@ def drawn_segments(sequence: PackSequence, views: Sequence[DeviceView]) -> Int64
     for pack_queue in queues:
         passed = int(queues.passed[pack_queue._lane, pack_queue._queue])
         rest = pack_queue._packs.slice(passed - pack_queue.first_known, len(pack_queue._packs))
-        rows += [
-            rest.segments,
-            pack_queue.windows.packer.buffered,
-            pack_queue.windows.arrivals.undelivered,
-        ]
+        rows += [rest.segments, pack_queue.windows.packer.buffered]
+        if (again := pack_queue.windows.arrivals.undelivered) is not None:
+            rows.append(again.segments)
     return np.concatenate(rows)

@@ -99,8 +99,9 @@ def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
     samples = SampleOrder(recipe, 0, 0)
     samples.next()
     rows = [[0, 1, 7, 0, 5, 5], [1, 0, 3, 9, 2, 11], [0, 0, 8, 0, 4, 9], [0, 0, 8, 4, 5, 9]]
-    samples.give_back(np.array([*rows, [1, 0, 3, 4, 5, 11], [2, 0, 1, 0, 9, 9]]))
-    assert samples.undelivered[:, STREAM].tolist() == [0, 0, 0, 1, 1, 2]
+    again = np.array([*rows, [1, 0, 3, 4, 5, 11], [2, 0, 1, 0, 9, 9]])
+    samples.give_back(samples.undelivered_of(again))
+    assert samples.undelivered.segments[:, STREAM].tolist() == [0, 0, 0, 1, 1, 2]
     drawn = samples.next()
     again = drawn[drawn[:, PASS] == UNDELIVERED]
     assert [drawn[drawn[:, STREAM] == n, PASS].tolist()[:3].count(UNDELIVERED) for n in (0, 1)] == [
@@ -110,7 +111,7 @@ def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
     for stream, expected in [(0, [rows[2], rows[3], rows[0]]), (1, [[1, 0, 3, 4, 5, 11], rows[1]])]:
         assert samples.segments_of(again[again[:, STREAM] == stream]).tolist() == expected
     # A stream without a share waits on.
-    assert samples.undelivered.tolist() == [[2, 0, 1, 0, 9, 9]]
+    assert samples.undelivered.segments.tolist() == [[2, 0, 1, 0, 9, 9]]
 
 
 @examples(20)

@@ -25,7 +25,6 @@ from streampack.plan import (
     Recipe,
     epoch_sequence,
     run_shape,
-    saving_worker,
 )
 from streampack.plan.state import STATE_VERSION
 from tests.helpers.examples import examples
@@ -277,7 +276,6 @@ def first_batch(state: dict, r: Recipe) -> None:
         lane_run=lane_run,
         global_batch_size=min(global_batch_size, 4096),
     )
-    saving_worker(state)
     progress = decode_epochs(state, r, DIGESTS)
     if progress.epoch > 100 or progress.position > 1000:
         return  # possible, and long to walk to

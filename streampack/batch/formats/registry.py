@@ -11,13 +11,8 @@
              +-- llama_factory           an attention_mask that numbers the documents
              '-- compact                 int32 or uint16 tokens and edges, for `expand` on a GPU
 
-    labels of  a0 a1 a2    shifted    a1 a2 -100     the label is the next token
-                           unshifted  -100 a1 a2     the label is this token; the model shifts
-
 Labels in the wrong convention silently train a model to predict the token after next. So each
 function states which one it returns. All are pure functions of the native batch.
-
-Cost: see each function; none copies tokens except `to_megatron(pad_segments_to=...)`.
 """
 
 from __future__ import annotations
