@@ -43,10 +43,9 @@ from streampack.online.source_view import source_view
 from streampack.online.state import as_json, check_state, flow_fingerprint, worker_state
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
-from streampack.runtime.prefetch_thread import prefetched
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.runtime.thread_map import ordered_thread_map
+from streampack.runtime.thread_map import ordered_thread_map, prefetched
 from streampack.runtime.whole_batch import whole
 from streampack.streams.source_traits import has_index
 from streampack.types import State
@@ -270,12 +269,12 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def read_ahead(self, iteration: OnlineIteration, ahead: int) -> Iterator[tuple[Batch, State]]:
         """Yield `native_batches` from a prefetch thread, until a later iteration begins."""
         batches = self.native_batches(iteration, ahead)
-        # The batch that the loop holds counts towards `ahead`.
+        # The batch that the loop holds counts towards `ahead`, and so does the one at hand.
         if all(has_index(stream.source) for stream in self.plan.streams):
             reading = prefetched(batches, ahead - 1)
         else:
             # One thread reads: a generator may hold what only the thread that made it can use, such
-            # as a connection to SQLite. The items are batches, so the one at hand counts too.
+            # as a connection to SQLite.
             reading = ordered_thread_map(batches, lambda batch: batch, ahead - 1, at_hand=1)
         self._reading = reading
         yield from reading

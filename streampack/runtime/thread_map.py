@@ -18,6 +18,10 @@ A signal handler may raise at almost any instruction of the caller. So the end o
 ends the threads: a weak reference's callback is a C function, which no interrupt can skip.
 
 Cost: one hand-over per item, about 20 us. Memory: `depth` results and `at_hand` items.
+
+A loop that consumes items as fast as they are made only competes with such a thread for the
+interpreter lock. `prefetched` starts one once its caller is away between items, as a training loop
+is.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +49,8 @@ Outcome: TypeAlias = list[Result] | BaseException | None
 Cell: TypeAlias = "queue.SimpleQueue[Outcome[Result]]"
 
 AT_HAND = 2  # items that wait to be worked on
+AWAY_S = 2e-4  # a caller that is away for this long does other work
+NUM_AWAY = 3  # times in a row before a thread starts
 
 
 class _Maker(Generic[Item, Result]):
@@ -222,3 +229,27 @@ def ordered_thread_map(
             maker.give_back()
     finally:
         maker.leave()
+
+
+def prefetched(items: Iterable[Item], depth: int) -> Iterator[Item]:
+    """Yield `items`, advanced by a thread once the caller does other work between them.
+
+    Args:
+        items: Advanced in the caller, later in a thread.
+        depth: Items that may be alive in addition to one that is being made, at least 1.
+
+    >>> list(prefetched(range(3), depth=2))
+    [0, 1, 2]
+    """
+    source, num_away = iter(items), 0
+    for held in map(_hold, source):
+        left_s = time.perf_counter()
+        yield held.pop()  # keeps no reference to the item
+        num_away = num_away + 1 if time.perf_counter() - left_s >= AWAY_S else 0
+        if num_away == NUM_AWAY:
+            yield from ordered_thread_map(map(_hold, source), list.pop, depth, at_hand=1)
+            return
+
+
+def _hold(item: Item) -> list[Item]:
+    return [item]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.runtime import thread_map
-from streampack.runtime.thread_map import ordered_thread_map
+from streampack.runtime.thread_map import ordered_thread_map, prefetched
 
 
 @given(
@@ -283,3 +283,55 @@ def test_a_thread_may_be_the_one_that_leaves(num_threads, monkeypatch):
     wait_for_the_end()
     assert left == [None]
     assert list(results) == []
+
+
+@given(
+    items=st.lists(st.none() | st.integers(), max_size=12),
+    depth=st.integers(1, 4),
+    pauses=st.lists(st.sampled_from([0, 0.001]), max_size=12),
+)
+def test_prefetched_items_come_in_order_whether_or_not_the_caller_is_away(items, depth, pauses):
+    received = []
+    for item in prefetched(items, depth):
+        received.append(item)
+        if len(received) <= len(pauses):
+            time.sleep(pauses[len(received) - 1])
+    assert received == items
+
+
+def test_a_caller_that_is_away_finds_prefetched_items_within_the_depth():
+    readers = []
+
+    def items():
+        for item in count():
+            readers.append(threading.get_ident())
+            yield item
+
+    ahead = prefetched(items(), 3)
+    for taken in range(1, 20):
+        assert next(ahead) == taken - 1
+        time.sleep(0.01)
+        assert len(readers) <= taken + 3
+    assert threading.get_ident() not in readers[thread_map.NUM_AWAY :]
+    ahead.close()
+
+
+def test_a_caller_that_is_never_away_reads_itself_and_starts_no_thread(monkeypatch):
+    monkeypatch.setattr(thread_map, "AWAY_S", 0.5)
+    before = threading.active_count()
+    for item in islice(prefetched(count(), 2), 500):
+        assert threading.active_count() == before, item
+
+
+@pytest.mark.parametrize("away_s", [0, 0.005])
+def test_a_failure_surfaces_at_its_own_prefetched_item(away_s):
+    def items():
+        yield from range(6)
+        raise ValueError("item 6 is bad")
+
+    ahead = prefetched(items(), 4)
+    for item in range(6):
+        assert next(ahead) == item
+        time.sleep(away_s)
+    with pytest.raises(ValueError, match="item 6 is bad"):
+        next(ahead)
