@@ -48,6 +48,10 @@ Every key that `streampack run` and `streampack simulate` read from YAML. The se
 Python: a key means the same in both. A key that is not listed is an error, and the message suggests
 the nearest one.
 
+`streampack.from_config("run.yaml")` is the dataset of these commands in Python, and
+`dataset.to_config("run.yaml")` writes one. A function, such as a batch format of your own, has no
+place in YAML, and is refused by name.
+
 Large counts may be written with a suffix: `10k`, `1m`. Sizes in bytes take `kb`, `mb`, `gb` and
 `tb`, powers of 1,024.
 

@@ -6,6 +6,7 @@ from streampack.batch.masks import block_causal_mask as block_causal_mask
 from streampack.batch.slices import merge_slices as merge_slices
 from streampack.chapters import Chapter as Chapter
 from streampack.chapters import Ramp as Ramp
+from streampack.cli.build import from_config as from_config
 from streampack.config import Bucketing as Bucketing
 from streampack.config import Buffers as Buffers
 from streampack.config import Mixing as Mixing

@@ -11,12 +11,31 @@ from typing import Any
 
 from streampack.balance import AttentionCost, Balance
 from streampack.chapters import Chapter, Ramp
-from streampack.cli.config import ChapterConfig, RampConfig, RunConfig
+from streampack.cli.config import ChapterConfig, RampConfig, RunConfig, read_config
 from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
 from streampack.streams.registry import make_named_stream
 from streampack.world import World
+
+
+def from_config(
+    path: str | os.PathLike[str], *, world: World | None = None
+) -> PackedStreamingDataset:
+    """Return the dataset that a run's YAML describes: the one of the command line's verbs.
+
+    Args:
+        path: The YAML file. Relative paths in it start at the working directory.
+        world: Rank and number of ranks, in place of the file's `world`; None: from the process's
+            surroundings, as for `PackedStreamingDataset`.
+
+    Raises:
+        ConfigError: If the file or the arguments in it are invalid. The message names the place.
+
+    A batch_size that the file leaves out stays open for `with_batches` and for trainers.
+    `num_workers` is the loader's, and not used here.
+    """
+    return build_dataset(read_config(Path(path)), Path(path), world)
 
 
 def build_dataset(
@@ -39,7 +58,9 @@ def build_dataset(
             mixing=config.mixing,
             order=config.order,
             buffers=config.buffers,
-            batch_size=config.batch_size,
+            # Left open where the file leaves it out, so that a trainer may set it.
+            batch_size=config.batch_size if "batch_size" in config.model_fields_set else None,
+            batch_format=config.batch_format,
             balance=balance,
             chapters=None if config.chapters is None else [_chapter(c) for c in config.chapters],
             skip=config.skip,

@@ -126,6 +126,8 @@ class RunConfig(_Keys):
     """How ranks share rows; None: each rank has its own."""
     batch_size: int = Field(default=1, ge=1)
     """Packs per batch and rank."""
+    batch_format: str | None = None
+    """A trainer's format by name, such as "hf"; None: "native"."""
     num_workers: int = Field(default=0, ge=0)
     """Reading processes; 0: threads of this process."""
 

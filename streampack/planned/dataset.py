@@ -31,6 +31,7 @@ from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.planned.build import DatasetSpec, check_run
 from streampack.planned.chapter_engine import ChapterEngine
+from streampack.planned.config_text import config_text
 from streampack.planned.engine import PlanEngine
 from streampack.planned.epoch_engine import EpochEngine
 from streampack.planned.stream_lengths import with_own_overflow
@@ -174,6 +175,25 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             ConfigError: If the arguments cannot work together.
         """
         return type(self)(**{"streams": self.streams, **self.arguments, **arguments})
+
+    def to_config(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Return the YAML of this dataset, from which `from_config` makes it again.
+
+        It has what was passed, without defaults and without the rank. Paths stay as they were
+        passed. A run that was amended is written as it began.
+
+        Args:
+            path: File to write it to as well; None: none.
+
+        Raises:
+            ConfigError: If an argument has no place in YAML, such as a function for `batch_format`.
+                The message names it.
+        """
+        text = config_text(self.streams, self.arguments)
+        if path is not None:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        return text
 
     @property
     def batch_size(self) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -110,6 +111,9 @@ class Stream:
     >>> Stream(local="data/code", proportion=0.7).tokens
     'tokens'
     """
+
+    asked: Mapping[str, Any] = MappingProxyType({})
+    """Of rows that were written to this stream, the arguments that differed."""
 
     def __init__(  # noqa: PLR0913 - MosaicML's arguments, under their names
         self,

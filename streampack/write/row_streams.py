@@ -80,6 +80,13 @@ def written_rows(stream: Stream) -> Stream:
         if not (folder / INDEX_FILE).exists():
             _build(stream.rows, rows, folder)
     made = copy.copy(stream)
+    asked = {name: getattr(stream, name) for name in ("name", "local", "tokens", "chat")}
+    # Not the rows in memory, which may be large; a class says that there were some.
+    kept = {"rows": stream.rows, "tokenizer": stream.tokenizer, "loss_mask": None}
+    made.asked = asked | {
+        name: value if value is None or _is_path(value) else type(value)
+        for name, value in kept.items()
+    }
     made.rows = made.tokenizer = made.chat = None
     made.name = stream.name or _default_name(stream.rows)
     made.local, made.tokens = str(folder), COLUMN
