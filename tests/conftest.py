@@ -94,6 +94,14 @@ def quick_writer() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def impatient_torch() -> Iterator[None]:
+    """Let torch's DataLoader wait half a second for a worker that does not end, instead of five."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.5)
+        yield
+
+
 # What these two need is imported at their use: the process that only starts the test processes
 # would wait five seconds for torch and MosaicML's library.
 

@@ -447,14 +447,6 @@ def test_llama_factory_keeps_a_batch_of_padding_only() -> None:
     assert made["attention_mask"].tolist() == [[1] * 8]
 
 
-def test_llama_factorys_numbered_mask_is_refused_for_several_packs() -> None:
-    message = r"'llama_factory' needs batch_size=1, not 4: .*batch_size=1, take .*'hf_flash', or"
-    with pytest.raises(ConfigError, match=message):
-        formats.to_llama_factory(the_batch())
-    for ways_out in ("hf_flash", partial(formats.to_llama_factory, dense=True)):
-        check_format(ways_out, Packing(max_seq_len=S), 4)(the_batch())
-
-
 def test_torchtune_takes_a_block_mask_other_padding_and_shifted_labels() -> None:
     batch = the_batch()
     causal = formats.to_torchtune(batch, padding="causal", shifted=True)

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import ConfigError, Packing, World, expand, loss_weights, merge_slices
+from streampack import ConfigError, Packing, expand, loss_weights, merge_slices
 from streampack.batch.formats.registry import FORMATS
 from streampack.batch.slices import context_slice, slice_batch
 from streampack.formats import (
     count_units,
     to_megatron,
-    to_native,
     to_torchtitan,
     to_torchtitan_flat,
     unpad,
@@ -26,7 +25,6 @@ from tests.helpers.slices import LAYOUTS, context_worlds
 PACKING = Packing(max_seq_len=16, pad_to_multiple=4)
 TAKEN = {"native", "compact", "megatron", "torchtitan", "torchtitan_flat"}
 WORLD = context_worlds(2)[0]
-PER_DOCUMENT = context_worlds(2, "zigzag_per_document")[0]
 
 
 @pytest.fixture
@@ -57,62 +55,10 @@ def test_what_slices_have_in_common_is_not_cut_or_merged_where_it_has_the_shape_
     )
 
 
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_each_format_takes_slices_or_is_refused_by_name(name):
-    if name in TAKEN:
-        assert context_slice(PER_DOCUMENT, PACKING, FORMATS[name], 1) is not None
-        return
-    with pytest.raises(ConfigError, match=f"context_parallel=2 does not .* batch_format='{name}'"):
-        context_slice(WORLD, PACKING, FORMATS[name], 1)
-    assert context_slice(World(), PACKING, FORMATS[name], 1) is None
-
-
 @pytest.mark.parametrize("name", sorted(set(FORMATS) - TAKEN))
 def test_a_function_of_whole_rows_refuses_a_slice(name, slices):
     with pytest.raises(ConfigError, match=r"takes whole rows, .*streampack\.merge_slices"):
         FORMATS[name](slices[0])
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_megatron_takes_the_layout_that_transformer_engine_cuts_only(layout):
-    world = context_worlds(2, layout)[0]
-    if layout == "zigzag_per_document":
-        assert context_slice(world, PACKING, to_megatron, 1) is not None
-        return
-    with pytest.raises(ConfigError, match="set context_layout='zigzag_per_document'"):
-        context_slice(world, PACKING, to_megatron, 1)
-
-
-@pytest.mark.parametrize(
-    ("layout", "num_ranks", "packing", "message"),
-    [
-        ("zigzag", 3, {"max_seq_len": 16}, "max_seq_len=16 is not .* = 6.*set it to 12 or 18"),
-        ("contiguous", 3, {"max_seq_len": 16}, "= 3, .*set it to 15 or 18"),
-        ("zigzag", 2, {"max_seq_len": 18}, "= 4, .*set it to 16 or 20"),
-        (
-            "zigzag_per_document",
-            2,
-            {"max_seq_len": 16},
-            r"a document = 4, .*set it to 4",
-        ),
-        (
-            "zigzag_per_document",
-            4,
-            {"max_seq_len": 16, "pad_to_multiple": 4},
-            r"pad_to_multiple=4 .*= 8, .*set it to 8",
-        ),
-        (
-            "contiguous_per_document",
-            4,
-            {"max_seq_len": 16, "pad_to_multiple": 2},
-            r"pad_to_multiple=2 .*= 4, .*set it to 4",
-        ),
-    ],
-)
-def test_rows_that_do_not_divide_are_refused(layout, num_ranks, packing, message):
-    world = context_worlds(num_ranks, layout)[0]
-    with pytest.raises(ConfigError, match=message):
-        context_slice(world, Packing(**packing), to_native, 1)
 
 
 def test_torchtitans_one_row_is_cut_as_one():

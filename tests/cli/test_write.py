@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -18,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
-from streampack.cli.app import build_app
+from streampack.cli.app import build_app, main
 from streampack.streams import open_stream
 from tests.helpers.faults.servers import s3_environment, s3_server
 from tests.helpers.preparing import WORDS, files_of, jsonl_file, text_rows, tokenizer_file
@@ -31,11 +32,16 @@ TEMPLATE = (
 
 
 def fails(*arguments: object) -> tuple[int, str]:
-    """Call a verb in its own process; return its exit code and the last line of its error."""
-    command = [sys.executable, "-m", "streampack", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stderr.splitlines()
-    return done.returncode, lines[-1] if lines else ""
+    """Call a verb as its script does; return the exit code and the last line of its error."""
+    error = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["streampack", *map(str, arguments)]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(error),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main()
+    return ended.value.code, error.getvalue().rstrip().rpartition("\n")[2]
 
 
 @pytest.fixture
@@ -58,19 +64,6 @@ def word_counts(rows) -> dict[str, int]:
     """Return how often each word is in the texts of rows."""
     words = [word for row in rows for word in row["text"].split()]
     return {word: words.count(word) for word in WORDS}
-
-
-def test_parquet_becomes_a_stream_and_packs(tmp_path, tokenizer):
-    rows = text_rows(300)
-    table = pa.Table.from_pylist(rows)
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=50)
-    out = tmp_path / "s"
-    call_verb(
-        *("write", tmp_path / "rows.parquet", "--out", out, "--tokenizer", tokenizer),
-        *("--columns", "url", "--part-bytes", "2kb"),
-    )
-    assert len(json.loads((out / "job.json").read_text())["parts"]) > 2
-    assert packed_words(Stream(local=str(out))) == word_counts(rows)
 
 
 @pytest.fixture
@@ -123,55 +116,6 @@ def test_a_template_of_ones_own_marks_what_is_learned(tmp_path, chat_tokenizer):
     call_verb("inspect", tmp_path / "s", "--tokenizer", chat_tokenizer)
     template.write_text(TEMPLATE)
     assert "whose chat_template is" in fails(*command, "--out", tmp_path / "s")[1]
-
-
-@pytest.mark.parametrize("train_on", ["responses", "each_response"])
-def test_conversations_without_a_target_are_left_out_and_counted(
-    tmp_path, chat_tokenizer, train_on
-):
-    long = [{"role": "user", "content": "c " * 20}, {"role": "assistant", "content": "e"}]
-    rows = [long, long[1:], long[:1], long[1:] + long]
-    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": messages} for messages in rows])
-    output = call_verb(
-        *("write", path, "--out", tmp_path / "s", "--tokenizer", chat_tokenizer),
-        *("--chat", "messages", "--train-on", train_on, "--max-seq-len", "16"),
-    )
-    dropped = 3 if train_on == "each_response" else 2
-    assert f"2 samples, {19 if dropped == 2 else 6} tokens" in output
-    assert f", {dropped} without a target left out" in output
-
-
-def test_any_layout_of_conversations_is_read(tmp_path, chat_tokenizer):
-    turn = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
-    rows = [
-        {"messages": turn},
-        {"conversations": [{"from": "human", "value": "c d"}, {"from": "gpt", "value": "e f"}]},
-        {"prompt": "c d", "completion": "e f"},
-        {"instruction": "c", "input": "d", "output": "e f"},
-    ]
-    path = jsonl_file(tmp_path / "rows.jsonl", [*rows, {"messages": turn, "functions": "g"}])
-    output = call_verb(
-        *("write", path, "--out", tmp_path / "s", "--tokenizer", chat_tokenizer),
-        *("--chat", "messages", "--on-bad-row", "skip"),
-    )
-    assert "4 samples, 32 tokens in 1 shard, 1 bad row left out" in output
-
-
-def test_conversations_become_a_stream_with_a_loss_mask(tmp_path, chat_tokenizer):
-    chat = [{"role": "user", "content": "c d"}, {"role": "assistant", "content": "e f"}]
-    bad = [{"messages": []}, {"messages": [chat[0], {"role": "bot", "content": "g"}]}]
-    path = jsonl_file(tmp_path / "rows.jsonl", [{"messages": chat}] * 20 + bad)
-    out = tmp_path / "s"
-    output = call_verb(
-        *("write", path, "--out", out, "--tokenizer", chat_tokenizer, "--chat", "messages"),
-        *("--on-bad-row", "skip"),
-    )
-    assert "20 samples, 160 tokens" in output
-    assert "2 bad rows left out" in output
-    stream = Stream(local=str(out), loss_mask="loss_mask")
-    dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=8), batch_size=1)
-    labels = next(iter(PackedDataLoader(dataset, num_workers=0)))["labels"][0].tolist()
-    assert labels == [-100, -100, -100, -100, 4, 5, 7, -100]
 
 
 @pytest.mark.processes

@@ -170,13 +170,6 @@ def test_bytes_flip_nohash_is_warned_of_at_start_and_is_the_documented_limit(
     assert len(set(outcome.audit.altered)) == 1
 
 
-def test_a_stream_with_hashes_is_not_warned_of(store, dataset, caplog):
-    ds = store.put(dataset(**HASHED))
-    with caplog.at_level(logging.WARNING, logger="streampack"):
-        run(store, ds).assert_exact()
-    assert not [record for record in caplog.records if "hash" in record.getMessage()]
-
-
 @pytest.mark.parametrize(
     "place",
     [0.0, 0.5, 0.999] + [pytest.param(p, marks=pytest.mark.slow) for p in (0.001, 0.25, 0.75)],

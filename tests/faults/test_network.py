@@ -7,7 +7,6 @@ are the ids of the parameters. What waits for a deadline takes 6 s, all else abo
 from __future__ import annotations
 
 import gc
-import os
 import time
 
 import pytest
@@ -312,21 +311,3 @@ def test_bits_that_flip_over_http_are_caught_by_a_hash(web):
     fault = server.add("flip", path=SHARD, times=1)
     run_epoch(lambda: make_loader(stream), ds).assert_exact()
     assert fault.given == 1
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("scheme", ["s3", "http"])
-def test_workers_read_a_store_that_their_training_process_has_used(
-    store, dataset, web, tmp_path, scheme, method
-):
-    if scheme == "s3":
-        ds = store.put(dataset(**SMALL))
-        remote = store.stream().remote
-    else:
-        ds, _, stream = web
-        remote = stream.remote
-    for num_workers, options in ((0, {}), (2, {"multiprocessing_context": method}), (0, {})):
-        local = str(tmp_path / f"cache-{num_workers}-{len(os.listdir(tmp_path))}")
-        stream = Stream(remote=remote, local=local, download_timeout=20.0)
-        loader = make_loader(stream, num_workers=num_workers, **options)
-        run_epoch(lambda loader=loader: loader, ds).assert_exact()

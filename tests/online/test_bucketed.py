@@ -101,23 +101,6 @@ def test_every_token_comes_once_and_no_batch_is_over_its_limits(
         assert batch["tokens"].numel() <= bucketing.most_slots
 
 
-def test_no_sample_waits_for_more_batches_than_the_buffer_holds():
-    # One long sample among many short ones, which fill batches without it.
-    rows = [[7] * (100 if index == 50 else 2) for index in range(2000)]
-    bucketing = Bucketing(max_tokens=100, buffer_samples=10)
-
-    batches = list(BucketedIterableDataset([IterableStream(rows)], bucketing=bucketing))
-
-    number = {
-        sample: at
-        for at, batch in enumerate(batches)
-        for sample in batch["segments"][:, 3].tolist()
-    }
-    # What came 10 samples before it left no later than 10 batches before it.
-    assert number[50] - number[40] <= 10
-    assert len(batches[number[50]]["tokens"]) == 1
-
-
 def test_a_batch_says_where_its_tokens_labels_and_documents_are():
     rows = [[5, 6, 7, 8], [1, 2]]
     bucketing = Bucketing(max_tokens=16, eos_id=9, padding_id=3)

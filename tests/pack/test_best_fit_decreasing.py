@@ -14,14 +14,12 @@ from streampack.config import Packing
 from streampack.config.rules import COST_OPTIONS, OPTION_METHODS
 from streampack.pack import Packer, fit_samples, make_packer
 from streampack.pack.best_fit_decreasing import PASSING_PACKS
-from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
 from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of
 
 METHOD = "best_fit_decreasing"
-NUM_SAMPLES = 100_000
 
 
 @st.composite
@@ -158,31 +156,6 @@ def fill(packer: Packer, lengths: np.ndarray, size: int, window: int) -> float:
     parts = [packer.add(segments[at : at + window]) for at in range(0, len(segments), window)]
     num_packs = len(Packs.join([*parts, packer.flush()]))
     return 100 * segments[:, LENGTH].sum() / (num_packs * size)
-
-
-@pytest.mark.parametrize("kind", ["uniform", "chat"])
-def test_hard_lengths_fill_packs_nearly_as_one_window_over_all_samples_would(kind):
-    lengths = synthetic_lengths(kind, NUM_SAMPLES)
-    packing = Packing(max_seq_len=2048, method=METHOD)
-
-    best = fill(make_packer(packing), lengths, 2048, NUM_SAMPLES)
-
-    assert fill(make_packer(packing), lengths, 2048, 32_768) > best - 0.2
-    assert fill(make_packer(Packing(max_seq_len=2048)), lengths, 2048, 4096) < best - 2
-
-
-@pytest.mark.parametrize("kind", ["web", "sft", "code", "long"])
-@pytest.mark.parametrize("size", [2048, 8192, 32_768])
-@pytest.mark.parametrize("window", [4096, 131_072])
-def test_ordinary_lengths_fill_packs(kind, size, window):
-    lengths = synthetic_lengths(kind, NUM_SAMPLES)
-    packing = Packing(max_seq_len=size, method=METHOD)
-    num_packs = lengths.sum() // size
-
-    found = fill(make_packer(packing), lengths, size, window)
-
-    # All but 0.03 %, and the last pack.
-    assert found > 99.97 - 100 / num_packs
 
 
 OPTIONS = {

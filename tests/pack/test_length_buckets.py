@@ -28,33 +28,6 @@ def batches_of(lengths, max_tokens, **options):
     return numbers_of(packer.add(rows.reshape(-1, 6))) + numbers_of(packer.flush())
 
 
-@examples(300)
-@given(
-    lengths=st.lists(st.integers(1, 20), max_size=150),
-    max_tokens=st.integers(20, 60),
-    include_padding=st.booleans(),
-    buffer_samples=st.integers(1, 20),
-    max_samples=st.none() | st.integers(1, 4),
-)
-def test_every_sample_is_in_one_batch_and_no_batch_is_over_a_limit(
-    lengths, max_tokens, include_padding, buffer_samples, max_samples
-):
-    batches = batches_of(
-        lengths,
-        max_tokens,
-        include_padding=include_padding,
-        buffer_samples=buffer_samples,
-        max_samples=max_samples,
-    )
-
-    assert sorted(n for batch in batches for n in batch) == list(range(len(lengths)))
-    for batch in batches:
-        sizes = [lengths[number] for number in batch]
-        cost = len(sizes) * max(sizes) if include_padding else sum(sizes)
-        assert cost <= max_tokens
-        assert max_samples is None or len(batch) <= max_samples
-
-
 @examples(200)
 @given(
     lengths=st.lists(st.integers(1, 20), max_size=200),

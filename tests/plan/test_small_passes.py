@@ -83,66 +83,72 @@ def most_apart(r: Recipe, lane: int, queue: int, num_packs: int) -> int:
 
 
 @pytest.mark.thorough
-@examples(150)
-@given(
-    packer=st.sampled_from(PACKERS),
-    method=st.sampled_from(METHODS),
-    num_lanes=st.sampled_from([1, 2, 3]),
-    number=st.sampled_from([2, 3, 5, 17, 40, 150, 400, 1300]),
-    kind=st.sampled_from(["mixed", "short", "long", "tiny"]),
-    size=st.sampled_from([64, 512]),
-    pack_shuffle=st.sampled_from([None, 0, 10]),
-    epoch_size=st.sampled_from([None, 700]),
-    overflow=st.sampled_from(["split", "truncate"]),
-    extra=st.sampled_from(EXTRA),
-)
-def test_the_uses_of_two_samples_differ_by_at_most_2_in_each_lane(
-    packer, method, num_lanes, number, kind, size, pack_shuffle, epoch_size, overflow, extra
-):
-    num_lanes = min(num_lanes, max(number // 100, 1))  # all lanes share a smaller stream
-    r = recipe(
-        [lengths_of(kind, number, size)],
-        packing=packing_of(packer, size, extra, overflow=overflow),
-        mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
-        order=Order(seed=3, pack_shuffle=pack_shuffle),
-        num_lanes=num_lanes,
-        global_batch_size=1,
+@pytest.mark.parametrize("most", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_the_uses_of_two_samples_differ_by_at_most_2_in_each_lane(most):
+    @examples(most)
+    @given(
+        packer=st.sampled_from(PACKERS),
+        method=st.sampled_from(METHODS),
+        num_lanes=st.sampled_from([1, 2, 3]),
+        number=st.sampled_from([2, 3, 5, 17, 40, 150, 400, 1300]),
+        kind=st.sampled_from(["mixed", "short", "long", "tiny"]),
+        size=st.sampled_from([64, 512]),
+        pack_shuffle=st.sampled_from([None, 0, 10]),
+        epoch_size=st.sampled_from([None, 700]),
+        overflow=st.sampled_from(["split", "truncate"]),
+        extra=st.sampled_from(EXTRA),
     )
-    for lane in range(num_lanes):
-        assert most_apart(r, lane, 0, 120) <= 2
+    def law(
+        packer, method, num_lanes, number, kind, size, pack_shuffle, epoch_size, overflow, extra
+    ):
+        num_lanes = min(num_lanes, max(number // 100, 1))  # all lanes share a smaller stream
+        r = recipe(
+            [lengths_of(kind, number, size)],
+            packing=packing_of(packer, size, extra, overflow=overflow),
+            mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
+            order=Order(seed=3, pack_shuffle=pack_shuffle),
+            num_lanes=num_lanes,
+            global_batch_size=1,
+        )
+        for lane in range(num_lanes):
+            assert most_apart(r, lane, 0, 120) <= 2
+
+    law()
 
 
 @pytest.mark.thorough
-@examples(100)
-@given(
-    packer=st.sampled_from(PACKERS),
-    method=st.sampled_from(METHODS),
-    unit=st.sampled_from(["samples", "tokens"]),
-    numbers=st.lists(st.sampled_from([2, 5, 20, 150, 3000]), min_size=2, max_size=3),
-    kinds=st.lists(st.sampled_from(["mixed", "short", "long", "tiny"]), min_size=3, max_size=3),
-    shares=st.sampled_from([(1, 9, 4), (1, 1, 1), (50, 1, 3)]),
-    pack_shuffle=st.sampled_from([None, 0, 10]),
-)
-@example(
-    packer=None, method="random", unit="samples", numbers=[20, 3000], kinds=["short"] * 3,
-    shares=(1, 9, 4), pack_shuffle=None,
-)  # fmt: skip
-def test_with_several_streams_they_differ_by_at_most_3(
-    packer, method, unit, numbers, kinds, shares, pack_shuffle
-):
-    size = 128
-    r = recipe(
-        [lengths_of(kind, n, size) for kind, n in zip(kinds, numbers, strict=False)],
-        weights=[{"proportion": share} for share, _ in zip(shares, numbers, strict=False)],
-        packing=packing_of(packer, size),
-        mixing=Mixing(
-            batching_method=method, weight_unit=unit, epoch_end="carry", epoch_size=20_000
-        ),
-        order=Order(seed=3, pack_shuffle=pack_shuffle),
-        global_batch_size=1,
+@pytest.mark.parametrize("most", [35, pytest.param(100, marks=pytest.mark.slow)])
+def test_with_several_streams_they_differ_by_at_most_3(most):
+    @examples(most)
+    @given(
+        packer=st.sampled_from(PACKERS),
+        method=st.sampled_from(METHODS),
+        unit=st.sampled_from(["samples", "tokens"]),
+        numbers=st.lists(st.sampled_from([2, 5, 20, 150, 3000]), min_size=2, max_size=3),
+        kinds=st.lists(st.sampled_from(["mixed", "short", "long", "tiny"]), min_size=3, max_size=3),
+        shares=st.sampled_from([(1, 9, 4), (1, 1, 1), (50, 1, 3)]),
+        pack_shuffle=st.sampled_from([None, 0, 10]),
     )
-    for queue in range(r.num_queues):
-        assert most_apart(r, 0, queue, 150) <= (3 if r.is_mixed else 2)
+    @example(
+        packer=None, method="random", unit="samples", numbers=[20, 3000], kinds=["short"] * 3,
+        shares=(1, 9, 4), pack_shuffle=None,
+    )  # fmt: skip
+    def law(packer, method, unit, numbers, kinds, shares, pack_shuffle):
+        size = 128
+        r = recipe(
+            [lengths_of(kind, n, size) for kind, n in zip(kinds, numbers, strict=False)],
+            weights=[{"proportion": share} for share, _ in zip(shares, numbers, strict=False)],
+            packing=packing_of(packer, size),
+            mixing=Mixing(
+                batching_method=method, weight_unit=unit, epoch_end="carry", epoch_size=20_000
+            ),
+            order=Order(seed=3, pack_shuffle=pack_shuffle),
+            global_batch_size=1,
+        )
+        for queue in range(r.num_queues):
+            assert most_apart(r, 0, queue, 150) <= (3 if r.is_mixed else 2)
+
+    law()
 
 
 @pytest.mark.thorough

@@ -254,18 +254,22 @@ def put(state: dict, path: tuple, value: object) -> None:
 
 
 @pytest.mark.thorough
-@examples(3000)
-@given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
-def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(data, number):
-    state = json.loads(json.dumps(saved(number)))
-    state["snapshots"] = json.loads(state["snapshots"])  # so that what is inside is damaged too
-    for _ in range(data.draw(st.integers(1, 2))):
-        found = places(state)
-        path = found[data.draw(st.integers(0, len(found) - 1))]
-        hostile = st.sampled_from(HOSTILE) | st.integers() | st.integers(0, 400)
-        put(state, path, data.draw(hostile))
-    with suppress(ResumeError):
-        first_batch(state, RECIPES[number])
+@pytest.mark.parametrize("most", [1000, pytest.param(3000, marks=pytest.mark.slow)])
+def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(most):
+    @examples(most)
+    @given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
+    def law(data, number):
+        state = json.loads(json.dumps(saved(number)))
+        state["snapshots"] = json.loads(state["snapshots"])  # so that what is inside is damaged too
+        for _ in range(data.draw(st.integers(1, 2))):
+            found = places(state)
+            path = found[data.draw(st.integers(0, len(found) - 1))]
+            hostile = st.sampled_from(HOSTILE) | st.integers() | st.integers(0, 400)
+            put(state, path, data.draw(hostile))
+        with suppress(ResumeError):
+            first_batch(state, RECIPES[number])
+
+    law()
 
 
 def first_batch(state: dict, r: Recipe) -> None:

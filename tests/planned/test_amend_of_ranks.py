@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,16 @@ def amend_on_all(rank: int, folder: Path, *, method: str, balanced: bool, at: in
     return got
 
 
-@pytest.mark.parametrize("method", ["random", "stratified", "per_stream"])
-@pytest.mark.parametrize("balanced", [False, True])
-@pytest.mark.parametrize("at", [5, 24])
+QUICK = {("random", False, 5), ("per_stream", False, 24), ("stratified", True, 24)}
+
+
+@pytest.mark.parametrize(
+    ("method", "balanced", "at"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(["random", "stratified", "per_stream"], [False, True], [5, 24])
+    ],
+)
 def test_an_amendment_on_all_ranks_is_that_of_one(streams, tmp_path, method, balanced, at):
     for name in ("web", "code", "math"):
         (tmp_path / name).symlink_to(streams / name)

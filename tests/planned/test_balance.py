@@ -100,21 +100,6 @@ def test_a_state_after_the_last_batch_begins_the_next_epoch_in_any_world(written
     assert next(iter(other))["epoch"] == 1
 
 
-def test_global_batches_of_broken_steps_are_refused_and_the_named_size_works(written):
-    with pytest.raises(
-        ConfigError, match=r"global_batch_size=16 is not a multiple of .* = 12"
-    ) as c:
-        datasets_of(written, Balance(), 6, 2)
-    assert "set it to 12 or 24, or leave balance out" in str(c.value)
-    datasets_of(written, None, 6, 2)
-    conformance.make(
-        written,
-        mixing={"global_batch_size": 24},
-        balance=Balance(),
-        world=World(rank=0, num_ranks=6, ranks_per_node=3),
-    )
-
-
 def test_a_balance_of_another_type_is_refused(written):
     with pytest.raises(ConfigError, match=r"balance='node' is .*Balance"):
         conformance.make(written, balance="node")

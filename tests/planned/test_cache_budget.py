@@ -113,7 +113,7 @@ def cached_bytes(local: Path) -> int:
 
 @pytest.mark.processes
 def test_a_limit_below_the_working_set_is_refused_and_the_least_that_works_works(tmp_path):
-    lengths = np.random.default_rng(5).integers(1, 30, 40_000).tolist()
+    lengths = np.random.default_rng(5).integers(1, 30, 12_000).tolist()
     written = conformance.write_streams(
         tmp_path / "remote", [lengths], compression="zstd", size_limit=2**14
     )

@@ -235,7 +235,6 @@ def saved(make, number: int, **options) -> Any:
         ({"chapters": [Chapter(weights={"web": 1}), CHAPTERS[0]]}, "no chapter can follow it"),
         ({"chapters": [Chapter(weights={"wev": 1}, steps=1)]}, "did you mean 'web'"),
         ({"skip": [(2, 1)]}, r"write \(1, 2\)"),
-        ({"batch_size": 3}, r"chapters\[0\]"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(make, options, message):

@@ -198,21 +198,6 @@ def test_impossible_arguments_are_refused(written, build, message):
         build(written.paths)
 
 
-def test_padded_lanes_over_remote_streams_without_lengths_are_refused(written, tmp_path):
-    shutil.copytree(written.paths[0], tmp_path / "remote")
-    (tmp_path / "remote" / "lengths.bin").unlink()
-
-    def build(**options: Any) -> PackedStreamingDataset:
-        stream = Stream(remote=str(tmp_path / "remote"), local=str(tmp_path / "cache"), name="far")
-        return dataset_of([stream], **options)
-
-    message = r"stream 'far': epoch_end='pad' needs a length file: .*streampack index"
-    with pytest.raises(ConfigError, match=message):
-        build(order=Order(num_lanes=2))
-    assert all_rows([build(order=Order(num_lanes=1))])
-    assert all_rows([build(order=Order(num_lanes=2), mixing=Mixing(epoch_end="carry"))])
-
-
 @pytest.mark.parametrize(
     ("packing", "has_totals"),
     [

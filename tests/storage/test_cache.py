@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import multiprocessing
-import os
 import shutil
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import streaming
-import zstandard
-from filelock import FileLock
 
 from streampack.errors import DataError
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
-from tests.helpers.caches import NOTES, cache_of, cached, cached_shards, plain_name
+from tests.helpers.caches import NOTES, cache_of, cached_shards
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 COMPRESSIONS = ["br", "br:3", "bz2", "gz", "gz:1", "snappy", "zstd", "zstd:7"]
@@ -97,13 +91,6 @@ def test_split_is_a_subfolder_of_remote_and_local(tmp_path):
     assert StreamLocation.of(same).folder == cache_of(tmp_path / "l")
 
 
-def test_remote_that_is_also_local_keeps_its_files(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    before = names(path)
-    assert_reads(open_stream(Stream(remote=str(path), local=str(path)), 0), samples)
-    assert before <= names(path)
-
-
 def test_merged_index_with_subfolders_is_read(tmp_path):
     parts = [
         builders.write_stream_files(tmp_path / "r" / name, LENGTHS, seed=i, lengths_file=False)
@@ -138,120 +125,6 @@ def test_what_mosaicml_has_cached_is_used(tmp_path):
     for file in path.glob("shard*"):
         file.unlink()
     assert_reads(open_stream(theirs, 0), samples)
-
-
-def test_a_cached_shard_cut_short_is_fetched_again(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    local = tmp_path / "l"
-    assert_reads(open_stream(Stream(remote=str(path), local=str(local)), 0), samples)
-    shard = cached(local, "shard.00000.mds")
-    content = shard.read_bytes()
-    shard.unlink()  # the old one is still mapped
-    shard.write_bytes(content[:99])
-    other = tmp_path / "l2"
-    shutil.copytree(local, other)
-    assert_reads(open_stream(Stream(remote=str(path), local=str(other)), 0), samples)
-    assert cached(other, "shard.00000.mds").read_bytes() == content
-
-
-def test_a_truncated_local_shard_is_refused_with_both_sizes(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
-    shard = path / "shard.00000.mds"
-    size = shard.stat().st_size
-    shard.write_bytes(shard.read_bytes()[:99])
-    message = (
-        rf"shard\.00000\.mds: has 99 bytes, but index\.json says {size}; the shard was truncated"
-    )
-    with pytest.raises(DataError, match=message):
-        open_stream(Stream(local=str(path)), 0).open_shard(0)
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_truncated_remote_shard_is_refused_and_leaves_no_file(tmp_path, compression):
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression=compression)
-    (shard,) = path.glob("shard.00000.mds*")
-    shard.write_bytes(shard.read_bytes()[:99])
-    local = tmp_path / "l"
-    with pytest.raises(DataError, match=rf"{shard}: has 99 bytes, but index\.json says"):
-        open_stream(Stream(remote=str(path), local=str(local)), 0).open_shard(0)
-    assert {plain_name(n) for n in names(cache_of(local))} == {"index.json", "lengths.bin"}
-    assert not list(local.rglob("*.tmp*"))
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_flipped_shard_is_refused_by_its_hash(tmp_path, compression):
-    path, _ = builders.write_stream_files(
-        tmp_path / "r", LENGTHS, compression=compression, hashes=["sha1"]
-    )
-    (shard,) = path.glob("shard.00000.mds*")
-    content = bytearray(shard.read_bytes())
-    content[-1] ^= 1
-    shard.write_bytes(content)
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"), validate_hash="sha1")
-    message = (
-        r"shard\.00000\.mds.*: its sha1 is \w+, but index\.json says \w+; the same in 4 downloads, "
-        rf".*: write the stream again, or, if it was replaced since .*, delete {tmp_path / 'l'}/"
-    )
-    with pytest.raises(DataError, match=message) as caught:
-        open_stream(stream, 0).open_shard(0)
-    assert (caught.value.attempts, caught.value.shard) == (4, shard.name)
-    left = {plain_name(name) for name in names(cache_of(tmp_path / "l"))}
-    assert left == {"index.json", "lengths.bin"}
-
-
-@pytest.mark.parametrize("algorithm", ["md5", "nonsense"])
-def test_a_hash_that_the_index_lacks_is_refused(tmp_path, algorithm):
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, hashes=["sha1"])
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"), validate_hash=algorithm)
-    message = rf"has no '{algorithm}' hash, only \['sha1'\]; set validate_hash="
-    with pytest.raises(DataError, match=message):
-        open_stream(stream, 0).open_shard(0)
-
-
-@pytest.mark.parametrize("compression", ["zstd", "gz", "bz2", "br", "snappy"])
-def test_damaged_compression_is_refused(tmp_path, compression):
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
-    (shard,) = path.glob("shard.00000.mds.*")
-    shard.write_bytes(b"\x07" * shard.stat().st_size)
-    with pytest.raises(DataError, match=f"cannot be decompressed with '{compression}'"):
-        open_stream(Stream(local=str(path)), 0).open_shard(0)
-
-
-@pytest.mark.parametrize("num_bytes", [-1, 1, 1_000_000])
-@pytest.mark.parametrize("compression", ["zstd", "gz"])
-def test_a_shard_that_unpacks_to_another_size_is_refused(tmp_path, compression, num_bytes):
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
-    (shard,) = path.glob("shard.00000.mds.*")
-    index = json.loads((path / "index.json").read_text())
-    raw_bytes = index["shards"][0]["raw_data"]["bytes"]
-    compress = zstandard.compress if compression == "zstd" else gzip.compress
-    packed = compress(bytes(raw_bytes + num_bytes))
-    shard.write_bytes(packed)
-    index["shards"][0]["zip_data"]["bytes"] = len(packed)
-    (path / "index.json").write_text(json.dumps(index))
-    (path / "lengths.bin").unlink()
-    with pytest.raises(DataError, match=f"does not decompress to the {raw_bytes} bytes that index"):
-        open_stream(Stream(local=str(path)), 0).open_shard(0)
-
-
-def test_an_unknown_compression_names_those_there_are(tmp_path):
-    path, _ = builders.write_stream_files(
-        tmp_path / "s", LENGTHS, compression="zstd", lengths_file=False
-    )
-    text = (path / "index.json").read_text().replace('"compression": "zstd"', '"compression": "q"')
-    (path / "index.json").write_text(text)
-    message = r"compression is 'q', but .* compressed with one of br, bz2, gz, snappy, zstd; write"
-    with pytest.raises(DataError, match=message):
-        open_stream(Stream(local=str(path)), 0)
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_missing_local_shard_is_refused(tmp_path, compression):
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
-    (shard,) = path.glob("shard.00000.mds*")
-    shard.unlink()
-    with pytest.raises(DataError, match=r"shard\.00000\.mds.*: does not exist, .* remote"):
-        open_stream(Stream(local=str(path)), 0).open_shard(0)
 
 
 DAMAGE = {
@@ -338,23 +211,6 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
         opened.open_shard(0)
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    remains = StreamLocation.of(stream).folder / NOTES
-    remains.mkdir(parents=True)
-    half = uuid.uuid4().hex
-    for name in (f"shard.00000.mds.{half}.tmp", f"shard.00000.mds.{half}.tmp.2"):
-        (remains / name).write_bytes(b"half")
-    (remains / f"index.json.{half}.tmp.1").mkdir()
-    (remains / f"index.json.{half}.tmp.1" / "index.json").write_bytes(b"{")
-    (remains / "shard.00001.mds.failed").write_text("{}")
-    opened = open_stream(stream, 0)
-    left = {file.name for file in remains.iterdir()}
-    assert not {name for name in left if ".tmp" in name or name.endswith(".failed")}
-    assert_reads(opened, samples)
-
-
 def test_many_threads_fetch_a_shard_once(tmp_path):
     path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
     opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
@@ -363,55 +219,3 @@ def test_many_threads_fetch_a_shard_once(tmp_path):
     for tokens in found:
         assert [t.tolist() for t in tokens] == [t.tolist() for t in samples]
     assert len(cached_shards(tmp_path / "l")) == opened.num_shards
-
-
-def _sum_of(stream) -> int:
-    return sum(int(tokens.sum()) for tokens in read_all(stream))
-
-
-@pytest.mark.processes
-def test_forked_processes_fetch_together(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
-    opened.open_shard(0)
-    with multiprocessing.get_context("fork").Pool(3) as pool:
-        sums = pool.map(_sum_of, [opened] * 6)
-    assert sums == [sum(int(tokens.sum()) for tokens in samples)] * 6
-
-
-def test_the_remote_is_not_needed_once_all_is_cached(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    local = tmp_path / "l"
-    assert_reads(open_stream(Stream(remote=str(path), local=str(local)), 0), samples)
-    os.rename(path, tmp_path / "gone")
-    other = tmp_path / "l2"
-    shutil.copytree(local, other)
-    assert_reads(open_stream(Stream(remote=str(path), local=str(other)), 0), samples)
-
-
-@pytest.mark.parametrize("scheme", ["", "file://"])
-@pytest.mark.parametrize("has_local", [False, True])
-def test_another_version_of_a_remote_folder_is_opened(tmp_path, monkeypatch, scheme, has_local):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    stream = Stream(remote=f"{scheme}{path}", local=str(tmp_path / "l") if has_local else None)
-    assert_reads(open_stream(stream, 0), samples)
-    shutil.rmtree(path)
-    builders.write_stream_files(path, LENGTHS[:-1])
-    assert_reads(open_stream(stream, 0), samples[:-1])
-
-
-def test_a_lock_that_is_never_given_back_is_an_error_that_names_it(tmp_path, monkeypatch):
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    monkeypatch.setattr("streampack.storage.materialize.LEAST_LOCK_S", 0.0)
-    stream = Stream(
-        remote=str(path), local=str(tmp_path / "l"), download_timeout=0.01, download_retry=0
-    )
-    locks = StreamLocation.of(stream).folder / NOTES
-    locks.mkdir(parents=True)
-    message = (
-        r"index\.json\.lock: another process has held this lock for 0 s; check whether it "
-        "hangs, or raise download_timeout= if its downloads are only slow"
-    )
-    with FileLock(locks / "index.json.lock"), pytest.raises(DataError, match=message):
-        open_stream(stream, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
-import multiprocessing
 import os
 import re
 import subprocess
@@ -165,16 +164,6 @@ def test_what_passes_within_the_budget_is_ridden_out(bucket, kind, options):
     begin = time.monotonic()
     assert fetch(files, "a.mds", bucket.to) > 1
     assert time.monotonic() - begin < budget_s(files)
-    bucket.assert_whole_and_alone()
-
-
-@only_s3
-def test_failures_of_many_kinds_in_a_row_are_ridden_out(bucket):
-    for number, kind in enumerate(["reset", "status", "status", "reset"]):
-        bucket.server.add(kind, times=1, skip=number, status=(500, 503, 429)[number % 3])
-    attempts = fetch(bucket.files(), "a.mds", bucket.to)
-    assert attempts == 5
-    assert bucket.server.count(method="GET|HEAD") == 5
     bucket.assert_whole_and_alone()
 
 
@@ -390,16 +379,6 @@ def test_an_overdue_attempt_is_left_alone_and_its_late_files_are_removed(tmp_pat
     assert to.read_bytes() == CONTENT
 
 
-def test_an_attempt_that_is_given_up_ends_although_its_bytes_drip_on(bucket):
-    # At this speed one attempt's bytes would come for 100 s, and every attempt has a thread.
-    fault = bucket.server.add("trickle", bytes_per_s=1000)
-    for _ in range(3):
-        with pytest.raises(DataError, match="TimeoutError"):
-            fetch(bucket.files(2.0, retry=0), "a.mds", bucket.to)
-    assert fault.given >= 1
-    join_late_threads()  # fails after a third of that time
-
-
 class _Own(streaming.Stream):
     """Fetches in a way of its own; `failures` are raised one after another before it succeeds."""
 
@@ -590,55 +569,6 @@ def test_a_driver_that_is_missing_is_named(tmp_path, monkeypatch, remote, module
     files = replace(files_of(str(tmp_path), tmp_path / "l", 60.0), remote=remote)
     with pytest.raises(DataError, match=rf"1 attempt in .*; install .*: pip install {package}$"):
         fetch(files, "a.mds", tmp_path / "l" / "xyz.tmp")
-
-
-def _fetch_in_child(number: int, bucket: Bucket) -> tuple[int, int, bytes]:
-    to = bucket.local / f"{number}.tmp"
-    attempts = fetch(bucket.files(20.0), f"{number}.mds", to)
-    return number, attempts, to.read_bytes()
-
-
-def _child(number: int, bucket: Bucket, results: multiprocessing.SimpleQueue) -> None:
-    results.put(_fetch_in_child(number, bucket))
-
-
-def test_no_connection_crosses_a_fork(bucket):
-    num_children = 10
-    for number in range(num_children + 1):
-        (bucket.folder / f"{number}.mds").write_bytes(CONTENT + bytes([number]))
-    parent = num_children
-    _fetch_in_child(parent, bucket)
-    # Paced, so that all of them are in mid-answer at the same time.
-    bucket.server.add("trickle", bytes_per_s=len(CONTENT) * 2, path=r"/\d\.mds")
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    children = [
-        context.Process(target=_child, args=(number, bucket, results))
-        for number in range(num_children)
-    ]
-    for child in children:
-        child.start()
-    found = {
-        number: (attempts, content)
-        for number, attempts, content in (results.get() for _ in children)
-    }
-    for child in children:
-        child.join(BOUND_S)
-        assert child.exitcode == 0
-    _fetch_in_child(parent, bucket)
-
-    for number, (_, content) in found.items():
-        assert content == CONTENT + bytes([number]), f"child {number} has other bytes"
-    clients = {
-        number: {request.client for request in bucket.server.requests(rf"/{number}\.mds")}
-        for number in range(num_children + 1)
-    }
-    # The parent still speaks on its one connection after its children ended. A child may need a
-    # second attempt, on one more connection; none of them is anybody else's.
-    assert len(clients[parent]) == 1
-    for number, (attempts, _) in found.items():
-        assert 1 <= len(clients[number]) <= attempts
-    assert len(set.union(*clients.values())) == sum(map(len, clients.values()))
 
 
 @only_s3

@@ -6,10 +6,8 @@ import json
 import logging
 import multiprocessing
 import os
-import random
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -105,22 +103,6 @@ def leftovers(folder: Path) -> list[str]:
 
 
 # ---------------------------------------------------------------------------- checking
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_bytes_flipped_under_way_are_fetched_again(tmp_path, compression):
-    _, samples = written(tmp_path, compression=compression)
-    seen = set()
-
-    def change(basename, content):
-        is_new = basename.startswith("shard") and basename not in seen
-        seen.add(basename)
-        return flip(content) if is_new else content
-
-    origin = Origin(tmp_path / "r", change)
-    opened = open_stream(remote(tmp_path), 0, store=origin.store)
-    assert_reads(opened, samples)
-    assert len(origin.shards_asked()) == 2 * opened.num_shards
 
 
 def test_damage_that_only_unpacking_shows_is_fetched_again_too(tmp_path):
@@ -310,60 +292,6 @@ def test_a_bad_index_is_not_kept(tmp_path):
     assert_reads(open_stream(remote(tmp_path), 0, store=Origin(path).store), samples)
 
 
-def mutated(content: bytes, rng: random.Random) -> bytes:
-    """Flip, cut, extend, swap, or overwrite some of the bytes; never the same as before."""
-    while True:
-        changed = bytearray(content)
-        at, length = rng.randrange(len(content)), rng.randrange(1, 40)
-        match rng.randrange(5):
-            case 0:
-                changed[at] ^= 1 << rng.randrange(8)
-            case 1:
-                del changed[at : at + length]
-            case 2:
-                changed[at:at] = rng.randbytes(length)
-            case 3:
-                other = rng.randrange(len(content))
-                changed[at], changed[other] = changed[other], changed[at]
-            case _:
-                changed[at : at + length] = rng.randbytes(len(changed[at : at + length]))
-        if changed != content:
-            return bytes(changed)
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-@pytest.mark.parametrize(
-    "num_mutations", [100, pytest.param(5000, marks=pytest.mark.slow)], ids=["few", "many"]
-)
-def test_no_mutation_of_a_hashed_shard_alters_a_sample(tmp_path, compression, num_mutations):
-    path, samples = builders.write_stream_files(
-        tmp_path / "r", [40, 9], compression=compression, hashes=["xxh64"], lengths_file=False
-    )
-    rng = random.Random(num_mutations)
-    to_damage = [0]
-
-    def change(basename, content):
-        if basename.startswith("shard") and to_damage[0]:
-            to_damage[0] -= 1
-            return mutated(content, rng)
-        return content
-
-    store = Origin(path, change).store
-    opened = open_stream(remote(tmp_path), 0, store=store)
-    assert_reads(opened, samples)
-    file = cached(tmp_path / "l", "shard.00000.mds")
-    whole = file.read_bytes()
-    for number in range(num_mutations):
-        if number % 2:
-            replaced(file, mutated(whole, rng))
-        else:
-            file.unlink()
-            to_damage[0] = 1
-        assert_reads(opened, samples)
-        assert to_damage[0] == 0
-    assert file.read_bytes() == whole
-
-
 # ---------------------------------------------------------------------------- one at a time
 
 
@@ -414,77 +342,6 @@ def test_a_shard_that_somebody_else_brings_is_skipped_by_who_will_not_wait(tmp_p
 
 
 # ---------------------------------------------------------------------------- the disk fails
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 64 KB, and how it is mounted again in another way."""
-    place = tmp_path / "small"
-    place.mkdir()
-
-    def mount(options: str) -> None:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)],
-            check=True,
-            capture_output=True,
-        )
-
-    try:
-        mount("size=64k")
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"only root may mount a small file system here: {error}")
-    try:
-        yield place, mount
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True, capture_output=True)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_full_disk_is_an_error_that_says_what_is_needed_and_leaves_no_half_file(
-    tmp_path, small_disk, compression
-):
-    place, _ = small_disk
-    tokens = [np.random.default_rng(i).integers(0, 2**31, 6000, np.int32) for i in range(4)]
-    path, _ = builders.write_stream_files(
-        tmp_path / "r",
-        [1] * 4,
-        compression=compression,
-        columns={"text_ids": "ndarray:int32"},
-        values={"text_ids": tokens},
-        lengths_file=False,
-        size_limit=None,
-    )
-    stream = Stream(remote=str(path), local=str(place), tokens="text_ids")
-    opened = open_stream(stream, 0)
-    message = r"shard\.00000\.mds\.\w+: cannot be written \(.*No space left.*\); \d+ bytes are need"
-    with pytest.raises(DataError, match=message):
-        opened.fetch(0)
-    assert not cached_shards(place)
-    assert not leftovers(place)
-
-
-@pytest.mark.processes
-def test_a_disk_that_may_only_be_read_is_an_error_that_says_so(tmp_path, small_disk):
-    place, _ = small_disk
-    path, _ = written(tmp_path)
-    opened = open_stream(Stream(remote=str(path), local=str(place)), 0)
-    subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True, capture_output=True)
-    with pytest.raises(DataError, match=r"cannot be written \(.*Read-only file system"):
-        opened.fetch(0)
-    other = Stream(remote=str(path), local=str(place / "none"))
-    with pytest.raises(DataError, match="Read-only file system"):
-        open_stream(other, 0)
-
-
-def test_a_cache_that_is_deleted_while_it_is_used_is_fetched_again(tmp_path):
-    path, samples = written(tmp_path)
-    origin = Origin(path)
-    opened = open_stream(remote(tmp_path), 0, store=origin.store)
-    for _ in range(2):
-        assert_reads(opened, samples)
-        shutil.rmtree(tmp_path / "l")
-    assert len(origin.shards_asked()) == 2 * opened.num_shards
 
 
 def test_a_cache_that_is_deleted_while_a_shard_is_brought_is_begun_again(tmp_path):
@@ -580,35 +437,6 @@ def few(tmp_path, compression):
         lengths_file=False,
         size_limit=1500,
     )
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("cache_limit", [None, 1700])
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_whatever_use_of_the_disk_fails_the_bytes_are_right_or_an_error_says_why(
-    tmp_path, compression, cache_limit
-):
-    path, samples = few(tmp_path, compression)
-
-    def fail() -> None:
-        raise OSError(5, "Input/output error")
-
-    errors = []
-    for at in range(1, 1000):
-        disk = Counted(at, fail)
-        try:
-            read_all(tmp_path, disk, path, samples, cache_limit)
-        except DataError as error:
-            errors.append(str(error))
-        read_all(tmp_path, LocalFilesystem(), path, samples)
-        assert not leftovers(tmp_path / "l")
-        shutil.rmtree(tmp_path / "l")
-        if disk.left > 0:
-            break
-    assert disk.left > 0
-    assert all("Input/output error" in text for text in errors)
-    assert len(errors) > 5
-    assert at > 30
 
 
 def killed_at(at: int, tmp_path, path, samples) -> int:

@@ -35,39 +35,6 @@ from tests.helpers.examples import examples
 # ---------------------------------------------------------------------------- files rewritten
 
 
-@pytest.mark.parametrize("compression", [None, "gz:0"])
-def test_a_local_stream_that_was_rewritten_gives_its_new_tokens(tmp_path, compression):
-    path, samples = write_bare(tmp_path / "s", seed=0, compression=compression)
-    index = (path / "index.json").read_bytes()
-    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
-    shutil.rmtree(path)
-    path, others = write_bare(tmp_path / "s", seed=1, compression=compression)
-    assert (path / "index.json").read_bytes() == index
-    assert_reads(open_stream(Stream(local=str(path)), 0), others)
-
-
-def test_a_local_file_that_is_overwritten_where_it_lies_gives_its_new_tokens(tmp_path):
-    path, samples = write_bare(tmp_path / "s", seed=0)
-    other, others = write_bare(tmp_path / "other", seed=1)
-    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
-    for file in path.glob("*.mds"):
-        inode = file.stat().st_ino
-        with file.open("r+b") as out:
-            out.write((other / file.name).read_bytes())
-        assert file.stat().st_ino == inode
-    assert_reads(open_stream(Stream(local=str(path)), 0), others)
-
-
-def test_what_was_unpacked_of_a_rewritten_local_stream_is_unpacked_again(tmp_path):
-    stored = {"compression": "gz:0", "lengths_file": False}  # its sizes do not follow the tokens
-    path, samples = write_bare(tmp_path / "s", seed=0, **stored)
-    other, others = write_bare(tmp_path / "other", seed=1, **stored)
-    assert (path / "index.json").read_bytes() == (other / "index.json").read_bytes()
-    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
-    shutil.copytree(other, path, dirs_exist_ok=True)  # the unpacked shards stay
-    assert_reads(open_stream(Stream(local=str(path)), 0), others)
-
-
 def test_a_local_stream_that_is_rewritten_while_it_is_open_is_refused(tmp_path):
     path, _ = write_bare(tmp_path / "s", seed=0)
     opened = open_stream(Stream(local=str(path)), 0)
@@ -88,15 +55,6 @@ def test_hashes_tell_that_a_file_with_another_time_is_the_same(tmp_path):
     for file in path.glob("*.mds"):
         os.utime(file, (1, 1))
     assert_reads(opened, samples)
-
-
-def test_a_remote_folder_that_was_rewritten_is_noticed_in_the_same_process(tmp_path):
-    path, samples = write_bare(tmp_path / "r", seed=0)
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    assert_reads(open_stream(stream, 0), samples)
-    shutil.rmtree(path)
-    _, others = write_bare(tmp_path / "r", seed=1)
-    assert_reads(open_stream(stream, 0), others)
 
 
 def test_a_remote_folder_that_was_rewritten_with_the_old_times_is_noticed(tmp_path):

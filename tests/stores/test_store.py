@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import multiprocessing
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -185,21 +184,6 @@ def test_objects_are_written_replaced_and_removed(tmp_path):
 def test_a_driver_that_looks_before_it_writes_is_not_asked_to_create():
     with pytest.raises(ConfigError, match=r"memory://a/b: the driver of memory: looks whether"):
         open_store("memory://a/b").write_if_absent("memory://a/b", b"1")
-
-
-@pytest.mark.parametrize(
-    ("url", "way_out"),
-    [
-        ("gs://bucket/a", r"ImportError.*pip install 'streampack\[gcs\]'"),
-        ("az://bucket/a", r"ImportError.*pip install 'streampack\[azure\]'"),
-        ("nonsense://bucket/a", "nothing reads nonsense: URLs; install an fsspec driver for it"),
-    ],
-)
-def test_a_store_without_a_driver_is_an_error_that_names_it(url, way_out, monkeypatch):
-    for module in ("gcsfs", "adlfs"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(DataError, match=rf"{url}: cannot be read, 1 attempt .*{way_out}"):
-        request(url, "read", lambda store: store.read(url))
 
 
 def _read(url: str, results: multiprocessing.Queue, environment: dict[str, str]) -> None:

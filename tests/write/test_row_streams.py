@@ -281,9 +281,9 @@ def start(local: Path, num: int, seed: str = "0") -> subprocess.Popen[str]:
 
 @pytest.mark.processes
 def test_processes_at_once_write_one_stream_and_a_later_run_finds_it(tmp_path):
-    together = [start(tmp_path, 200, str(seed)) for seed in range(3)]
+    together = [start(tmp_path, 200, str(seed)) for seed in range(2)]
     ends = [process.communicate(timeout=120) for process in together]
-    assert [process.returncode for process in together] == [0, 0, 0], ends
+    assert [process.returncode for process in together] == [0, 0], ends
     assert len({said for said, _ in ends}) == 1
     assert sum("samples," in log for _, log in ends) == 1
     later = start(tmp_path, 200, "random").communicate(timeout=120)
@@ -292,7 +292,7 @@ def test_processes_at_once_write_one_stream_and_a_later_run_finds_it(tmp_path):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("moment", ["rows", "parts"])
+@pytest.mark.parametrize("moment", [pytest.param("rows", marks=pytest.mark.slow), "parts"])
 def test_a_killed_build_leaves_nothing_half(tmp_path, moment):
     num = 9000  # 9 MB: parts in worker processes
     local = tmp_path / "cache"

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import http.server
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -223,57 +222,23 @@ def test_lasting_faults_of_the_store_name_the_object_and_a_way_out(server, statu
         rows_of([part])
 
 
-@pytest.mark.usefixtures("s3")
-@pytest.mark.parametrize("bucket", ["no-such-bucket", "No_Bucket!"])
-def test_a_bucket_that_is_not_there_is_refused_at_once(bucket):
-    begin = time.monotonic()
-
-    with pytest.raises(DataError, match=rf"(?s)s3://{bucket}/a/: cannot be listed.*check"):
-        list_inputs([f"s3://{bucket}/a"])
-    assert time.monotonic() - begin < 10
-
-
 def test_a_url_without_a_bucket_is_refused():
     with pytest.raises(DataError, match=r"s3:///a: names no bucket; write it as s3://bucket/path"):
         list_inputs(["s3:///a"])
-
-
-def test_wrong_credentials_are_refused(s3, root):
-    other_name = s3.url.replace("127.0.0.1", "localhost")  # a client is made for each endpoint
-    with (
-        s3_environment(other_name, secret="wrong"),
-        pytest.raises(DataError, match=r"HTTP 403.*rights of this process's credentials"),
-    ):
-        list_inputs([f"s3://{root.name}/in"])
-
-
-@pytest.mark.parametrize(
-    ("uri", "way_out"),
-    [
-        ("gopher://a/b", "nothing reads gopher: URLs; install an fsspec driver for it"),
-        ("gcs://bucket/a", r"pip install 'streampack\[gcs\]'"),
-        ("az://bucket/a", r"pip install 'streampack\[azure\]'"),
-    ],
-)
-def test_a_store_without_a_driver_is_refused_with_what_to_install(monkeypatch, uri, way_out):
-    for module in ("gcsfs", "adlfs"):
-        monkeypatch.setitem(sys.modules, module, None)
-
-    with pytest.raises(DataError, match=rf"://\w+/\w: cannot be read.*{way_out}"):
-        list_inputs([uri])
 
 
 def test_a_server_that_does_not_say_how_long_a_file_is_is_refused():
     class Chunked(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def do_HEAD(self) -> None:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self.wfile.write(b"e\r\n" + b'{"text": "a"}\n' + b"\r\n0\r\n\r\n")
 
-        do_HEAD = do_GET  # noqa: N815 - the name that the server calls
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(b"e\r\n" + b'{"text": "a"}\n' + b"\r\n0\r\n\r\n")
 
         def log_message(self, *_: object) -> None:
             """Keep quiet."""
