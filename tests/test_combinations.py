@@ -198,6 +198,11 @@ MISTAKES: list[Callable[[Path], Any]] = [
             {"rows": ROWS, "chat": True},
             {"rows": ROWS, "tokenizer": "tokenizer.json", "labels": "labels"},
             {"rows": ROWS, "tokenizer": "tokenizer.json", "loss_mask": "mask"},
+            {"rows": None, "local": "x", "split_at": 0},
+            {"rows": ROWS, "split_at": 0, "index": "y"},
+            {"rows": None, "local": "x", "split_at": 0, "index": "y", "labels": "labels"},
+            {"rows": None, "local": "x", "split_at": 0, "index": "y", "loss_mask": "mask"},
+            {"rows": None, "local": "x", "index": "y", "unit": "sequence"},
         )
     ),
     partial(online, mixing=GLOBAL),

@@ -4,12 +4,14 @@
 
     PATH/index.json, PATH/*/index.json  -->  a lengths.bin next to each
     s3://bucket/stream/index.json       -->  s3://bucket/stream/lengths.bin, uploaded
-    --eos-id 2 --out ENDS *.npy         -->  ENDS/*.npy.ends
+    --out FOLDER web.bin                -->  FOLDER/web.bin.documents
 
 Cost: each stream is read once; shards are decompressed one at a time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,27 +19,40 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from streampack.cli.console import counted, output_console
 from streampack.cli.verbs import Index
 from streampack.errors import ConfigError
+from streampack.streams import Stream
+from streampack.streams.flat_opening import is_flat
 from streampack.write import Indexed, write_lengths
-from streampack.write.document_ends import write_document_ends
+from streampack.write.lengths import write_documents
+from streampack.write.token_index import write_token_index
 
 
 def run(options: Index) -> None:
     """Write the missing length files, and print a line for each."""
     console = output_console()
-    if options.eos_id is not None:
-        _index_tokens(console, options)
+    sources = options.paths[0] if len(options.paths) == 1 else options.paths
+    if options.out is not None and is_flat(_stream_of(sources, options.format)):
+        _index_tokens(console, options, sources)
         return
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written: list[Indexed] = []
     given = vars(options).copy()
-    for option in ("eos_id", "bos_id", "out"):
+    for option in ("bos_id", "format"):
         if given.pop(option) is not None:
-            raise ConfigError("is for token files; leave it out, or set --eos-id", option=option)
+            raise ConfigError("is for token files; leave it out, or set --out", option=option)
+    write: Callable[..., list[Indexed]] = write_lengths
+    if (options.out is None) != (options.eos_id is None):
+        missing = "out" if options.out is None else "eos_id"
+        raise ConfigError("is needed to find documents in rows; set it", option=missing)
+    if options.out is not None:
+        write = write_documents
+        del given["check_dtypes"]
+    else:
+        del given["out"], given["eos_id"]
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
         for path in given.pop("paths"):
-            written += write_lengths(path, progress=lambda n: bar.advance(task, n), **given)
+            written += write(path, progress=lambda n: bar.advance(task, n), **given)
     for stream in written:
         console.out(
             f"{stream.path}: {counted(stream.num_samples, 'sample')}, "
@@ -47,22 +62,25 @@ def run(options: Index) -> None:
         )
 
 
-def _index_tokens(console: Console, options: Index) -> None:
-    """Write where documents end in raw token files."""
-    for option in ("out", "tokens_dtype"):
-        if getattr(options, option) is None:
-            raise ConfigError("is needed with --eos-id; set it", option=option)
-    sources = options.paths[0] if len(options.paths) == 1 else options.paths
-    found = write_document_ends(
+def _stream_of(sources: str | list[str], form: str | None) -> Stream:
+    is_remote = "://" in (sources if isinstance(sources, str) else sources[0])
+    remote, local = (sources, None) if is_remote else (None, sources)
+    return Stream(remote=remote, local=local, format=form)
+
+
+def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:
+    """Write an index of token files."""
+    found = write_token_index(
         sources,
         options.out or "",
-        tokens_dtype=options.tokens_dtype or "",
-        eos_id=options.eos_id or 0,
+        format=options.format,
+        tokens_dtype=options.tokens_dtype,
+        eos_id=options.eos_id,
         bos_id=options.bos_id,
     )
     for file in found:
         console.out(
             f"{file.name}: {counted(file.num_documents, 'document')}, "
-            f"{counted(file.num_tokens, 'token')}; {file.num_left:,} after the last one",
+            f"{counted(file.num_tokens, 'token')}; {file.num_left:,} outside of them",
             highlight=False,
         )

@@ -131,13 +131,17 @@ class Index(ColumnOptions):
     local: Annotated[
         Path | None, Option(help="Folder to keep the shards of a remote stream in.")
     ] = None
-    eos_id: Annotated[
-        int | None, Option(help="Find documents in OLMo's files: the token that ends each.")
+    out: Annotated[
+        Path | None,
+        Option(help="Folder for an index of token files, or of documents, with hashes."),
     ] = None
+    format: Annotated[str | None, Option(help="Format of token files, as of Stream.")] = None
+    eos_id: Annotated[int | None, Option(help="With --out: the token that ends each document.")] = (
+        None
+    )
     bos_id: Annotated[int | None, Option(help="With --eos-id: the token that must follow it.")] = (
         None
     )
-    out: Annotated[Path | None, Option(help="With --eos-id: the folder for the ends.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,6 +198,17 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "one of them out; the loss mask of a conversation is made by chat"
         ),
     },
+    "Token files": {
+        "split_at needs index": (
+            "where documents end is learnt once; run `streampack index DATA --eos-id ID --out "
+            "FOLDER`, and set index=FOLDER"
+        ),
+        "split_at excludes rows, labels, loss_mask": (
+            "only the tokens of a row are split; leave split_at out, or write documents: "
+            "streampack write"
+        ),
+        "index excludes unit": "an index has documents",
+    },
     "Iterables": {
         "dataset=PackedIterableDataset|BucketedIterableDataset excludes global_batch_size, "
         "num_lanes, cache_limit, epoch_end=carry, max_cost, method=best_fit_decreasing": (

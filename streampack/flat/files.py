@@ -23,14 +23,12 @@ from streampack.errors import ConfigError, DataError
 from streampack.flat.arrow import open_arrow
 from streampack.flat.datatrove import open_datatrove
 from streampack.flat.megatron import open_megatron
-from streampack.flat.olmo import open_ends, open_olmo
+from streampack.flat.olmo import open_olmo
 from streampack.flat.token_file import TokenFile
 
 ENTRY_POINTS = "streampack.formats"
 DATASET_STATE = "state.json"
 GLOB = frozenset("*?[")
-ENDS = ".ends"
-"""Ending of a file with the ends of a token file's documents, in an index folder."""
 INDEX_IT = (
     "find the ends once with `streampack index FILES --eos-id ID --tokens-dtype TYPE "
     "--out FOLDER`, and set Stream(index=FOLDER)"
@@ -47,8 +45,6 @@ class Options:
     """Type of the tokens, for formats that do not state it."""
     unit: str
     """"document" or "sequence"."""
-    index: Path | None = None
-    """A folder with the ends of documents that `streampack index --eos-id` found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +113,6 @@ class Olmo:
                 f"{file.name}: the type of its tokens is in no file; set tokens_dtype='uint16' or "
                 "'uint32', as in the config that wrote it"
             )
-        if options.index is not None:
-            ends = options.index / f"{file.name}{ENDS}"
-            if not ends.is_file():
-                raise DataError(
-                    f"{ends}: does not exist, so index={str(options.index)!r} is not that of "
-                    f"{file.name}; {INDEX_IT}"
-                )
-            return open_ends(file.name, file.num_bytes, ends, dtype=options.dtype)
         stem = file.name.removesuffix(".npy")
         path = file.path_of(f"{stem}.csv.gz") or file.path_of(f"{file.name}.csv.gz")
         if path is None:

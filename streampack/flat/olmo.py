@@ -5,8 +5,8 @@
     part-0.npy       u16 or u32 tokens, back to back; the type is in neither file
     part-0.csv.gz    start,end,...     in tokens, a line for each document
 
-Without the table, documents end at the tokenizer's EOS. `streampack index --eos-id` finds these
-ends once. Tokens after the last document are not read, as in OLMo.
+Without the table, documents end at the tokenizer's EOS, and `streampack index --eos-id` finds them
+once. Tokens after the last document are not read, as in OLMo.
 
 Cost: 3 us a document to parse a table, and 16 bytes of memory. An index takes neither.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import Ends, Table, TokenFile
+from streampack.flat.token_file import TokenFile
 from streampack.types import Int64Array
 
 MAX_LINE = 65_536
@@ -60,23 +60,6 @@ def open_olmo(name: str, num_bytes: int, table: Path, *, dtype: str) -> TokenFil
     return TokenFile(
         name=name, dtype=dtype, num_bytes=num_bytes, boundaries=DocumentTable(starts, ends)
     )
-
-
-def open_ends(name: str, num_bytes: int, ends: Path, *, dtype: str) -> TokenFile:
-    """Open the ends that `streampack index` found in the tokens `name`, which have `num_bytes`.
-
-    Raises:
-        DataError: If they end after the tokens.
-    """
-    count = ends.stat().st_size // 8
-    table = Table(path=ends, dtype="<u8", offset=0, count=count)
-    last = int(table[np.array([count - 1])][0]) if count else 0
-    if not 0 < last <= num_bytes // np.dtype(dtype).itemsize:
-        raise DataError(
-            f"{ends}: its {count} documents end at token {last}, but {name} has {num_bytes} bytes "
-            f"of {dtype}; run streampack index again with the type of these tokens"
-        )
-    return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=Ends(table))
 
 
 def _read_table(path: Path) -> tuple[Int64Array, Int64Array]:

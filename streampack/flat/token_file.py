@@ -15,9 +15,9 @@ Cost: a bisection of the table for each cell, for all cells together.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -147,6 +147,8 @@ class TokenFile:
     boundaries: Boundaries
     version: str | None = None
     """The version of a remote object, which is asked for when it is read."""
+    hashes: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """The xxh3 of virtual shards by their first and one past their last byte, as far as known."""
 
     def spans(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
         """Return byte offsets and lengths in tokens of documents [first, stop), shape (n,) each.

@@ -191,6 +191,25 @@ def describes(path: Path, text: bytes) -> bool:
     return len(head) == HEAD.size and HEAD.unpack(head)[6] == index_digest(text)
 
 
+def shard_counts(path: Path, text: bytes, way_out: str) -> list[int]:
+    """Return the samples of each shard that a length file describes.
+
+    Raises:
+        DataError: If it is not a whole length file of an index.json of the bytes `text`.
+    """
+    if not describes(path, text):
+        raise DataError(f"{path}: is damaged, or of another index.json; run {way_out}")
+    with open_file(path) as file:
+        _, _, samples, shards, _, _, _, name_bytes = HEAD.unpack(file.read(HEAD.size))
+        file.seek(min(HEAD.size + _padded(name_bytes), MAX_OFFSET))
+        firsts = np.frombuffer(file.read(min(16 * shards, MAX_OFFSET)), np.uint64)[::2]
+    counts = np.diff(firsts.astype(np.int64), append=samples)
+    if len(firsts) != shards or not shards or (counts < 1).any() or firsts[0]:
+        raise DataError(f"{path}: is damaged; run {way_out}")
+    found: list[int] = counts.tolist()
+    return found
+
+
 def write_length_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a length file of `length_file_pieces` atomically."""
     with suppress(FileNotFoundError):

@@ -19,6 +19,7 @@ import numpy as np
 
 from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
+from streampack.flat.documents import DOCUMENTS, HASH, open_documents
 from streampack.flat.files import (
     DATASET_STATE,
     FORMATS,
@@ -88,21 +89,9 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     """
     form = None if stream.format is None else format_named(stream.format)
     found = find_files(stream, form)
-    form, location, folder = found.form, found.location, found.folder
+    location, folder = found.location, found.folder
     name = stream.name or found.default_name
-    options = Options(
-        tokens=("tokens", "input_ids") if stream.tokens == "tokens" else (stream.tokens,),
-        dtype=stream.tokens_dtype,
-        unit=stream.unit,
-        index=None if stream.index is None else local_path(stream.index, "index"),
-    )
-    tables = _Tables(location, folder, found.of_name)
-    open_one = partial(_open_file, form, tables, options)
-    if folder is None:
-        with ThreadPoolExecutor(OPENING_THREADS) as threads:
-            files = tuple(threads.map(open_one, found.names))
-    else:
-        files = tuple(map(open_one, found.names))
+    files = open_files(stream, found)
     shards = _cut(files, stream, name)
     cache = ShardCache(location, disk)
     entries: tuple[Shard, ...] = ()
@@ -128,7 +117,7 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         files=files,
         entries=entries,
         shards=shards,
-        digest=_digest(form.name, options, files, shards),
+        digest=_digest(found.form.name, stream.unit, files, shards),
     )
 
 
@@ -250,12 +239,31 @@ class _Tables:
         return path
 
 
-def _open_file(form: TokenFormat, tables: _Tables, options: Options, name: str) -> TokenFile:
-    file = tables.file(name)
-    if not file.num_bytes:
-        raise DataError(f"{name}: is empty; leave it out, or copy it again")
-    with tables_mapped():
-        return replace(form.open(file, options), version=file.version)
+def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
+    """Open the token files of a stream; errors as of `open_flat`."""
+    options = Options(
+        tokens=("tokens", "input_ids") if stream.tokens == "tokens" else (stream.tokens,),
+        dtype=stream.tokens_dtype,
+        unit=stream.unit,
+    )
+    tables = _Tables(found.location, found.folder, found.of_name)
+    index = None if stream.index is None else local_path(stream.index, "index")
+
+    def open_one(name: str) -> TokenFile:
+        file = tables.file(name)
+        if not file.num_bytes:
+            raise DataError(f"{name}: is empty; leave it out, or copy it again")
+        with tables_mapped():
+            if index is None:
+                opened = found.form.open(file, options)
+            else:
+                opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
+        return replace(opened, version=file.version)
+
+    if found.folder is not None:
+        return tuple(map(open_one, found.names))
+    with ThreadPoolExecutor(OPENING_THREADS) as threads:
+        return tuple(threads.map(open_one, found.names))
 
 
 def _cut(files: Sequence[TokenFile], stream: Any, name: str) -> VirtualShards:
@@ -287,20 +295,24 @@ def _entries(
         part = Part(name=file.name, start=start, stop=stop, version=file.version)
         basename = f"{versioned_name(file.name, file.version or '')}.{start}-{stop}"
         parts[basename] = part
-        raw = ShardFile(basename=basename, num_bytes=stop - start, hashes={})
+        digest = file.hashes.get((start, stop))
+        hashes = {} if digest is None else {HASH: digest}
+        raw = ShardFile(
+            basename=basename, num_bytes=stop - start, hashes=hashes, hashes_from=DOCUMENTS
+        )
         entries.append(
             Shard(num_samples=int(count), raw=raw, packed=None, compression=None, layout=NO_LAYOUT)
         )
     return tuple(entries), parts
 
 
-def _digest(form: str, options: Options, files: Sequence[TokenFile], shards: VirtualShards) -> str:
+def _digest(form: str, unit: str, files: Sequence[TokenFile], shards: VirtualShards) -> str:
     """Return a digest of the shards: their files' names, their bytes and their numbers of samples.
 
     Of a stream to which files were appended, the former shards have the former digest.
     """
     names = [(file.name, file.dtype) for file in files]
-    text = repr((form, options.unit, [names[n] for n in dict.fromkeys(shards.file.tolist())]))
+    text = repr((form, unit, [names[n] for n in dict.fromkeys(shards.file.tolist())]))
     content = hashlib.blake2b(text.encode(), digest_size=16)
     for array in (shards.file, shards.extents, np.diff(shards.first_sample)):
         content.update(np.ascontiguousarray(array).tobytes())

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from streampack.errors import DataError
+from streampack.flat.documents import Documents
 from streampack.flat.token_file import TokenFile, VirtualShards, map_shared
 from streampack.mds.columns import Spans
 from streampack.mds.index import Shard
@@ -110,14 +112,26 @@ class FlatStream:
         return self._spans(shard)[1]
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
+        if self._has_edges:
+            return True
         is_known = bos_id is None or self.begins_with_bos is not None
         return is_known and (eos_id is None or self.ends_with_eos is not None)
 
     def shard_edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> Int64Array:
+        file = self.files[self.shards.file[shard]]
         count = int(self.first_sample[shard + 1] - self.first_sample[shard])
+        if self._has_edges and isinstance(file.boundaries, Documents):
+            begin = int(self.shards.first_document[shard])
+            return file.boundaries.edges(np.arange(begin, begin + count))
         first = bos_id if bos_id is not None and self.begins_with_bos else -1
         last = eos_id if eos_id is not None and self.ends_with_eos else -1
         return np.tile(np.array([first, last], np.int64), (count, 1))
+
+    @property
+    def _has_edges(self) -> bool:
+        """Whether an index has the edges, and the `Stream` does not say otherwise."""
+        is_said = (self.begins_with_bos, self.ends_with_eos) != (None, None)
+        return not is_said and isinstance(self.files[0].boundaries, Documents)
 
     def file_of(self, shard: int) -> tuple[str, str]:
         name = self.files[self.shards.file[shard]].name
@@ -165,6 +179,7 @@ class FlatStream:
                 first_byte = int(self.shards.extents[shard, 0])
             else:
                 data, first_byte = self._local_bytes(file, shard)
+                self._verify(file, shard, data, first_byte)
                 is_gone = None
             begins, counts = self._spans(shard)
             opened = OpenShard(
@@ -191,6 +206,18 @@ class FlatStream:
                 "start again, and never write to a file that is being read"
             )
         return begins, lengths
+
+    def _verify(self, file: TokenFile, shard: int, data: ByteArray, first_byte: int) -> None:
+        """Compare a local shard with its hash in an index, if there is one."""
+        start, stop = self.shards.extents[shard].tolist()
+        wanted = file.hashes.get((start, stop))
+        part = data[start - first_byte : stop - first_byte]
+        if wanted is not None and xxhash.xxh3_64_hexdigest(part.data) != wanted:
+            raise DataError(
+                f"{self.root / file.name}: bytes {start} to {stop} are not those that were "
+                "indexed; copy the file again, or, if it was meant to change, index it again: "
+                "streampack index"
+            )
 
     def _local_bytes(self, file: TokenFile, shard: int) -> tuple[ByteArray, int]:
         """Return bytes of a local file, and the offset in the file of the first one."""

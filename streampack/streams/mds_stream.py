@@ -32,6 +32,7 @@ from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.ends import StreamEnds
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard, shard_pool
+from streampack.streams.split_rows import split_spans
 from streampack.types import Int64Array
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class MdsStream:
     is_part: bool
     """Whether the stream has only some of the shards in index.json."""
     index: MdsIndex
+    rows: MdsIndex | None = None
+    """The index of the shards as they are stored, if samples are documents in their rows."""
     columns: ColumnSelection
     cache: ShardCache
     length_file: LengthFile | None
@@ -295,12 +298,14 @@ class MdsStream:
     def _parse(
         self, shard: int, mapped: MappedShard, uri: str, columns: Mapping[str, Column]
     ) -> OpenShard:
-        info, data = self.index.shards[shard], mapped.data
+        info, data = (self.rows or self.index).shards[shard], mapped.data
         where = f"stream {self.name!r}, shard {shard} ({uri})"
         check_layout(data, info, where)
         spans = {}
         for option, column in columns.items():
             spans[option] = sample_spans(data, info.num_samples, info.layout, column, where)
+        if self.rows is not None:
+            spans["tokens"] = split_spans(spans["tokens"], self.shard_lengths(shard), where)
         return OpenShard(
             key=(mapped.file, self.digest),
             uri=uri,
@@ -326,7 +331,7 @@ class MdsStream:
         if known is None or self.cache.file_state(Path(known.path)) not in (known.state, None):
             if self.checks_dtypes:
                 checker.check_dtypes(opened)
-            checker.check_padding(opened, self.index.shards[shard])
+            checker.check_padding(opened, (self.rows or self.index).shards[shard])
             _files_of_checked_values[self.cache.folder, self.digest] = file
         checker.check_counts(opened)
         checker.check_stated_lengths(opened)

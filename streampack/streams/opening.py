@@ -37,6 +37,7 @@ from streampack.streams.ends import StreamEnds
 from streampack.streams.flat_opening import is_flat, open_flat
 from streampack.streams.mds_stream import MdsStream
 from streampack.streams.parts import chosen_part
+from streampack.streams.split_rows import open_split
 from streampack.streams.token_stream import TokenStream
 
 STAT_THREADS = 16
@@ -74,11 +75,17 @@ def open_mds(
         _add_stored_sizes(entries, location)
         index = index_of(entries, location.index_uri)
         column = check_columns(index, columns, name)
-        index, length_file = _with_lengths(cache, text, index, column)
+        rows: MdsIndex | None = None
+        split_at = getattr(stream, "split_at", None)
+        if split_at is None:
+            index, length_file = _with_lengths(cache, text, index, column)
+        else:
+            rows, (index, length_file) = index, open_split(stream, text, index)
         cache.check(index, may_be_emptied=may_be_emptied)
         if (chosen := getattr(stream, "shards", None)) is not None:
             first, stop = chosen_part(chosen, len(index.shards), "shards", name)
             index, entries = index.slice(first, stop), entries[first:stop]
+            rows = rows and rows.slice(first, stop)
             if length_file is not None:
                 length_file = length_file.slice(first, index)
         if length_file is not None and not length_file.num_tokens:
@@ -88,17 +95,18 @@ def open_mds(
             )
     if has_targets:
         warn_unused_columns(index, columns, name, column)
-    own_digest = _digest(_entries_digest(entries), columns)
+    own_digest = _digest(_entries_digest(entries), columns, split_at)
     return MdsStream(
         name=name,
         number=number,
         proportion=location.stream.proportion,
         repeat=location.stream.repeat,
         choose=location.stream.choose,
-        digest=own_digest if chosen is not None else _digest(index_digest(text), columns),
+        digest=own_digest if chosen is not None else _digest(index_digest(text), columns, split_at),
         entries_digest=own_digest,
         is_part=chosen is not None,
         index=index,
+        rows=rows,
         columns=columns,
         cache=cache,
         length_file=length_file,
@@ -196,6 +204,7 @@ def _entries_digest(entries: list[Any]) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _digest(content: bytes, columns: ColumnSelection) -> str:
-    content += json.dumps(astuple(columns)).encode()
+def _digest(content: bytes, columns: ColumnSelection, split_at: int | None) -> str:
+    selected = astuple(columns) if split_at is None else (*astuple(columns), split_at)
+    content += json.dumps(selected).encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()

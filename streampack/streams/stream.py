@@ -85,8 +85,12 @@ class Stream:
             name before the ending, a glob, or a list of files.
         unit: A sample of Megatron's files: a "document", or a "sequence" of one.
         samples: The part of token files to use, as a slice of neighbouring samples. None: all.
-        index: Folder that `streampack index --eos-id` wrote: where documents end in OLMo's files.
+        index: Folder that `streampack index --out` wrote: where documents begin and end in token
+            files or rows, with hashes. None: token files are read by their own tables.
+        split_at: The token that ends a document inside of a row, if rows are joined documents.
+            Samples are then documents, which `index` has.
         begins_with_bos: Whether every sample of token files begins with `Packing.bos_id` already.
+            None, here and below: known from `index`, or not at all.
         ends_with_eos: Whether every sample of token files ends with `Packing.eos_id` already.
         check_remote: Fetch index.json again at every start, and open the version that the store
             holds now; otherwise the last one on this disk. A folder's is always read.
@@ -153,6 +157,7 @@ class Stream:
         unit: Literal["document", "sequence"] = "document",
         samples: slice | None = None,
         index: str | os.PathLike[str] | None = None,
+        split_at: int | None = None,
         begins_with_bos: bool | None = None,
         ends_with_eos: bool | None = None,
         **unknown: object,
@@ -160,6 +165,7 @@ class Stream:
         _check_names(unknown)
         is_set = {"rows": rows, "remote": remote, "split": split, "tokenizer": tokenizer}
         is_set |= {"chat": chat, "labels": labels, "loss_mask": loss_mask}
+        is_set |= {"split_at": split_at, "index": index, "unit": unit == "sequence" or None}
         check_combination(
             {name: value is not None and value is not False for name, value in is_set.items()}
         )
@@ -201,7 +207,7 @@ class Stream:
         self.overflow = overflow
         self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
         self.format, self.unit, self.samples = format, unit, samples
-        self.index = index
+        self.index, self.split_at = index, read_token_id("split_at", split_at)
         self.begins_with_bos, self.ends_with_eos = begins_with_bos, ends_with_eos
 
     def __repr__(self) -> str:

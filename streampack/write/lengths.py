@@ -48,6 +48,12 @@ from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection, check_columns
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard
+from streampack.streams.split_rows import (
+    SPLIT_FILE,
+    document_lengths,
+    split_spans,
+    with_counts,
+)
 from streampack.types import ByteArray, UInt32Array
 
 
@@ -94,10 +100,60 @@ def write_lengths(
             kept, and the error names it.
     """
     columns = ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype)
-    count = partial(_count, columns=columns, progress=progress, checks_dtypes=check_dtypes)
+    options = _Options(columns=columns, progress=progress, checks_dtypes=check_dtypes)
+    return _index(path, local, options, None)
+
+
+def write_documents(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    eos_id: int,
+    tokens: str = "tokens",
+    tokens_dtype: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+    *,
+    local: Path | None = None,
+) -> list[Indexed]:
+    """Write the lengths of the documents in a stream's rows, for `Stream(split_at=eos_id)`.
+
+    Args:
+        path: A stream's folder, or its URL in any store.
+        out: A folder for the result; it may be anywhere.
+        eos_id: The token that ends a document.
+        tokens: The token column, as of `write_lengths`; so are the others.
+        tokens_dtype: Type of the values if the column is stored as `bytes`.
+        progress: Called with 1 after each shard.
+        local: Folder that keeps the shards of a URL; None: a temporary one.
+
+    Raises:
+        ConfigError: If `local` is set for a folder, or the folder has several streams.
+        DataError: As of `write_lengths`.
+    """
+    columns = ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype)
+    options = _Options(columns=columns, progress=progress, eos_id=eos_id)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return _index(path, local, options, Path(out, SPLIT_FILE.format(eos_id=eos_id)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """How samples are counted."""
+
+    columns: ColumnSelection
+    progress: Callable[[int], None]
+    checks_dtypes: bool = True
+    eos_id: int | None = None
+    """The token that ends a document inside of a row; None: rows are documents."""
+
+
+def _index(
+    path: str | os.PathLike[str], local: Path | None, options: _Options, documents: Path | None
+) -> list[Indexed]:
+    """Write length files next to streams, or that of the documents of one stream."""
+    count = partial(_count, options=options)
     found = folder_of(shown_path(path))
     if found is None:
-        return [_index_remote(str(path), local, count)]
+        return [_index_remote(str(path), local, count, documents)]
     folder = local_path(found, "path")
     if local is not None:
         raise ConfigError(
@@ -110,21 +166,26 @@ def write_lengths(
             f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
+    if documents is not None and len(index_files) > 1:
+        raise ConfigError(f"{path}: has {len(index_files)} streams, but out= is for one; name it")
     indexed = []
     for file in index_files:
         with as_data_error(file), open_file(file) as opened:
             text = opened.read()
         index = parse_index(text, str(file))
         shards = map(partial(_read_shard, file.parent, index.uri), index.shards)
-        indexed.append(count(text, index, shards, file.with_name(LENGTH_FILE)))
+        indexed.append(count(text, index, shards, documents or file.with_name(LENGTH_FILE)))
     return indexed
 
 
-def _index_remote(remote: str, local: Path | None, count: Callable[..., Indexed]) -> Indexed:
+def _index_remote(
+    remote: str, local: Path | None, count: Callable[..., Indexed], documents: Path | None
+) -> Indexed:
     with ExitStack() as stack:
-        # First, so that a missing driver is noticed before anything is read.
-        way_out = "use a store and credentials that can write"
-        request(remote, "written", lambda _: None, way_out=way_out)
+        if documents is None:
+            # First, so that a missing driver is noticed before anything is read.
+            way_out = "use a store and credentials that can write"
+            request(remote, "written", lambda _: None, way_out=way_out)
         folder = local_path(
             local or stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")), "local"
         )
@@ -142,6 +203,8 @@ def _index_remote(remote: str, local: Path | None, count: Callable[..., Indexed]
                     path.unlink()  # the mapping stays
                 yield data
 
+        if documents is not None:
+            return count(text, index, shards(), documents)
         to, url = folder / LENGTH_FILE, f"{remote.rstrip('/')}/{LENGTH_FILE}"
         indexed = count(text, index, shards(), to)
         _upload(to, url, is_kept=local is not None)
@@ -154,9 +217,7 @@ def _count(
     shards: Iterable[ByteArray],
     path: Path,
     *,
-    columns: ColumnSelection,
-    progress: Callable[[int], None],
-    checks_dtypes: bool,
+    options: _Options,
 ) -> Indexed:
     """Write the length file of one stream, whose index.json is `text`, to `path`.
 
@@ -167,13 +228,13 @@ def _count(
     edges: list[UInt32Array] = []
     hashes: list[int] = []
     is_hashed = all(shard.raw.hashes for shard in index.shards)
-    names, dtype = columns.token_names, columns.tokens_dtype
+    names, dtype = options.columns.token_names, options.columns.tokens_dtype
     for number, (shard, data) in enumerate(zip(index.shards, shards, strict=True)):
         place = f"{where}, shard {number} ({shard.raw.basename})"
         column = find_column(shard.layout, names, dtype, place, "tokens")
         spans = sample_spans(data, shard.num_samples, shard.layout, column, place)
         # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
-        if checks_dtypes and not number & (number - 1):
+        if options.checks_dtypes and not number & (number - 1):
             opened = OpenShard(
                 key=None, uri=place, data=data, tokens=spans, labels=None, loss_mask=None
             )
@@ -184,12 +245,15 @@ def _count(
             )
             checker.check_dtypes(opened)
             checker.check_padding(opened, shard)
+        if options.eos_id is not None:
+            spans = split_spans(spans, document_lengths(data, spans, options.eos_id), place)
         lengths.append(spans.counts.astype(np.uint32))
         edges.append(edges_of(data, spans, f"{where}, shard {number}"))
         hashes += [] if is_hashed else [xxhash.xxh64_intdigest(data.data)]
-        progress(1)
-    name = check_columns(index, columns, where)
+        options.progress(1)
+    name = check_columns(index, options.columns, where)
     counts = np.concatenate(lengths)
+    index = with_counts(index, list(map(len, lengths)))
     pieces = length_file_pieces(text, index, name, counts, np.concatenate(edges), hashes)
     write_length_file(path, pieces)
     return Indexed(

@@ -17,7 +17,7 @@ from streampack.cli.app import build_app
 from streampack.cli.migrate import migrate
 from streampack.cli.verbs import VERBS
 from streampack.write import RowFormat, WriteOptions, merge, write_lengths
-from streampack.write.document_ends import write_document_ends
+from streampack.write.token_index import write_token_index
 
 COMMANDS = get_command(build_app()).commands
 OPTIONS = [
@@ -69,7 +69,7 @@ def test_an_option_means_the_same_in_all_verbs(name):
 CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
-    "index": ([write_lengths, write_document_ends], set()),
+    "index": ([write_lengths, write_token_index], set()),
     "migrate": ([migrate], {"out"}),
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),

@@ -27,7 +27,7 @@ from streampack.cli.app import build_app
 from streampack.errors import ConfigError, DataError
 from streampack.flat import token_file
 from streampack.streams import open_stream
-from streampack.write import document_ends, write_stream
+from streampack.write import token_index, write_stream
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.flat import (
@@ -300,7 +300,7 @@ def test_files_of_two_formats_need_a_format(tmp_path: Path) -> None:
 def test_documents_are_found_by_their_eos(
     bos: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(document_ends, "PIECE_BYTES", 250)
+    monkeypatch.setattr(token_index, "PIECE_BYTES", 250)
     rng = np.random.default_rng(3)
     documents = [rng.integers(10, 1000, n).astype("uint16") for n in rng.integers(1, 60, 200)]
     head = [] if bos is None else [bos]

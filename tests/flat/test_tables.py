@@ -16,7 +16,7 @@ from streampack.errors import DataError, StreampackError
 from streampack.flat.files import matches, split_source
 from streampack.flat.token_file import Ends, TokenFile, bisect
 from streampack.streams import open_stream
-from tests.helpers.flat import make_documents, options_of, write, write_litdata, write_olmo
+from tests.helpers.flat import damage, make_documents, options_of, write, write_litdata, write_olmo
 
 TABLES = {
     "megatron": "web.idx",
@@ -37,25 +37,6 @@ def read_all(folder: Path, form: str) -> None:
         assert (spans.counts >= 0).all()
         ends = spans.begins + spans.counts * np.dtype(spans.dtype).itemsize
         assert ((spans.begins >= 0) & (ends <= len(opened.data))).all()
-
-
-def damage(content: bytes, rng: np.random.Generator) -> bytes:
-    """Return a file with some bytes changed, and sometimes cut or grown."""
-    data = np.frombuffer(content, np.uint8).copy()
-    for _ in range(int(rng.integers(1, 4))):
-        place = int(rng.integers(0, max(len(data), 1)))
-        kind = rng.integers(0, 4)
-        if kind == 0:
-            data[place : place + 8] = rng.integers(0, 256, len(data[place : place + 8]))
-        elif kind == 1:
-            data[place : place + 8] = 255
-        elif kind == 2:
-            data = data[:place]
-        else:
-            data = np.concatenate([data, data[: int(rng.integers(0, 64))]])
-        if not len(data):
-            break
-    return data.tobytes()
 
 
 @pytest.mark.parametrize("form", TABLES)

@@ -105,3 +105,22 @@ def write(form: str, folder: Path, documents: Documents, name: str = "web") -> N
 def options_of(form: str) -> dict[str, Any]:
     """Return what a `Stream` must be told about files of a format."""
     return {"tokens_dtype": "uint16"} if form == "olmo" else {}
+
+
+def damage(content: bytes, rng: np.random.Generator) -> bytes:
+    """Return a file with some bytes changed, and sometimes cut or grown."""
+    data = np.frombuffer(content, np.uint8).copy()
+    for _ in range(int(rng.integers(1, 4))):
+        place = int(rng.integers(0, max(len(data), 1)))
+        kind = rng.integers(0, 4)
+        if kind == 0:
+            data[place : place + 8] = rng.integers(0, 256, len(data[place : place + 8]))
+        elif kind == 1:
+            data[place : place + 8] = 255
+        elif kind == 2:
+            data = data[:place]
+        else:
+            data = np.concatenate([data, data[: int(rng.integers(0, 64))]])
+        if not len(data):
+            break
+    return data.tobytes()

@@ -1,0 +1,205 @@
+"""Index token files: where their documents begin, their first and last tokens, and hashes.
+
+::
+
+    web.bin, web.idx        -->  out/web.bin.documents
+    ... 7 9 2 | 4 4 1 2 | 5 ...    EOS is 2: documents end after it
+
+For tokenizers whose EOS also occurs inside documents, an EOS counts only where the next token is
+BOS. Tokens after the last EOS belong to no document, as OLMo has it.
+
+Cost: one read of the tokens, and another one first to find each EOS; 20 bytes a document on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from streampack._checks import check_choice
+from streampack.errors import ConfigError, DataError
+from streampack.flat.documents import DOCUMENT, DOCUMENTS, HEAD, MAGIC, SHARD, VERSION
+from streampack.flat.files import format_named
+from streampack.flat.token_file import Ends, TokenFile
+from streampack.mds.columns import Spans
+from streampack.mds.length_file import NO_TOKEN
+from streampack.storage.download import SLOWEST_BYTES_PER_S
+from streampack.stores.objects import Found
+from streampack.stores.retries import ATTEMPT_S, request
+from streampack.streams.flat_opening import FoundFiles, find_files, open_files
+from streampack.streams.stream import Stream
+from streampack.write.lengths import edges_of
+
+PIECE_BYTES = 32 << 20
+SPLIT_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
+Read = Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexedTokens:
+    """What was found in one token file."""
+
+    name: str
+    num_documents: int
+    num_tokens: int
+    """Tokens of its documents."""
+    num_left: int
+    """Tokens that belong to no document, which are not read."""
+
+
+def write_token_index(
+    source: str | Sequence[str],
+    out: str | os.PathLike[str],
+    *,
+    format: str | None = None,  # noqa: A002 - as of Stream
+    tokens_dtype: str | None = None,
+    eos_id: int | None = None,
+    bos_id: int | None = None,
+    progress: Callable[[int], object] = lambda _: None,
+) -> list[IndexedTokens]:
+    """Write an index of token files into a folder, for `Stream(index=out)`.
+
+    Args:
+        source: The token files, as a `Stream` takes them in `local` or `remote`.
+        out: A folder for the index; it may be anywhere.
+        format: Their format, as for `Stream`.
+        tokens_dtype: The tokens' type, if no file states it.
+        eos_id: The token that ends a document. None: documents are those of the files' tables.
+        bos_id: The token that an EOS must be followed by to end a document. None: any.
+        progress: Is called with the bytes of each piece.
+
+    Raises:
+        ConfigError: If the type or an id is invalid, or no token file is found.
+        DataError: If a file cannot be read, or has no document.
+    """
+    is_remote = "://" in (source if isinstance(source, str) else source[0])
+    remote, local = (source, None) if is_remote else (None, source)
+    stream = Stream(remote=remote, local=local, format=format, tokens_dtype=tokens_dtype)
+    found = find_files(stream, None if format is None else format_named(format))
+    if eos_id is None:
+        return [_index(found, file, 0, Path(out), progress) for file in open_files(stream, found)]
+    check_choice("tokens_dtype", tokens_dtype or "", SPLIT_DTYPES)
+    dtype = np.dtype(tokens_dtype)
+    for option, value in (("eos_id", eos_id), ("bos_id", bos_id)):
+        if value is not None and not 0 <= value <= np.iinfo(dtype).max:
+            raise ConfigError(f"{option}={value} does not fit in {tokens_dtype}; correct one")
+    written = []
+    for name in found.names:
+        num_bytes = found.of_name[name].num_bytes
+        pieces = _ends(_reader(found, name), num_bytes, dtype, (eos_id, bos_id), progress)
+        ends = np.concatenate([*pieces, np.empty(0, np.int64)])
+        if not len(ends):
+            raise DataError(
+                f"{name}: none of its {num_bytes // dtype.itemsize} tokens of {tokens_dtype} is "
+                f"the EOS {eos_id}; correct --eos-id or --tokens-dtype"
+            )
+        file = TokenFile(name=name, dtype=dtype.name, num_bytes=num_bytes, boundaries=Ends(ends))
+        written.append(_index(found, file, eos_id + 1, Path(out), progress))
+    return written
+
+
+def _index(
+    found: FoundFiles, file: TokenFile, split: int, out: Path, progress: Callable[[int], object]
+) -> IndexedTokens:
+    """Write the index of one token file."""
+    path = out / f"{file.name}{DOCUMENTS}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("wb") as opened:
+            num_tokens = _write(opened, file, split, _reader(found, file.name), progress)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
+    return IndexedTokens(name=file.name, num_documents=file.boundaries.num_samples, **counts)
+
+
+def _write(
+    out: BinaryIO, file: TokenFile, split: int, read: Read, progress: Callable[[int], object]
+) -> int:
+    """Write an index file, shard by shard; return the tokens of its documents."""
+    num_documents, itemsize = file.boundaries.num_samples, np.dtype(file.dtype).itemsize
+    shards = file.cut(0, num_documents)
+    counts = (split, file.num_bytes, len(shards.firsts), num_documents)
+    hashes = np.zeros(len(shards.firsts), SHARD)
+    hashes["f0"], hashes["f1"] = shards.extents[:, 0], shards.extents[:, 1]
+    out.write(HEAD.pack(MAGIC, VERSION, *counts, file.dtype.encode()))
+    out.write(hashes.tobytes())
+    num_tokens = 0
+    for number, (first, count) in enumerate(zip(shards.firsts, shards.counts, strict=True)):
+        start, stop = shards.extents[number].tolist()
+        data = np.frombuffer(read(start, stop), np.uint8)
+        if len(data) != stop - start:
+            raise DataError(f"{file.name}: was cut short while it was read; copy it again")
+        begins, lengths = file.spans(int(first), int(first + count))
+        if lengths.max() >= NO_TOKEN:
+            raise DataError(f"{file.name}: a document has {lengths.max()} tokens; split it")
+        spans = Spans(begins=begins - start, counts=lengths, dtype=file.dtype)
+        edges = edges_of(data, spans, file.name)
+        rows = np.empty(int(count), DOCUMENT)
+        rows["f0"], rows["f1"] = begins // itemsize, lengths
+        rows["f2"], rows["f3"] = edges[:, 0], edges[:, 1]
+        out.write(rows.tobytes())
+        hashes["f2"][number] = xxhash.xxh3_64_intdigest(data.data)
+        num_tokens += int(lengths.sum())
+        progress(stop - start)
+    out.seek(HEAD.size)
+    out.write(hashes.tobytes())
+    return num_tokens
+
+
+def _ends(
+    read: Read,
+    num_bytes: int,
+    dtype: np.dtype[np.generic],
+    ids: tuple[int, int | None],
+    progress: Callable[[int], object],
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the ends of documents, piece by piece."""
+    (eos_id, bos_id), size = ids, dtype.itemsize
+    step, num_tokens = PIECE_BYTES // size, num_bytes // size
+    for begin in range(0, num_tokens, step):
+        stop = min(begin + step, num_tokens)
+        # One token more: whether an EOS at the end of a piece is followed by BOS.
+        tokens = np.frombuffer(read(begin * size, min(stop + 1, num_tokens) * size), dtype)
+        is_end = tokens[: stop - begin] == eos_id
+        if bos_id is not None:
+            follows = np.ones(stop - begin, bool)  # the file's last token may end a document
+            after = tokens[1 : stop - begin + 1]
+            follows[: len(after)] = after == bos_id
+            is_end &= follows
+        yield np.flatnonzero(is_end) + begin + 1
+        progress((stop - begin) * size)
+
+
+def _reader(found: FoundFiles, name: str) -> Read:
+    """Return a function that reads bytes of a token file."""
+    read = _read_object if found.folder is None else _read_file
+    return partial(read, found.of_name[name])
+
+
+def _read_file(found: Found, start: int, stop: int) -> bytes:
+    with Path(found.url).open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
+
+
+def _read_object(found: Found, start: int, stop: int) -> bytes:
+    url, version, _ = found
+    limit_s = ATTEMPT_S + (stop - start) / SLOWEST_BYTES_PER_S
+    return request(
+        url,
+        "read",
+        lambda store: store.read(url, start, stop, version=version),
+        attempt_s=limit_s,
+    )

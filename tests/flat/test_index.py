@@ -1,0 +1,254 @@
+"""`streampack index --out`: documents, edges and hashes of token files, and documents of rows."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack.errors import ConfigError, DataError, StreampackError
+from streampack.flat import token_file
+from streampack.streams import open_stream
+from streampack.testing import assert_resumes, assert_same_in_every_world
+from streampack.write import write_stream
+from tests.helpers.faults import servers
+from tests.helpers.flat import damage, make_documents, options_of, write
+from tests.helpers.verbs import call_verb
+
+FLAT = ("megatron", "olmo", "datatrove", "arrow")
+EOS = 7
+PACKING = Packing(max_seq_len=256, eos_id=EOS)
+
+
+@pytest.fixture(autouse=True)
+def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_file, "CELL_BYTES", 4096)
+
+
+def index(source: object, out: Path, *options: object) -> str:
+    return call_verb("index", source, "--out", out, *options)
+
+
+def batches_of(stream: Stream, packing: Packing = PACKING) -> list[np.ndarray[Any, Any]]:
+    dataset = PackedStreamingDataset([stream], packing=packing, batch_size=2)
+    return [batch["tokens"].numpy().copy() for batch in PackedDataLoader(dataset)]
+
+
+def lengths_of(stream: Stream) -> list[int]:
+    opened = open_stream(stream, 0)
+    return [n for shard in range(opened.num_shards) for n in opened.shard_lengths(shard).tolist()]
+
+
+def mixed_documents() -> list[np.ndarray[Any, Any]]:
+    """Documents of which only some end in the EOS."""
+    documents = make_documents()
+    return [
+        np.append(each, EOS).astype("uint16") if number % 3 else each
+        for number, each in enumerate(documents)
+    ]
+
+
+@pytest.mark.parametrize("form", FLAT)
+def test_an_index_has_the_edges_of_documents(form: str, tmp_path: Path) -> None:
+    documents = mixed_documents()
+    write(form, tmp_path / "data", documents)
+    write_stream(documents, tmp_path / "mds", size_limit=4096)
+    types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    shown = index(tmp_path / "data", tmp_path / "index", *types)
+    assert "300 documents" in shown
+    indexed = Stream(local=tmp_path / "data", index=tmp_path / "index")
+    got = np.concatenate([batch[batch > 0] for batch in batches_of(indexed)])
+    expected = np.concatenate(
+        [batch[batch > 0] for batch in batches_of(Stream(local=tmp_path / "mds"))]
+    )
+    assert len(got) == len(expected)
+    assert (got == EOS).sum() == (expected == EOS).sum()
+    plain = open_stream(Stream(local=tmp_path / "data", **options_of(form)), 0)
+    assert open_stream(indexed, 0).full_digest == plain.full_digest  # a run goes on with it
+
+
+@pytest.mark.parametrize("form", FLAT)
+def test_a_byte_that_changed_since_is_an_error(form: str, tmp_path: Path) -> None:
+    write(form, tmp_path / "data", make_documents())
+    types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    index(tmp_path / "data", tmp_path / "index", *types)
+    stream = open_stream(Stream(local=tmp_path / "data", index=tmp_path / "index"), 0)
+    place = int(stream.shards.extents[2, 0]) + 11
+    path = tmp_path / "data" / stream.files[0].name
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+    stream.open_shard(1)
+    with pytest.raises(DataError, match=rf"{path.name}.*not those that were indexed"):
+        stream.open_shard(2)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "root" / "bucket").mkdir(parents=True)
+    with servers.s3_server(tmp_path / "root") as s3, servers.s3_environment(s3.url):
+        yield tmp_path / "root" / "bucket"
+
+
+@pytest.mark.processes
+def test_a_remote_is_verified_with_its_index_and_warned_about_without(
+    tmp_path: Path, bucket: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write("megatron", bucket / "tokens", make_documents())
+    options: dict[str, Any] = {"remote": "s3://bucket/tokens", "format": "megatron"}
+    options |= {"local": tmp_path / "cache", "download_retry": 0, "download_timeout": 5}
+    with caplog.at_level(logging.WARNING):
+        open_stream(Stream(**options), 0)
+    assert "has no hashes" in caplog.text
+    caplog.clear()
+    index("s3://bucket/tokens", tmp_path / "index", "--format", "megatron")
+    whole = bucket / "tokens" / "web.bin"
+    content = whole.read_bytes()
+    with caplog.at_level(logging.WARNING):
+        stream = open_stream(Stream(**options, index=tmp_path / "index"), 0)
+        stream.open_shard(0)
+    assert "has no hashes" not in caplog.text
+    damaged = bytearray(content)
+    damaged[int(stream.shards.extents[1, 0]) + 3] ^= 1
+    whole.write_bytes(damaged)
+    reopened = open_stream(Stream(**options, index=tmp_path / "index"), 0)
+    with pytest.raises(DataError, match=r"web\.bin"):
+        reopened.open_shard(1)
+
+
+def test_a_damaged_index_is_a_typed_error_or_stays_inside_the_file(tmp_path: Path) -> None:
+    write("datatrove", tmp_path / "data", make_documents(30))
+    index(tmp_path / "data", tmp_path / "index")
+    [path] = (tmp_path / "index").iterdir()
+    whole, rng = path.read_bytes(), np.random.default_rng(3)
+    num_refused = 0
+    for _ in range(2000):
+        path.write_bytes(damage(whole, rng))
+        try:
+            stream = open_stream(Stream(local=tmp_path / "data", index=tmp_path / "index"), 0)
+            for shard in range(stream.num_shards):
+                opened = stream.open_shard(shard)
+                ends = opened.tokens.begins + opened.tokens.counts * 2
+                assert ((opened.tokens.begins >= 0) & (ends <= len(opened.data))).all()
+                stream.shard_edges(shard, 1, 2)
+        except StreampackError:
+            num_refused += 1
+    assert num_refused > 100
+
+
+def test_an_index_of_other_tokens_or_of_none_is_refused(tmp_path: Path) -> None:
+    write("datatrove", tmp_path / "data", make_documents(30))
+    stream = Stream(local=tmp_path / "data", index=tmp_path / "index")
+    with pytest.raises(DataError, match=r"does not exist.*streampack index FILES --out"):
+        open_stream(stream, 0)
+    index(tmp_path / "data", tmp_path / "index")
+    write("datatrove", tmp_path / "data", make_documents(31))
+    with pytest.raises(DataError, match=r"is of \d+ bytes of tokens, but web.ds has"):
+        open_stream(stream, 0)
+    with pytest.raises(ConfigError, match="index does not work with unit"):
+        Stream(local=tmp_path, index=tmp_path, unit="sequence")
+
+
+# Rows of joined documents.
+
+
+def joined_rows(length: int = 64) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """Return rows as LLM-Foundry joins documents, and the documents as rows cut them."""
+    documents = [np.append(each % 900 + 10, EOS) for each in make_documents(200)]
+    tokens = np.concatenate(documents)
+    rows = [tokens[n : n + length].astype("int32") for n in range(0, len(tokens) - length, length)]
+    pieces = []
+    for row in rows:
+        ends = np.flatnonzero(row == EOS) + 1
+        pieces += [part for part in np.split(row, ends) if len(part)]
+    return rows, pieces
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_rows_are_split_into_documents_that_are_planned_and_resumed(
+    compression: str | None, tmp_path: Path
+) -> None:
+    rows, pieces = joined_rows()
+    write_stream(rows, tmp_path / "rows", size_limit=4096, compression=compression)
+    (tmp_path / "rows" / "lengths.bin").unlink()
+    stream = Stream(local=tmp_path / "rows", split_at=EOS, index=tmp_path / "index")
+    with pytest.raises(DataError) as refused:
+        open_stream(stream, 0)
+    [command] = re.findall(r"streampack (index .*)$", str(refused.value))
+    call_verb(*command.split())
+    opened = open_stream(stream, 0)
+    assert opened.num_shards > 4
+    assert lengths_of(stream) == list(map(len, pieces))
+    read = [
+        shard.tokens.read(shard.data, sample)
+        for shard in map(opened.open_shard, range(opened.num_shards))
+        for sample in range(len(shard.tokens.counts))
+    ]
+    for one, other in zip(read, pieces, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+    def make(world: Any = None) -> PackedStreamingDataset:
+        return PackedStreamingDataset(
+            [stream],
+            packing=Packing(max_seq_len=128),
+            mixing=Mixing(global_batch_size=8),
+            batch_size=2,
+            world=world,
+        )
+
+    assert assert_resumes(lambda: PackedDataLoader(make()), every=9) > 3
+    assert_same_in_every_world(make)
+
+
+def test_documents_of_rows_differ_from_the_rows_in_a_saved_run(tmp_path: Path) -> None:
+    rows, _ = joined_rows()
+    write_stream(rows, tmp_path / "rows")
+    index(tmp_path / "rows", tmp_path / "index", "--eos-id", EOS)
+    index(tmp_path / "rows", tmp_path / "index", "--eos-id", 500)
+    digests = {
+        open_stream(Stream(local=tmp_path / "rows", shards=shards, **options), 0).full_digest
+        for shards in (None, slice(0, 1))
+        for options in (
+            {},
+            {"split_at": EOS, "index": tmp_path / "index"},
+            {"split_at": 500, "index": tmp_path / "index"},
+        )
+    }
+    assert len(digests) == 6
+
+
+def test_rows_that_are_not_those_of_the_index_are_refused(tmp_path: Path) -> None:
+    rows, _ = joined_rows()
+    write_stream(rows, tmp_path / "rows")
+    index(tmp_path / "rows", tmp_path / "index", "--eos-id", EOS)
+    write_stream(rows[::-1][:-1], tmp_path / "other")
+    stream = Stream(local=tmp_path / "other", split_at=EOS, index=tmp_path / "index")
+    with pytest.raises(DataError, match=r"documents-7\.bin: is damaged, or of another"):
+        open_stream(stream, 0)
+
+
+def test_flat_rows_are_split_too(tmp_path: Path) -> None:
+    rows, _ = joined_rows()
+    rows = [row.astype("uint16") for row in rows]
+    write("megatron", tmp_path / "data", rows)
+    options = ["--eos-id", EOS, "--tokens-dtype", "uint16"]
+    index(tmp_path / "data", tmp_path / "index", *options)
+    stream = Stream(local=tmp_path / "data", split_at=EOS, index=tmp_path / "index")
+    tokens = np.concatenate(rows)
+    ends = np.flatnonzero(tokens == EOS) + 1
+    assert lengths_of(stream) == np.diff(ends, prepend=0).tolist()
+    with pytest.raises(DataError, match="was made for eos_id=7, but split_at=8"):
+        open_stream(Stream(local=tmp_path / "data", split_at=8, index=tmp_path / "index"), 0)
+
+
+def test_split_at_needs_an_index_and_tokens_alone() -> None:
+    with pytest.raises(ConfigError, match="run `streampack index DATA --eos-id"):
+        Stream(local="x", split_at=0)
+    with pytest.raises(ConfigError, match="split_at does not work with loss_mask"):
+        Stream(local="x", split_at=0, index="y", loss_mask="mask")
