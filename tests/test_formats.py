@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -141,17 +140,6 @@ def test_public_names_are_sorted_and_all_formats_are_among_them() -> None:
     assert {f"to_{name}" for name in formats.FORMATS} <= set(formats.__all__)
     for name in formats.FORMATS:
         assert formats.FORMATS[name] is getattr(formats, f"to_{name}")
-
-
-@pytest.mark.parametrize("page", ["formats", "loss", "trainers"])
-def test_the_code_of_a_page_runs(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert blocks
-    monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page})
 
 
 def test_the_page_names_every_format() -> None:

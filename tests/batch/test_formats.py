@@ -468,13 +468,6 @@ def test_real_tokens_are_those_of_the_segments_not_their_padding(rows: list[list
 # Bad input.
 
 
-def test_an_unknown_format_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"batch_format='torchtitn' is not .*mean 'torchtitan'"):
-        formats.get_format("torchtitn")
-    with pytest.raises(ConfigError, match=r"batch_format=3 is not one of native\|compact\|hf\|"):
-        formats.get_format(3)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"native", "hf", "llama_factory"}))
 def test_a_format_that_cannot_carry_images_says_so(name: str) -> None:
     batch = the_batch() | {"pixel_values": torch.ones(1)}

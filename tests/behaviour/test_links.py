@@ -1,4 +1,4 @@
-"""Relative links of README, CONTRIBUTING and docs/ lead to files, and their anchors to headings.
+"""Relative links of README, CONTRIBUTING and docs/ lead to files and headings, and tests exist.
 
 `make docs` checks the pages of the site only; README and CONTRIBUTING are read beside it.
 """
@@ -56,3 +56,15 @@ def test_a_missing_file_and_a_missing_heading_are_found(tmp_path: Path):
     page = tmp_path / "a.md"
     page.write_text("[x](b.md#one-two-three) [x](b.md#four) [x](c.md) [x](#here)\n\n## Here\n")
     assert list(broken_links(page)) == ["b.md#four", "c.md"]
+
+
+def test_every_test_that_a_page_names_exists():
+    text = "".join(page.read_text() for page in PAGES)
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", text))
+    files = set(re.findall(r"`(tests/[\w/.]+)`", text))
+
+    assert len(named) > 100
+    assert len(files) > 20
+    assert [name for name in named if f"def {name}(" not in tests] == []
+    assert [name for name in files if not (ROOT / name).exists()] == []

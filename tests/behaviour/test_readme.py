@@ -19,12 +19,8 @@ from streampack.write import write_stream
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GUARANTEES = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 MIGRATING = (ROOT / "docs" / "migrating-mosaicml.md").read_text(encoding="utf-8")
 ARGUMENTS = MIGRATING.split("| StreamingDataset | here |")[1].split("\n## ")[0]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-every_page = pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 
 
 def python_blocks(text: str) -> list[str]:
@@ -81,32 +77,6 @@ def test_the_demo_prints_what_the_readme_shows(tmp_path):
 
 def test_the_readme_has_at_most_220_lines():
     assert len(README.splitlines()) <= 220
-
-
-@pytest.mark.parametrize("text", [README, GUARANTEES], ids=["README", "guarantees"])
-def test_every_test_that_is_named_exists(text):
-    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    named = re.findall(r"`(test_\w+)`", text)
-
-    assert len(named) > 10
-    assert [name for name in named if f"def {name}(" not in tests] == []
-
-
-def test_every_file_of_tests_that_is_named_exists():
-    named = re.findall(r"`(tests/[\w/.]+)`", GUARANTEES)
-
-    assert len(named) > 10
-    assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-@every_page
-def test_every_relative_link_points_to_a_file(page):
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    links = re.findall(r"\]\(([^)\s#]+)", text)
-
-    files = [link for link in links if not re.match(r"[a-z]+:", link)]
-
-    assert [link for link in files if not (page.parent / link).exists()] == []
 
 
 def test_the_migrations_code_runs_on_both_sides(tmp_path):

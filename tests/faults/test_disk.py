@@ -26,7 +26,7 @@ import pytest
 
 from tests.helpers.caches import cached_shards, plain_name
 from tests.helpers.faults import harness
-from tests.helpers.faults.launch import Bench, outcome, segments
+from tests.helpers.faults.launch import Bench, outcome
 
 
 def check_no_part_of_a_shard(cache: Path, datasets: list[harness.DataSet]) -> None:
@@ -252,15 +252,6 @@ def test_readers_under_a_limit_of_a_quarter_are_exact_and_within_it(fine, reader
     assert max(fetches.values()) <= 3, fetches
 
 
-def test_a_limit_below_the_working_set_is_refused_with_the_least_that_works(fine):
-    config = fine.config(order={"shuffle_block_size": 40}, buffers={"cache_limit": 20_000})
-    job = fine.jobs.run(config)
-    told = outcome(job.folder)
-    assert told["outcome"] == "ConfigError", told
-    assert "cache_limit=20000" in told["message"]
-    assert job.num_batches == 0
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_local_only_stream_loses_no_file_to_a_cache_limit(bench, tmp_path, num_workers):
     """Hold disk_evict_local_only_stream."""
@@ -279,24 +270,3 @@ def test_a_local_only_stream_loses_no_file_to_a_cache_limit(bench, tmp_path, num
     bench.check_exact(config)
     after = {path.name: path.read_bytes() for path in own.iterdir() if path.is_file()}
     assert after == before
-
-
-def test_files_that_were_in_the_cache_before_are_never_removed(fine):
-    # A user's own copy of some of the shards, put there by other means than ours.
-    bench = fine
-    cache = bench.cache() / "s0"
-    cache.mkdir(parents=True)
-    for path in bench.datasets[0].shards[::20]:
-        shutil.copy(path, cache)
-    kept = {path.name: path.stat().st_ino for path in cache.iterdir()}
-    config = bench.config(
-        streams=bench.streams(s3=False),
-        order={"shuffle_block_size": 20},
-        packing={"max_seq_len": 8192},
-        buffers={"cache_limit": data_bytes(bench) // 4},
-    )
-    job = bench.jobs.run(config)
-    assert job.status == 0, job.errors()
-    bench.check_exact(config)
-    assert kept.items() <= {path.name: path.stat().st_ino for path in cache.iterdir()}.items()
-    assert segments([job.folder])

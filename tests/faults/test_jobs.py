@@ -18,8 +18,6 @@ import pytest
 from tests.helpers.faults import harness
 from tests.helpers.faults.launch import Bench, temporary_of
 
-ANOTHER_USER = 12_345
-
 
 @pytest.mark.parametrize(
     "num_workers", [0, pytest.param(2, marks=pytest.mark.slow)], ids=["0workers", "2workers"]
@@ -122,26 +120,3 @@ def test_files_of_others_in_the_temporary_folder_cannot_stop_a_job(small):
         (temporary / name).symlink_to(temporary / name)
     assert small.jobs.run(config).status == 0
     small.check_exact(config)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
-def test_a_scratch_folder_of_another_user_is_not_used(small, tmp_path):
-    packed = harness.write_dataset(tmp_path / "packed", num_samples=60, compression="zstd")
-    small.jobs.mount(tmp_path / "frozen", "8m")
-    frozen = small.jobs.path(tmp_path / "frozen")
-    for path in packed.folder.iterdir():
-        (frozen / path.name).write_bytes(path.read_bytes())
-    small.jobs.remount(tmp_path / "frozen", "ro")
-    small.datasets = [packed]
-    streams = [{"local": str(tmp_path / "frozen")}]
-
-    config = small.config("steered", streams=streams)
-    root = temporary_of(config) / f"streampack-{os.getuid()}"
-    root.mkdir()
-    os.chown(root, ANOTHER_USER, ANOTHER_USER)
-    job = small.jobs.run(config)
-    assert job.status == 0, job.errors()
-    small.check_exact(config)
-    assert list(root.iterdir()) == []
-    unpacked = root.with_name(f"{root.name}-1").rglob("shard.*.mds.????????")
-    assert len(list(unpacked)) == len(packed.shards)

@@ -232,20 +232,6 @@ def test_a_403_in_mid_run_is_tried_once_more_with_new_credentials(store, dataset
     assert fault.given == 1
 
 
-def test_a_wrong_secret_is_refused_at_construction_naming_the_uri(store, dataset):
-    # Another bucket: clients that were made with the right secret go on with it.
-    other = harness.Store(
-        server=store.server,
-        root=store.root,
-        folder=store.root / "wrong-secret",
-        caches=store.caches,
-    )
-    ds = other.put(dataset(**SMALL))
-    with servers.s3_environment(store.server.url, secret="another-secret"):
-        outcome = run(other, ds)
-    outcome.assert_refused("s3://wrong-secret/ds/index.json", within_s=20)
-
-
 def test_net_down_at_start_is_a_typed_error_within_30_s(store, dataset):
     ds = store.put(dataset(**SMALL))
     stream = Stream(remote="s3://nobody-there/ds", local=str(store.caches / "ds"), **QUICK)
@@ -254,15 +240,6 @@ def test_net_down_at_start_is_a_typed_error_within_30_s(store, dataset):
     error = outcome.assert_refused(within_s=30)
     assert error.uri == "s3://nobody-there/ds/index.json"
     assert error.uri in str(error)
-
-
-def test_a_store_that_is_back_serves_the_rest_after_an_error(store, dataset):
-    ds = store.put(dataset(**SMALL))
-    store.put_in_cache(ds, but="shard.00003")
-    store.server.add("status", status=500, path=SHARD)
-    run(store, ds, **QUICK).assert_refused(store.uri("shard.00003.mds"))
-    store.server.clear()
-    run(store, ds).assert_exact()
 
 
 def test_the_error_is_the_same_with_a_custom_stream_class(store, dataset):
@@ -304,10 +281,3 @@ def test_an_epoch_over_http_is_exact_though_requests_fail_at_random(web, kind):
     fault = server.add(kind, path="shard", share=0.3, seed=SEED, status=503)
     run_epoch(lambda: make_loader(stream), ds).assert_exact()
     assert fault.given >= 1
-
-
-def test_bits_that_flip_over_http_are_caught_by_a_hash(web):
-    ds, server, stream = web
-    fault = server.add("flip", path=SHARD, times=1)
-    run_epoch(lambda: make_loader(stream), ds).assert_exact()
-    assert fault.given == 1

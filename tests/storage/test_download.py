@@ -160,7 +160,7 @@ def test_an_s3_server_gives_the_object_and_refuses_a_wrong_secret(tmp_path):
 def test_what_passes_within_the_budget_is_ridden_out(bucket, kind, options):
     bucket.server.add(kind, **options)
     # Only what stalls has to wait for an attempt's end.
-    files = bucket.files(5.0 if kind.startswith(("stall", "slow")) else 20.0)
+    files = bucket.files(2.0 if kind.startswith(("stall", "slow")) else 20.0)
     begin = time.monotonic()
     assert fetch(files, "a.mds", bucket.to) > 1
     assert time.monotonic() - begin < budget_s(files)

@@ -168,7 +168,7 @@ class History:
         assert found == [sample.tolist() for sample in self.versions[version][1][first:last]]
 
 
-FEW = examples(25)
+FEW = examples(15)
 MANY = examples(500)
 
 
