@@ -74,7 +74,7 @@ def bucketed(_: Path, **options: Any) -> None:
     BucketedIterableDataset([source], **{"bucketing": bucketing, "world": World(), **options})
 
 
-def of_rows(_: Path, **options: Any) -> None:
+def one_stream(_: Path, **options: Any) -> None:
     Stream(**options)
 
 
@@ -189,7 +189,17 @@ MISTAKES: list[Callable[[Path], Any]] = [
         stream={"overflow": "truncate"},
     ),
     *(
-        partial(of_rows, **options)
+        partial(one_stream, local="data", **options)
+        for options in (
+            {"part": "train", "unit": "shard"},
+            {"part": "train", "fraction": 0.1},
+            {"fraction": 0.1},
+            {"unit": "sample"},
+            {"part": "train", "fraction": 0.1, "unit": "shard", "samples": slice(0, 9)},
+        )
+    ),
+    *(
+        partial(one_stream, **options)
         for options in (
             {"rows": ROWS, "remote": "elsewhere"},
             {"rows": ROWS, "split": "train"},

@@ -207,7 +207,20 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "only the tokens of a row are split; leave split_at out, or write documents: "
             "streampack write"
         ),
-        "index excludes unit": "an index has documents",
+        "index excludes unit=sequence": "an index has documents",
+    },
+    "Held-out splits": {
+        "part needs fraction": "it is split by a share; set fraction=0.005, for example",
+        "part needs unit=shard|sample": (
+            "whole shards are held out, or samples of every shard; set unit='shard' for a remote, "
+            "unit='sample' for a stream on a disk, and the same in both parts"
+        ),
+        "fraction, unit=shard|sample needs part": (
+            "it describes a split; set part='train' or 'held_out', or leave it out"
+        ),
+        "part excludes samples": (
+            "a slice changes the numbers of samples; leave samples out, or choose with shards"
+        ),
     },
     "Iterables": {
         "dataset=PackedIterableDataset|BucketedIterableDataset excludes global_batch_size, "

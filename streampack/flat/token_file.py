@@ -237,14 +237,14 @@ class VirtualShards:
             first_sample=np.concatenate([[0], np.cumsum(counts)]),
         )
 
-    def slice(self, first: int, stop: int) -> VirtualShards:
-        """Return shards [first, stop) alone."""
-        firsts = self.first_sample[first : stop + 1]
+    def take(self, numbers: Int64Array) -> VirtualShards:
+        """Return these shards alone, shape (n,)."""
+        counts = np.diff(self.first_sample)[numbers]
         return VirtualShards(
-            file=self.file[first:stop],
-            first_document=self.first_document[first:stop],
-            extents=self.extents[first:stop],
-            first_sample=firsts - firsts[0],
+            file=self.file[numbers],
+            first_document=self.first_document[numbers],
+            extents=self.extents[numbers],
+            first_sample=np.concatenate([[0], np.cumsum(counts)]),
         )
 
 

@@ -92,6 +92,10 @@ class Spans:
         values: IntArray = np.frombuffer(data[begin : begin + num_bytes].tobytes(), self.dtype)
         return values
 
+    def take(self, samples: Int64Array) -> Spans:
+        """Return the positions of these samples alone, shape (n,)."""
+        return Spans(begins=self.begins[samples], counts=self.counts[samples], dtype=self.dtype)
+
     def edges(self, data: ByteArray) -> Int64Array:
         """Return each sample's first and last value, shape (num_samples, 2); -1 if it is empty."""
         some, itemsize = self.counts > 0, np.dtype(self.dtype).itemsize

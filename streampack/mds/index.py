@@ -114,9 +114,9 @@ class MdsIndex:
         """Number of samples in the stream."""
         return int(self.first_sample[-1])
 
-    def slice(self, first: int, stop: int) -> MdsIndex:
-        """Return the index of shards [first, stop) alone; at least one."""
-        return replace(self, shards=self.shards[first:stop])
+    def take(self, numbers: Int64Array) -> MdsIndex:
+        """Return the index of these shards alone, shape (n,); at least one."""
+        return replace(self, shards=tuple(self.shards[n] for n in numbers.tolist()))
 
     def with_hashes(self, algorithm: str, hashes: Sequence[str], source: str) -> MdsIndex:
         """Return a copy with a hash, in hex, for each raw shard that has none.

@@ -64,7 +64,7 @@ def index_digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=32).digest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthFile:
     """An opened length file; its arrays are read on each access."""
 
@@ -80,33 +80,37 @@ class LengthFile:
     """Number of tokens of the shortest sample."""
     head_bytes: int
     """Byte offset of the shards' entries."""
-    hashes: tuple[str, ...] = ()
+    hashes: tuple[str, ...]
     """The xxh64 of each decompressed shard, in hex; empty if the file has none."""
-    first_shard: int = 0
-    """First shard of a slice."""
-    first_sample: int = 0
-    """First sample of a slice."""
+    first_sample: Int64Array
+    """The first sample of each shard in the file, and one past the last."""
+    numbers: Int64Array
+    """The shards that are meant, shape (num_shards,)."""
 
-    def slice(self, first: int, index: MdsIndex) -> LengthFile:
-        """Return the lengths of the shards of `index`, which begin at shard `first` of the file."""
+    def take(self, numbers: Int64Array) -> LengthFile:
+        """Return the lengths of these shards alone, given by number in the file."""
         own = replace(
             self,
-            num_samples=index.num_samples,
-            num_shards=len(index.shards),
-            hashes=self.hashes[first : first + len(index.shards)],
-            first_shard=first,
-            first_sample=int(self._read(("shards", first, 1))[0][0, 0]),
+            num_samples=int(np.diff(self.first_sample)[numbers].sum()),
+            num_shards=len(numbers),
+            hashes=tuple(self.hashes[n] for n in numbers.tolist()) if self.hashes else (),
+            numbers=numbers,
         )
         return replace(own, num_tokens=int(own._entries()[:, 1].sum()))
 
-    def shard_lengths(self, first: int, last: int, shard: int) -> Int64Array:
-        """Return the tokens of samples `first` to `last` - 1 of a shard, shape (last - first,).
+    def _samples_of(self, shard: int) -> tuple[int, int, int]:
+        """Return a shard's number in the file, its first sample there, and how many it has."""
+        number = int(self.numbers[shard])
+        first, last = self.first_sample[number : number + 2].tolist()
+        return number, first, last - first
+
+    def shard_lengths(self, shard: int) -> Int64Array:
+        """Return the tokens of each sample of a shard, shape (num_samples_of_shard,).
 
         A DataError says that they do not add up to the shard's total in the file's header.
         """
-        first, last = first + self.first_sample, last + self.first_sample
-        shard += self.first_shard
-        lengths, entries = self._read(("lengths", first, last - first), ("shards", shard, 1))
+        shard, first, count = self._samples_of(shard)
+        lengths, entries = self._read(("lengths", first, count), ("shards", shard, 1))
         entry = entries[0].tolist()
         total = int(lengths.sum(dtype=np.int64))
         if entry != [first, total]:
@@ -130,9 +134,10 @@ class LengthFile:
             )
         return tokens
 
-    def shard_edges(self, first: int, last: int) -> Int64Array:
-        """Return the first and last token of samples `first` to `last` - 1, shape (n, 2)."""
-        [edges] = self._read(("edges", self.first_sample + first, last - first))
+    def shard_edges(self, shard: int) -> Int64Array:
+        """Return the first and last token of each sample of a shard, shape (n, 2)."""
+        _, first, count = self._samples_of(shard)
+        [edges] = self._read(("edges", first, count))
         return edges.astype(np.int64)
 
     def digest(self) -> str:
@@ -150,12 +155,13 @@ class LengthFile:
         firsts = self._entries()[: len(index.shards) + 1, 0].astype(np.int64)
         if not np.array_equal(firsts, index.first_sample):
             return None
-        own = self.slice(0, index)
+        own = replace(self, first_sample=firsts).take(np.arange(len(index.shards)))
         return replace(own, min_tokens=int(self._read(("lengths", 0, own.num_samples))[0].min()))
 
     def _entries(self) -> npt.NDArray[np.uint64]:
         """Return first sample and tokens of each shard, shape (num_shards, 2)."""
-        return self._read(("shards", self.first_shard, self.num_shards))[0]
+        [entries] = self._read(("shards", 0, int(self.numbers.max()) + 1))
+        return entries[self.numbers]
 
     def _read(self, *wanted: tuple[str, int, int]) -> list[npt.NDArray[Any]]:
         """Return entries of parts, given as (part, first, count).
@@ -316,6 +322,8 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
         min_tokens=shortest,
         head_bytes=head_bytes,
         hashes=tuple(f"{value:016x}" for value in np.frombuffer(hashes, "<u8").tolist()),
+        first_sample=index.first_sample,
+        numbers=np.arange(shards),
     )
     if (digest, samples, shards) == (index_digest(text), index.num_samples, len(index.shards)):
         return opened

@@ -47,7 +47,7 @@ from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.ends import StreamEnds
 from streampack.streams.flat_stream import FlatStream
-from streampack.streams.parts import chosen_part
+from streampack.streams.parts import SamplePart, chosen_part, chosen_shards, digest_text
 
 SHARD_FORMATS = ("mds", "litdata")
 """Formats of shards with an index.json."""
@@ -92,14 +92,14 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     location, folder = found.location, found.folder
     name = stream.name or found.default_name
     files = open_files(stream, found)
-    shards = _cut(files, stream, name)
+    shards, part = _cut(files, stream, name)
     cache = ShardCache(location, disk)
     entries: tuple[Shard, ...] = ()
     if folder is None:
         entries, parts = _entries(files, shards)
         cache = ShardCache(location, disk, Downloader(fetch=partial(fetch_part, parts)))
         cache.check(MdsIndex(uri=str(stream.remote), shards=entries))
-    return FlatStream(
+    opened = FlatStream(
         name=name,
         number=number,
         proportion=stream.proportion,
@@ -117,8 +117,10 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         files=files,
         entries=entries,
         shards=shards,
-        digest=_digest(found.form.name, stream.unit, files, shards),
+        digest=_digest(found.form.name, _unit(stream), files, shards, part),
+        part=part,
     )
+    return opened if part is None else replace(opened, part=part.with_tokens(opened.stored_lengths))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,12 +241,17 @@ class _Tables:
         return path
 
 
+def _unit(stream: Any) -> str:
+    """Return what a sample of Megatron's files is; a `Stream` also says by `unit` how to split."""
+    return "sequence" if stream.unit == "sequence" else "document"
+
+
 def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
     """Open the token files of a stream; errors as of `open_flat`."""
     options = Options(
         tokens=("tokens", "input_ids") if stream.tokens == "tokens" else (stream.tokens,),
         dtype=stream.tokens_dtype,
-        unit=stream.unit,
+        unit=_unit(stream),
     )
     tables = _Tables(found.location, found.folder, found.of_name)
     index = None if stream.index is None else local_path(stream.index, "index")
@@ -266,7 +273,9 @@ def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
         return tuple(threads.map(open_one, found.names))
 
 
-def _cut(files: Sequence[TokenFile], stream: Any, name: str) -> VirtualShards:
+def _cut(
+    files: Sequence[TokenFile], stream: Any, name: str
+) -> tuple[VirtualShards, SamplePart | None]:
     """Return the virtual shards of files, of the samples or shards that a `Stream` chooses."""
     counts = [file.boundaries.num_samples for file in files]
     first, stop = 0, sum(counts)
@@ -278,9 +287,8 @@ def _cut(files: Sequence[TokenFile], stream: Any, name: str) -> VirtualShards:
         files[n].cut(max(first - before[n], 0), min(stop - before[n], counts[n])) for n in chosen
     ]
     shards = VirtualShards.of(chosen, parts)
-    if stream.shards is None:
-        return shards
-    return shards.slice(*chosen_part(stream.shards, len(shards.file), "shards", name))
+    numbers, part = chosen_shards(stream, shards.first_sample, name)
+    return shards if numbers is None else shards.take(numbers), part
 
 
 def _entries(
@@ -306,14 +314,20 @@ def _entries(
     return tuple(entries), parts
 
 
-def _digest(form: str, unit: str, files: Sequence[TokenFile], shards: VirtualShards) -> str:
+def _digest(
+    form: str,
+    unit: str,
+    files: Sequence[TokenFile],
+    shards: VirtualShards,
+    part: SamplePart | None,
+) -> str:
     """Return a digest of the shards: their files' names, their bytes and their numbers of samples.
 
     Of a stream to which files were appended, the former shards have the former digest.
     """
     names = [(file.name, file.dtype) for file in files]
     text = repr((form, unit, [names[n] for n in dict.fromkeys(shards.file.tolist())]))
-    content = hashlib.blake2b(text.encode(), digest_size=16)
+    content = hashlib.blake2b(text.encode() + digest_text(part), digest_size=16)
     for array in (shards.file, shards.extents, np.diff(shards.first_sample)):
         content.update(np.ascontiguousarray(array).tobytes())
     return content.hexdigest()

@@ -30,6 +30,7 @@ from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.ends import StreamEnds
+from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import ByteArray, Int64Array
 
@@ -59,6 +60,8 @@ class FlatStream:
     """Whether every document begins with the BOS id; None: the `Stream` does not say."""
     ends_with_eos: bool | None
     ends: StreamEnds
+    part: SamplePart | None = None
+    """Its samples; None: all of its shards."""
     first_sample: Int64Array = field(init=False)
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
@@ -68,9 +71,10 @@ class FlatStream:
     def __post_init__(self) -> None:
         shards = self.shards
         sizes = shards.extents[:, 1] - shards.extents[:, 0]
+        first_sample = (self.part or shards).first_sample
         for name, value in (
-            ("first_sample", shards.first_sample),
-            ("num_samples", int(shards.first_sample[-1])),
+            ("first_sample", first_sample),
+            ("num_samples", int(first_sample[-1])),
             ("num_shards", len(shards.file)),
             ("raw_bytes", sizes),
             ("stored_bytes", np.zeros_like(sizes)),
@@ -104,11 +108,18 @@ class FlatStream:
         return int(self.shard_tokens().sum()), "lengths"
 
     def shard_tokens(self) -> Int64Array:
+        if self.part is not None and self.part.tokens is not None:
+            return self.part.tokens
         sizes = np.array([np.dtype(file.dtype).itemsize for file in self.files], np.int64)
         tokens: Int64Array = self.raw_bytes // sizes[self.shards.file]
         return tokens
 
     def shard_lengths(self, shard: int) -> Int64Array:
+        lengths = self.stored_lengths(shard)
+        return lengths if self.part is None else lengths[self.part.rows(shard)]
+
+    def stored_lengths(self, shard: int) -> Int64Array:
+        """Return the tokens of all documents of a shard."""
         return self._spans(shard)[1]
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
@@ -122,7 +133,8 @@ class FlatStream:
         count = int(self.first_sample[shard + 1] - self.first_sample[shard])
         if self._has_edges and isinstance(file.boundaries, Documents):
             begin = int(self.shards.first_document[shard])
-            return file.boundaries.edges(np.arange(begin, begin + count))
+            places = np.arange(count) if self.part is None else self.part.rows(shard)
+            return file.boundaries.edges(begin + places)
         first = bos_id if bos_id is not None and self.begins_with_bos else -1
         last = eos_id if eos_id is not None and self.ends_with_eos else -1
         return np.tile(np.array([first, last], np.int64), (count, 1))
@@ -191,13 +203,16 @@ class FlatStream:
                 loss_mask=None,
                 is_gone=is_gone,
             )
+            if self.part is not None:
+                opened = opened.take(self.part.rows(shard))
             pool.put(opened)
         return opened
 
     def _spans(self, shard: int) -> tuple[Int64Array, Int64Array]:
         """Return the byte offset in its file, and the tokens, of each document of a shard."""
         file, first = self.files[self.shards.file[shard]], int(self.shards.first_document[shard])
-        count = int(self.first_sample[shard + 1] - self.first_sample[shard])
+        first_sample = self.shards.first_sample
+        count = int(first_sample[shard + 1] - first_sample[shard])
         begins, lengths = file.spans(first, first + count)
         start, stop = self.shards.extents[shard].tolist()
         if begins[0] != start or begins[-1] + lengths[-1] * np.dtype(file.dtype).itemsize != stop:

@@ -30,6 +30,7 @@ from streampack.storage.eviction import CacheLimit
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.ends import StreamEnds
+from streampack.streams.parts import SamplePart
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.streams.split_rows import split_spans
@@ -60,7 +61,9 @@ class MdsStream:
     """Identifies the contents by the shards' entries in index.json. If a stream grew, the part with
     its former shards thus has the former digest."""
     is_part: bool
-    """Whether the stream has only some of the shards in index.json."""
+    """Whether the stream has only some of the shards or samples in index.json."""
+    part: SamplePart | None = None
+    """Its samples; None: all of its shards."""
     index: MdsIndex
     rows: MdsIndex | None = None
     """The index of the shards as they are stored, if samples are documents in their rows."""
@@ -87,9 +90,10 @@ class MdsStream:
 
     def __post_init__(self) -> None:
         # Fields of this class, because planning and gathering ask for them at every turn.
-        object.__setattr__(self, "num_samples", self.index.num_samples)
+        first_sample = (self.part or self.index).first_sample
+        object.__setattr__(self, "first_sample", first_sample)
+        object.__setattr__(self, "num_samples", int(first_sample[-1]))
         object.__setattr__(self, "num_shards", len(self.index.shards))
-        object.__setattr__(self, "first_sample", self.index.first_sample)
         object.__setattr__(self, "raw_bytes", self.index.raw_bytes)
         packed = [shard.packed.num_bytes if shard.packed else 0 for shard in self.index.shards]
         object.__setattr__(self, "stored_bytes", np.array(packed, np.int64))
@@ -141,15 +145,20 @@ class MdsStream:
         It is "lengths" (exact, from the length file) or "bytes" (an estimate from the shards'
         sizes, as if other columns of variable size were empty).
         """
+        if self.part is not None and self.part.tokens is not None:
+            return int(self.part.tokens.sum()), "lengths"
         if self.length_file is not None:
             return self.length_file.num_tokens, "lengths"
         total = sum(self._estimate_tokens(shard) for shard in range(self.num_shards))
+        total = total * self.num_samples // self.index.num_samples
         return max(total, self.num_samples), "bytes"
 
     def shard_tokens(self) -> Int64Array | None:
         """Return the tokens of each shard, shape (num_shards,); None without a length file."""
         if self.length_file is None:
             return None
+        if self.part is not None:
+            return self.part.tokens
         return self._read_lengths(self.length_file.shard_tokens)
 
     def _estimate_tokens(self, shard: int) -> int:
@@ -168,16 +177,21 @@ class MdsStream:
         """Return the number of tokens of each sample of a shard, shape (num_samples_of_shard,)."""
         if self.length_file is None:
             return self.open_shard(shard).tokens.counts
-        lengths = self._read_lengths(
-            self.length_file.shard_lengths, *self._samples_of(shard), shard
-        )
+        return self._own(self.stored_lengths(self.length_file, shard), shard)
+
+    def _own(self, values: Int64Array, shard: int) -> Int64Array:
+        return values if self.part is None else values[self.part.rows(shard)]
+
+    def stored_lengths(self, file: LengthFile, shard: int) -> Int64Array:
+        """Return the tokens of all samples that a shard stores, from its length file."""
+        lengths = self._read_lengths(file.shard_lengths, shard)
         # A token takes at least one byte; planning with impossible lengths would exhaust memory.
         if lengths.sum() > self.raw_bytes[shard]:
             raise DataError(
-                f"{self.length_file.path}: shard {shard} has {lengths.sum()} tokens there, but "
+                f"{file.path}: shard {shard} has {lengths.sum()} tokens there, but "
                 f"only {self.raw_bytes[shard]} bytes; write it again: streampack index "
-                f"{self.length_file.origin}",
-                uri=str(self.length_file.path),
+                f"{file.origin}",
+                uri=str(file.path),
             )
         return lengths
 
@@ -196,7 +210,7 @@ class MdsStream:
         Those of a sample without tokens mean nothing.
         """
         if self.length_file is not None:
-            return self._read_lengths(self.length_file.shard_edges, *self._samples_of(shard))
+            return self._own(self._read_lengths(self.length_file.shard_edges, shard), shard)
         opened = self.open_shard(shard)
         return opened.tokens.edges(opened.data)
 
@@ -269,9 +283,6 @@ class MdsStream:
             )
         return lengths
 
-    def _samples_of(self, shard: int) -> tuple[int, int]:
-        return int(self.first_sample[shard]), int(self.first_sample[shard + 1])
-
     def _open_shard(self, shard: int, uri: str) -> OpenShard:
         info = self.index.shards[shard]
         columns = self._columns_of(info.layout)
@@ -293,7 +304,7 @@ class MdsStream:
                     "again"
                 ) from second
         self._check(opened, shard, mapped.file, columns)
-        return opened
+        return opened if self.part is None else opened.take(self.part.rows(shard))
 
     def _parse(
         self, shard: int, mapped: MappedShard, uri: str, columns: Mapping[str, Column]
@@ -304,8 +315,9 @@ class MdsStream:
         spans = {}
         for option, column in columns.items():
             spans[option] = sample_spans(data, info.num_samples, info.layout, column, where)
-        if self.rows is not None:
-            spans["tokens"] = split_spans(spans["tokens"], self.shard_lengths(shard), where)
+        if self.rows is not None and self.length_file is not None:
+            lengths = self.stored_lengths(self.length_file, shard)
+            spans["tokens"] = split_spans(spans["tokens"], lengths, where)
         return OpenShard(
             key=(mapped.file, self.digest),
             uri=uri,
@@ -319,12 +331,13 @@ class MdsStream:
     def _check(
         self, opened: OpenShard, shard: int, file: CachedFile, columns: Mapping[str, Column]
     ) -> None:
+        lengths = self.length_file
         checker = ShardChecker(
             stream_name=self.name,
             columns=columns,
-            first_sample=int(self.first_sample[shard]),
-            stated=self.shard_lengths(shard) if self.length_file is not None else None,
-            length_file=None if self.length_file is None else self.length_file.path,
+            first_sample=int(self.index.first_sample[shard]),
+            stated=None if lengths is None else self.stored_lengths(lengths, shard),
+            length_file=None if lengths is None else lengths.path,
         )
         # Once per process, unless the shard has been rewritten. One that is gone was evicted.
         known = _files_of_checked_values.get((self.cache.folder, self.digest))

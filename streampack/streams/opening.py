@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -36,7 +36,7 @@ from streampack.streams.column_selection import (
 from streampack.streams.ends import StreamEnds
 from streampack.streams.flat_opening import is_flat, open_flat
 from streampack.streams.mds_stream import MdsStream
-from streampack.streams.parts import chosen_part
+from streampack.streams.parts import chosen_shards, digest_text
 from streampack.streams.split_rows import open_split
 from streampack.streams.token_stream import TokenStream
 
@@ -82,29 +82,25 @@ def open_mds(
         else:
             rows, (index, length_file) = index, open_split(stream, text, index)
         cache.check(index, may_be_emptied=may_be_emptied)
-        if (chosen := getattr(stream, "shards", None)) is not None:
-            first, stop = chosen_part(chosen, len(index.shards), "shards", name)
-            index, entries = index.slice(first, stop), entries[first:stop]
-            rows = rows and rows.slice(first, stop)
-            if length_file is not None:
-                length_file = length_file.slice(first, index)
-        if length_file is not None and not length_file.num_tokens:
-            raise DataError(
-                f"stream {name!r}: none of its {index.num_samples} samples has tokens; leave it "
-                "out, or write it with tokens"
-            )
+        numbers, part = chosen_shards(stream, index.first_sample, name)
+        if numbers is not None:
+            index, entries = index.take(numbers), [entries[n] for n in numbers.tolist()]
+            rows = rows and rows.take(numbers)
+            length_file = None if length_file is None else length_file.take(numbers)
     if has_targets:
         warn_unused_columns(index, columns, name, column)
-    own_digest = _digest(_entries_digest(entries), columns, split_at)
-    return MdsStream(
+    whole_digest = _digest(index_digest(text), columns, split_at)
+    own_digest = _digest(_entries_digest(entries) + digest_text(part), columns, split_at)
+    opened = MdsStream(
         name=name,
         number=number,
         proportion=location.stream.proportion,
         repeat=location.stream.repeat,
         choose=location.stream.choose,
-        digest=own_digest if chosen is not None else _digest(index_digest(text), columns, split_at),
+        digest=own_digest if numbers is not None else whole_digest,
         entries_digest=own_digest,
-        is_part=chosen is not None,
+        is_part=numbers is not None,
+        part=part,
         index=index,
         rows=rows,
         columns=columns,
@@ -116,6 +112,16 @@ def open_mds(
         checks_dtypes=getattr(stream, "check_dtypes", True),
         ends=StreamEnds.of(stream),
     )
+    if length_file is None:
+        return opened
+    if part is not None:
+        opened = replace(opened, part=part.with_tokens(partial(opened.stored_lengths, length_file)))
+    if not opened.total_tokens()[0]:
+        raise DataError(
+            f"stream {name!r}: none of its {opened.num_samples} samples has tokens; leave it "
+            "out, or write it with tokens"
+        )
+    return opened
 
 
 def open_streams(

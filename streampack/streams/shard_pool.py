@@ -20,10 +20,10 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streampack.mds.columns import Spans
-from streampack.types import ByteArray
+from streampack.types import ByteArray, Int64Array
 
 MAX_OPEN_SHARDS = 512  # mappings, which hold no file descriptor
 MAX_OPEN_SAMPLES = 3_000_000
@@ -46,6 +46,12 @@ class OpenShard:
     """Returns whether the shard's file was evicted. None: files in its folder are never evicted.
     The disk space is freed only once no process has the shard open.
     """
+
+    def take(self, samples: Int64Array) -> OpenShard:
+        """Return the shard with these of its samples alone, shape (n,)."""
+        columns = {name: getattr(self, name) for name in ("tokens", "labels", "loss_mask")}
+        taken = {name: spans.take(samples) for name, spans in columns.items() if spans is not None}
+        return replace(self, **taken)
 
 
 class ShardPool:

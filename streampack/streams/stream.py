@@ -34,10 +34,23 @@ from streampack.errors import ConfigError, suggest
 from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
+from streampack.streams.parts import Side
 
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MAX_RETRY = 10**6
 MAX_TIMEOUT_S = 10**6
+SLICES = ("shards", "samples")
+OPTIONS = [
+    "rows",
+    "remote",
+    "split",
+    "tokenizer",
+    "chat",
+    "labels",
+    "loss_mask",
+    "split_at",
+    "index",
+]
 
 
 class Stream:
@@ -83,8 +96,15 @@ class Stream:
             point registers. None: found by the files' names; a remote without such names is "mds".
             Token files (all but the first two) may be given as a folder, a file, the part of its
             name before the ending, a glob, or a list of files.
-        unit: A sample of Megatron's files: a "document", or a "sequence" of one.
+        unit: A sample of Megatron's files: a "document", or a "sequence" of one. With `part`, what
+            is held out: a "shard", which suits a remote, as held-out samples would be in every
+            shard that is fetched; or a "sample".
         samples: The part of token files to use, as a slice of neighbouring samples. None: all.
+        part: The side of a held-out split to use, "train" or "held_out". Of each block of
+            1 / fraction shards or samples, one is held out, at a place that a hash of the block's
+            number gives. So two streams with the same `fraction` and `unit` never share a sample,
+            and what is appended moves nothing. None: both sides.
+        fraction: The share of the stream that is held out, such as 0.005.
         index: Folder that `streampack index --out` wrote: where documents begin and end in token
             files or rows, with hashes. None: token files are read by their own tables.
         split_at: The token that ends a document inside of a row, if rows are joined documents.
@@ -154,8 +174,10 @@ class Stream:
         chat: bool | str | Mapping[str, Any] | None = None,
         text: str = "text",
         format: str | None = None,  # noqa: A002 - the word of its users
-        unit: Literal["document", "sequence"] = "document",
+        unit: Literal["document", "sequence", "shard", "sample"] = "document",
         samples: slice | None = None,
+        part: Side | None = None,
+        fraction: float | None = None,
         index: str | os.PathLike[str] | None = None,
         split_at: int | None = None,
         begins_with_bos: bool | None = None,
@@ -163,50 +185,23 @@ class Stream:
         **unknown: object,
     ) -> None:
         _check_names(unknown)
-        is_set = {"rows": rows, "remote": remote, "split": split, "tokenizer": tokenizer}
-        is_set |= {"chat": chat, "labels": labels, "loss_mask": loss_mask}
-        is_set |= {"split_at": split_at, "index": index, "unit": unit == "sequence" or None}
-        check_combination(
-            {name: value is not None and value is not False for name, value in is_set.items()}
-        )
-        if rows is None and remote is None and local is None:
-            raise ConfigError(
-                f"remote={remote} and local={local}: set one of them to the stream's folder"
-            )
+        _check(locals())
         self.remote = None if remote is None else _each(remote, _checked_remote)
-        _check_weights(proportion=proportion, repeat=repeat, choose=choose)
-        _check_download(download_retry, download_timeout)
-        _check_dtypes(
-            tokens_dtype=tokens_dtype, labels_dtype=labels_dtype, loss_mask_dtype=loss_mask_dtype
-        )
-        _check_labels(labels, labels_shifted)
-        _check_part(max_passes, on_exhausted, shards=shards, samples=samples)
-        check_choice("unit", unit, ("document", "sequence"))
         self.local = None if local is None else _each(local, _checked_local)
-        if isinstance(self.local, tuple) and (remote is not None or rows is not None):
-            raise ConfigError(
-                f"local={self.local!r:.80} is a list, but with remote= or rows= it is a cache; set "
-                "it to one folder"
-            )
-        self.split = split or ""
+        self.split, self.name = split or "", name
         self.proportion, self.repeat, self.choose = proportion, repeat, choose
         self.download_retry, self.download_timeout = download_retry, download_timeout
         self.validate_hash, self.keep_zip = validate_hash, keep_zip
-        self.name = name
         self.tokens, self.tokens_dtype = tokens, tokens_dtype
-        self.labels, self.labels_dtype = labels, labels_dtype
-        self.labels_shifted = labels_shifted
+        self.labels, self.labels_dtype, self.labels_shifted = labels, labels_dtype, labels_shifted
         self.loss_mask, self.loss_mask_dtype = loss_mask, loss_mask_dtype
         self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
-        self.shards = shards
-        self.max_passes, self.on_exhausted = max_passes, on_exhausted
+        self.shards, self.samples, self.part, self.fraction = shards, samples, part, fraction
+        self.max_passes, self.on_exhausted, self.overflow = max_passes, on_exhausted, overflow
         self.check_dtypes, self.check_remote = check_dtypes, check_remote
         self.bos_id, self.eos_id = read_token_id("bos_id", bos_id), read_token_id("eos_id", eos_id)
-        if overflow is not None:
-            check_choice("overflow", overflow, Overflow)
-        self.overflow = overflow
         self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
-        self.format, self.unit, self.samples = format, unit, samples
+        self.format, self.unit = format, unit
         self.index, self.split_at = index, read_token_id("split_at", split_at)
         self.begins_with_bos, self.ends_with_eos = begins_with_bos, ends_with_eos
 
@@ -217,16 +212,47 @@ class Stream:
         return f"{type(self).__name__}({', '.join(stated)})"
 
 
-def _check_labels(labels: str | None, labels_shifted: bool | None) -> None:
-    if labels_shifted is not None and labels is None:
+CHOICES = {
+    "on_exhausted": OnExhausted,
+    "overflow": Overflow,
+    "part": Side,
+    "unit": ("document", "sequence", "shard", "sample"),
+    **dict.fromkeys(("tokens_dtype", "labels_dtype", "loss_mask_dtype"), DTYPES),
+}
+"""The values of options, where they are set."""
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that are invalid, or contradict each other."""
+    # Not the values of these: rows of pandas compare element by element.
+    is_set = {name: given[name] is not None and given[name] is not False for name in OPTIONS}
+    split = {name: given[name] for name in ("part", "fraction", "unit", "samples")}
+    check_combination(is_set | split)
+    for option, choices in CHOICES.items():
+        if given[option] is not None:
+            check_choice(option, given[option], choices)
+    remote, local, labels_shifted = (given[name] for name in ("remote", "local", "labels_shifted"))
+    if given["rows"] is None and remote is None and local is None:
+        raise ConfigError(
+            f"remote={remote} and local={local}: set one of them to the stream's folder"
+        )
+    is_cache = remote is not None or given["rows"] is not None
+    if is_cache and not isinstance(local, str | os.PathLike | None):
+        raise ConfigError(
+            f"local={local!r:.80} is a list, but with remote= or rows= it is a cache; set "
+            "it to one folder"
+        )
+    if labels_shifted is not None and given["labels"] is None:
         raise ConfigError(
             f"labels_shifted={labels_shifted} describes a labels column, but labels=None; "
             "set labels= to its name, or leave labels_shifted out"
         )
+    _check_weights({name: given[name] for name in ("proportion", "repeat", "choose")})
+    _check_download(given["download_retry"], given["download_timeout"])
+    _check_part(given["max_passes"], given["fraction"], {name: given[name] for name in SLICES})
 
 
-def _check_part(max_passes: Any, on_exhausted: str, **slices: object) -> None:
-    check_choice("on_exhausted", on_exhausted, OnExhausted)
+def _check_part(max_passes: Any, fraction: Any, slices: Mapping[str, object]) -> None:
     for option, value in slices.items():
         if value is not None and not isinstance(value, slice):
             raise ConfigError(
@@ -236,6 +262,11 @@ def _check_part(max_passes: Any, on_exhausted: str, **slices: object) -> None:
     if max_passes is not None and not (is_weight(max_passes) and max_passes > 0):
         raise ConfigError(
             f"max_passes={max_passes!r:.40} is not a number above 0; write one such as 4"
+        )
+    if fraction is not None and not (is_weight(fraction) and 0 < fraction < 1):
+        raise ConfigError(
+            f"fraction={fraction!r:.40} is not a number between 0 and 1; write the held-out share, "
+            "such as 0.005"
         )
 
 
@@ -248,7 +279,7 @@ def _check_names(unknown: dict[str, object]) -> None:
         )
 
 
-def _check_weights(**weights: object) -> None:
+def _check_weights(weights: Mapping[str, Any]) -> None:
     weights = {name: value for name, value in weights.items() if value is not None}
     stated = ", ".join(f"{name}={show_number(value)}" for name, value in weights.items())
     if len(weights) > 1:
@@ -269,12 +300,6 @@ def _check_download(retry: object, timeout: Any) -> None:
             f"download_timeout={show_number(timeout)} must be a number of seconds, more than 0 and "
             f"at most {MAX_TIMEOUT_S}"
         )
-
-
-def _check_dtypes(**dtypes: str | None) -> None:
-    for option, dtype in dtypes.items():
-        if dtype is not None:
-            check_choice(option, dtype, DTYPES)
 
 
 def _each(files: Files, check: Callable[[Any], str]) -> str | tuple[str, ...]:

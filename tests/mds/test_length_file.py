@@ -37,10 +37,10 @@ def test_length_file_says_what_the_shards_hold(stream):
     assert (file.num_shards, file.min_tokens) == (len(index.shards), min(LENGTHS))
     for shard in range(len(index.shards)):
         first, last = (int(end) for end in index.first_sample[shard : shard + 2])
-        assert file.shard_lengths(first, last, shard).tolist() == LENGTHS[first:last]
+        assert file.shard_lengths(shard).tolist() == LENGTHS[first:last]
         assert file.shard_tokens()[shard] == sum(LENGTHS[first:last])
         edges = [[int(tokens[0]), int(tokens[-1])] for tokens in samples[first:last]]
-        assert file.shard_edges(first, last).tolist() == edges
+        assert file.shard_edges(shard).tolist() == edges
     ends = index.first_sample.tolist()
     totals = [sum(LENGTHS[first:last]) for first, last in pairwise(ends)]
     assert file.shard_tokens().tolist() == totals
@@ -108,7 +108,7 @@ def test_flipped_length_is_refused_when_its_shard_is_asked_for(stream):
     content[opened.head_bytes + 16 * opened.num_shards] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match="shard 0 starts at sample 0 and its lengths add up to"):
-        opened.shard_lengths(0, int(index.first_sample[1]), 0)
+        opened.shard_lengths(0)
 
 
 @pytest.mark.parametrize("byte", [0, 7])

@@ -1,0 +1,157 @@
+"""The two sides of a held-out split: disjoint, complete, and unmoved by what is appended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack import (
+    Chapter,
+    ConfigError,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    World,
+)
+from streampack.streams import Stream, open_stream
+from streampack.streams.parts import held_out
+from tests.helpers import builders, flat
+
+LENGTHS = [1 + (i * 37) % 90 for i in range(300)]
+SIDES = ("train", "held_out")
+
+
+@given(
+    fraction=st.floats(0.003, 0.97),
+    stops=st.lists(st.integers(0, 20_000), min_size=2, max_size=4).map(sorted),
+)
+def test_each_block_holds_out_one_number_wherever_it_is_looked_up(fraction, stops):
+    whole = held_out(0, stops[-1], fraction)
+    blocks = np.floor(np.arange(int(stops[-1] * fraction) + 2) / fraction).astype(np.int64)
+    counts = np.histogram(whole, blocks)[0][:-1]  # the last block may be incomplete
+    complete = blocks[1:-1] <= stops[-1]
+    assert (counts[complete] == 1).all()
+    parts = [held_out(a, b, fraction) for a, b in zip([0, *stops], stops, strict=False)]
+    assert np.concatenate(parts).tolist() == whole.tolist()
+
+
+def written(kind: str, folder: Path, num: int) -> Any:
+    """Return the arguments of a stream with the first samples, and their tokens."""
+    if kind in ("megatron", "olmo", "arrow"):
+        documents = flat.make_documents(len(LENGTHS))[:num]
+        if kind == "megatron":  # a file is appended
+            flat.write(kind, folder, documents[:200], "a")
+            if num > 200:
+                flat.write(kind, folder, documents[200:], "b")
+        else:
+            flat.write(kind, folder, documents)
+        return {"local": folder, **flat.options_of(kind)}, documents
+    if kind == "rows":
+        samples = [builders.tokens_of(0, i, n).tolist() for i, n in enumerate(LENGTHS[:num])]
+        folder.mkdir()
+        return {"rows": [{"tokens": row} for row in samples], "local": folder}, samples
+    path, samples = builders.write_stream_files(
+        folder,
+        LENGTHS[:num],
+        lengths_file=kind == "mds",
+        compression="zstd" if kind == "zstd" else None,
+    )
+    return {"local": path}, samples
+
+
+def read(stream: Stream) -> list[tuple[int, ...]]:
+    """Return the tokens of each sample, checked against what the stream says of them."""
+    opened = open_stream(stream, 0)
+    samples = []
+    for shard in range(opened.num_shards):
+        data = opened.open_shard(shard)
+        own = [data.tokens.read(data.data, n) for n in range(len(data.tokens.counts))]
+        assert opened.shard_lengths(shard).tolist() == [len(tokens) for tokens in own]
+        assert len(own) == opened.first_sample[shard + 1] - opened.first_sample[shard]
+        samples += [tuple(tokens.tolist()) for tokens in own]
+    total, source = opened.total_tokens()
+    if source == "lengths":
+        assert total == sum(map(len, samples))
+        assert opened.shard_tokens().sum() == total
+    return samples
+
+
+@pytest.mark.parametrize("unit", ["shard", "sample"])
+@pytest.mark.parametrize("kind", ["mds", "zstd", "megatron", "olmo", "arrow"])
+def test_the_sides_are_disjoint_and_complete_and_appending_moves_nothing(
+    tmp_path, monkeypatch, kind, unit
+):
+    monkeypatch.setattr("streampack.flat.token_file.CELL_BYTES", 2000)
+    sides = []
+    for num in (200, 300):
+        arguments, samples = written(kind, tmp_path / f"{num}", num)
+        split = {"fraction": 0.2, "unit": unit, **arguments}
+        train, kept = (set(read(Stream(part=side, **split))) for side in SIDES)
+        assert not train & kept
+        assert train | kept == {tuple(np.asarray(each).tolist()) for each in samples}
+        assert 0.1 * len(samples) < len(kept) < 0.3 * len(samples)
+        sides.append((train, kept))
+    assert sides[0][0] < sides[1][0]
+    assert sides[0][1] <= sides[1][1]
+
+
+@pytest.mark.parametrize("part", [None, *SIDES])
+def test_an_epoch_delivers_each_sample_of_its_side_once(tmp_path, part):
+    arguments, samples = written("rows", tmp_path / "rows", 300)
+    if part is not None:
+        arguments |= {"part": part, "fraction": 0.1, "unit": "sample"}
+    places = held_out(0, 300, 0.1).tolist()
+    own = {None: range(300), "held_out": places, "train": set(range(300)) - set(places)}[part]
+    dataset = PackedStreamingDataset(
+        [Stream(**arguments)],
+        packing=Packing(max_seq_len=128, overflow="split"),
+        order=Order(num_lanes=2),
+        world=World(),
+    )
+    delivered = []
+    for batch in PackedDataLoader(dataset, num_workers=2):
+        delivered += batch["tokens"][batch["document_ids"] > 0].tolist()
+    assert sorted(delivered) == sorted(token for n in own for token in samples[n])
+
+
+def test_a_run_of_chapters_resumes_on_one_side_of_a_stream_that_grew(tmp_path):
+    runs, shards = [], None
+    for num in (200, 300):
+        path, _ = builders.write_stream_files(tmp_path / f"{num}", LENGTHS[:num])
+        # The last shard grows too.
+        shards = shards or slice(0, open_stream(Stream(local=path), 0).num_shards - 1)
+        side = {"part": "train", "fraction": 0.1, "unit": "sample"}
+        stream = Stream(name="web", local=path, shards=shards, **side)
+        dataset = PackedStreamingDataset(
+            [stream],
+            packing=Packing(max_seq_len=64),
+            chapters=[Chapter(weights={"web": 1}, steps=9)],
+            mixing=Mixing(global_batch_size=2, batching_method="stratified"),
+            batch_size=2,
+            world=World(),
+        )
+        runs.append(PackedDataLoader(dataset))
+    old, grown = runs
+    batches = iter(old)
+    for _ in range(4):
+        next(batches)
+    grown.load_state_dict(old.state_dict())
+    for one, other in zip(batches, grown, strict=True):
+        assert one["tokens"].tolist() == other["tokens"].tolist()
+
+
+def test_a_side_without_samples_is_refused_and_samples_are_the_way_out(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
+    split = {"local": path, "part": "held_out", "fraction": 0.01}
+    num_shards = open_stream(Stream(local=path), 0).num_shards
+    assert not len(held_out(0, num_shards, 0.01))
+    with pytest.raises(ConfigError, match=rf"none of its {num_shards} shards .* set unit='sample'"):
+        open_stream(Stream(unit="shard", **split), 0)
+    assert open_stream(Stream(unit="sample", **split), 0).num_samples == 3
