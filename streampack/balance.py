@@ -5,7 +5,6 @@
     a global batch, two steps of three ranks     planned    9 1 2 | 4 8 3     max 9 + 8
     (the cost of each pack)                      balanced   9 8 4 | 3 2 1     max 9 + 3
 
-Ranks wait for each other in every step, so a step takes as long as its most expensive device batch.
 `Balance` moves packs between the steps and ranks of one global batch. The optimizer therefore sees
 the same packs as without it.
 """

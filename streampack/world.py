@@ -249,7 +249,6 @@ def process_group() -> tuple[int, int] | None:
 
 @cache
 def _warn_of_tasks(variables: str) -> None:
-    """Warn, once per process, about tasks that would all train on the same data."""
     logger.warning(
         "%s, but RANK is not set and torch.distributed is not initialised: each task runs as a job "
         "of one process and reads all of the data; if they train together, call "

@@ -11,8 +11,7 @@ A row of 8 with a later piece of A (cut before it, after 3 tokens, and cut again
     cu_seqlens     0           2              5             8
 
 With `pad_to_multiple`, the padding after a segment belongs to it: it has the same document,
-continues its positions, and is included in cu_seqlens. All ranks of a context-parallel group then
-get equal parts of each segment. Real tokens never attend to it, because it comes after them.
+continues its positions, and is included in cu_seqlens. See docs/adr/0012.
 
 Cost: about 0.6 ns per token, mostly for writing 28 bytes; the source is read from the cache.
 """

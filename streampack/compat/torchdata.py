@@ -123,7 +123,6 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
             yield batch
 
     def _leaving(self) -> Iterator[_Waiting[Sample]]:
-        """Yield the samples of the right lengths in the order in which they leave."""
         heap: list[_Waiting[Sample]] = []
         arrived: deque[_Waiting[Sample]] = deque()  # for max_age; includes some that have left
         num_arrived = num_left = 0

@@ -147,7 +147,6 @@ class PackedDataset(Dataset[Pack]):
         return self._item(numbers)
 
     def _pieces(self, number: int) -> Iterator[tuple[Sequence[int], Sequence[int], int, int]]:
-        """Yield tokens, labels, start and stop of each sample in a pack."""
         (first, start), (last, last_stop) = self._edges[number : number + 2]
         for sample in range(first, last):
             tokens = self._tokens[sample]

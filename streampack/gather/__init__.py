@@ -5,22 +5,3 @@ and every room before it. Only this room reads tokens of planned datasets.
 
 Cost: one kernel call per group of batches; no Python code per sample.
 """
-
-from streampack.gather.gather import Gatherer, Rows
-from streampack.gather.shard_prefetch import (
-    FETCH_THREADS,
-    FetchLimits,
-    ShardPrefetcher,
-    cached_bytes,
-    fetch_all,
-)
-
-__all__ = [
-    "FETCH_THREADS",
-    "FetchLimits",
-    "Gatherer",
-    "Rows",
-    "ShardPrefetcher",
-    "cached_bytes",
-    "fetch_all",
-]

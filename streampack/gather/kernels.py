@@ -418,28 +418,17 @@ def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> bo
     """Ignore the targets in `out` whose mask values are 0; return whether all are 0 or 1."""
     width = 1 << (code >> 1)
     start = address + first * width
-    # Signedness does not matter for a test against 0; one loop per width vectorises.
     seen = 0
-    if width == 1:
+    if width == 1:  # the usual one, in a loop that vectorises
         few = np.uint8(0)
         for i in range(len(out)):
             value = _read_uint8(start, i)
             out[i] = IGNORED if value == 0 else out[i]
             few = np.uint8(few | value)
         seen = int(few)
-    elif width == 2:
-        for i in range(len(out)):
-            value = _read_uint16(start, i)
-            out[i] = IGNORED if value == 0 else out[i]
-            seen |= value
-    elif width == 4:
-        for i in range(len(out)):
-            value = _read_uint32(start, i)
-            out[i] = IGNORED if value == 0 else out[i]
-            seen |= value
     else:
         for i in range(len(out)):
-            value = _read_int64(start, i)
+            value = value_at(start, code, i)
             out[i] = IGNORED if value == 0 else out[i]
             seen |= value
     return bool(seen >> 1 == 0)

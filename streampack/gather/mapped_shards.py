@@ -6,8 +6,8 @@
                                           -1: opened through the shard pool, and the table replaced
 
 The shard pool (streams/shard_pool.py) decides which shards stay open. The table of a gatherer is
-immutable and replaced as a whole: a batch keeps the table that it started with, so that none of its
-shards is unmapped while it is read. No lock is taken if all shards of a batch are in the table.
+replaced as a whole: a batch keeps the one that it started with, so that none of its shards is
+unmapped while it is read.
 
 Cost: 10 us per batch; a new table takes about 1 us for each shard in it.
 """
@@ -151,7 +151,6 @@ class ShardLookup:
             new |= {number: self._open(number) for number in missing}
 
     def _replaced(self, new: dict[int, _MappedShard], wanted: set[int]) -> MappedShards:
-        """Return the table with `new` added, without shards that the pool closed."""
         before = self._mapped
         read_ns = dict.fromkeys(new, time.monotonic_ns())
         read_ns |= dict(zip(before.shards, before.times[:, READ].tolist(), strict=True))

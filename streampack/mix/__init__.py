@@ -6,7 +6,7 @@ top-level modules. Pure functions: equal arguments give equal results in every p
 Cost: O(streams) for weights; about 10 ns a draw.
 """
 
-from streampack.mix.apportion import apportion, largest_remainders, scaled_shares
+from streampack.mix.apportion import apportion, scaled_shares
 from streampack.mix.deficit import Deficits
 from streampack.mix.schedule import LinearShares, Schedule, ScheduleState
 from streampack.mix.weights import (
@@ -29,7 +29,6 @@ __all__ = [
     "check_amount",
     "check_weights",
     "exact_share",
-    "largest_remainders",
     "resolve_weights",
     "scaled_shares",
 ]

@@ -8,9 +8,8 @@ shuffled order::
     quotas 6 : 2, chunks of 4     0 1 0 0 | 0 0 1 0        exact over the epoch, to the sample
 
 Counted in tokens, the running deficit decides (worst-case fair weighted fair queueing, Bennett &
-Zhang 1996). Of the streams that are not ahead of their share, the one whose next sample would
-finish first is drawn. No stream is ever ahead of its share by more than one of its samples. When a
-stream ends, the others keep their relative shares, and all deficits restart at 0::
+Zhang 1996): of the streams that are not ahead of their share, the one whose next sample would
+finish first. When a stream ends, the others keep their relative shares::
 
     shares 6 : 3 : 1      0 1 0 2 0 0 1 0 1 0 | 1 2 1 1 1 2 1 1      stream 0 ends: 3 : 1
 

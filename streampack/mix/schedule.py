@@ -47,22 +47,6 @@ PER_WINDOW = 64  # windows between two states from which a schedule can resume
 OWED_STEP = 28  # there, and where chapters meet, debts of lanes are rounded to 2**-4 of a unit
 
 
-class FixedShares:
-    """Shares that stay the same, in the ratio of the tokens expected of each stream."""
-
-    def __init__(self, amounts: Sequence[int]) -> None:
-        self.shares = scaled_shares(amounts, SCALE)
-        self.num_slots = self.horizon = FAR
-
-    def at(self, slot: int) -> Rates:  # noqa: ARG002 - as in LinearShares
-        """Return the amount due in any slot; it never changes."""
-        return self.shares, np.zeros(len(self.shares))
-
-    def due(self, first: int, stop: int) -> Int64Array:
-        """Return the amount due in slots [first, stop), scaled by SCALE, shape (streams,)."""
-        return self.shares * (stop - first)
-
-
 class LinearShares:
     """Shares that change linearly over a number of slots; their running integral is exact.
 
@@ -87,12 +71,20 @@ class LinearShares:
         self.num_slots = FAR if num_slots is None else num_slots
         self._ramp_slots = ramp_slots or self.num_slots
         self._begin, self._end = list(begin), list(end)
-        self._is_fixed = self._begin == self._end
-        self.horizon = FAR if self._is_fixed else self._ramp_slots
+        self.horizon = self._ramp_slots
         """Slots for which shares are known; `num_slots` may be fewer."""
+        self._fixed: Rates | None = None
+        if self._begin == self._end:
+            self.horizon = FAR
+            scaled = [share * SCALE for share in begin]
+            # Integers are faster than fractions.
+            self._scaled = [int(s) if s.denominator == 1 else s for s in scaled]
+            self._fixed = np.array(list(map(int, scaled)), np.int64), np.zeros(len(scaled))
 
     def at(self, slot: int) -> Rates:
         """Return the amount due in a slot, and half of its change per slot."""
+        if self._fixed is not None:
+            return self._fixed
         changes = [(b - a) / self._ramp_slots for a, b in zip(self._begin, self._end, strict=True)]
         shares = [int((a + c * slot) * SCALE) for a, c in zip(self._begin, changes, strict=True)]
         return np.array(shares, np.int64), np.array([float(c * SCALE / 2) for c in changes])
@@ -103,11 +95,17 @@ class LinearShares:
         return np.array([b - a for a, b in zip(before, after, strict=True)], np.int64)
 
     def _until(self, slot: int) -> list[int]:
-        if self._is_fixed:
-            return [int(share * slot * SCALE) for share in self._begin]
+        if self._fixed is not None:
+            return [int(share * slot) for share in self._scaled]
         half = Fraction(slot * slot, 2 * self._ramp_slots)
         pairs = zip(self._begin, self._end, strict=True)
         return [int((a * slot + (b - a) * half) * SCALE) for a, b in pairs]
+
+
+def fixed_shares(amounts: Sequence[int]) -> LinearShares:
+    """Return shares that stay the same, in the ratio of the tokens expected of each stream."""
+    shares = [Fraction(int(share), SCALE) for share in scaled_shares(amounts, SCALE)]
+    return LinearShares(shares, shares, None)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -157,9 +155,7 @@ class Schedule:
         run: int = 1,
         start: ScheduleState | None = None,
     ) -> None:
-        self._shares: FixedShares | LinearShares = (
-            amounts if isinstance(amounts, LinearShares) else FixedShares(amounts)
-        )
+        self._shares = amounts if isinstance(amounts, LinearShares) else fixed_shares(amounts)
         self._block = block
         self._seed = seed
         self._seed_path = seed_path
@@ -194,7 +190,6 @@ class Schedule:
             yield find(min(self._width, left)).reshape(-1, self._block)
 
     def _in_order(self, num_slots: int) -> Int64Array:
-        """Return the next slots, shuffled as far as the bound allows."""
         now, first = self.now, self.now.slot
         # Neighbours are swapped over a whole window, even where the schedule ends inside it: a
         # chapter that is lengthened, or ends early, keeps the slots that it has in common.
@@ -217,7 +212,6 @@ class Schedule:
         return out
 
     def _spread(self, num_slots: int) -> Int64Array:
-        """Return the next slots, which rotate over lanes."""
         now, run = self.now, self._run
         out = np.empty(num_slots, np.int64)
         units = np.empty((2, len(now.lags)), np.int64)

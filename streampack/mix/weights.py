@@ -143,7 +143,6 @@ def _relative(total: int, shares: Sequence[Any], arithmetic: str, seed: int) -> 
 
 
 def _absolute(weight: Weight, num_samples: int, unit: WeightUnit, arithmetic: str) -> Quota:
-    """Return the quota of a stream with repeat, choose or neither."""
     if weight.choose is not None:
         return Quota(amount=int(weight.choose), unit=unit)
     if weight.repeat is None:

@@ -192,6 +192,22 @@ class KernelPacker(BufferedPacker):
             without_padding(packs.segments, multiple)
         return packs, int(cursor[kernels.NEXT]) - num_buffered
 
+    def lend(self, num_rows: int) -> kernels.Tier:
+        """Return the buffer for kernels of several packers, with room for `num_rows` segments."""
+        num_buffered = len(self._buffered)
+        rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
+        waited = np.empty(num_rows, np.int64)
+        rows[:num_buffered], waited[:num_buffered] = self._buffered, self._waited
+        counts = np.array([num_buffered, *self._high_water], np.int64)
+        return kernels.Tier(limits=self._limits, rows=rows, waited=waited, counts=counts)
+
+    def take_back(self, tier: kernels.Tier) -> None:
+        """Store the segments that a tier holds after the kernel ran."""
+        num_buffered, tokens, samples = tier.counts.tolist()
+        self._buffered = tier.rows[:num_buffered].copy()
+        self._waited = tier.waited[:num_buffered].copy()
+        self._high_water = (tokens, samples)
+
 
 def rooms(segments: Int64Array, multiple: int) -> Int64Array:
     """Replace each segment's length by the slots it takes in a pack, shape (n, 6).

@@ -36,7 +36,6 @@ from streampack.types import (
 
 @compiled
 def _count(samples: Int64Array, max_seq_len: int) -> tuple[int, int, int]:
-    """Count the empty samples, those over max_seq_len, and the pieces of all of them."""
     num_empty = num_long = num_pieces = 0
     for row in range(len(samples)):
         tokens = samples[row, TOKENS]

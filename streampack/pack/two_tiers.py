@@ -24,7 +24,7 @@ from streampack.config import Packing
 from streampack.config.packing import BUFFER_PACKS
 from streampack.pack import kernels
 from streampack.pack.buffered import TOLERANCE, BufferedPacker, KernelPacker, limits_of, rooms
-from streampack.pack.kernels import NO_LIMIT, Limits, Tier, Tiers
+from streampack.pack.kernels import NO_LIMIT, Limits, Tiers
 from streampack.types import (
     LENGTH,
     NO_SEGMENTS,
@@ -35,29 +35,6 @@ from streampack.types import (
     Packs,
     State,
 )
-
-
-class _Pool(KernelPacker):
-    """An exact fit whose buffer is lent to the kernel of both tiers."""
-
-    def __init__(self, limits: Limits):
-        super().__init__("exact_fit", limits, kernels.fit_exactly)
-
-    def lend(self, num_rows: int) -> Tier:
-        """Return the buffer in arrays with room for `num_rows` segments."""
-        num_buffered = len(self._buffered)
-        rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
-        waited = np.empty(num_rows, np.int64)
-        rows[:num_buffered], waited[:num_buffered] = self._buffered, self._waited
-        counts = np.array([num_buffered, *self._high_water], np.int64)
-        return Tier(limits=self._limits, rows=rows, waited=waited, counts=counts)
-
-    def take_back(self, tier: Tier) -> None:
-        """Store the segments that a tier holds after the kernel ran."""
-        num_buffered, tokens, samples = tier.counts.tolist()
-        self._buffered = tier.rows[:num_buffered].copy()
-        self._waited = tier.waited[:num_buffered].copy()
-        self._high_water = (tokens, samples)
 
 
 class TwoTiersPacker(BufferedPacker):
@@ -78,7 +55,7 @@ class TwoTiersPacker(BufferedPacker):
         short_tokens = max(short_seq_len, tokens // 2)
         self._turn_tokens = tokens - short_tokens
         self._short_seq_len = short_seq_len
-        self._short = _Pool(
+        self._short = _pool(
             limits._replace(
                 pack_tokens=short_seq_len,
                 buffer_tokens=short_tokens,
@@ -88,7 +65,7 @@ class TwoTiersPacker(BufferedPacker):
             )
         )
         # A gap smaller than a block does not matter: shorts will fill it.
-        self._long = _Pool(
+        self._long = _pool(
             limits._replace(
                 buffer_tokens=limits.buffer_tokens - tokens,
                 buffer_samples=NO_LIMIT,
@@ -148,7 +125,6 @@ class TwoTiersPacker(BufferedPacker):
         return Packs(segments=tiers.out[:num_out].copy(), ends=tiers.ends[:num_packs].copy())
 
     def _lend(self, num_rows: int) -> Tiers:
-        """Return the buffer in arrays with room for `num_rows` segments."""
         # Segments are never cut here, so each one is in at most one item and in one row.
         turn, items, out = np.empty((3, num_rows, NUM_COLUMNS), np.int64)
         spans, ends = np.empty((num_rows, 2), np.int64), np.empty(num_rows, np.int64)
@@ -175,7 +151,6 @@ class TwoTiersPacker(BufferedPacker):
         )
 
     def _take_back(self, tiers: Tiers) -> None:
-        """Store what the tiers hold after the kernel ran."""
         num_collected = int(tiers.counts[kernels.TURN])
         self._buffered = tiers.turn[:num_collected].copy()
         self._waited = np.zeros(num_collected, np.int64)
@@ -187,6 +162,10 @@ class TwoTiersPacker(BufferedPacker):
         spans = tiers.spans[numbers].tolist()
         self._items = [tiers.items[begin:end].copy() for begin, end in spans]
         numbers[:] = np.arange(len(numbers))
+
+
+def _pool(limits: Limits) -> KernelPacker:
+    return KernelPacker("exact_fit", limits, kernels.fit_exactly)
 
 
 def _numbered(items: list[Int64Array], multiple: int) -> Int64Array:

@@ -6,10 +6,9 @@
     bins      [9] [8] [4] [3] [2] [1]      num_steps * num_ranks device batches, by greedy LPT
     steps     [9   8   4] [3   2   1]      neighbours in cost share a step
 
-Longest processing time first: each pack, from the most expensive, joins the cheapest device batch
-that is not full (Graham, "Bounds on multiprocessing timing anomalies", 1969). Device batches are
-then sorted, so that those of one step cost nearly the same. With one pack in a device batch this is
-optimal: no other order has a smaller sum of the steps' largest costs.
+Longest processing time first (Graham 1969): each pack, from the most expensive, joins the cheapest
+device batch that is not full. Device batches are then sorted, so that those of one step cost nearly
+the same. See docs/adr/0027.
 
 Cost: about 20 ns a pack and device batch, in integers; the same result in every process.
 """

@@ -99,6 +99,34 @@ class DevicePlan:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Totals:
+    """What iterations dropped, substituted and omitted, and their high-water marks."""
+
+    dropped: Int64Array
+    """Dropped samples per stream, shape (num_streams,)."""
+    substituted: int = 0
+    """Slots that another stream served."""
+    skipped: int = 0
+    """Steps that were not delivered."""
+    omitted: int = 0
+    """Packs that the ends of epochs omitted."""
+    packer_tokens: int = 0
+    """High-water mark of the packers' buffers."""
+    straggler: tuple[float, float] | None = None
+    """Time of a global batch over the ideal, as planned and as dealt; None: none was dealt."""
+
+    def __add__(self, later: Totals) -> Totals:
+        return Totals(
+            dropped=self.dropped + later.dropped,
+            substituted=self.substituted + later.substituted,
+            skipped=self.skipped + later.skipped,
+            omitted=self.omitted + later.omitted,
+            packer_tokens=max(self.packer_tokens, later.packer_tokens),
+            straggler=later.straggler or self.straggler,  # a mean of one iteration
+        )
+
+
 class BatchPacks:
     """The packs of consecutive batches of a device; each batch has packs of one length.
 

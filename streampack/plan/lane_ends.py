@@ -9,8 +9,7 @@ The walk over slots can continue on a lower bound. Only where a queue might be e
 planned to its end, as integers only. A thread starts that when three quarters of the packs known to
 exist have been served.
 
-Cost: the lengths of one block of samples at a time; at the end about 1 us a sample. Memory: a few
-integers a queue, and one pack queue while it is being counted.
+Cost: the lengths of one block of samples at a time; at the end about 1 us a sample.
 """
 
 from __future__ import annotations
@@ -151,7 +150,6 @@ class LaneEndFinder:
         return count
 
     def _find(self) -> None:
-        """Count the requested queues, one at a time."""
         while (key := self._next()) is not None:
             count = self._counts[key]
             if not count.set_running_or_notify_cancel():

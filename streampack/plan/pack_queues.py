@@ -135,7 +135,6 @@ class PackQueues:
         return self._recipe.chapter.number if self._recipe.chapter else 0
 
     def _begin_of(self, lane: int, queue: int, chapter: int) -> int:
-        """Return the packs of a queue before a chapter."""
         known = self._chapter_begins.get((lane, queue), {})
         if chapter in known:
             return int(known[chapter])
@@ -253,7 +252,6 @@ class PackQueues:
         return slots
 
     def _packs(self, slots: Int64Array) -> Packs:
-        """Return the packs that begin at these slots, in order."""
         groups = self._by_queue(slots)
         begins, sizes = np.empty((2, len(slots)), np.int64)
         for pack_queue, rows in groups:
@@ -275,7 +273,6 @@ class PackQueues:
         return [(self.get(*slots[rows[0], :PACK].tolist()), rows) for rows in groups]
 
     def _plan(self, slots: Int64Array) -> None:
-        """Plan the packs that begin at these slots."""
         known = self._planned[slots[:, LANE], slots[:, QUEUE]]
         if (slots[:, PACK] < known).all():
             return
@@ -285,7 +282,6 @@ class PackQueues:
             self._note(*slots[rows[0], :PACK].tolist())
 
     def _note(self, lane: int, queue: int) -> None:
-        """Update the cached counters of a queue."""
         pack_queue = self._queues[lane, queue]
         self._planned[lane, queue] = pack_queue.num_known
         self._crossings[lane, queue] = pack_queue.next_crossing

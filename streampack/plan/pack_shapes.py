@@ -6,13 +6,9 @@
     web     4,096    [a][b][c][d][e][f][g][h]        a device batch: 8 packs of one slot
     books  16,384    [a         ][b         ]        another: 2 packs of four slots
 
-A pack must lie in one device batch, and a batch holds packs of one length. So the slots of a queue
+A pack must lie in one device batch, and a batch has packs of one length. So the slots of a queue
 are delivered in whole runs. Where a queue ends inside a run, "pad" completes the run with empty
-packs, and "drop" leaves it out.
-
-Where packs have one length, batches of one stream are whole runs too.
-
-Cost: none where all packs have one length.
+packs, and "drop" leaves it out. See docs/adr/0035 and 0047.
 """
 
 from __future__ import annotations

@@ -5,11 +5,10 @@
     queue 0   arrivals -> overflow -> packer -> a b c d -> shuffle -> [ c | a | d | b ]
     queue 1   arrivals -> overflow -> packer -> e f     -> shuffle -> [ f | e ]
 
-The pieces of a long sample leave the packer one after the other. So that a batch holds pieces of
-many samples, the packs of a window are shuffled; `pack_order` spreads those of equal cost. A window
-has the packs or the samples of `Recipe.window`, rounded up to whole chunks of samples; a smaller
-one is a part of a chunk. Its order depends only on the seed, the lane, the queue and its first
-pack. A packer of windows gets the segments of all its chunks together.
+The packs of a window are shuffled, so that a batch holds pieces of many samples: see docs/adr/0026
+and, for packers of windows, 0028. A window has the packs or the samples of `Recipe.window`, rounded
+up to whole chunks of samples; a smaller one is a part of a chunk. Its order depends only on the
+seed, the lane, the queue and its first pack.
 
 Cost: about 0.2-0.4 us a sample. Memory: one window of segments (48 bytes each), the packer's
 buffer, and one shuffle block of each stream: 16 bytes per sample, by default at most 262,144.
@@ -79,7 +78,6 @@ class PackWindows:
         self.dropped = np.zeros(len(recipe.streams), np.int64)
 
     def _use(self, recipe: Recipe, begin: int) -> None:
-        """Set the packing, and the windows in which packs are made and shuffled."""
         lane, queue = self._lane, self._queue
         self.recipe, self.begin = recipe, begin
         self._small = small_pass(recipe, lane, queue)
@@ -205,7 +203,6 @@ class PackWindows:
         return whole, 1 if num_chunks > 1 else self._num_windows(len(whole.ends), num_samples)
 
     def _num_windows(self, num_packs: int, num_samples: int) -> int:
-        """Return the windows that share so many packs and samples."""
         if not self._max_packs:
             return 1
         return max(-(-num_packs // self._max_packs), -(-num_samples // self._max_samples))
@@ -281,7 +278,6 @@ class PackWindows:
         return segments[np.argsort(np.concatenate(places), kind="stable")]
 
     def _fit(self, rows: Int64Array) -> Int64Array:
-        """Return the segments of new samples, in order."""
         max_seq_len = self.packing.max_seq_len
         self.dropped += count_dropped(rows, max_seq_len, self.packing.overflow, len(self.dropped))
         segments = fit_samples(rows, max_seq_len, self.packing.overflow, self.recipe.names)

@@ -10,10 +10,8 @@
     chapter 1    web 1/2, math 1/2                            a c c a    b rests at its third sample
     chapter 2    web 1/2, code 1/2                                       b a b a
 
-By samples, each block of at most 4,096 draws takes every stream as often as its quota requires, or
-the running integral of its share, in shuffled order. By tokens, the running deficit decides; see
-`mix/draw.py`. No chapter resets the cursors. Where a stream has undelivered samples of earlier
-chapters, its first draws take those.
+`mix/draw.py` explains the draws. No chapter resets the cursors. Where a stream has undelivered
+samples of earlier chapters, its first draws take those.
 
 The state is a few integers a stream. Cost: about 30 ns a sample, most of it the shuffle.
 """
@@ -75,7 +73,6 @@ class SampleOrder:
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
-        """Draw the samples of an epoch, or of a run from its start on."""
         recipe, self._epoch = self._recipe, epoch
         self._cursors = [StreamCursor(stream, recipe, epoch) for stream in self.streams]
         self._chunk = 0
@@ -140,7 +137,6 @@ class SampleOrder:
         return rows
 
     def _rows(self, counts: Int64Array, places: Int64Array) -> Int64Array:
-        """Take so many samples of each stream, and return them in their places."""
         rows = np.empty((len(places), 4), np.int64)
         first = 0
         for number in np.flatnonzero(counts).tolist():
@@ -159,7 +155,6 @@ class SampleOrder:
     # Draws.
 
     def _draw_one(self, most: int) -> Draws:
-        """Draw from a queue of one stream."""
         [cursor] = self._cursors
         # `num_samples` is of cursors that do not count tokens.
         count = len(cursor.peek(most)) if cursor.by_tokens else min(int(self._left()[0]), most)
@@ -185,7 +180,6 @@ class SampleOrder:
         return draw_known(shares, self._due, lengths, num_known <= looks, most)
 
     def _draw_by_shares(self, most: int) -> Draws:
-        """Draw by the shares of the chapter."""
         shares = self._shares()
         if not any(shares):
             return np.zeros(len(shares), np.int64), np.zeros(0, np.int64)

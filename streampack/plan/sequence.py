@@ -30,6 +30,7 @@ from streampack.plan.device import (
     AlikeBatches,
     DevicePlan,
     DeviceView,
+    Totals,
     touched_lanes,
 )
 from streampack.plan.pack_queues import PackQueues
@@ -96,7 +97,6 @@ class PackSequence:
             self._turn()
 
     def _begin(self, number: int, position: int, walk: WalkState | None = None) -> None:
-        """Begin an epoch, or a chapter that the queues have turned to."""
         self._span = self._run.span(number)
         self._recipe = recipe = self._span.recipe
         self._view = view = self._views[self._run.index(number)]
@@ -137,32 +137,25 @@ class PackSequence:
         return self._at.num_slots is not None and self.position >= self._at.num_slots
 
     @property
-    def substituted(self) -> int:
-        """Slots from the start on that went to another stream because theirs was exhausted.
+    def totals(self) -> Totals:
+        """What was dropped, substituted and skipped from the start on.
 
-        Where chapters mix streams in packs, draws: they count when they are planned, each on one
-        device.
+        Where chapters mix streams in packs, `substituted` counts draws. Those and dropped samples
+        count when they are planned, in lanes of which each is counted by one device.
         """
-        return self._substituted_before + self._num_substituted
+        dealer = self._dealer
+        return Totals(
+            dropped=self._queues.dropped - self._dropped_before,
+            substituted=self._substituted_before + self._num_substituted,
+            skipped=self.num_skipped,
+            omitted=self._at.num_omitted,
+            packer_tokens=self._queues.high_water_tokens,
+            straggler=None if dealer is None else dealer.straggler,
+        )
 
     @property
     def _num_substituted(self) -> int:
         return self._queues.num_substituted if self._recipe.is_mixed else self._at.substituted
-
-    @property
-    def num_omitted(self) -> int:
-        """Packs that epoch_end="drop" leaves out, over all ranks; 0 until the end is known."""
-        return self._at.num_omitted
-
-    @property
-    def buffered_tokens(self) -> int:
-        """The sum of the maximum number of tokens held by each packer of this device."""
-        return self._queues.high_water_tokens
-
-    @property
-    def dropped(self) -> Int64Array:
-        """Samples without segments from the start on, per stream, in the lanes counted here."""
-        return self._queues.dropped - self._dropped_before
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
         """Return the plan of this device's next batches, or None at the end.
@@ -241,14 +234,6 @@ class PackSequence:
         self._num_looked = self._queues.num_changes
         return self._watch.look(self._queues)
 
-    @property
-    def straggler(self) -> tuple[float, float] | None:
-        """Mean time of a global batch over the ideal, as planned and as dealt; None: none dealt.
-
-        Of the devices that share packs. A padded last batch is not dealt.
-        """
-        return None if self._dealer is None else self._dealer.straggler
-
     def close(self) -> None:
         """Stop the thread that counts lane ends, if there is one."""
         self._at.close()
@@ -278,7 +263,6 @@ class PackSequence:
         return NO_PACKS, 1, int(self._recipe.shapes.slots_per_pack[self._at.last_queue])
 
     def _batches(self, most: int) -> AlikeBatches:
-        """Return the next batches, in order; at least one."""
         view = self._view
         first, size = view.first_slot(self.position), view.batch_size
         if self._at.total is not None:

@@ -124,7 +124,6 @@ def _choose(queues: Int64Array, wanted: int, least: int) -> tuple[int, int, int]
 
 @compiled_inline
 def _fill(slot: Int64Array, queues: Int64Array, turn: Int64Array, queue: int) -> None:
-    """Give a slot the next pack of a queue of the current lane."""
     lane = turn[TURN]
     slot[LANE], slot[QUEUE], slot[PACK] = lane, queue, queues[SERVED, lane, queue]
     queues[SERVED, lane, queue] += 1

@@ -192,7 +192,6 @@ class SlotWalker:
         )
 
     def _note_state(self) -> None:
-        """Note a state from which the walk of a chapter can resume."""
         schedule = self._schedule
         if schedule is None or schedule.now.slot % schedule.resumable_slots:
             return
@@ -224,7 +223,6 @@ class SlotWalker:
         )
 
     def _wanted_queues(self) -> Iterator[Int64Array]:
-        """Yield the queues that slots want, in whole global batches."""
         size, run = self._recipe.global_batch_size, self._recipe.choice_slots
         if self._schedule is None:
             while True:

@@ -6,10 +6,9 @@
               ^ first                      as far as no queue has to be planned for it
 
 Slots are walked in whole global batches, and several batches together, as long as that plans
-nothing early. The ends of other devices' lanes are found by planning those lanes in a thread, once
-their end may be near. Delivered slots are passed on to the pack queues.
+nothing early. Delivered slots are passed on to the pack queues.
 
-Cost: about 10 ns a slot. Memory: a few thousand slots.
+Cost: about 10 ns a slot.
 """
 
 from __future__ import annotations

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, cast, get_args
 
-from streampack.balance import Balance
 from streampack.batch.formats.registry import BatchFormat, check_format
 from streampack.chapters import Chapter
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Packing
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Method
 from streampack.errors import ConfigError
-from streampack.gather.context_slice import ContextSlice
 from streampack.mix import Weight, exact_share, resolve_weights
 from streampack.plan import PlanStream, Recipe, RunShape
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
@@ -34,8 +32,8 @@ from streampack.plan.drain import drained
 from streampack.plan.pass_limits import check_limits
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS
 from streampack.plan.spans import RunPlan
-from streampack.planned.device_view import check_whole_steps, device_view
 from streampack.planned.refusals import check_equal_cost, check_pack_lengths, slots_per_pack
+from streampack.planned.spec import DatasetSpec, check_whole_steps
 from streampack.planned.stream_lengths import StreamLengths
 from streampack.streams import TokenStream
 from streampack.streams.registry import unique_names
@@ -48,34 +46,8 @@ MANY_PASSES = 4  # of an epoch over one stream
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DatasetSpec:
-    """The specification of a dataset, from its arguments."""
-
-    streams: tuple[TokenStream, ...]
-    packing: Packing
-    mixing: Mixing
-    order: Order
-    batch_size: int
-    world: World
-    balance: Balance | None = None
-    chapters: tuple[Chapter, ...] = ()
-    """The chapters of the run; empty: it has epochs."""
-    skip: tuple[tuple[int, int], ...] = ()
-    """Ranges [first, stop) of steps of a run of chapters that are not delivered."""
-    context: ContextSlice | None = None
-    """The slice of each row that this rank gets; None: whole rows."""
-    cache_limit: int | None = None
-    """Cache limit in bytes for fetched shards on this node; None: no limit."""
-    keeps_packed: tuple[bool, ...]
-    """For each stream, whether a fetched shard is kept next to its decompressed form."""
-    fetched_for_lengths: list[int] = field(default_factory=list)
-    """Bytes of each shard that was fetched to learn its lengths; grows."""
-
-
 @cache
 def _warn_of_passes(name: str, num_samples: int, passes: float) -> None:
-    """Warn, once per process, of a small stream with a large share."""
     logger.warning(
         "stream %r: an epoch takes each of its %d samples %s times, and more than %d are more "
         "likely remembered than learned; lower its share or epoch_size, or set repeat= in place "
@@ -110,7 +82,6 @@ def _check_shape(shape: tuple[int, int, int], method: str) -> None:
 
 
 def _check_batches(batch_size: int, global_batch_size: int) -> None:
-    """Refuse device batches that do not divide a global batch."""
     divisor = max(n for n in range(1, batch_size + 1) if global_batch_size % n == 0)
     given = {"batch_size": batch_size, "global_batch_size": global_batch_size, "divisor": divisor}
     check_combination(given)
@@ -125,7 +96,6 @@ def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
 
 
 def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
-    """Return the streams with their quotas and lengths."""
     packing, mixing, order = spec.packing, spec.mixing, spec.order
     totals = [stream.total_tokens()[0] for stream in spec.streams]
     names = unique_names([stream.name for stream in spec.streams])
@@ -201,7 +171,7 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         global_batch_size=global_batch_size,
     )
     check_pack_lengths(recipe, spec.batch_size)
-    check_whole_steps(recipe, device_view(spec.world, spec.batch_size, spec.balance))
+    check_whole_steps(recipe, spec.view())
     if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
         raise ConfigError(
             f"epoch_end='carry' gives epochs of whole global batches, but an epoch's "

@@ -31,8 +31,7 @@ from streampack.gather.shard_prefetch import (
 )
 from streampack.plan import DevicePlan, PackSequence, Recipe, touched_lanes
 from streampack.plan.lane_stream import LaneStream
-from streampack.planned.build import DatasetSpec
-from streampack.planned.device_view import device_view, ranks_of_node
+from streampack.planned.spec import DatasetSpec, ranks_of_node
 from streampack.types import Int64Array
 from streampack.world import World
 
@@ -60,8 +59,7 @@ def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
     """
     if recipe.mixing.epoch_end != "carry":
         return 1
-    window = spec.world.num_devices * spec.batch_size
-    spacing = math.gcd(recipe.num_lanes * recipe.lane_run, window)
+    spacing = math.gcd(recipe.num_lanes * recipe.lane_run, spec.view().window)
     return spacing // math.gcd(spacing, recipe.packs_per_carry_epoch)
 
 
@@ -86,8 +84,7 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
         before = epoch * recipe.packs_per_carry_epoch if is_carry else 0
         lanes = set()
         for rank in readers:
-            view = device_view(rank, spec.batch_size, spec.balance)
-            lanes |= touched_lanes(recipe, view, before=before)
+            lanes |= touched_lanes(recipe, spec.view(rank), before=before)
         return sum(lane_bytes[lane] for lane in lanes)
 
     raw = sum(int(stream.raw_bytes.sum()) for stream in fetched.values())

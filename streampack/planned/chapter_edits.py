@@ -10,10 +10,7 @@
                             '-> as they are written -----------+--> the first that fits, planned
 
 A state records the running chapters and their origins. So the written config still fits it, and so
-does one into which the amendments were written. A later chapter takes its lane_run from its batch
-size where that was edited. Others keep theirs, so that they are the same in every world.
-
-Cost: building a plan for each candidate; the walk is resumed, not repeated.
+does one into which the amendments were written.
 """
 
 from __future__ import annotations
@@ -30,7 +27,8 @@ from streampack.plan import Progress
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.spans import RunPlan
 from streampack.plan.state_differences import CHECKS, check_past
-from streampack.planned.build import DatasetSpec, build_chapters, chapter_steps, run_recipes
+from streampack.planned.build import build_chapters, chapter_steps, run_recipes
+from streampack.planned.spec import DatasetSpec
 from streampack.types import State
 
 logger = logging.getLogger(__name__)

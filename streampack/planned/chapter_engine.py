@@ -42,9 +42,9 @@ from streampack.planned.chapter_edits import (
     skip_problem,
     warn_of_skips,
 )
-from streampack.planned.device_view import check_balance, device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_at_batch, check_lanes
+from streampack.planned.spec import check_balance
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
 from streampack.types import State
@@ -80,12 +80,11 @@ class ChapterEngine(PlanEngine):
         self._chapters = chapters
         # Of each chapter. The run may end before the last.
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
-        self._views = [device_view(own.world, own.batch_size, own.balance) for own in self._specs]
+        self._views = [own.view() for own in self._specs]
         self._walk = walk
         self._latest: PackSequence | None = None
 
     def _use_chapter(self, number: int) -> None:
-        """Let recipe, batch size and view be those of a chapter."""
         spec = self._specs[number]
         context = context_slice(spec.world, spec.packing, self._convert, spec.batch_size)
         self._spec = replace(spec, context=context)
@@ -153,7 +152,6 @@ class ChapterEngine(PlanEngine):
     _reads_all = False  # whether an iteration goes through chapters of several shapes
 
     def _begin_in_worker(self, worker: int, key: str) -> None:
-        """Begin in a worker of torch's DataLoader, at the state that was loaded."""
         self._reads_all = True
         if self.counter.begin(worker, key):
             raise ResumeError(
@@ -240,7 +238,7 @@ class ChapterEngine(PlanEngine):
         chapters, run = fitting_run(self._whole, self._written, state, records)
         progress, walk = decode_state(state, run, self._digests)
         own = chapter_spec(self._whole, chapters.chapters[current])
-        view = device_view(own.world, own.batch_size, own.balance)
+        view = own.view()
         num_packs = run.spans[current].num_slots or MAX_INTEGER
         check_balance(state, run.recipes[current], view, lambda: num_packs)
         self._check_shards(run, current)

@@ -29,11 +29,12 @@ from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
-from streampack.planned.build import DatasetSpec, check_run
+from streampack.planned.build import check_run
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.config_text import config_text
 from streampack.planned.engine import PlanEngine
 from streampack.planned.epoch_engine import EpochEngine
+from streampack.planned.spec import DatasetSpec
 from streampack.planned.stream_lengths import with_own_overflow
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset

@@ -16,38 +16,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from streampack.plan import DevicePlan, PackSequence, Progress, Recipe
+from streampack.plan.device import Totals
 from streampack.planned.cache_budget import ReadAhead
 from streampack.planned.refusals import check_not_empty
 from streampack.runtime.stats import DeliveryStats
 from streampack.types import Float64Array, Int64Array, State
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Totals:
-    """What iterations dropped, substituted and omitted, and their high-water marks."""
-
-    dropped: Int64Array
-    """Dropped samples per stream, shape (num_streams,)."""
-    substituted: int = 0
-    """Slots that another stream served."""
-    skipped: int = 0
-    """Steps that were not delivered."""
-    omitted: int = 0
-    """Packs that the ends of epochs omitted."""
-    packer_tokens: int = 0
-    """High-water mark of the packers' buffers."""
-    straggler: tuple[float, float] | None = None
-    """Time of a global batch over the ideal, as planned and as dealt; None: none was dealt."""
-
-    def __add__(self, later: Totals) -> Totals:
-        return Totals(
-            dropped=self.dropped + later.dropped,
-            substituted=self.substituted + later.substituted,
-            skipped=self.skipped + later.skipped,
-            omitted=self.omitted + later.omitted,
-            packer_tokens=max(self.packer_tokens, later.packer_tokens),
-            straggler=later.straggler or self.straggler,  # a mean of one iteration
-        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,26 +84,18 @@ class IterationPlans:
         if plan is None:
             if last is not None:
                 # Only now it is known where the epoch ends, and what is skipped there.
-                omitted, skipped = sequence.num_omitted, sequence.num_skipped
-                last.totals = replace(last.totals, omitted=omitted, skipped=skipped)
+                now = sequence.totals
+                last.totals = replace(last.totals, omitted=now.omitted, skipped=now.skipped)
             elif self._starts_epoch:
                 check_not_empty(self._recipe, sequence.epoch)
             return None
         self._num_asked += plan.num_batches
         self.most_waiting = max(self.most_waiting, self._num_asked - self._num_delivered)
         snapshots, shares = sequence.snapshots(), sequence.shares_of(plan)
-        totals = Totals(
-            dropped=sequence.dropped,
-            substituted=sequence.substituted,
-            skipped=sequence.num_skipped,
-            omitted=sequence.num_omitted,
-            straggler=sequence.straggler,
-            packer_tokens=sequence.buffered_tokens,
-        )
         self._planned_last = PlannedBatches(
             plan=plan,
             snapshots=snapshots,
-            totals=totals,
+            totals=sequence.totals,
             shares=shares,
             finished=self.ahead.look(),
         )

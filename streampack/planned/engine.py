@@ -39,7 +39,7 @@ from streampack.plan import (
 from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.slots import WalkState
 from streampack.plan.spans import RunPlan
-from streampack.planned.build import DatasetSpec, kept_shape
+from streampack.planned.build import kept_shape
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
     ReadAhead,
@@ -47,10 +47,8 @@ from streampack.planned.cache_budget import (
     fetch_limits,
     lane_cycle,
 )
-from streampack.planned.device_view import balance_in_state, device_view
-from streampack.planned.refusals import (
-    check_not_empty,
-)
+from streampack.planned.refusals import check_not_empty
+from streampack.planned.spec import DatasetSpec, balance_in_state
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
@@ -88,7 +86,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         """Everything that determines the sequence of packs."""
         self.batch_size = self._spec.batch_size
         self.size = f"max_seq_len={self._spec.packing.max_seq_len}"
-        self._view = device_view(self.world, self.batch_size, self.balance)
+        self._view = self._spec.view()
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
 
     run: RunPlan
@@ -129,7 +127,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         return self._state_of(self._reached)
 
     def _state_of(self, progress: Progress) -> State:
-        """Return the state at a position."""
         number = self.run.index(progress.epoch)
         recipe, view = self.run.recipes[number], self._views[number]
         state = encode_state(self.run, self._digests, progress, self._walk_at(progress))
@@ -191,7 +188,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         )
 
     def _plain_reader(self) -> Callable[[DevicePlan], Any]:
-        """Return a reader for iterations without a `PackedDataLoader`."""
         return self.reader()
 
     def check_cache(self, num_workers: int = 0) -> None:

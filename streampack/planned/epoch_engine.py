@@ -31,7 +31,6 @@ from streampack.plan import (
 from streampack.plan.lane_ends import packs_in
 from streampack.plan.spans import RunPlan
 from streampack.planned.build import METHODS, build_recipe, kept_shape
-from streampack.planned.device_view import check_balance
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import (
     check_at_batch,
@@ -40,6 +39,7 @@ from streampack.planned.refusals import (
     check_whole_batches,
     check_within_epoch,
 )
+from streampack.planned.spec import check_balance
 from streampack.runtime.resumable import ResumableRun
 from streampack.types import State
 
@@ -143,7 +143,6 @@ class EpochEngine(PlanEngine):
         return self.at or self._worker_start or self._start_of(self.counter.next_epoch)
 
     def _start_of(self, epoch: int) -> Progress:
-        """Return where an epoch begins: at the loaded state, if it is in this epoch."""
         return self._start if epoch == self._start.epoch else Progress(epoch=epoch)
 
     @property

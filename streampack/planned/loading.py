@@ -2,20 +2,13 @@
 
 ::
 
-    num_workers=0    a thread plans and reads batches in groups     nothing is copied
-                     (several threads: one plans at a time, all read;
-                     a loop that would block reads a group too)
-
+    num_workers=0    a thread plans and reads batches in groups; a loop that would block reads too
     num_workers=2    this process plans 0, 1, 2, ...                a few KB of integers per batch
                      worker 0 reads 0, 2, ...   worker 1 reads 1, 3, ...
-                     this process makes batches from their rows: int32 in shared memory;
-                     up to eight are transferred together
+                     this process makes batches from their rows: int32 in shared memory
 
 Workers are stateless, so neither their number nor a failure affects the batches. The state refers
-to the batch last delivered, not to planned or prefetched ones.
-
-Cost: planning about 0.4 us per sample; a transfer of several batches 30 us from a thread, 200 us
-from a worker.
+to the batch last delivered. See docs/adr/0008 for threads, 0014 for rows and 0023 for groups.
 """
 
 from __future__ import annotations
@@ -32,9 +25,10 @@ import numpy as np
 
 from streampack.batch.batch import Batch
 from streampack.plan import DevicePlan, PackSequence
+from streampack.plan.device import Totals
 from streampack.planned.batch_groups import ReadGroup, in_groups, most_together, read_group
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
-from streampack.planned.deliveries import IterationPlans, PlannedBatches, Totals
+from streampack.planned.deliveries import IterationPlans, PlannedBatches
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession, Reads, SharedMemory, task_groups
@@ -251,7 +245,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return self._totals + last.totals, most_waiting
 
     def _settle(self) -> None:
-        """Add the iteration that ends to the earlier ones."""
         self._totals, self._most_waiting = self._counted()
         self._plans = self._last = None
 
@@ -298,7 +291,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         }
 
     def _shards(self) -> dict[str, Any]:
-        """Return counts of shards fetched in advance and for lengths."""
         counts = self._fetched_ahead()
         for_lengths = self.engine.fetched_for_lengths[self._first_fetched :]
         counts["fetched"] += len(for_lengths)
@@ -306,7 +298,6 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return counts
 
     def _fetched_ahead(self) -> dict[str, Any]:
-        """Return the shards prefetched before and in the current iteration."""
         before, now = self._fetched, self._read_ahead.stats() if self._read_ahead else {}
         counts = {key: value + now.get(key, 0) for key, value in before.items()}
         return counts | {"ahead_bytes": max(before["ahead_bytes"], now.get("ahead_bytes", 0))}

@@ -122,7 +122,6 @@ class StreamLengths:
 
 @cache
 def _warn_of_joined_rows(name: str, size: int) -> None:
-    """Warn, once per process, of samples that seem to be rows of joined documents."""
     logger.warning(
         "stream %r: nearly all samples have %d tokens, as many as a pack, as rows of joined "
         "documents do: the documents of a row then attend to each other, and eos_id= or bos_id= "

@@ -25,9 +25,9 @@ from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.sequence import PackSequence
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.planned.device_view import device_view
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_not_empty, check_whole_batches
+from streampack.planned.spec import sharing_of
 from streampack.report.chapters import describe_run
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
@@ -95,7 +95,7 @@ def _simulate_run(engine: ChapterEngine, steps: int) -> dict[str, Any]:
         tally.add(plan.packs, shares=sequence.shares_of(plan))
         num_steps += plan.num_batches
     sequence.close()
-    losses = {"substituted": sequence.substituted, "skipped": sequence.num_skipped}
+    losses = {"substituted": sequence.totals.substituted, "skipped": sequence.num_skipped}
     names = engine.recipe.names
     return tally.stats([0] * len(names)) | losses | {"steps": num_steps, "ranks": num_devices}
 
@@ -112,8 +112,8 @@ class _Waits:
         self._is_dealt = engine.balance is not None
         self._keeps_batches = engine.recipe.mixing.batching_method == "device_per_stream"
         ranks = [replace(world, rank=rank) for rank in range(world.num_ranks)]
-        views = (device_view(rank, engine.batch_size, self._balance) for rank in ranks)
-        self._groups = [list(places) for places in sorted({view.sharing for view in views})]
+        groups = {sharing_of(rank, self._balance) for rank in ranks}
+        self._groups = [list(places) for places in sorted(groups)]
         # Costs of the packs of each batch of a global batch, in order.
         self._batches: list[Int64Array] = []
         self._is_padded = False
@@ -188,9 +188,10 @@ class _Run:
             self._waits.add(plan)
             num_batches += plan.num_batches
             position = plan.position
-        self._dropped += sequence.dropped
-        self._substituted += sequence.substituted
-        self._omitted += sequence.num_omitted
+        totals = sequence.totals
+        self._dropped += totals.dropped
+        self._substituted += totals.substituted
+        self._omitted += totals.omitted
         self._global_batches += -(-position // self._recipe.global_batch_size)
         if self._recipe.mixing.epoch_end == "carry":
             self._snapshots = sequence.snapshots()

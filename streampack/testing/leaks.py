@@ -273,12 +273,10 @@ def _inner(model: Any) -> Any:
 
 
 def _tokens_of_segments(batch: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the indices of each segment's tokens in the B * S, without padding."""
     return list(unpad(batch)["indices"].split(batch["segments"][:, 5].tolist()))
 
 
 def _alone(batch: dict[str, Any], number: int, inside: torch.Tensor) -> dict[str, Any]:
-    """Return a native batch of a single segment, B = 1."""
     length = len(inside)
     segment = batch["segments"][number : number + 1].clone()
     segment[:, 0] = 0

@@ -77,7 +77,7 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
         sequence = epoch_sequence(r, view)
         while sequence.next() is not None:
             pass
-        assert sequence.num_omitted == sum(lost)
+        assert sequence.totals.omitted == sum(lost)
         sequence.close()
 
 

@@ -142,7 +142,7 @@ def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list,
     batches = []
     while (batch := sequence.next()) is not None:
         packs = [batch.packs[i].tolist() for i in range(len(batch.packs))]
-        batches.append((packs, sequence.substituted == 0))
+        batches.append((packs, sequence.totals.substituted == 0))
     return batches
 
 

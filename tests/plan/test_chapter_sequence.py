@@ -165,7 +165,7 @@ def test_long_samples_of_a_stream_that_left_stay_counted(window):
     [views] = views_of([4] * len(run), 1)
     sequence, counts = PackSequence(plan, views), [[], [], []]
     while (batch := sequence.next()) is not None:
-        counts[batch.epoch].append(sequence.dropped[0])
+        counts[batch.epoch].append(sequence.totals.dropped[0])
     first, without, again = counts
     assert first[-1] > 0
     assert set(without) == {first[-1]}

@@ -226,7 +226,7 @@ def test_no_packer_ever_holds_more_than_its_bounds(lengths, method, buffer_token
             assert len(held) <= buffer_samples
             assert sum(row[LENGTH] for row in held) <= buffer_tokens
 
-    assert sequence.buffered_tokens <= r.num_queues * buffer_tokens
+    assert sequence.totals.packer_tokens <= r.num_queues * buffer_tokens
 
 
 @pytest.mark.parametrize("method", METHODS)

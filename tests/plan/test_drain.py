@@ -175,7 +175,7 @@ def test_the_mixture_stays_until_the_stream_ends(method):
     sequence = PackSequence(plan, views_of([RUN], 1)[0])
     while sequence.next() is not None:
         pass
-    assert sequence.substituted == 0
+    assert sequence.totals.substituted == 0
 
 
 def test_a_stream_without_samples_ends_no_run_before_it_begins():

@@ -50,7 +50,12 @@ def seen(r: Recipe, view: DeviceView) -> list:
                 batch.position,
                 json.dumps(own.snapshots()),
                 None if needs is None else [needs.ahead.tolist(), needs.finished.tolist()],
-                [own.substituted, own.buffered_tokens, own.dropped.tolist(), own.num_slots],
+                [
+                    own.totals.substituted,
+                    own.totals.packer_tokens,
+                    own.totals.dropped.tolist(),
+                    own.num_slots,
+                ],
             ]
         )
     own.close()
@@ -113,8 +118,8 @@ def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devic
             one, expected = plan.slice(number, number + 1), alone.next()
             assert rows(one, together.snapshots()) == rows(expected, alone.snapshots())
         assert together.position == alone.position
-        assert together.substituted == alone.substituted
-        assert together.dropped.tolist() == alone.dropped.tolist()
+        assert together.totals.substituted == alone.totals.substituted
+        assert together.totals.dropped.tolist() == alone.totals.dropped.tolist()
     assert alone.next() is None
     assert max(sizes) > 1
     together.close()

@@ -175,7 +175,7 @@ def test_draws_that_give_way_are_counted_once_over_all_devices(unit, num_devices
         for views in views_of([RUN] * 2, num_devices):
             sequence = PackSequence(plan, views)
             device_packs(sequence, views, 8)
-            total += sequence.substituted
+            total += sequence.totals.substituted
             for queue in sequence._queues:
                 if queue._lane % views[1].num_devices == views[1].place:
                     draws += sum(queue.windows.arrivals.state()[3 + n : 3 + 2 * n])

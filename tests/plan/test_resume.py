@@ -175,5 +175,5 @@ def test_snapshots_hold_all_that_a_planner_of_many_chunks_goes_on_with(method, u
             assert show(again.next()) == show(batch)
         assert again.next() is None
         # Counts go on too: samples without tokens since the epoch began.
-        assert again._queues.dropped.tolist() == sequence.dropped.tolist()
-    assert sequence.dropped.min() >= 0 < sequence.dropped.max()
+        assert again._queues.dropped.tolist() == sequence.totals.dropped.tolist()
+    assert sequence.totals.dropped.min() >= 0 < sequence.totals.dropped.max()

@@ -187,7 +187,7 @@ def test_samples_that_are_left_out_are_counted_per_stream(overflow):
         pass
 
     long = [int((lengths > 64).sum()) for lengths in LENGTHS]
-    assert sequence.dropped.tolist() == (long if overflow == "drop" else [0, 0, 0])
+    assert sequence.totals.dropped.tolist() == (long if overflow == "drop" else [0, 0, 0])
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streampack import AttentionCost, Balance, ConfigError, PackedDataLoader, ResumeError, World
-from streampack.planned.device_view import device_view
+from streampack.planned.spec import sharing_of
 from tests.helpers import conformance
 from tests.helpers.conformance import rows, show, worlds
 
@@ -106,12 +106,9 @@ def test_a_balance_of_another_type_is_refused(written):
 
 
 def test_ranks_that_share_a_batch_share_a_place():
-    views = [
-        device_view(World(rank=rank, num_ranks=8, ranks_per_node=4, replication=2), 1, Balance())
-        for rank in range(8)
-    ]
-    assert [view.place for view in views] == [0, 0, 2, 2, 1, 1, 3, 3]
-    assert [view.sharing for view in views] == [(0, 2)] * 4 + [(1, 3)] * 4
+    ranks = [World(rank=rank, num_ranks=8, ranks_per_node=4, replication=2) for rank in range(8)]
+    assert [rank.place for rank in ranks] == [0, 0, 2, 2, 1, 1, 3, 3]
+    assert [sharing_of(rank, Balance()) for rank in ranks] == [(0, 2)] * 4 + [(1, 3)] * 4
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.processes)])

@@ -91,7 +91,6 @@ def _filled(edges: list[torch.Tensor], row_tokens: int) -> torch.Tensor:
 
 
 def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
-    """Return a batch for Megatron-LM with every segment padded to a multiple of `multiple`."""
     tokens, segments = batch["tokens"], batch["segments"].to(batch["tokens"].device)
     rows, lengths = segments[:, ROW], segments[:, ROW_LENGTH]
     padded = -(-lengths // multiple) * multiple  # (n,)

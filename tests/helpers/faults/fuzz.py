@@ -43,7 +43,8 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError, StreampackError
 from streampack.gather.gather import Gatherer
 from streampack.plan import DeviceView, epoch_sequence
-from streampack.planned.build import DatasetSpec, build_recipe
+from streampack.planned.build import build_recipe
+from streampack.planned.spec import DatasetSpec
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_streams

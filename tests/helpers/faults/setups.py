@@ -21,8 +21,9 @@ import numpy as np
 from streampack.config import Mixing, Order, Packing
 from streampack.gather.gather import Gatherer
 from streampack.plan import DeviceView, PackSequence, Progress, Recipe, RunShape, epoch_sequence
-from streampack.planned.build import DatasetSpec, build_recipe
+from streampack.planned.build import build_recipe
 from streampack.planned.cache_budget import cache_needs
+from streampack.planned.spec import DatasetSpec
 from streampack.storage.materialize import Downloader
 from streampack.streams import MdsStream, Stream, open_streams
 from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array

@@ -1,9 +1,9 @@
-"""The part of the sequence that this rank gets, and with whom it shares packs.
+"""What a dataset was asked for, and the part of the sequence that this rank gets.
 
 ::
 
-    World, batch_size, Balance --> DeviceView --> PackSequence
-                                       '--> "balance" in a state from inside a global batch
+    arguments --> DatasetSpec --> DeviceView --> PackSequence
+                                      '--> "balance" in a state from inside a global batch
 
 A balanced global batch is dealt as a whole. A state from inside it therefore fits only the world,
 batch size and Balance that it was saved with; a state from its edge fits all.
@@ -12,36 +12,67 @@ batch size and Balance that it was saved with; a state from its edge fits all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from streampack.balance import Balance
+from streampack.chapters import Chapter
+from streampack.config import Mixing, Order, Packing
 from streampack.config.combinations import check_combination
 from streampack.errors import ResumeError
+from streampack.gather.context_slice import ContextSlice
 from streampack.plan import DeviceView, Recipe
+from streampack.streams import TokenStream
 from streampack.types import State
 from streampack.world import World
 
 
-def device_view(world: World, batch_size: int, balance: Balance | None = None) -> DeviceView:
-    """Return the view of a rank.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DatasetSpec:
+    """The specification of a dataset, from its arguments."""
 
-    >>> world = World(rank=1, num_ranks=4, ranks_per_node=2)
-    >>> device_view(world, 8, Balance(within="node")).sharing
+    streams: tuple[TokenStream, ...]
+    packing: Packing
+    mixing: Mixing
+    order: Order
+    batch_size: int
+    world: World
+    balance: Balance | None = None
+    chapters: tuple[Chapter, ...] = ()
+    """The chapters of the run; empty: it has epochs."""
+    skip: tuple[tuple[int, int], ...] = ()
+    """Ranges [first, stop) of steps of a run of chapters that are not delivered."""
+    context: ContextSlice | None = None
+    """The slice of each row that this rank gets; None: whole rows."""
+    cache_limit: int | None = None
+    """Cache limit in bytes for fetched shards on this node; None: no limit."""
+    keeps_packed: tuple[bool, ...]
+    """For each stream, whether a fetched shard is kept next to its decompressed form."""
+    fetched_for_lengths: list[int] = field(default_factory=list)
+    """Bytes of each shard that was fetched to learn its lengths; grows."""
+
+    def view(self, world: World | None = None) -> DeviceView:
+        """Return the part of the sequence that a rank gets; None: this one."""
+        world = world or self.world
+        return DeviceView(
+            place=world.place,
+            num_devices=world.num_devices,
+            batch_size=self.batch_size,
+            balance=self.balance,
+            sharing=sharing_of(world, self.balance),
+        )
+
+
+def sharing_of(world: World, balance: Balance | None) -> tuple[int, ...]:
+    """Return the places of the devices that share packs with a rank's, in ascending order.
+
+    >>> sharing_of(World(rank=1, num_ranks=4, ranks_per_node=2), Balance(within="node"))
     (0, 2)
     """
-    place, num_devices = world.place, world.num_devices
-    sharing = {place}
-    if balance is not None and balance.within == "node":
-        sharing = {rank.place for rank in ranks_of_node(world)}
-    elif balance is not None and balance.within == "batch":
-        sharing = set(range(num_devices))
-    return DeviceView(
-        place=place,
-        num_devices=num_devices,
-        batch_size=batch_size,
-        balance=balance,
-        sharing=tuple(sorted(sharing)),
-    )
+    if balance is None or balance.within == "rank":
+        return (world.place,)
+    if balance.within == "batch":
+        return tuple(range(world.num_devices))
+    return tuple(sorted({rank.place for rank in ranks_of_node(world)}))
 
 
 def ranks_of_node(world: World) -> list[World]:

@@ -1,0 +1,89 @@
+"""What next fit and concat promise beyond a packer's laws: strict arrival order, and full packs."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streampack.config import Packing
+from streampack.pack import fit_samples, make_packer
+from streampack.types import LENGTH, SAMPLE, START, TOTAL, Packs
+from tests.helpers.oracles import rows_of
+
+
+def packed(method: str, rows: np.ndarray, **options) -> Packs:
+    packer = make_packer(Packing(method=method, **options))
+    return Packs.join([packer.add(rows), packer.flush()])
+
+
+@given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60))
+def test_with_concat_every_pack_but_the_last_is_full_and_order_is_arrival(lengths):
+    packs = packed("concat", rows_of(lengths), max_seq_len=20)
+
+    filled = [packs[pack][:, LENGTH].sum() for pack in range(len(packs))]
+    assert filled[:-1] == [20] * (len(packs) - 1)
+    places = packs.segments[:, SAMPLE] * 1000 + packs.segments[:, START]
+    assert (np.diff(places) > 0).all()
+
+
+@given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=30))
+def test_pieces_of_a_long_sample_that_meet_in_a_pack_are_one_segment(lengths):
+    samples = np.array([[0, 0, s, n] for s, n in enumerate(lengths)])
+    packs = packed("concat", fit_samples(samples, 20, "split", ["a"]), max_seq_len=20)
+
+    for pack in range(len(packs)):
+        assert len(np.unique(packs[pack][:, SAMPLE])) == len(packs[pack])
+    assert packs.segments[:, LENGTH].sum() == sum(lengths)
+
+
+@given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=40))
+def test_with_pad_to_multiple_packs_of_concat_are_full_of_rooms(lengths):
+    packs = packed("concat", rows_of(lengths), max_seq_len=32, pad_to_multiple=8)
+
+    rooms = -(-packs.segments[:, LENGTH] // 8) * 8
+    inner = packs.segments[:, START] + packs.segments[:, LENGTH] < packs.segments[:, TOTAL]
+    ends = np.cumsum(rooms)[packs.ends - 1]
+    assert (np.diff(ends, prepend=0)[:-1] == 32).all()
+    assert not (packs.segments[inner, LENGTH] % 8).any()
+
+
+@given(lengths=st.lists(st.integers(1, 20), max_size=60))
+def test_next_fit_keeps_arrival_order_and_whole_samples(lengths):
+    packs = packed("next_fit", rows_of(lengths), max_seq_len=20)
+
+    assert np.array_equal(packs.segments, rows_of(lengths))
+
+
+@given(lengths=st.lists(st.integers(1, 20), max_size=60))
+def test_a_pack_closes_only_where_the_next_sample_does_not_fit(lengths):
+    packs = packed("next_fit", rows_of(lengths), max_seq_len=20)
+
+    for pack in range(len(packs) - 1):
+        held = packs[pack][:, LENGTH].sum()
+        assert held + packs[pack + 1][0, LENGTH] > 20
+
+
+@given(lengths=st.lists(st.integers(1, 20), max_size=60))
+def test_with_split_gap_zero_only_short_fragments_leave_a_gap(lengths):
+    packs = packed("next_fit", rows_of(lengths), max_seq_len=20, split_gap=0.0)
+
+    segments = packs.segments
+    order = segments[:, SAMPLE] * 100 + segments[:, START]
+    assert (np.diff(order) > 0).all()
+    for pack in range(len(packs) - 1):
+        # A fragment has 20 // 8 tokens at least, so a cut can miss the gap by one.
+        assert packs[pack][:, LENGTH].sum() >= 20 - 1 or packs[pack + 1][0, LENGTH] < 4
+
+
+def test_a_full_pack_of_next_fit_is_out_at_once():
+    packer = make_packer(Packing(max_seq_len=10, method="next_fit"))
+
+    assert len(packer.add(rows_of([4, 6]))) == 1
+    assert packer.held[0] == 0
+
+
+def test_a_pack_closes_at_buffer_samples():
+    packs = packed("next_fit", rows_of([1] * 7), max_seq_len=10, buffer_samples=3)
+
+    assert packs.ends.tolist() == [3, 6, 7]
