@@ -1,13 +1,17 @@
-"""The output of the command line: a console, a JSON line, and counts with their nouns."""
+"""Input and output of the command line: a console, JSON, and counts with their nouns."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+from streampack._paths import local_path
+from streampack.errors import ConfigError
 
 PIPE_COLUMNS = 240  # rich assumes 80, and would cut the numbers of wide tables
 
@@ -21,6 +25,22 @@ def output_console() -> Console:
 def print_json(document: dict[str, Any] | list[Any]) -> None:
     """Print one line of JSON."""
     sys.stdout.write(json.dumps(document) + "\n")
+
+
+def read_json(path: Path, option: str, method: str) -> Any:
+    """Return what a file of JSON holds: the result of a method of a loader."""
+    try:
+        return json.loads(local_path(path, option).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{option}={path}: cannot be read ({error.strerror}); name a file with the JSON "
+            f"of loader.{method}()"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{option}={path}: is not JSON ({error}); write it as json.dump(loader.{method}(), "
+            "file)"
+        ) from error
 
 
 def counted(number: int, noun: str) -> str:

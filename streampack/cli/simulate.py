@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from streampack import report
 from streampack.cli.build import build_dataset
-from streampack.cli.config import read_config
+from streampack.cli.config import RunConfig, read_config
 from streampack.cli.console import output_console, print_json
-from streampack.cli.verbs import Simulate
+from streampack.cli.verbs import Simulate, WorldOptions
 from streampack.report.chapters import chapters_view
+from streampack.report.nodes import node_table
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
 
@@ -22,10 +23,7 @@ from streampack.world import World
 def run(options: Simulate) -> None:
     """Plan the batches of a config, and print their statistics."""
     described = read_config(options.config)
-    shared = {} if described.world is None else described.world.model_dump()
-    flags = {"replication": options.replication, "context_parallel": options.context_parallel}
-    shared |= {key: value for key, value in flags.items() if value is not None}
-    world = World(num_ranks=options.num_ranks, ranks_per_node=options.ranks_per_node, **shared)
+    world = world_of(options, described)
     dataset = build_dataset(described, options.config, world)
     stats = report.simulate(dataset, steps=options.steps)
     if options.as_json:
@@ -35,9 +33,10 @@ def run(options: Simulate) -> None:
     if described.chapters is not None:
         is_whole = options.steps is None
         view = chapters_view(stats) if is_whole else report.stats_table(stats, weight_unit=unit)
-        output_console().print(view)
+        output_console().print(view, *([] if is_whole else [node_table(stats["nodes"])]))
         return
     output_console().print(report.simulation_view(stats, weight_unit=unit))
+    output_console().print(node_table(stats["nodes"]))
     size, num_packs = described.mixing.global_batch_size, dataset.batch_size * world.num_devices
     if size is not None and size % num_packs:
         fitting = -(-size // num_packs) * num_packs
@@ -46,3 +45,11 @@ def run(options: Simulate) -> None:
             f"{size}, so an optimizer step is another one than with fewer ranks; set it to "
             f"{fitting}, or lower batch_size or the ranks"
         )
+
+
+def world_of(options: WorldOptions, described: RunConfig) -> World:
+    """Return rank 0 of the world that options and a config describe."""
+    shared = {} if described.world is None else described.world.model_dump()
+    flags = {"replication": options.replication, "context_parallel": options.context_parallel}
+    shared |= {key: value for key, value in flags.items() if value is not None}
+    return World(num_ranks=options.num_ranks, ranks_per_node=options.ranks_per_node, **shared)

@@ -26,6 +26,10 @@ CheckDtypes = Annotated[
 Verify = Annotated[
     bool, Option("--verify", help="Read the shards again, and compare their hashes.")
 ]
+Steps = Annotated[
+    int | None, Option(min=1, help="Batches of each rank, over as many epochs as that needs.")
+]
+StateFile = Annotated[Path | None, Option(help="A state of the run, as JSON, to compare with.")]
 JsonAtEnd = Annotated[bool, Option("--json", help="Print one JSON line at the end.")]
 JsonOnly = Annotated[bool, Option("--json", help="Print one JSON line, and no table.")]
 
@@ -217,16 +221,11 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulate:
-    """Plan a run as a config says, and show the statistics; no token is read.
-
-    Without --steps it plans one epoch. Numbers are those of all ranks together.
-    """
+class WorldOptions:
+    """Options of the verbs that plan for all ranks."""
 
     config: Config
-    steps: Annotated[
-        int | None, Option(min=1, help="Batches of each rank, over as many epochs as that needs.")
-    ] = None
+    steps: Steps = None
     num_ranks: Annotated[int, Option(min=1, help="Ranks that train together.")] = 1
     ranks_per_node: Annotated[
         int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
@@ -237,7 +236,30 @@ class Simulate:
     context_parallel: Annotated[
         int | None, Option(min=1, help="Ranks that divide each row, in place of the config's.")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulate(WorldOptions):
+    """Plan a run as a config says, and show the statistics; no token is read.
+
+    Without --steps it plans one epoch. Numbers are those of all ranks together.
+    """
+
     as_json: JsonOnly = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(WorldOptions):
+    """Write a run as one HTML file: mixture, lengths, packs, nodes, and what was delivered.
+
+    Without --steps it plans an epoch or the run, or the first steps of a long one.
+    """
+
+    state: StateFile = None
+    stats: Annotated[
+        Path | None, Option(help="The loader's stats(), as JSON: what was measured.")
+    ] = None
+    out: Annotated[Path, Option(help="The file to write.")] = Path("report.html")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +267,7 @@ class Plan:
     """Show the chapters of a run before it runs: steps, shares, and passes through each stream."""
 
     config: Config
-    state: Annotated[
-        Path | None, Option(help="A state of the run, as JSON: what changed since it was saved.")
-    ] = None
+    state: StateFile = None
     picture: Annotated[
         Path | None, Option(help="Write a picture of shares and passes here, such as run.png.")
     ] = None
@@ -297,6 +317,7 @@ VERBS: dict[str, type] = {
     "run": Run,
     "simulate": Simulate,
     "plan": Plan,
+    "report": Report,
     "compare-packers": ComparePackers,
     "demo": Demo,
 }

@@ -52,6 +52,12 @@ class CacheWorkingSet:
     """Fraction of a kept shard's bytes that is not its compressed form."""
 
 
+def kept_bytes(spec: DatasetSpec, number: int) -> Int64Array:
+    """Return the bytes of each fetched shard of a stream once it is read, shape (num_shards,)."""
+    stream = spec.streams[number]
+    return cached_bytes(stream) if spec.keeps_packed[number] else stream.raw_bytes
+
+
 def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
     """Return after how many epochs every device reads the same lanes again.
 
@@ -66,12 +72,9 @@ def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
 def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorkingSet:
     """Return the cache needs of this rank in an epoch, and the most of its node in any epoch."""
     fetched = {n: stream for n, stream in enumerate(spec.streams) if stream.cache.needs_fetch}
-    if not fetched or spec.cache_limit is None:
+    if not fetched:
         return CacheWorkingSet()
-    kept = {
-        n: cached_bytes(stream) if spec.keeps_packed[n] else stream.raw_bytes
-        for n, stream in fetched.items()
-    }
+    kept = {n: kept_bytes(spec, n) for n in fetched}
     lane_bytes = [
         sum(LaneStream(recipe, n, lane).most_bytes(sizes) for n, sizes in kept.items())
         for lane in range(recipe.num_lanes)
@@ -94,6 +97,12 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
         shard_bytes=max(int(cached_bytes(stream).max()) for stream in fetched.values()),
         raw_part=raw / max(sum(int(sizes.sum()) for sizes in kept.values()), 1),
     )
+
+
+def least_limit(needs: CacheWorkingSet, world: World, num_workers: int = 0) -> int:
+    """Return the smallest cache limit of a node, in bytes; 0 if it fetches nothing."""
+    # Each process that reads may have one shard in flight, compressed and raw.
+    return needs.node_bytes + (1 + num_workers) * world.num_local_ranks * needs.shard_bytes
 
 
 def fetch_limits(
@@ -119,8 +128,7 @@ def fetch_limits(
     if cache_limit is None or not needs.node_bytes:
         return limits
     in_flight = ranks * needs.shard_bytes
-    # Each process that reads may have one shard in flight, compressed and raw.
-    least = needs.node_bytes + (1 + num_workers) * in_flight
+    least = least_limit(needs, world, num_workers)
     if cache_limit < least:
         # A dataset does not know yet how many workers its loader will have.
         more = "" if num_workers else f" (and {in_flight} more for each of num_workers)"

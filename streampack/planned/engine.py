@@ -81,6 +81,11 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         max_prefetch(buffers, self.footprint(), 1)
         self.check_cache()
 
+    @property
+    def spec(self) -> DatasetSpec:
+        """The dataset's arguments; in a run of chapters, those of the current one."""
+        return self._spec
+
     def _use_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
         """Everything that determines the sequence of packs."""
@@ -197,10 +202,11 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def _fetch_limits(
         self, epoch: int, num_workers: int, planner: int | None = None
     ) -> FetchLimits:
+        limit = self._spec.cache_limit
         turn = epoch % lane_cycle(self._spec, self.recipe)
-        if turn not in self._needs:
+        if limit is not None and turn not in self._needs:
             self._needs[turn] = cache_needs(self._spec, self.recipe, turn)
-        limit, needs = self._spec.cache_limit, self._needs[turn]
+        needs = CacheWorkingSet() if limit is None else self._needs[turn]
         return fetch_limits(limit, needs, self.world, num_workers=num_workers, planner=planner)
 
     def read_ahead(

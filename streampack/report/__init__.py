@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from streampack.report.bars import Bar, bars_of, colour, legend, pack_lines
-from streampack.report.chapters import chapter_table, describe_run, plot_run
+from streampack.report.chapters import chapter_table, describe_run
+from streampack.report.charts import plot_run
 from streampack.report.lengths import histogram_table, length_quantiles
 from streampack.report.packers import (
     KINDS,
@@ -14,7 +15,7 @@ from streampack.report.packers import (
     packings_to_compare,
     synthetic_lengths,
 )
-from streampack.report.plots import plot_packs
+from streampack.report.page import write_report
 from streampack.report.simulate import simulate
 from streampack.report.stats import simulation_view, stats_summary, stats_table, stats_view
 
@@ -34,7 +35,6 @@ __all__ = [
     "packer_result",
     "packer_table",
     "packings_to_compare",
-    "plot_packs",
     "plot_run",
     "simulate",
     "simulation_view",
@@ -42,4 +42,5 @@ __all__ = [
     "stats_table",
     "stats_view",
     "synthetic_lengths",
+    "write_report",
 ]

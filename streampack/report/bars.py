@@ -21,10 +21,11 @@ from streampack.types import Int64Array
 Bar: TypeAlias = Int64Array
 """One pack: (stream, length) of its segments in order, shape (num_segments, 2)."""
 
-# Matplotlib's default ten colours, which work both in terminals and in pictures.
+# Neighbours can be told apart by those who see fewer colours. The page of a report has the same
+# hues for a dark background.
 PALETTE = (
-    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
-    *("#8c564b", "#e377c2", "#bcbd22", "#17becf", "#7f7f7f"),
+    *("#2a78d6", "#1baf7a", "#eda100", "#008300", "#6d5ed6"),
+    *("#e34948", "#e87ba4", "#eb6834", "#0f9bb0", "#8a5a3b"),
 )
 
 # Columns of a batch's `segments`: row, stream, pass, sample, start, length.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,6 @@ from streampack.plan.pass_limits import exhausted_at, token_share
 from streampack.plan.recipe import ChapterPlan, Recipe
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.report.bars import colour
-from streampack.report.plots import make_figure, save_figure
 from streampack.runtime.resumable import engine_of
 from streampack.types import State
 
@@ -248,24 +245,8 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
     return table
 
 
-def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
-    """Write a PNG of a run: shares stacked over tokens, and passes through each stream as lines."""
-    engine = chapter_engine_of(dataset)
-    names = engine.recipe.names
-    tokens, shares, passes = _curves(engine)
-    figure = make_figure(height=5)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    colours = [colour(number) for number in range(len(names))]
-    upper.stackplot(tokens, shares.T, labels=names, colors=colours)
-    upper.set(ylabel="share", ylim=(0, 1))
-    for number, name in enumerate(names):
-        lower.plot(tokens, passes[:, number], color=colours[number], label=name)
-    lower.set(xlabel="tokens", ylabel="passes")
-    save_figure(figure, path, legend=lower.get_lines())
-
-
-def _curves(engine: ChapterEngine) -> tuple[Any, Any, Any]:
-    """Return tokens, and shares and passes of each stream there, over the run."""
+def run_curves(engine: ChapterEngine) -> tuple[Any, Any, Any]:
+    """Return tokens, shape (n,), and shares and passes of each stream there, shape (n, streams)."""
     tokens, shares, passes = [], [], []
     begin, used = 0, [Fraction(0)] * len(engine.recipe.streams)
     for recipe, plan in zip(engine.run.recipes, engine.run.chapters, strict=True):

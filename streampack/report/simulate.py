@@ -14,14 +14,16 @@ one, each shard is opened for its offsets, and fetched first if it is remote.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from streampack.balance import Balance
 from streampack.plan import DevicePlan, DeviceView, Progress, epoch_sequence
 from streampack.plan.deal import dealt_costs, step_time
+from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -29,6 +31,7 @@ from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_not_empty, check_whole_batches
 from streampack.planned.spec import sharing_of
 from streampack.report.chapters import describe_run
+from streampack.report.nodes import NodeReads
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
 from streampack.types import Int64Array, State
@@ -58,70 +61,127 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
             number of steps. Time of a global batch over the ideal one: `planned` without balance,
             `dealt` with it, by the cost model of the dataset's `balance`, or of ``Balance()`` if
             it has none (`is_dealt`). `note` says where nothing can be gained.
+        - `nodes`: A dict for each node. `shards`: Those that its batches read; `shared_shards`: of
+          these, what another node reads too. `read_bytes`: Their bytes, decompressed.
+          `fetched_bytes`: What it fetches of them from remotes, each once. `cache_bytes`: What they
+          take on its disk without a limit. `least_cache_limit`: The smallest
+          ``Buffers(cache_limit)``, without workers. A loader also fetches up to a shuffle block
+          ahead of the last batch.
         - `omitted_packs`: Packs that ``epoch_end="drop"`` leaves out.
         - `padding_packs`: Packs of padding, of one slot each.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
         Of a run of chapters, without `steps`, it is what `describe_run` returns, whatever the
-        length of the run. With them, the first steps are planned, without `repeats`, `straggler`,
-        and what concerns epochs.
+        length of the run. With them, the first steps are planned, without `repeats` and what
+        concerns epochs.
 
     Raises:
         ConfigError: If an epoch has no batch.
         DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
     engine = engine_of(dataset)
+    if isinstance(engine, ChapterEngine) and steps is None:
+        return describe_run(dataset)
+    return simulate_with(engine, steps) | {
+        "batch_size": dataset.batch_size,
+        "digest": dataset.digest,
+    }
+
+
+class Watcher(Protocol):
+    """What follows a simulation."""
+
+    def add(self, plan: DevicePlan, recipe: Recipe) -> None:
+        """Take the next batches of the run; those of all devices in turn."""
+
+
+def simulate_with(
+    engine: PlanEngine, steps: int | None, watchers: Sequence[Watcher] = ()
+) -> dict[str, Any]:
+    """Simulate, and let `watchers` see each plan; all but `batch_size` and `digest`."""
+    nodes, waits = NodeReads(engine), _Waits(engine)
+    watchers = [nodes, waits, *watchers]
     if isinstance(engine, ChapterEngine):
-        return describe_run(dataset) if steps is None else _simulate_run(engine, steps)
-    check_whole_batches(engine.recipe)
-    run = _Run(engine)
-    while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
-        epoch = engine.next_epoch + run.num_epochs
-        run.plan(epoch, None if steps is None else steps - run.num_steps)
-    return run.numbers() | {"batch_size": dataset.batch_size, "digest": dataset.digest}
+        numbers = _simulate_run(engine, steps or 1, watchers)
+    else:
+        check_whole_batches(engine.recipe)
+        run = _Run(engine, watchers)
+        while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
+            epoch = engine.next_epoch + run.num_epochs
+            run.plan(epoch, None if steps is None else steps - run.num_steps)
+        numbers = run.numbers()
+    return numbers | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
 
 
-def _simulate_run(engine: ChapterEngine, steps: int) -> dict[str, Any]:
+def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
+    """Simulate from the beginning up to a state of the run."""
+    number, position = state["epoch"], state["position"]
+    if isinstance(engine, ChapterEngine):
+        places = [*((plan.num_slots or 0) for plan in engine.run.chapters[:number]), position]
+        windows = [size * engine.world.num_devices for size in engine.batch_sizes]
+        steps = sum(at // window for at, window in zip(places, windows, strict=False))
+        return _simulate_run(engine, steps, ())
+    run = _Run(engine, ())
+    for epoch in range(number):
+        run.plan(epoch, None)
+    if position:
+        run.plan(number, position // (engine.batch_size * engine.world.num_devices))
+    return run.numbers()
+
+
+def _simulate_run(engine: ChapterEngine, steps: int, watchers: Sequence[Watcher]) -> dict[str, Any]:
     """Plan the first steps of a run of chapters."""
     tally, num_devices = DeliveryStats(engine.recipe), engine.world.num_devices
-    views = [DeviceView(batch_size=size * num_devices) for size in engine.batch_sizes]
+    # A single device gets the batches of all ranks, one after another.
+    views = [DeviceView(batch_size=size) for size in engine.batch_sizes]
     sequence = PackSequence(engine.run, views, skips=engine.skips)
-    num_steps = 0
-    while num_steps < steps:
-        plan = sequence.next(min(PLAN_BATCHES, steps - num_steps))
+    num_batches = 0
+    while num_batches < steps * num_devices:
+        plan = sequence.next(min(PLAN_BATCHES, steps * num_devices - num_batches))
         if plan is None:
             break
-        tally.use(engine.run.recipes[plan.epoch])
+        recipe = engine.run.recipes[plan.epoch]
+        tally.use(recipe)
         tally.add(plan.packs, shares=sequence.shares_of(plan))
-        num_steps += plan.num_batches
+        for watcher in watchers:
+            watcher.add(plan, recipe)
+        num_batches += plan.num_batches
     sequence.close()
     losses = {"substituted": sequence.totals.substituted, "skipped": sequence.num_skipped}
-    names = engine.recipe.names
-    return tally.stats([0] * len(names)) | losses | {"steps": num_steps, "ranks": num_devices}
+    names, steps = engine.recipe.names, num_batches // num_devices
+    return tally.stats([0] * len(names)) | losses | {"steps": steps, "ranks": num_devices}
 
 
 class _Waits:
     """How long the ranks of a global batch wait for each other, by the cost of attention."""
 
     def __init__(self, engine: PlanEngine) -> None:
-        world, size = engine.world, engine.recipe.global_batch_size
-        window = engine.batch_size * world.num_devices
-        self._num_devices = world.num_devices
-        self._num_steps = size // window if size % window == 0 else 0
+        self._world = world = engine.world
         self._balance = engine.balance or Balance()
         self._is_dealt = engine.balance is not None
-        self._keeps_batches = engine.recipe.mixing.batching_method == "device_per_stream"
         ranks = [replace(world, rank=rank) for rank in range(world.num_ranks)]
         groups = {sharing_of(rank, self._balance) for rank in ranks}
         self._groups = [list(places) for places in sorted(groups)]
+        self._span = -1
         # Costs of the packs of each batch of a global batch, in order.
         self._batches: list[Int64Array] = []
-        self._is_padded = False
+        self._num_steps = 0
+        self._is_padded = self._keeps_batches = False
         self._times = np.zeros(2)
         self._num_batches = 0
 
-    def add(self, plan: DevicePlan) -> None:
+    def _begin(self, plan: DevicePlan, recipe: Recipe) -> None:
+        """Begin an epoch or a chapter."""
+        size, window = recipe.global_batch_size, plan.num_rows * plan.slots_per_pack
+        window *= self._world.num_devices
+        self._num_steps = size // window if size % window == 0 else 0
+        self._keeps_batches = recipe.mixing.batching_method == "device_per_stream"
+        self._span, self._batches, self._is_padded = plan.epoch, [], False
+
+    def add(self, plan: DevicePlan, recipe: Recipe) -> None:
         """Count the batches of a plan, which follow those of the plan before."""
+        if self._span != plan.epoch:
+            self._begin(plan, recipe)
         if not self._num_steps:
             return
         costs, size = self._balance.costs(plan.packs), plan.num_rows
@@ -129,7 +189,7 @@ class _Waits:
             own = costs[number * size : (number + 1) * size]
             self._batches.append(own.sum(keepdims=True) if self._keeps_batches else own)
             self._is_padded |= len(own) < size
-            if len(self._batches) == self._num_steps * self._num_devices:
+            if len(self._batches) == self._num_steps * self._world.num_devices:
                 self._finish()
 
     def _finish(self) -> None:
@@ -137,7 +197,7 @@ class _Waits:
         batches, self._batches = self._batches, []
         is_padded, self._is_padded = self._is_padded, False
         if not is_padded:  # a padded last batch is not dealt
-            costs = np.stack(batches).reshape(self._num_steps, self._num_devices, -1)
+            costs = np.stack(batches).reshape(self._num_steps, self._world.num_devices, -1)
             dealt = dealt_costs(costs, self._groups, keeps_batches=self._keeps_batches)
             self._times += [step_time(costs.sum(axis=2)), step_time(dealt)]
             self._num_batches += 1
@@ -157,12 +217,12 @@ class _Waits:
 class _Run:
     """The totals of the epochs planned so far."""
 
-    def __init__(self, engine: PlanEngine) -> None:
+    def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher]) -> None:
         self._recipe = engine.recipe
+        self._watchers = watchers
         # A single device gets the batches of all ranks, one after another.
         self._view = DeviceView(batch_size=engine.batch_size)
         self._num_devices = engine.world.num_devices
-        self._waits = _Waits(engine)
         self._delivery = DeliveryStats(engine.recipe)
         self._dropped = np.zeros(len(engine.recipe.streams), np.int64)
         self._substituted = self._omitted = 0
@@ -185,7 +245,8 @@ class _Run:
                     check_not_empty(self._recipe, epoch)
                 break
             self._delivery.add(plan.packs, plan.slots_per_pack)
-            self._waits.add(plan)
+            for watcher in self._watchers:
+                watcher.add(plan, self._recipe)
             num_batches += plan.num_batches
             position = plan.position
         totals = sequence.totals
@@ -209,7 +270,6 @@ class _Run:
         return stats | {
             "substituted": self._substituted,
             "omitted_packs": self._omitted,
-            "straggler": self._waits.numbers(),
             "epochs": self.num_epochs,
             "steps": self.num_steps,
             "global_batches": self._global_batches,

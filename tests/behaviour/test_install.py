@@ -85,8 +85,8 @@ print(batch["seen"], {seen})
         (
             "matplotlib",
             "plots",
-            "from pathlib import Path; from streampack.report import plot_packs; "
-            "plot_packs([], Path('packs.png'), names=['code'], row_tokens=8)",
+            "from pathlib import Path; from streampack.report import write_report; "
+            "write_report(None, Path('report.html'))",
         ),
         (
             "matplotlib",

@@ -30,6 +30,7 @@ from streampack import (
     Stream,
     World,
 )
+from streampack.report import simulate
 from streampack.runtime.resumable import engine_of
 from tests.helpers import conformance
 from tests.helpers.faults.faultserver import FaultServer
@@ -130,6 +131,15 @@ def shard_of(root: Path, name: str, sample: int) -> str:
     return names[int(np.searchsorted(stops, sample, side="right"))]
 
 
+def stored_bytes(root: Path) -> dict[str, int]:
+    """The bytes of each shard's file in the store."""
+    return {
+        f"{name}/{path.name}": path.stat().st_size
+        for name in NUM_SAMPLES
+        for path in (root / name).glob("shard*")
+    }
+
+
 def in_several(nodes: Iterable[Iterable[str]], name: str) -> int:
     """How often a shard of a stream is in another node's files too."""
     counts = Counter(shard for node in nodes for shard in node if shard.startswith(f"{name}/shard"))
@@ -142,6 +152,13 @@ def test_each_shard_is_fetched_by_one_node_but_for_the_cut_ones_and_small_stream
 ):
     nodes = run_nodes(store, tmp_path, num_nodes, "carry")
 
+    worlds = conformance.worlds(2 * num_nodes, num_nodes)
+    simulated = simulate(make(tmp_path, "carry", worlds[0]))["nodes"]
+    for node, expected in zip(nodes, simulated, strict=True):
+        assert expected["shards"] == len(node.read)
+        assert expected["fetched_bytes"] == sum(map(stored_bytes(store[0]).get, node.read))
+        others = {shard for other in nodes if other is not node for shard in other.read}
+        assert expected["shared_shards"] == len(others & set(node.read))
     for node in nodes:
         assert set(node.fetched.values()) == {1}, "a node asked for a file twice"
         assert set(node.read) <= set(node.fetched)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streampack.mds.length_file import LENGTH_FILE
-from streampack.report.plots import plot_packs
+from streampack.report.drawing import new_figure, save_picture
 from streampack.write import write_stream
 
 NUM_SAMPLES = 3000
@@ -101,18 +101,18 @@ def test_output_that_cannot_be_printed_is_one_line(tmp_path):
 
 
 def test_a_picture_that_does_not_fit_is_not_left_in_part(tmp_path, monkeypatch):
-    bars = [np.array([[0, 30], [1, 20]])] * 8
-    path = tmp_path / "packs.png"
-    plot_packs(bars, path, names=["a", "b"], row_tokens=64)  # loads all that drawing needs
+    figure, _ = new_figure(400, 200)
+    path = tmp_path / "run.png"
+    save_picture(figure, path)  # loads all that drawing needs
     path.unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            plot_packs(bars, path, names=["a", "b"], row_tokens=64)
+            save_picture(figure, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
     assert list(tmp_path.iterdir()) == []
-    plot_packs(bars, path, names=["a", "b"], row_tokens=64)
+    save_picture(figure, path)
     assert path.read_bytes().startswith(b"\x89PNG")

@@ -3,10 +3,11 @@
 ::
 
     1 write     three texts of this machine --> streams
-    2 look      the first packs, in the terminal and as a picture
+    2 look      the first packs, in the terminal
     3 train     in a subprocess, which is killed half-way
     4 resume    in a new process, from the last checkpoint
     5 compare   every batch with those of a run that never stopped
+    6 report    the run as one HTML file
 
 Cost: about a minute on two cores.
 """
@@ -19,6 +20,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -43,15 +45,14 @@ from streampack.report import (
     legend,
     length_quantiles,
     pack_lines,
-    plot_packs,
     stats_view,
+    write_report,
 )
 from streampack.streams import open_mds
 from streampack.write import RowFormat, WriteOptions
 
 TRAINING = [sys.executable, "-m", "streampack.cli.demo.train"]
 CONFIG = "demo.yaml"
-PACKS_DRAWN = 32
 PACKS_PRINTED = 12
 BAR_WIDTH = 96
 MARGIN = 16  # columns next to a bar, for the number of its segments
@@ -60,7 +61,7 @@ MARGIN = 16  # columns next to a bar, for the number of its segments
 def run(options: Demo) -> None:
     """Write, look, train, kill, resume and compare; or read a run of chapters that changes."""
     if not options.chapters:
-        import_extra("matplotlib", "plots", "the demo's picture", "run the demo with --chapters")
+        import_extra("matplotlib", "plots", "the demo's report", "run the demo with --chapters")
     out, steps = local_path(options.out, "out"), options.steps
     config = options.config or _copy_config(out)
     console = Console(highlight=False)
@@ -71,10 +72,18 @@ def run(options: Demo) -> None:
         change(described, out, console)
         return
     console.rule("2  mixed and packed", align="left")
-    unbroken = look(config, out, steps, console)
+    unbroken, stats = look(config, steps, console)
     console.rule("3  trained, killed, resumed", align="left")
     before, after = crash_and_resume(config, out, steps, console)
     show_comparison(unbroken, before, after, console)
+    reports = [*before, *after]
+    times = {
+        "training": sum(each["used_s"] for each in reports),
+        "waiting for a batch, starts included": sum(each["waited_s"] for each in reports),
+    }
+    dataset, page = build_dataset(described, config), out / "report.html"
+    write_report(dataset, page, title="streampack demo", stats=stats, times=times)
+    console.print(f"a report of the run, for a browser: {page}")
 
 
 def _copy_config(out: Path) -> Path:
@@ -116,8 +125,8 @@ def _stream_table(described: RunConfig) -> Table:
     return table
 
 
-def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]:
-    """Take the batches of an uninterrupted run; draw its first packs, return all digests."""
+def look(config: Path, num_steps: int, console: Console) -> tuple[list[str], dict[str, Any]]:
+    """Take the batches of an uninterrupted run; draw its first packs, return digests and stats."""
     described = read_config(config)
     dataset = build_dataset(described, config)
     # No workers, unlike the training: the batches do not depend on their number.
@@ -127,16 +136,12 @@ def look(config: Path, out: Path, num_steps: int, console: Console) -> list[str]
     for batch in islice(endless(loader), max(num_steps, len(dataset))):
         digests.append(batch_digest(batch))
         bars += bars_of(batch["segments"].numpy())
-    names, row_tokens = dataset.stream_names, described.packing.row_tokens
     width = min(BAR_WIDTH, console.width - MARGIN)
-    console.print(pack_lines(bars[:PACKS_PRINTED], row_tokens, width))
-    console.print(legend(names))
-    picture = out / "packs.png"
-    plot_packs(bars[:PACKS_DRAWN], picture, names=names, row_tokens=row_tokens)
-    unit = described.mixing.weight_unit
-    console.print(stats_view(loader.stats(), weight_unit=unit))
-    console.print(f"the first {len(bars[:PACKS_DRAWN])} packs as a picture: {picture}\n")
-    return digests
+    console.print(pack_lines(bars[:PACKS_PRINTED], described.packing.row_tokens, width))
+    console.print(legend(dataset.stream_names))
+    stats = loader.stats()
+    console.print(stats_view(stats, weight_unit=described.mixing.weight_unit))
+    return digests, stats
 
 
 def crash_and_resume(

@@ -19,6 +19,7 @@ Cost: about a second per step of 2 x 2,048 tokens on two cores.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
@@ -158,11 +159,15 @@ def report_steps(
     No checkpoint is therefore ahead of what the parent process was told. None: nothing is saved.
     """
     step = 0 if checkpoint is None else load(checkpoint, parts)
+    begin = time.perf_counter()
     for batch in islice(batches, None if num_steps is None else num_steps - step):
         step += 1
-        yield {"step": step, "batch": batch_digest(batch), **use(batch)}
+        waited_s, begin = time.perf_counter() - begin, time.perf_counter()
+        report = {"step": step, "batch": batch_digest(batch), "waited_s": waited_s, **use(batch)}
+        yield report | {"used_s": time.perf_counter() - begin}
         if checkpoint is not None and step % save_every == 0:
             save(checkpoint, parts, step)
+        begin = time.perf_counter()
 
 
 def endless(loader: PackedDataLoader) -> Iterator[Any]:

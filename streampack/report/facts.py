@@ -1,0 +1,195 @@
+"""What a report says of a run, in numbers.
+
+::
+
+    dataset --simulate_with--> Steps        tokens, room and documents of each global batch
+                          '--> numbers      as `simulate`
+    state   --simulate_until--> shares that were delivered; stats: the same, measured
+
+Cost: planning about `PLANNED_PIECES` pieces of documents, and as many again for a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streampack.plan import DevicePlan
+from streampack.plan.recipe import Recipe
+from streampack.planned.chapter_engine import ChapterEngine
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.engine import PlanEngine
+from streampack.report.chapters import describe_run, run_curves
+from streampack.report.nodes import NodeReads
+from streampack.report.simulate import simulate_until, simulate_with
+from streampack.runtime.resumable import engine_of
+from streampack.types import LENGTH, PASS, SAMPLE, STREAM, Float64Array, Int64Array, State
+
+PLANNED_PIECES = 1_000_000  # of documents: about three seconds
+LENGTHS_READ = 400_000
+PACKS_KEPT = 32
+MOST_BINS = 50  # of an epoch's steps, over which shares are means
+
+
+class Steps:
+    """Collects what each global batch holds, and the first packs."""
+
+    def __init__(self, num_streams: int) -> None:
+        self.packs: list[Int64Array] = []
+        """Segments of the first packs."""
+        self._num_streams = num_streams
+        self._found: list[Float64Array] = []  # for `series`
+        self._span, self._slots = -1, 0
+        # Global batch, stream, pass, sample, tokens; and with the first of a pack, its room.
+        self._waiting = np.zeros((0, 6), np.int64)
+
+    def add(self, plan: DevicePlan, recipe: Recipe) -> None:
+        """Count the batches of a plan, which follow those of the plan before."""
+        if self._span != plan.epoch:
+            self._finish(self._waiting)
+            self._span, self._slots, self._waiting = plan.epoch, 0, self._waiting[:0]
+        packs, size = plan.packs, recipe.global_batch_size
+        kept = min(PACKS_KEPT - len(self.packs), len(packs.ends))
+        self.packs += [packs[number] for number in range(kept)]
+        sizes = np.diff(packs.ends, prepend=0)
+        batches = (self._slots + np.arange(len(sizes)) * plan.slots_per_pack) // size
+        room = np.zeros(len(packs.segments), np.int64)
+        room[(packs.ends - sizes)[sizes > 0]] = plan.slots_per_pack * recipe.row_tokens
+        own = packs.segments.T[[STREAM, PASS, SAMPLE, LENGTH]]
+        new = np.column_stack([np.repeat(batches, sizes), *own, room])
+        rows = np.concatenate([self._waiting, new])
+        self._slots += plan.num_batches * plan.num_rows * plan.slots_per_pack
+        is_whole = rows[:, 0] < self._slots // size
+        self._finish(rows[is_whole])
+        self._waiting = rows[~is_whole]
+
+    def _finish(self, rows: Int64Array) -> None:
+        """Count whole global batches."""
+        if not len(rows):
+            return
+        rows = rows[np.lexsort(rows.T[3::-1])]
+        rows[:, 0] -= rows[0, 0]
+        num = int(rows[-1, 0]) + 1
+        is_new = np.append(True, (rows[1:, :4] != rows[:-1, :4]).any(axis=1))
+        documents = np.add.reduceat(rows[:, 4], np.flatnonzero(is_new)).astype(np.float64)
+        places = rows[:, 0] * self._num_streams + rows[:, 1]
+        tokens = np.bincount(places, rows[:, 4], num * self._num_streams).reshape(num, -1)
+        squares = np.bincount(rows[is_new, 0], documents**2)
+        columns = [np.bincount(rows[:, 0], rows[:, 5]), np.bincount(rows[is_new, 0])]
+        self._found.append(np.column_stack([tokens, *columns, tokens.sum(axis=1) ** 2 / squares]))
+
+    def series(self) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:
+        """Return by global batch: tokens of each stream, room, documents, and effective ones."""
+        self._finish(self._waiting)
+        self._waiting = self._waiting[:0]
+        rows = np.concatenate(self._found)
+        return rows[:, :-3], rows[:, -3], rows[:, -2], rows[:, -1]
+
+
+class RunFacts(NamedTuple):
+    """All that a report shows."""
+
+    engine: PlanEngine
+    numbers: dict[str, Any]
+    """What `simulate` returns of the steps planned."""
+    is_whole: bool
+    """Whether these are an epoch or the run."""
+    packs: list[Int64Array]
+    """Segments of the first packs."""
+    steps: tuple[Float64Array, ...]
+    """What `Steps.series` returns."""
+    num_chapters: int
+    """0: the run has epochs."""
+    curves: tuple[Float64Array, Float64Array, Float64Array]
+    """Tokens of the run, and there each stream's share and passes: shapes (n,), twice (n, s)."""
+    nodes: list[dict[str, int]]
+    state_tokens: float | None
+    """Tokens of the epoch or run until the state."""
+    delivered: Mapping[str, Mapping[str, float]]
+    """Statistics by stream; empty where they are not known."""
+    source: str
+    """Where these come from, or why there are none."""
+
+
+def run_facts(
+    dataset: PackedStreamingDataset,
+    state: State | None,
+    stats: Mapping[str, Any] | None,
+    steps: int | None,
+) -> RunFacts:
+    """Return what a report says; arguments as of `write_report`."""
+    engine = engine_of(dataset)
+    recipe, is_run = engine.recipe, bool(engine.run.chapters)
+    window = engine.world.num_devices * engine.batch_size
+    held = [(stream.num_tokens, stream.num_samples) for stream in recipe.streams]
+    shortest = max(min(tokens / samples for tokens, samples in held), 1)
+    affordable = max(int(PLANNED_PIECES / window / (1 + recipe.row_tokens / shortest)), 1)
+    last = engine.run.spans[-1].stop_step if is_run else 0
+    in_run = -(-recipe.chosen_slots // recipe.row_tokens // window)
+    if is_run:
+        in_run = affordable + 1 if last is None else len(dataset)
+    most = steps or affordable
+    is_whole = in_run <= most
+    collected = Steps(len(recipe.streams))
+    numbers = simulate_with(engine, None if is_whole and not is_run else most, [collected])
+    series = collected.series()
+    if isinstance(engine, ChapterEngine):
+        curves = run_curves(engine)
+    else:
+        num = len(series[0])
+        starts = np.unique(np.linspace(0, num, min(num, MOST_BINS) + 1).astype(int))
+        each = np.add.reduceat(series[0], starts[:-1])
+        each = np.concatenate([each[:1], each])  # the first, once more: where the epoch begins
+        tokens, shares = np.cumsum(each, axis=0), each / each.sum(axis=1, keepdims=True)
+        tokens -= each[0]
+        curves = tokens.sum(axis=1), shares, tokens / [max(tokens, 1) for tokens, _ in held]
+    nodes = numbers["nodes"]
+    if not is_whole:
+        epoch = [s.chosen_tokens / max(s.num_tokens, 1) for s in recipe.streams]
+        nodes = NodeReads(engine).expected(curves[2][-1] if is_run else np.array(epoch))
+    at, streams, source = _delivered(dataset, state, affordable * window * recipe.row_tokens)
+    if stats is not None:
+        streams, source = stats["streams"], "measured by loader.stats()"
+    num_chapters = len(engine.run.chapters)
+    return RunFacts(
+        *(engine, numbers, is_whole, collected.packs, series, num_chapters, curves, nodes),
+        *(at, streams, source),
+    )
+
+
+def _delivered(
+    dataset: PackedStreamingDataset, state: State | None, affordable: float
+) -> tuple[float | None, Mapping[str, Any], str]:
+    """Return the tokens until a state, and what was delivered by stream if these are few enough."""
+    engine = engine_of(dataset)
+    if state is None:
+        return None, {}, "not known: give a state or statistics"
+    before = 0
+    if isinstance(engine, ChapterEngine):
+        describe_run(dataset, state)  # refuses a state of another run
+        sizes = [recipe.packing.max_seq_len for recipe in engine.run.recipes]
+        places = zip(engine.run.spans[: state["epoch"]], sizes, strict=False)
+        tokens = sum((span.num_slots or 0) * size for span, size in places)
+        tokens += state["position"] * sizes[state["epoch"]]
+    else:
+        dataset.with_arguments().load_state_dict(state)  # as above
+        tokens = state["position"] * engine.recipe.row_tokens
+        before = state["epoch"] * engine.recipe.chosen_tokens
+    if not 0 < before + tokens <= affordable:
+        return tokens, {}, "not known: the state is too far in the run; give statistics"
+    return tokens, simulate_until(engine, state)["streams"], "planned again up to the state"
+
+
+def stream_lengths(recipe: Recipe) -> dict[str, tuple[Int64Array, int, int]]:
+    """Return by stream lengths of documents, and the shards read of all; empty without lengths."""
+    found = {}
+    for stream in recipe.streams:
+        lengths_of, num = stream.whole_lengths_of or stream.lengths_of, len(stream.raw_bytes)
+        if stream.prepare is None:  # else shards would be fetched for them
+            most = int(np.ceil(LENGTHS_READ * num / max(stream.num_samples, 1)))
+            shards = np.unique(np.linspace(0, num - 1, min(num, most)).astype(int)).tolist()
+            lengths = np.concatenate([lengths_of(shard) for shard in shards])
+            found[stream.name] = lengths[lengths > 0], len(shards), num
+    return found

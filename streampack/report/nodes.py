@@ -1,0 +1,144 @@
+"""What each node reads of a planned run: shards, bytes fetched, and the cache that they need.
+
+::
+
+    batch k --> place k % devices --> nodes with a rank there, or one that shares packs with it
+    its segments ------> shards ----> read by these nodes
+
+Exact for what was planned. A loader also fetches up to a shuffle block ahead of its last batch.
+
+Cost: one bisection for each segment. Memory: a byte for each shard and device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from streampack.gather.lookup_kernels import find_shards
+from streampack.plan import DevicePlan, touched_lanes
+from streampack.plan.recipe import Recipe
+from streampack.planned.cache_budget import cache_needs, kept_bytes, least_limit
+from streampack.planned.engine import PlanEngine
+from streampack.planned.spec import sharing_of
+from streampack.types import Float64Array
+
+KEYS = (
+    "shards",
+    "shared_shards",
+    "read_bytes",
+    "fetched_bytes",
+    "cache_bytes",
+    "least_cache_limit",
+)
+NODE_COLUMNS = ("node", "shards", "shared", "read", "fetched", "cache", "least cache_limit")
+
+
+class NodeReads:
+    """Collects the shards that each node reads."""
+
+    def __init__(self, engine: PlanEngine) -> None:
+        world = engine.world
+        self._engine = engine
+        # Whether a node reads the batches of a place, shape (num_nodes, num_devices).
+        self._places = np.zeros((world.num_nodes, world.num_devices), np.bool_)
+        for rank in range(world.num_ranks):
+            own = replace(world, rank=rank)
+            self._places[own.node, list(sharing_of(own, engine.balance))] = True
+        streams = engine.recipe.streams
+        self._firsts = np.concatenate([stream.first_sample for stream in streams])
+        # Where each stream's shards begin among all; like `first_sample`, one more than there are.
+        self._bases = np.cumsum([0, *(len(stream.first_sample) for stream in streams)])
+        self._used = np.zeros((world.num_devices, len(self._firsts)), np.bool_)
+        self._at = (-1, 0)  # an epoch or chapter, and its batches until now
+
+    def add(self, plan: DevicePlan, _: Recipe) -> None:
+        """Count the batches of a plan, which follow those of the plan before."""
+        epoch, batches = self._at
+        first = batches if epoch == plan.epoch else 0
+        self._at = plan.epoch, first + plan.num_batches
+        segments = np.ascontiguousarray(plan.packs.segments, np.int64)
+        shards = np.empty(len(segments), np.int64)
+        find_shards(segments, self._bases, self._firsts, shards)
+        sizes = np.diff(plan.packs.ends, prepend=0)
+        batch = first + np.repeat(np.arange(len(sizes)) // plan.num_rows, sizes)
+        self._used[batch % len(self._used), shards] = True
+
+    def numbers(self) -> list[dict[str, int]]:
+        """Return the numbers of each node; see `simulate`."""
+        return self._numbers([self._used[places].any(axis=0) for places in self._places])
+
+    def expected(self, passes: Float64Array) -> list[dict[str, int]]:
+        """Return the numbers of each node once streams were passed so often, shape (num_streams,).
+
+        Expected ones, from the lanes that a node reads: a lane passed by a half reads half of its
+        shards.
+        """
+        engine, recipe = self._engine, self._engine.recipe
+        used = np.zeros((len(self._places), len(self._firsts)))
+        for rank in range(engine.world.num_ranks):
+            own = replace(engine.world, rank=rank)
+            view = engine.spec.view(own)
+            for number, first in enumerate(self._bases[:-1]):
+                runs, shares = recipe.assignment(number)
+                for lane in touched_lanes(recipe, view):
+                    shards = runs[lane if shares is not None else 0].shards
+                    used[own.node, first + shards] = min(float(passes[number]), 1.0)
+        return self._numbers(list(used))
+
+    def _numbers(self, used: Sequence[Any]) -> list[dict[str, int]]:
+        """Return the numbers of nodes, of the part that each uses of each shard."""
+        spec, world = self._engine.spec, self._engine.world
+        is_shared = np.sum([own > 0 for own in used], axis=0) > 1
+        sizes = np.zeros((3, len(self._firsts)), np.int64)
+        for number, (stream, first) in enumerate(zip(spec.streams, self._bases, strict=False)):
+            at = slice(first, first + len(stream.raw_bytes))
+            sizes[0, at] = stream.raw_bytes
+            if stream.cache.is_remote:
+                packed = stream.stored_bytes
+                sizes[1, at] = np.where(packed > 0, packed, stream.raw_bytes)
+            if stream.cache.needs_fetch:
+                sizes[2, at] = kept_bytes(spec, number)
+        numbers = []
+        for node, own in enumerate(used):
+            rank = replace(world, rank=node * world.num_local_ranks)
+            needs = cache_needs(replace(spec, world=rank), self._engine.recipe)
+            counts = [own.sum(), own[is_shared].sum(), *(sizes @ own)]
+            limit = least_limit(needs, world)
+            numbers.append(dict(zip(KEYS, [*map(int, counts), limit], strict=True)))
+        return numbers
+
+
+def node_rows(nodes: Sequence[Mapping[str, int]]) -> list[list[str]]:
+    """Return a row of text for each node, under `NODE_COLUMNS`."""
+    return [
+        [f"{number:,}", *(f"{node[key]:,}" for key in KEYS[:2])]
+        + [shown_bytes(node[key]) for key in KEYS[2:]]
+        for number, node in enumerate(nodes)
+    ]
+
+
+def node_table(nodes: Sequence[Mapping[str, int]]) -> Table:
+    """Return a table of what each node reads, for a terminal."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in NODE_COLUMNS:
+        table.add_column(name, justify="right")
+    for row in node_rows(nodes):
+        table.add_row(*row)
+    return table
+
+
+def shown_bytes(number: float) -> str:
+    """Return an amount of bytes with its unit.
+
+    >>> shown_bytes(0), shown_bytes(2_345_000), shown_bytes(7.2e12)
+    ('0 B', '2.35 MB', '7.2 TB')
+    """
+    units = ["B", "kB", "MB", "GB", "TB"]
+    size = min(int(np.log10(max(number, 1)) // 3), len(units) - 1)
+    return f"{number / 1000**size:.3g} {units[size]}"

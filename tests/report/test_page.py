@@ -1,0 +1,251 @@
+"""A report is one page that opens anywhere, and says what the plan and the loader say."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from streampack import Chapter, ConfigError, PackedDataLoader, ResumeError
+from streampack.cli import demo
+from streampack.cli.app import build_app
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from streampack.report import simulate, write_report
+from streampack.report.charts import documents_again
+from streampack.report.facts import Steps, run_facts
+from streampack.report.nodes import NodeReads
+from streampack.report.simulate import simulate_with
+from streampack.runtime.resumable import engine_of
+from streampack.world import World
+from streampack.write import write_stream
+from tests.helpers import conformance
+from tests.helpers.browser import browser_page
+from tests.helpers.conformance import worlds
+from tests.helpers.synthetic import write_long_run
+
+LENGTHS = ([5, 40, 7, 30, 12, 33, 1, 64, 9, 18] * 9, [90, 3, 150, 64, 20, 8] * 11)
+MIXED = {"weight_unit": "tokens", "global_batch_size": 12}
+SIX = ["The mixture as asked, planned and delivered", "Each stream over the run"]
+SIX += ["How long documents are", "Fill", "Documents in a step", "Cut documents"]
+FIGURES = """[...document.querySelectorAll("figure")].map(figure => {
+  const svg = figure.querySelector("svg");
+  const boxes = [...svg.querySelectorAll("text")].filter(text => text.textContent.trim())
+    .map(text => [text.textContent, text.getBoundingClientRect()]);
+  const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
+    && a.top < b.bottom - 3 && b.top < a.bottom - 3;
+  const clashes = boxes.flatMap(([text, box], n) => boxes.slice(n + 1)
+    .filter(([_, other]) => meet(box, other)).map(([other]) => [text, other]));
+  return {title: figure.querySelector("h3").textContent, role: svg.getAttribute("role"),
+    unit: figure.querySelector("figcaption p").textContent, label: svg.getAttribute("aria-label"),
+    rows: figure.querySelectorAll("tr").length, width: svg.getBoundingClientRect().width, clashes};
+})"""
+COLOURS = "[document.body, document.querySelector('svg text')].map(e => getComputedStyle(e).{})"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Two streams; the second has samples that are longer than a pack."""
+    return conformance.write_streams(tmp_path_factory.mktemp("streams"), LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page of a browser."""
+    with browser_page(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+def make(written, **options):
+    return conformance.make(written, **{"mixing": MIXED, **options})
+
+
+def chapters(written, **options):
+    sizes = {"batching_method": "stratified", "global_batch_size": 4}
+    first = Chapter(weights={"s0": 0.5, "s1": 0.5}, steps=6)
+    second = Chapter(weights={"s0": 0.2, "s1": 0.8}, steps=9)
+    return conformance.make(written, mixing=sizes, chapters=[first, second], **options)
+
+
+def demo_dataset(folder: Path, monkeypatch) -> object:
+    """The demo's config over streams with lengths like those of its own."""
+    monkeypatch.chdir(folder)
+    path = Path(demo.__file__).with_name("demo.yaml")
+    for name, (num, mean) in {"code": (90, 9000), "manuals": (300, 3000)}.items():
+        write_lognormal(folder / "demo-output" / "streams" / name, num, mean)
+    write_lognormal(folder / "demo-output" / "streams" / "docstrings", 4000, 120)
+    return build_dataset(read_config(path), path, World(num_ranks=4, ranks_per_node=2))
+
+
+def write_lognormal(path: Path, num: int, mean: int) -> None:
+    lengths = np.random.default_rng(num).lognormal(np.log(mean), 0.8, num).astype(int) + 1
+    write_stream((np.zeros(length, np.uint16) for length in lengths), path)
+
+
+def long_run(folder: Path) -> object:
+    """A run of 1T tokens on 64 ranks of 8 nodes."""
+    path = write_long_run(folder)
+    return build_dataset(read_config(path), path, World(num_ranks=64, ranks_per_node=8))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["demo", "1T"])
+def test_a_report_opens_in_a_browser_without_an_error_or_a_request(
+    page, tmp_path, monkeypatch, name
+):
+    dataset = demo_dataset(tmp_path, monkeypatch) if name == "demo" else long_run(tmp_path)
+    path = tmp_path / "report.html"
+    write_report(dataset, path, title=f"{name} <&>", times={"training": 9.0, "waiting": 0.1})
+
+    shown = []
+    for is_dark in (False, True):
+        page.open(path, is_dark=is_dark)
+        figures = page.evaluate(FIGURES)
+        background, text = page.evaluate(COLOURS.format("backgroundColor")), COLOURS.format("fill")
+        shown.append([background[0], page.evaluate(text)[1]])
+        assert page.complaints == []
+        assert [url for url in page.requests if not url.startswith("data:")] == [path.as_uri()]
+    assert page.evaluate("document.querySelector('h1').textContent") == f"{name} <&>"
+    assert all(light != dark for light, dark in zip(*shown, strict=True))
+    titles = [figure["title"] for figure in figures]
+    last = ["What each node reads and caches", "Where the time went"]
+    assert titles == [*SIX, "Waiting for the slowest rank", "The first 32 packs", *last]
+    for figure in figures:
+        assert figure["role"] == "img"
+        assert figure["label"].startswith(f"{figure['title']}; {figure['unit']}. ")
+        assert len(figure["unit"]) > 10
+        assert figure["rows"] > 1
+        assert figure["width"] > 400
+        assert figure["clashes"] == []
+
+
+def table_of(path: Path, key: str) -> list[dict[str, str]]:
+    """The numbers of a chart of a report, a dict for each row."""
+    [figure] = re.findall(rf'<figure id="{key}".*?</figure>', path.read_text(), flags=re.DOTALL)
+    head, *rows = re.findall(r"<tr>(.*?)</tr>", figure)
+    names = re.findall(r"<th>(.*?)</th>", head)
+    return [dict(zip(names, re.findall(r"<td>(.*?)</td>", row), strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("kind", [make, chapters])
+def test_a_report_has_the_shares_that_were_asked_planned_and_delivered(written, tmp_path, kind):
+    loader = PackedDataLoader(kind(written), prefetch_threads=0)
+    _ = list(islice(loader, 12))
+    stats, path = loader.stats(), tmp_path / "report.html"
+    planned = simulate(kind(written), steps=None if kind is make else 30)["streams"]
+
+    for given in ({"state": loader.state_dict()}, {"stats": stats}):
+        write_report(kind(written), path, **given)
+        rows = table_of(path, "mixture")
+        for row, (name, own) in zip(rows, stats["streams"].items(), strict=True):
+            assert row["delivered"] == f"{100 * own['share_tokens']:.1f} %"
+            assert row["planned"] == f"{100 * planned[name]['share_tokens']:.1f} %"
+            assert row["asked"] == f"{100 * planned[name]['target']:.1f} %"
+    assert "state</text>" not in path.read_text()
+    write_report(kind(written), path, state=loader.state_dict())
+    assert "state</text>" in path.read_text()
+
+
+def test_a_state_of_another_run_is_refused_and_no_report_is_left(written, tmp_path):
+    for kind, other in ((make, {"max_seq_len": 32}), (chapters, {"order": {"seed": 4}})):
+        state = PackedDataLoader(kind(written, **other)).state_dict()
+        with pytest.raises(ResumeError):
+            write_report(kind(written), tmp_path / "report.html", state=state)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", [make, chapters])
+def test_each_step_has_the_tokens_and_documents_of_its_batches(written, kind):
+    size = 12 if kind is make else 4
+    parts = defaultdict(list)
+    for number, batch in enumerate(kind(written)):
+        parts[number * 2 // size] += batch["segments"].tolist()
+    tokens, effective, documents = [], [], []
+    for segments in parts.values():
+        sums = defaultdict(int)
+        for _, stream, turn, sample, _, length in segments:
+            sums[stream, turn, sample] += length
+        shares = np.array(list(sums.values())) / sum(sums.values())
+        effective.append(1 / (shares**2).sum())
+        documents.append(len(sums))
+        tokens.append([sum(s[5] for s in segments if s[1] == stream) for stream in range(2)])
+    collected = Steps(2)
+    simulate_with(engine_of(kind(written)), None if kind is make else 99, [collected])
+
+    found = collected.series()
+    np.testing.assert_array_equal(found[0], tokens)
+    np.testing.assert_array_equal(found[2], documents)
+    np.testing.assert_allclose(found[3], effective)
+    assert found[1].max() == 64 * size
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_nodes_are_expected_to_read_what_they_read_in_a_whole_pass(written, num_lanes):
+    mixing = {"epoch_end": "carry", "global_batch_size": 4}
+    dataset = make(written, mixing=mixing, order={"num_lanes": num_lanes}, world=worlds(4, 2)[0])
+    exact = simulate(dataset, steps=300)["nodes"]
+
+    assert NodeReads(engine_of(dataset)).expected(np.ones(2)) == exact
+    half = NodeReads(engine_of(dataset)).expected(np.full(2, 0.5))
+    assert [2 * node["read_bytes"] for node in half] == [node["read_bytes"] for node in exact]
+    assert [node["fetched_bytes"] for node in exact] == [0, 0]
+
+
+def test_a_long_epoch_is_reported_of_its_first_steps(written, tmp_path, monkeypatch):
+    monkeypatch.setattr("streampack.report.facts.PLANNED_PIECES", 40)
+    facts = run_facts(make(written), None, None, None)
+    whole = run_facts(make(written), None, None, 1000)
+
+    assert not facts.is_whole
+    assert facts.numbers["steps"] < whole.numbers["steps"]
+    assert whole.is_whole
+    write_report(make(written), tmp_path / "report.html")
+    assert "Planned: " in (tmp_path / "report.html").read_text()
+
+
+def test_documents_with_pieces_in_several_packs_are_numbered_in_order():
+    def pack(*rows):
+        return np.array([[stream, 0, sample, start, 4, 12] for stream, sample, start in rows])
+
+    packs = [pack((0, 5, 0), (1, 7, 0)), pack((1, 7, 4)), pack((0, 6, 0)), pack((0, 5, 4))]
+    assert documents_again(packs) in [{(0, 0, 5): 0, (1, 0, 7): 1}, {(1, 0, 7): 0, (0, 0, 5): 1}]
+
+
+def test_the_verb_writes_a_report_with_statistics_and_says_where(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loader = PackedDataLoader(make(written))
+    _ = list(loader)
+    Path("stats.json").write_text(json.dumps(loader.stats()))
+    Path("run.yaml").write_text(
+        json.dumps({"streams": [{"local": str(p)} for p in written.paths]})[:-1]
+        + ', "packing": {"max_seq_len": 64}, "batch_size": 2}'
+    )
+    command = ["report", "run.yaml", "--stats", "stats.json", "--num-ranks", "2"]
+    done = CliRunner().invoke(build_app(), command)
+
+    assert done.exception is None, done.output
+    assert done.output.startswith("report.html: ")
+    assert "The loader fetched 0 shards" in Path("report.html").read_text()
+    Path("stats.json").write_text("{")
+    done = CliRunner().invoke(build_app(), command)
+    assert isinstance(done.exception, ConfigError)
+    assert "stats=stats.json: is not JSON" in str(done.exception)
+
+
+@pytest.mark.processes
+def test_drawing_leaves_pyplot_and_its_global_figures_alone(written, tmp_path):
+    code = (
+        "import sys, pathlib; from tests.report.test_page import *; "
+        f"write_report(make(conformance.Written(paths={written.paths!r}, tokens=())), "
+        f"pathlib.Path({str(tmp_path / 'r.html')!r})); sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    imports = "from pathlib import PosixPath; "
+    subprocess.run([sys.executable, "-c", imports + code], check=True)
