@@ -22,7 +22,7 @@ from streampack._extras import import_extra
 from streampack.report.bars import PALETTE
 
 INK, MUTED, GRID, BAND, SURFACE = "#1c1b1a", "#6b6a66", "#e3e2dd", "#f1f0ec", "#fcfcfb"
-SERIES = ("#4b5b76", "#a3aebf", "#d3d9e2")  # of what is not a stream
+SERIES = ("#4b5b76", "#a3aebf", "#d3d9e2")  # of charts without streams
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", SURFACE: "surface"}
 VARIABLES |= {colour: f"s{number}" for number, colour in enumerate(PALETTE)}
 VARIABLES |= {colour: f"g{number}" for number, colour in enumerate(SERIES)}

@@ -5,7 +5,7 @@
     batch k --> place k % devices --> nodes with a rank there, or one that shares packs with it
     its segments ------> shards ----> read by these nodes
 
-Exact for what was planned. A loader also fetches up to a shuffle block ahead of its last batch.
+Exact for the steps planned. A loader also fetches up to a shuffle block ahead of its last batch.
 
 Cost: one bisection for each segment. Memory: a byte for each shard and device.
 """
