@@ -56,29 +56,6 @@ def test_the_first_lines_of_the_readme_need_nothing_but_the_dependencies(tmp_pat
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_training_on_local_shards_loads_no_library_of_a_cloud(tmp_path, num_workers):
-    # In a worker too: its modules are what the transform of a batch sees.
-    code = FIRST_LINES.replace("PackedDataLoader(dataset)", "PackedDataLoader(dataset, **WORKERS)")
-    seen = f"sorted({CLOUDS!r} & sys.modules.keys())"
-    setup = f"""
-import os, sys
-WORKERS = dict(num_workers={num_workers})
-def look(batch):
-    return {{**batch, "seen": {seen}, "pid": os.getpid()}}
-"""
-    code = code.replace("batch_size=4)", "batch_size=4, batch_format=look)")
-    end = f"""
-assert (batch["pid"] == os.getpid()) == (not WORKERS["num_workers"])
-print(batch["seen"], {seen})
-"""
-    done = run(setup + code + end, tmp_path, blocked=set())
-
-    assert not done.returncode, done.stderr
-    assert done.stdout.splitlines()[-1] == "[] []"
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("blocked", "extra", "code"),
     [

@@ -67,7 +67,8 @@ def test_write_on_a_full_disk_is_one_line_and_goes_on_once_there_is_room(rows, t
     assert_one_line(run(*arguments, most_bytes=20_000))
     assert not list(out.rglob("part.json"))
     assert not list(out.rglob("shard*"))
-    assert not list(out.rglob(".*.partial"))
+    # A worker that is ended with the others leaves its file to the next run.
+    assert workers > 1 or not list(out.rglob(".*.partial"))
     assert run(*arguments).returncode == 0  # the way out: there is room
     assert (out / "index.json").is_file()
 

@@ -14,7 +14,6 @@ import pytest
 import streaming
 
 from streampack import (
-    ConfigError,
     Order,
     PackedDataLoader,
     PackedStreamingDataset,
@@ -51,20 +50,6 @@ def test_the_install_page_names_the_versions_of_the_constraints():
     assert f"pip install {' '.join(pins)} " in INSTALL_PAGE.read_text(encoding="utf-8")
 
 
-READ = """
-import sys
-from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
-dataset = PackedStreamingDataset([Stream(local={folder!r})], packing=Packing(max_seq_len=64))
-next(iter(PackedDataLoader(dataset)))
-print(sorted({{"streaming", "torchvision", "transformers", "boto3"}} & set(sys.modules)))
-"""
-
-
-@pytest.mark.processes
-def test_a_process_that_reads_local_shards_loads_nothing_of_mosaicml(written):
-    assert said_by(READ.format(folder=str(written.paths[0]))) == "[]"
-
-
 @pytest.mark.processes
 def test_without_mosaicmls_package_what_needs_it_names_the_extra(written):
     printed = said_by(
@@ -90,19 +75,6 @@ for options in (
     assert name.startswith("stream_name='stream' is not one of streampack")
     assert name.endswith("MosaicML's classes need pip install 'streampack[mosaicml]'")
     assert ours == "1"
-
-
-@pytest.mark.parametrize("remote", ["dbfs:/data/books", "dbfs:/Volumes/data/books"])
-def test_a_store_whose_library_is_not_installed_is_refused_with_what_to_install(
-    tmp_path, monkeypatch, remote
-):
-    monkeypatch.setitem(sys.modules, "databricks", None)
-    message = (
-        rf"remote='{remote}': the client of this store cannot be made \(ModuleNotFoundError: .*; "
-        r"pip install 'mosaicml-streaming\[databricks\]'$"
-    )
-    with pytest.raises(ConfigError, match=message):
-        StreamLocation.of(Stream(remote=remote, local=str(tmp_path)))
 
 
 class Shelf(streaming.base.storage.CloudDownloader):  # type: ignore[misc]

@@ -64,12 +64,6 @@ def test_a_column_that_holds_no_integers_is_refused(encoding: str, size: int, me
     assert "stream 'x'" in str(caught.value)
 
 
-def test_a_missing_column_names_those_there_are():
-    message = r"no column 'tokns'; it holds 'a', 'tokens' - did you mean 'tokens'\?; set tokens="
-    with pytest.raises(DataError, match=message):
-        find_column(layout_of("ndarray:int32"), ("tokns",), None, "stream 'x'", "tokens")
-
-
 def test_the_first_name_that_is_there_is_taken():
     column = find_column(layout_of("ndarray:int32"), ("b", "tokens", "a"), None, "x", "tokens")
     assert column.name == "tokens"

@@ -51,14 +51,6 @@ def test_length_file_leaves_no_temporary_file(stream):
     assert not [file.name for file in path.iterdir() if file.name.startswith(".")]
 
 
-def test_length_file_of_another_index_is_stale(stream):
-    path, text, index, _ = stream
-    with pytest.raises(
-        DataError, match=r"lengths\.bin: is stale: .*; write it again: streampack in"
-    ):
-        open_length_file(path / LENGTH_FILE, text + b" ", index)
-
-
 def test_stale_length_file_refuses_the_stream_and_indexing_mends_it(stream):
     path, *_ = stream
     file = path / "index.json"

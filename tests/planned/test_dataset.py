@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
 from streampack.streams import Stream
 from streampack.world import World
-from tests.helpers import builders, conformance
+from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
 
 
@@ -223,27 +222,6 @@ def test_totals_of_shards_count_where_samples_are_taken_as_they_are(written, pac
             if totals is not None:
                 shards = range(len(totals))
                 assert totals.tolist() == [int(stream.lengths_of(i).sum()) for i in shards]
-
-
-def test_a_missing_column_is_refused_with_the_columns_there_are(written):
-    with pytest.raises(DataError, match=r"s0.*'ids'.*tokens"):
-        dataset_of([Stream(local=str(written.paths[0]), tokens="ids")])
-
-
-def test_a_column_of_another_type_is_refused(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "s", [3, 4], extra_columns=True)
-    with pytest.raises(DataError, match=r"z_half.*float16"):
-        dataset_of([Stream(local=str(path), tokens="z_half")])
-
-
-def test_an_empty_stream_and_a_stale_length_file_are_refused(written, tmp_path):
-    shutil.copytree(written.paths[0], tmp_path / "stale")
-    shutil.copy(written.paths[1] / "lengths.bin", tmp_path / "stale" / "lengths.bin")
-    with pytest.raises(DataError, match=r"lengths\.bin.*streampack index"):
-        dataset_of(local=str(tmp_path / "stale"))
-    path, _ = builders.write_stream_files(tmp_path / "empty", [], lengths_file=False)
-    with pytest.raises(DataError, match=r"empty"):
-        dataset_of(local=str(path))
 
 
 def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):

@@ -324,8 +324,14 @@ def of_iterables() -> PackedIterableDataset:
     return PackedIterableDataset([IterableStream(samples)], packing=Packing(max_seq_len=64))
 
 
-@pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (2, 0), (2, 1)])
-@pytest.mark.parametrize("way", ["planned", "buffered"])
+@pytest.mark.parametrize(
+    ("way", "num_workers", "number"),
+    [("planned", 2, 1), ("buffered", 1, 0), ("buffered", 2, 0)]
+    + [
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in (("planned", 1, 0), ("planned", 2, 0), ("buffered", 2, 1))
+    ],
+)
 def test_a_worker_that_is_stopped_is_named_once_time_is_up_and_the_run_goes_on_exactly(
     written, way, num_workers, number
 ):

@@ -22,6 +22,7 @@ from tests.helpers.batches import LENGTHS, dataset_of, same
 @pytest.mark.processes
 @pytest.mark.parametrize("options", [{}, {"batch_size": 4, "num_workers": 1}])
 @pytest.mark.parametrize("batch_format", ["native", "hf"])
+@pytest.mark.parametrize("stream", ["plain"], indirect=True)
 def test_torchs_loader_is_told_that_batches_are_whole(
     stream: Any, batch_format: str, options: dict[str, Any]
 ) -> None:
@@ -97,8 +98,10 @@ def test_wrappers_and_collate_functions_in_the_worker_see_and_change_usual_batch
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("batch_format", ["native", "compact", "hf"])
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize(
+    ("kind", "batch_format"),
+    [(DataLoader, "native"), (DataLoader, "compact"), (StatefulDataLoader, "hf")],
+)
 def test_torchs_loaders_deliver_the_batches_of_the_dataset(
     stream: Any, kind: Any, batch_format: str
 ) -> None:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 import streaming
 
 from streampack.errors import DataError
-from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 
@@ -217,53 +214,10 @@ def test_a_sample_without_tokens_has_a_length_of_0(tmp_path, lengths_file):
     assert opened.may_be_empty == lengths_file
 
 
-def edit_index(path: Path, field: str, by: int) -> None:
-    index = json.loads((path / "index.json").read_text())
-    shard = index["shards"][1]
-    if field == "samples":
-        shard["samples"] += by
-    else:
-        shard["raw_data"]["bytes"] += by
-    (path / "index.json").write_text(json.dumps(index))
-
-
-@pytest.mark.parametrize("by", [-1, 1])
-def test_an_index_with_another_count_than_the_shard_is_refused(tmp_path, by):
-    path, _ = builders.write_stream_files(tmp_path / "web", LENGTHS, lengths_file=False)
-    edit_index(path, "samples", by)
-    with pytest.raises(DataError, match=r"stream 'web', shard 1 .* says it holds \d+ samples, but"):
-        open_stream(Stream(local=str(path)), 0).open_shard(1)
-
-
-@pytest.mark.parametrize("by", [-1, 1])
-def test_an_index_with_another_size_than_the_shard_is_refused(tmp_path, by):
-    path, _ = builders.write_stream_files(tmp_path / "web", LENGTHS, lengths_file=False)
-    edit_index(path, "bytes", by)
-    with pytest.raises(DataError, match=r"shard.00001.mds: has \d+ bytes, but index.json says \d+"):
-        open_stream(Stream(local=str(path)), 0).open_shard(1)
-
-
 def test_an_empty_stream_is_refused(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "web", [], lengths_file=False)
     with pytest.raises(DataError, match=r"shards is \[\], but a stream needs 1 or more"):
         open_stream(Stream(local=str(path)), 0)
-
-
-def test_nothing_is_unpickled(tmp_path):
-    class Bomb:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "exploded",))
-
-    values = {"a_pickle": [Bomb()] * len(LENGTHS)}
-    path, samples = builders.write_stream_files(
-        tmp_path / "web", LENGTHS, columns={"a_pickle": "pkl"}, values=values
-    )
-    opened = open_stream(Stream(local=str(path)), 0)
-    shard = opened.open_shard(0)
-    np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
-    assert not (tmp_path / "exploded").exists()
-    with pytest.raises(DataError, match=r"column 'a_pickle' is stored as 'pkl' \(.*\), but tokens"):
-        open_stream(Stream(local=str(path), tokens="a_pickle"), 0)
 
 
 @pytest.mark.parametrize("lengths_file", [False, True])
@@ -278,19 +232,6 @@ def test_an_opened_stream_can_be_pickled(tmp_path, lengths_file):
     first = int(again.first_sample[1])
     np.testing.assert_array_equal(shard.tokens.read(shard.data, 0), samples[first])
     assert again.shard_lengths(1).tolist() == opened.shard_lengths(1).tolist()
-
-
-def test_temporary_folder_is_used_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    (tmp_path / "tmp").mkdir()
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    folders = []
-    for _ in range(2):
-        stream = Stream(remote=str(path))
-        open_stream(stream, 0).open_shard(0)
-        folders.append(StreamLocation.of(stream).folder)
-    assert folders[0] == folders[1]
-    assert folders[0].is_relative_to(tmp_path / "tmp")
 
 
 def test_tokens_in_columns_of_two_names_are_refused(tmp_path):

@@ -117,29 +117,6 @@ def test_a_length_file_of_an_earlier_release_is_read_and_the_stream_is_warned_of
     assert "hashes" not in caplog.text
 
 
-@pytest.mark.parametrize("compression", [None, "zstd", "br"])
-@pytest.mark.parametrize("place", [0.3, 0.5, 0.98])
-def test_a_flip_in_an_indexed_stream_is_refused_here_and_far_away(tmp_path, compression, place):
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
-    flip(next(path.glob("shard.00002*")), place)
-    remote = Stream(remote=str(path), local=str(tmp_path / "cache"), download_timeout=0.5)
-    for stream in (Stream(local=str(path)), remote):
-        with pytest.raises(DataError, match=r"shard\.00002"):
-            read_all(stream)
-    assert not list((tmp_path / "cache").glob("shard.00002*"))
-
-
-def test_an_indexed_shard_that_rots_in_the_cache_is_fetched_again(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS)
-    cache = tmp_path / "cache"
-    read_all(Stream(remote=str(path), local=str(cache)))
-    moved = cache.rename(tmp_path / "moved")  # as another process finds it
-    [cached] = moved.glob("*/shard.00002.mds.*")
-    flip(cached, 0.5)
-    stream = Stream(remote=str(path), local=str(moved))
-    assert read_all(stream) == [tokens.tolist() for tokens in samples]
-
-
 def test_an_index_of_another_column_has_the_hashes_all_the_same(tmp_path):
     values = {"other": [np.ones(2, np.int32)] * len(LENGTHS)}
     path, _ = builders.write_stream_files(
@@ -150,19 +127,6 @@ def test_an_index_of_another_column_has_the_hashes_all_the_same(tmp_path):
     assert not open_stream(Stream(local=str(path)), 0).has_length_file
     with pytest.raises(DataError, match=r"its xxh64 is \w+, but lengths\.bin says"):
         read_all(Stream(local=str(path)))
-
-
-def test_a_stream_that_was_rewritten_after_indexing_is_refused_until_it_is_indexed_again(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
-    other, samples = builders.write_stream_files(tmp_path / "t", LENGTHS, seed=5)
-    # Without hashes the index says nothing of the tokens.
-    assert (path / "index.json").read_bytes() == (other / "index.json").read_bytes()
-    for shard in other.glob("shard.*"):
-        shutil.copy(shard, path)
-    with pytest.raises(DataError, match="if the stream was rewritten since: `streampack index`"):
-        read_all(Stream(local=str(path)))
-    write_lengths(path)
-    assert read_all(Stream(local=str(path))) == [tokens.tolist() for tokens in samples]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -15,7 +15,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from streampack.errors import ConfigError, DataError
 from streampack.streams import Stream, open_stream
 from streampack.write import RowFormat, WriteOptions, write_texts
-from tests.helpers.preparing import files_of
 
 TEXTS = [f"line {i}: " + "the quick brown fox " * (i % 9) for i in range(1500)]
 
@@ -72,17 +71,6 @@ def test_jsonl_becomes_a_stream_in_order(tmp_path, tokenizer, num_workers, suffi
     assert seen[-1].num_bytes == seen[-1].total_bytes == file.stat().st_size
     assert (seen[-1].num_samples, seen[-1].num_tokens) == (len(TEXTS), written.num_tokens)
     assert len(seen) > 2
-
-
-def test_the_stream_is_the_same_in_any_number_of_processes(tmp_path, tokenizer):
-    files = []
-    for part in range(3):
-        files.append(tmp_path / f"{part}.jsonl")
-        write_jsonl(files[-1], [{"text": text} for text in TEXTS[part::3]])
-    for num_workers in (1, 3):
-        options = WriteOptions(rows=RowFormat(tokenizer=tokenizer), num_workers=num_workers)
-        write_texts(files, tmp_path / str(num_workers), options)
-    assert files_of(tmp_path / "1") == files_of(tmp_path / "3")
 
 
 def test_text_files_of_a_folder_are_one_sample_each_in_sorted_order(tmp_path, tokenizer):

@@ -225,15 +225,6 @@ def test_a_first_sample_that_no_column_takes_is_told_what_columns_take(tmp_path)
         write_stream([{"tokens": [1], "what": object()}], tmp_path / "s")
 
 
-def test_input_ids_are_found_where_no_column_is_named(tmp_path):
-    write_stream([{"input_ids": []}, {"input_ids": [1]}, [2, 3]], tmp_path / "s")
-    assert read_all(tmp_path / "s") == [[1], [2, 3]]
-    write_stream([{"tokens": [1], "input_ids": [2]}], tmp_path / "both")
-    assert read_all(tmp_path / "both") == [[1]]
-    with pytest.raises(DataError, match="sample 0: no 'ids'; it has 'input_ids'; set tokens="):
-        write_stream([{"input_ids": [1]}], tmp_path / "named", tokens="ids")
-
-
 @pytest.mark.parametrize(
     ("field", "message"),
     [
