@@ -80,23 +80,6 @@ def one_row() -> tuple[Rows, Packs]:
     return Rows(tokens=tokens, next_tokens=np.array([8]), labels=None), packs
 
 
-def test_a_batch_has_the_keys_and_types_that_were_promised() -> None:
-    batch = make_batches(*one_row(), steps=[(1, 6)], positions="restart")[0]
-    types = {key: getattr(value, "dtype", type(value)) for key, value in batch.items()}
-    assert types == {
-        "tokens": torch.int64,
-        "labels": torch.int64,
-        "input_pos": torch.int64,
-        "document_ids": torch.int32,
-        "cu_seqlens": torch.int32,
-        "max_seqlen": int,
-        "segments": torch.int64,
-        "epoch": int,
-        "position": int,
-    }
-    assert all(value.is_contiguous() for value in batch.values() if torch.is_tensor(value))
-
-
 def test_a_padding_pack_is_one_segment_of_ignored_labels() -> None:
     batch = make_batches(*one_row(), steps=[(0, 0)], positions="restart")[0]
     assert batch["cu_seqlens"].tolist() == [0, 3, 4, 8]

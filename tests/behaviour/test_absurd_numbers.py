@@ -207,7 +207,7 @@ def check(root: Path, case: str, value: Any) -> None:
 quiet = partial(settings, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-@quiet(max_examples=120)
+@quiet(max_examples=60)
 @given(case=st.sampled_from(sorted(CASES)), value=numbers)
 def test_any_number_is_a_config_error_or_works(root, case, value):
     check(root, case, value)

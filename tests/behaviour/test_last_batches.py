@@ -224,6 +224,9 @@ def test_larger_batches_resume_a_run_that_would_be_refused_with_them(folders):
     assert [row for batch in large for row in rows(batch)] == before
 
 
+SIZES = (1, 4, 7, *range(10, 40, 3))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stream_that_is_just_accepted_appears(folders, method):
     def with_batches_of(size):
@@ -232,11 +235,11 @@ def test_a_stream_that_is_just_accepted_appears(folders, method):
         return simulate(dataset(folders, method, **packs))["streams"]["2"]["samples"]
 
     sizes = []
-    for size in range(1, 40):
+    for size in SIZES:
         try:
             assert with_batches_of(size), f"with batches of {size}"
             sizes.append(size)
         except ConfigError as error:
             assert "stream '2' may never appear" in str(error)  # noqa: PT017 - some are accepted
-    assert sizes == list(range(1, max(sizes) + 1))
+    assert sizes == [size for size in SIZES if size <= max(sizes)]
     assert 10 < max(sizes) < 39

@@ -82,7 +82,9 @@ def wait_for(folder: Path, number: int, job: subprocess.Popen[bytes], rank: int 
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_a_job_whose_group_is_signalled_saves_once_and_resumes_exactly(tmp_path, number):
     script = write_job(tmp_path)
     command = [sys.executable, str(script)]

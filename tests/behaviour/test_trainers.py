@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -194,9 +195,15 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 # Lightning's ways to break off.
 
 
-@pytest.mark.parametrize("length", [{"max_steps": 26}, {"max_epochs": 3}], ids=str)
-@pytest.mark.parametrize("limit", [None, 4])
-@pytest.mark.parametrize("saves", ["steps", "epochs"])
+@pytest.mark.parametrize(
+    ("length", "limit", "saves"),
+    [
+        pytest.param(length, limit, saves, marks=() if number in (1, 3, 4) else pytest.mark.slow)
+        for number, (length, limit, saves) in enumerate(
+            product([{"max_steps": 26}, {"max_epochs": 3}], [None, 4], ["steps", "epochs"])
+        )
+    ],
+)
 def test_lightning_skips_and_repeats_nothing_wherever_it_breaks_off(
     whole, tmp_path, length, limit, saves
 ):

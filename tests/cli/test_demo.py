@@ -21,13 +21,11 @@ from streampack.cli.demo import prepare
 from streampack.cli.demo.prepare import SOURCES
 from streampack.cli.demo.processes import report_until
 from streampack.cli.demo.train import (
-    SAVE_EVERY,
     SmallDecoder,
     batch_digest,
     load,
     next_token_loss,
     save,
-    train,
 )
 from tests.helpers import builders
 
@@ -117,22 +115,6 @@ def test_a_digest_changes_with_any_bit_of_a_batch():
 
     assert len(digests) == 4
     assert batch_digest(dict(reversed(batch.items()))) == batch_digest(batch)
-
-
-def test_training_resumes_with_the_next_batch_and_the_same_weights(config, tmp_path):
-    num_steps = SAVE_EVERY + 3
-    unbroken = list(train(config, tmp_path / "none.pt", num_steps))
-    checkpoint = tmp_path / "checkpoint.pt"
-    # A generator that is dropped after its sixth step: the last checkpoint is from the fourth.
-    list(islice(train(config, checkpoint, num_steps), SAVE_EVERY + 2))
-
-    resumed = list(train(config, checkpoint, num_steps))
-
-    assert [report["step"] for report in resumed] == list(range(SAVE_EVERY + 1, num_steps + 1))
-    after = unbroken[SAVE_EVERY:]
-    assert [each["batch"] for each in resumed] == [each["batch"] for each in after]
-    losses = [[each["loss"] for each in reports] for reports in (resumed, after)]
-    assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path):

@@ -33,7 +33,6 @@ from tests.helpers.planning import decode_epochs, encode_epochs
 
 FOLDER = Path("/node")
 VIEW = DeviceView(batch_size=2)
-SETUPS = [0, 3]  # raw with length files; compressed, kept, and without
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +204,8 @@ def test_whichever_use_of_the_disk_goes_wrong_the_run_goes_on_exactly(setups, nu
     assert (num_short if kind == "short" else num_broken) > 5
 
 
-@pytest.mark.parametrize("number", SETUPS)
+# Raw shards with length files; compressed ones that are kept, without.
+@pytest.mark.parametrize("number", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC", "short", "refused", "kill"])
 def test_whichever_object_of_the_store_goes_wrong_the_run_goes_on_exactly(setups, number, kind):
     def make(at: int) -> tuple[MemoryDisk, FaultyStore, Any]:

@@ -15,7 +15,7 @@ from tests.helpers.faults.memorydisk import MemoryDisk
 from tests.helpers.faults.setups import Setup, make_setups
 from tests.helpers.faults.simulation import BrokenPromiseError, simulate
 
-NUM_SCHEDULES = 1200
+NUM_SCHEDULES = 600
 NUM_PARTS = 10
 
 

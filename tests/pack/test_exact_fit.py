@@ -178,18 +178,6 @@ def test_packs_leave_steadily_after_the_first(kind, max_seq_len):
     assert between.max() < 20 * between.mean()
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("max_seq_len", "least"), [(2048, 0.9995), (8192, 0.9999), (32768, 0.9999)]
-)
-def test_web_text_fills_packs_in_steady_state(max_seq_len, least):
-    lengths = web_lengths(100_000, max_seq_len)
-
-    fill = steady_fill(make_packer(Packing(max_seq_len=max_seq_len)), lengths, max_seq_len)
-
-    assert fill >= least
-
-
 def test_samples_over_half_a_pack_fill_it_only_with_cuts():
     size = 2048
     bits = np.random.Generator(np.random.Philox(key=17))
