@@ -1,4 +1,4 @@
-"""Where a rank stands: one place per device, and a node's places are alike modulo the nodes."""
+"""Ranks, nodes, replicas and context-parallel ranks, and how they are read from the environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that is used again: never while anybody can see it, and soon afterwards."""
+"""Pooled memory is reused soon, but never while a tensor can still see it."""
 
 from __future__ import annotations
 

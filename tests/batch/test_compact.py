@@ -1,4 +1,4 @@
-"""Compact batches: what is expanded is the native batch, bit for bit, whoever expands it."""
+"""An expanded compact batch equals the native batch, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every format, key by key and type by type, against a table; and back to document boundaries."""
+"""Every format, checked key by key against a table, and traced back to document boundaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masks, against the rule written out for every pair of tokens; and attention through each."""
+"""Masks against the rule applied to every pair of tokens, and attention through each of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pad_to_multiple, from streams to batches: each sample's slots are a multiple, for all to see."""
+"""pad_to_multiple from streams to batches: each sample's slots are a multiple."""
 
 from __future__ import annotations
 

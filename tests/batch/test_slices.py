@@ -1,4 +1,4 @@
-"""Formats, weights and views of slices: which take them, and which refuse them by name."""
+"""Formats, weights and views of context-parallel slices: what they accept and what they refuse."""
 
 from __future__ import annotations
 

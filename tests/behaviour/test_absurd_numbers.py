@@ -1,4 +1,4 @@
-"""Numbers that no run can have: a ConfigError or batches; nothing else, and nothing that hangs."""
+"""Absurd numbers raise a ConfigError or give batches; nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code map: which room may import which, and what the front door shows.
+"""The code map: which room may import which, and which names are public.
 
 ::
 

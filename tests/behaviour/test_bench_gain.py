@@ -1,4 +1,4 @@
-"""benchmarks/bench_gain.py compares the same tokens, and says all that a stranger needs."""
+"""benchmarks/bench_gain.py compares equal tokens and records how it measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every bench runs on tiny data and prints lines a stranger can repeat; the report reads them."""
+"""Every bench runs on tiny data and prints complete result lines, which the report reads."""
 
 from __future__ import annotations
 

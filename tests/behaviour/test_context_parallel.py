@@ -1,4 +1,4 @@
-"""Context parallelism: each rank gets, and reads, its slice; together they are the whole batch."""
+"""Context parallelism: each rank reads its slice, and the slices make up the whole batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs, stops and resumes under three loaders, with and without workers that live on.
+"""Epochs, stops and resumes under three loaders, with and without persistent workers.
 
 An `IterableDataset` is started anew in every worker for every epoch and told nothing; one that only
 counts its own iterations would repeat epoch 0 for ever.

@@ -1,4 +1,4 @@
-"""examples/train_ddp.py as a newcomer runs it, and as a bad day treats it.
+"""examples/train_ddp.py under torchrun, with ranks that are killed.
 
 ::
 

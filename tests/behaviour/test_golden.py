@@ -1,4 +1,4 @@
-"""What users keep from one release to the next: packs, states, import paths and logger names."""
+"""What must not change between releases: packs, states, import paths and logger names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the package needs where it is installed: dependencies that resolve, extras, no more."""
+"""Installation: dependencies resolve, and extras install what they promise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of one stream never mixes, also where a stream ends inside it."""
+"""A batch of one stream never mixes streams, even where a stream ends inside it."""
 
 from __future__ import annotations
 

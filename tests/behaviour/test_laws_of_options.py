@@ -1,4 +1,4 @@
-"""The laws over real files with every option of steps: shuffled packs, packers, cost, shapes, deal.
+"""The laws over real files for random combinations of the options that change packs.
 
 Without `balance`, the packs of every world are equal in order; with it, those of each global batch
 are equal as sets. A resume continues bit for bit, at every step.

@@ -1,4 +1,4 @@
-"""Models of transformers that do not find the edges of samples, and what docs/architectures.md has.
+"""Models of transformers that leak between packed samples, as docs/architectures.md lists them.
 
 All have the weights that transformers gives them by default: a leak is at its weakest there.
 """

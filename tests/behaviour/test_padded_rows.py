@@ -1,4 +1,4 @@
-"""Rows that a tokenizer padded: their padding is left out, or they are refused.
+"""Rows with padding from a tokenizer: the padding is removed, or the rows are refused.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Every remedy that a message names is applied as it is written, and then it works.
+"""The remedy that an error message names is applied as written, and works.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Remedies of formats, masks, checks of models, classes of other libraries and worlds, applied.
+"""Remedies that messages about formats, models, configs and slices name, applied as written.
 
 ::
 

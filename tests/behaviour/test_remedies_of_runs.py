@@ -1,4 +1,4 @@
-"""Remedies of plans, loaders, states, iterables, conversations and length files, applied.
+"""Remedies that messages about plans, loaders, states and iterables name, applied as written.
 
 ::
 

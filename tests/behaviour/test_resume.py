@@ -1,4 +1,4 @@
-"""Resume: save after any batch, load in any world, go on as if never stopped; or be refused."""
+"""Resume: save after any batch and load in any world; bad states are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run stands: loader, dataset and the next loop agree, whatever was done before.
+"""Loader, dataset and the next loop always agree on the position of the run.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A start loads what the run needs; time and memory do not grow with the streams (law 9)."""
+"""A start loads only what the run needs; its time and memory do not grow with the streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a release holds: a wheel and an sdist that are well formed and run once installed."""
+"""The wheel and the sdist are well formed and run once installed."""
 
 from __future__ import annotations
 

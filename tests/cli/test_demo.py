@@ -1,4 +1,4 @@
-"""The demo's parts: text that is there, a model that packs do not confuse, an exact resume."""
+"""The parts of the demo: its texts, its model, its checkpoints and its processes."""
 
 from __future__ import annotations
 

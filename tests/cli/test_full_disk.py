@@ -1,4 +1,4 @@
-"""Verbs on a disk that is full: one line and exit code 1, and nothing half-written looks whole."""
+"""Verbs on a full disk: one line, exit code 1, and no incomplete file with a final name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in a terminal: one line, exit code 130, and nothing that only looks whole."""
+"""Ctrl-C in a terminal: one line, exit code 130, and no incomplete file with a final name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs on real streams: what they print is what the files hold."""
+"""The verbs on real streams: what they print matches the files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that index.json says is believed unseen, and nothing that a stream holds is ever run.
+"""Every claim of index.json is checked, and nothing in a stream is ever executed.
 
 What index.json alone can tell is refused at construction, naming the uri and the field. What only a
 shard's own bytes can tell is refused before a sample of that shard is delivered. Each takes

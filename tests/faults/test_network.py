@@ -1,4 +1,4 @@
-"""Whatever the network does: every token once and as it was written, or a typed error in time.
+"""Network faults: every token once and unchanged, or a typed error in time.
 
 The store is a real S3 server behind a proxy that injects the fault. Rows of the reliability table
 are the ids of the parameters. What waits for a deadline takes 6 s, all else about one.

@@ -1,4 +1,4 @@
-"""Processes that are killed: the rank says so within 10 s, and a restart needs nothing by hand.
+"""Killed processes: the rank reports within 10 s, and a restart needs no manual step.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a training job, its epoch is exact in the end: 1,200 seeded schedules.
+"""Whatever happens to a training job, its epoch is exact in the end: 600 seeded schedules.
 
 About 25 s on an idle machine; a failure names the seed that plays it again.
 """

@@ -1,4 +1,4 @@
-"""What the system refuses a process, or takes from under it: a typed error with a way out."""
+"""Limits of the operating system: a typed error with a way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slice of a context-parallel rank: which slots it has, and that nothing else is read."""
+"""The slice of a context-parallel rank: its slots, and that it reads nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gathering from real MDS files, against samples joined and cut as plain lists."""
+"""Gathered rows of real MDS files, compared with samples joined and cut as plain lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards that are fetched ahead: in order, once, within the limit, and failures at once."""
+"""Shards are prefetched in order, once, within the limit; failures surface at once."""
 
 from __future__ import annotations
 

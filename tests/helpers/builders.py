@@ -1,4 +1,4 @@
-"""Streams for tests: real MDS files whose every token says where it stands.
+"""Real MDS files for tests, in which every token encodes its own position.
 
 Token `i` of sample `s` of a stream written with `seed` k is ``k * 7_919 + s * 101 + i`` modulo a
 prime below the dtype's limit: neighbours in a sample differ by one, and samples and streams

@@ -1,4 +1,4 @@
-"""Where the files of a cache are: for tests that look at them, or damage them."""
+"""Find the files of a cache, for tests that inspect or damage them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of samples for the buffered way's tests, and what batches must give back of them."""
+"""Sources of samples for tests of iterables, and what their batches must contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans in shards: what is found is right, and what cannot be is refused."""
+"""Columns in shards: correct spans are found, and impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""index.json: what it says is taken over, and what cannot be is refused."""
+"""index.json: correct values are taken over, and impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The length file: says what the shards hold, and is refused where it does not belong."""
+"""The length file has the lengths of the shards, and is refused for any other stream."""
 
 from __future__ import annotations
 

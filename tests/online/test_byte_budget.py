@@ -1,4 +1,4 @@
-"""`Buffers(worker_bytes=...)` of the buffered way, beside the bytes that there really are."""
+"""`Buffers(worker_bytes=...)` of iterables, compared with the memory really used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that changed since a state was saved: refused by name, never packed into other rows."""
+"""Sources that changed since a state was saved are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The buffered way: iterables in, the same batches out, one bounded buffer a worker."""
+"""`PackedIterableDataset`: batches, mixing, labels and epochs of iterables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops of `steps`: equally many on all ranks, in the order of a rank alone, nothing lost."""
+"""Loops of `steps`: equally many on all ranks, in order, with nothing lost."""
 
 from __future__ import annotations
 

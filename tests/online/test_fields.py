@@ -1,4 +1,4 @@
-"""Extra fields of the buffered way: values for each token, and payloads such as images."""
+"""Extra fields of iterables: values for each token, and payloads such as images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs of iterables in windows: the same packs, shuffled; exact resume; inside the buffers."""
+"""Shuffled packs of iterables: the same packs in windows that fit the buffers, resumed exactly."""
 
 from __future__ import annotations
 

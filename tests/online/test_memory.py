@@ -1,4 +1,4 @@
-"""What a worker holds does not grow with what goes through it."""
+"""The memory of a worker does not grow with the samples that it processed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of the buffered way: exact at every batch, through every loader, in one world only."""
+"""States of iterables: exact at every batch, and refused where they do not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that fill the same buffer for every item: what comes out is what fresh items give."""
+"""Sources that fill the same buffer for every item give the batches of fresh items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The samples that an online worker holds: found, freed, moved, and read in chunks."""
+"""The sample store of an online worker: lookup, removal, and reading in chunks."""
 
 from __future__ import annotations
 

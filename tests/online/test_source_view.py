@@ -1,4 +1,4 @@
-"""Ranks with other sources are refused by rank and name; with the same, no sample is lost."""
+"""Ranks with different sources are refused by rank and name."""
 
 from __future__ import annotations
 

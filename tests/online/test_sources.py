@@ -1,4 +1,4 @@
-"""Every kind of source in the buffered way, and what is wrong with bad ones."""
+"""Every kind of source, and how bad samples of each are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face tables that were cut, put in another order or together: each row is its own."""
+"""Hugging Face tables that were filtered, reordered or concatenated."""
 
 from __future__ import annotations
 

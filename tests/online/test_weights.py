@@ -1,4 +1,4 @@
-"""Weights, epochs and batching methods of the buffered way."""
+"""Weights, epochs and batching methods of iterables."""
 
 from __future__ import annotations
 

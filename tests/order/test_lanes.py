@@ -1,4 +1,4 @@
-"""The deal: every sample to one lane, once, about as many bytes each, neighbours together."""
+"""Lanes: every sample in one lane, about equal bytes in each, neighbours together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes: every sample once in each, the same from anywhere, with few shards in flight."""
+"""Shuffled passes: every sample once, random access, and few shards in flight."""
 
 from __future__ import annotations
 

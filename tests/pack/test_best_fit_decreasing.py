@@ -1,4 +1,4 @@
-"""Best-fit decreasing over windows: what passes from one to the next, and how full packs become."""
+"""Best-fit decreasing over windows: what one window passes to the next, and the fill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels work where numba can keep nothing on disk, and are compiled no more often than needed."""
+"""Kernels work where numba cannot cache on disk, and are not compiled more often than needed."""
 
 from __future__ import annotations
 

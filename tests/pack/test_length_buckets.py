@@ -1,4 +1,4 @@
-"""Length-bucketed batches: every sample once, under the budget, none left to wait."""
+"""Length-bucketed batches: within the budget, and no sample waits too long."""
 
 from __future__ import annotations
 

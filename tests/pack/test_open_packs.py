@@ -1,4 +1,4 @@
-"""What first fit and best fit promise beyond a packer's laws: who goes where, who closes."""
+"""First fit and best fit: which pack a sample joins, and which pack closes."""
 
 from __future__ import annotations
 

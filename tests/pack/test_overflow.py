@@ -1,4 +1,4 @@
-"""Long samples are split, truncated, dropped or refused, and nothing else happens to any."""
+"""Long samples are split, truncated, dropped or refused."""
 
 from __future__ import annotations
 

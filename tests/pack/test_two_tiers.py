@@ -1,4 +1,4 @@
-"""Two tiers: shorts in runs of at most short_seq_len, longs around them, everything whole."""
+"""Two tiers: runs of short samples up to short_seq_len, long samples around them, no cuts."""
 
 from __future__ import annotations
 

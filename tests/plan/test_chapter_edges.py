@@ -1,4 +1,4 @@
-"""Where packs mix streams, a chapter delivers its own shares, from its first step on."""
+"""Where packs mix streams, a chapter delivers its own shares from its first step on."""
 
 from __future__ import annotations
 

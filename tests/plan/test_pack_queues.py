@@ -1,4 +1,4 @@
-"""Walking ahead and taking packs together is only a speed-up: nothing that can be seen changes."""
+"""Looking ahead and taking packs together changes no pack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a run: what it holds, what it forgives, and what it refuses by name."""
+"""The state of a planned run: what it contains, accepts and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny streams and tiny shuffle blocks: the same order as ever, and few calls to plan it."""
+"""Tiny streams and tiny shuffle blocks keep their order and are planned in few calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lanes that a device is said to plan are those that it plans."""
+"""A device plans exactly the lanes that it reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loader.amend` on real ranks: compared, refused by name on all of them, or the same on all."""
+"""`loader.amend` on real ranks: the same everywhere, or refused by name on all of them."""
 
 from __future__ import annotations
 

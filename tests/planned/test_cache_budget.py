@@ -1,4 +1,4 @@
-"""Fetching ahead under a loader: the same batches, each shard once, limits that can work."""
+"""Prefetching under a loader: the same batches, each shard once, and workable limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a resume of chapters refuses: it names chapter and field, and its ways out work."""
+"""What a resume of chapters refuses, and whether its ways out work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`PackedStreamingDataset`: what it accepts, and what it refuses where it is written."""
+"""`PackedStreamingDataset`: what it accepts and what it refuses at construction."""
 
 from __future__ import annotations
 

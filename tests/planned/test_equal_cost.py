@@ -1,4 +1,4 @@
-"""Packs of equal cost from shards to batches: once, elastic, resumed, and as many as expected."""
+"""Packs of equal cost, from shards to batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams with ends and an overflow rule of their own, beside others that have the packing's."""
+"""Streams with BOS, EOS and an overflow rule of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs drawn for a terminal: as long as they are full, a colour a stream."""
+"""Packs drawn for a terminal, with a colour for each stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The datasets' arguments are refused at construction where they are of another kind."""
+"""Arguments of the wrong kind are refused at construction."""
 
 from __future__ import annotations
 

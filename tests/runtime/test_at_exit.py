@@ -1,4 +1,4 @@
-"""A script may end while it still holds an iteration, whatever works for that one."""
+"""A script may end while it still has an iteration open."""
 
 from __future__ import annotations
 

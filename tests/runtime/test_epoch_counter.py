@@ -1,4 +1,4 @@
-"""The ledger of epochs: workers that never speak to each other agree on which epoch it is."""
+"""The epoch counter: workers that share only a page of memory agree on the epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch in one piece of memory: what comes out is what went in."""
+"""A batch in one piece of memory comes out as it went in."""
 
 from __future__ import annotations
 

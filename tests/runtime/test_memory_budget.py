@@ -1,4 +1,4 @@
-"""The bounds of `Buffers`: what fits, the least that works, and marks that never pass them."""
+"""The bounds of `Buffers`: what fits, the least that works, and the high-water marks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading processes that die: an error that names them, at once, and an exact way on."""
+"""Workers that die or hang: an error that names them, and an exact resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens handed over through shared memory: exact, whatever is held, left or labelled."""
+"""Batches through shared memory are exact, even while earlier ones are still in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Working ahead: in order, within the bound, and failures where the result is asked for."""
+"""Working ahead in threads: in order, bounded, and failures raised at their item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards come whole or not at all, and nothing that was there before is removed."""
+"""Shards appear whole or not at all, and existing files stay."""
 
 from __future__ import annotations
 

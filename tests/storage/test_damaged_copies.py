@@ -1,4 +1,4 @@
-"""Damaged copies of ours are made again, once, and files of others are never touched."""
+"""Our damaged copies are fetched again once; files of others are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One object, whatever the network does: its bytes within the budget, or an error."""
+"""Downloads: the right bytes within the time budget, or an error."""
 
 from __future__ import annotations
 

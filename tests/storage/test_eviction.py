@@ -1,4 +1,4 @@
-"""Under a limit only files of ours go, finished ones first, and nobody reads a byte less."""
+"""Eviction under a limit: only our files, finished ones first, and readers lose nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam to the local disk: locks that die with their holder, and which folders are shared."""
+"""The local disk: locks that end with their holder, and which folders are shared."""
 
 from __future__ import annotations
 

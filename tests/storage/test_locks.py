@@ -1,4 +1,4 @@
-"""Files are brought by one at a time; who waited for one that failed hears of it at once."""
+"""One process fetches a file at a time; those that waited learn of its failure at once."""
 
 from __future__ import annotations
 

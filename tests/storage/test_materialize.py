@@ -1,4 +1,4 @@
-"""Shards are checked wherever they come from: right bytes or a clear error, whatever fails."""
+"""Shards are verified wherever they come from: right bytes or a clear error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a cache are named by what they are: versions and remotes share a `local`."""
+"""Several versions and remotes share a `local`."""
 
 from __future__ import annotations
 

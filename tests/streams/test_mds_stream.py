@@ -1,4 +1,4 @@
-"""An opened stream: what it knows, what it refuses, and that it leaves its `Stream` alone."""
+"""Opened MDS streams: columns, lengths and types, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of the open shards of a process the oldest used go first, and those whose files are gone."""
+"""The pool of open shards closes the least recently used, and those whose files are gone."""
 
 from __future__ import annotations
 

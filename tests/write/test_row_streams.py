@@ -1,4 +1,4 @@
-"""Streams of rows: the same stream from any container, written once, whatever is killed."""
+"""Streams of rows: the same stream from any container, written once, even after kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is read back, by us and by MosaicML, and a broken writing leaves no stream."""
+"""Written streams are read back by us and by MosaicML; failed writes leave nothing."""
 
 from __future__ import annotations
 

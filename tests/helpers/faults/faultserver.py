@@ -1,4 +1,4 @@
-"""A store that misbehaves on demand: the network's faults, one request at a time.
+"""A store that misbehaves on demand, one request at a time.
 
 ::
 

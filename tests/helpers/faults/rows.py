@@ -1,4 +1,4 @@
-"""Every row of the reliability table, and the test that holds it.
+"""Every fault of the reliability table, and its test.
 
 ::
 
