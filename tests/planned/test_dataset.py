@@ -273,6 +273,7 @@ def test_users_see_only_what_is_theirs(written):
         "state_dict",
         "stream_names",
         "streams",
+        "to_config",
         "with_arguments",
         "with_batches",
         "world",
