@@ -43,8 +43,8 @@ class PackedData(LightningDataModule):
     Raises:
         ConfigError: At setup, if a dataset and the Trainer contradict each other.
 
-    Each batch has `num_targets`, the number of its targets. A loss that is a mean over them is
-    logged with it as weight, and is then a mean over all targets of all ranks::
+    Each batch has `num_targets`, the number of its targets as a float. A loss that is a mean over
+    them is logged with it as weight, and is then a mean over all targets of all ranks::
 
         targets = batch["num_targets"]
         losses = cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="sum")
@@ -146,7 +146,8 @@ class _Batches:
             self.loader.load_state_dict(self.loader.state_dict())
         for batch in self.loader:
             if isinstance(batch, dict) and "labels" in batch:
-                batch["num_targets"] = int((batch["labels"] != IGNORED).sum())
+                # Lightning takes the mean of weights over ranks, and truncates that of integers.
+                batch["num_targets"] = float((batch["labels"] != IGNORED).sum())
             yield batch
 
     # Lightning begins an epoch that it resumes at its end, unless the loader seems to resume.

@@ -39,7 +39,7 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.loader.trainer_support import held_out_set, is_packed, over_ranks
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
-from streampack.testing.leaks import InconclusiveError, assert_no_leak
+from streampack.testing.leaks import InconclusiveError, LeakError, assert_no_leak
 from streampack.types import IGNORED
 from streampack.world import World
 
@@ -319,7 +319,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             except InconclusiveError as error:
                 reason = error
                 continue
-            except AssertionError as error:
+            except LeakError as error:
                 name = type(self.model).__name__
                 raise ConfigError(
                     f"{name} attends across samples in batch_format="

@@ -48,6 +48,10 @@ class InconclusiveError(ConfigError):
     """A leak could not have shown: in this batch, or in the logits of this model."""
 
 
+class LeakError(AssertionError):
+    """A segment's logits are not those that it has alone."""
+
+
 class Decoder(Protocol):
     """A causal language model that takes positions and a mask."""
 
@@ -92,9 +96,9 @@ def assert_no_leak(
             attention, or a function that keeps the B * S tokens in their order.
 
     Raises:
-        AssertionError: If a segment's logits differ, or change with other segments. Names its row,
-            stream and sample, and the segments that leaked into it, or reports that positions are
-            ignored.
+        LeakError: An AssertionError, if a segment's logits differ, or change with other segments.
+            Names its row, stream and sample, and the segments that leaked into it, or reports that
+            positions are ignored.
         ConfigError: If the calling convention cannot be inferred.
         InconclusiveError: A ConfigError, if no row has two segments, or replacing tokens hardly
             changes the logits.
@@ -107,10 +111,10 @@ def assert_no_leak(
         rounding = _rounding(model, packed) if atol is None else atol
         try:
             _check_logits(logits_of, batch, packed, rounding)
-        except AssertionError as error:
+        except LeakError as error:
             if not hasattr(model, "config"):
                 raise
-            raise AssertionError(f"{error}. {way_out(model)}") from error
+            raise LeakError(f"{error}. {way_out(model)}") from error
 
 
 def _check_logits(
@@ -125,7 +129,7 @@ def _check_logits(
         # Negated, so that a NaN fails too.
         if not difference <= limit:
             why = _why(logits_of, batch, packed, number, tolerance)
-            raise AssertionError(
+            raise LeakError(
                 f"{_name(batch, number)} have logits that differ by {difference:.3g} from "
                 f"those of the same tokens alone, more than atol={tolerance:.3g}; {why}"
             )
@@ -135,7 +139,7 @@ def _check_logits(
     for number, moved in enumerate(_moved_by_others(logits_of, batch, packed)):
         if not moved <= limit:
             why = _why(logits_of, batch, packed, number, limit)
-            raise AssertionError(
+            raise LeakError(
                 f"{_name(batch, number)} have logits that change by {moved:.3g} if tokens of "
                 f"other segments are replaced, more than atol={limit:.3g}; {why}"
             )

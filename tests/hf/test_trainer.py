@@ -103,7 +103,7 @@ def test_a_held_out_set_is_whole_however_its_epochs_end(tmp_path, arguments):
 @pytest.mark.processes
 def test_two_ranks_measure_what_one_does_and_predict_in_order(tmp_path):
     subprocess.run(
-        [sys.executable, JOB, tmp_path, *map(str, SIZES)],
+        [sys.executable, JOB, "trainer", tmp_path, *map(str, SIZES)],
         env=environment(),
         timeout=PATIENCE_S,
         check=True,
@@ -339,6 +339,17 @@ def test_a_model_that_leaks_is_refused_before_it_is_trained(tmp_path):
     with pytest.raises(ConfigError, match=r"SeesAll .*check_leaks=False to train nevertheless"):
         make_trainer(tmp_path / "out", **options).train()
     make_trainer(tmp_path / "out", **options, check_leaks=False).train()
+
+
+def test_an_error_of_the_model_is_no_leak(tmp_path):
+    class Refusing(SeesAll):
+        def forward(self, input_ids: Any, position_ids: Any, **_: Any) -> Any:  # noqa: ARG002
+            raise AssertionError("not on this device")
+
+    dataset = make_dataset(tmp_path / "a", make_samples(60))
+    trainer = make_trainer(tmp_path / "out", model=Refusing(), train_dataset=dataset, max_steps=2)
+    with pytest.raises(AssertionError, match="not on this device"):
+        trainer.train()  # a ConfigError, where it leaks
 
 
 def test_batches_that_show_nothing_are_warned_of_and_trained_on(tmp_path, caplog):

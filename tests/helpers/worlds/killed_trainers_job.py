@@ -28,11 +28,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
 
@@ -48,6 +47,7 @@ from streampack import (
 from streampack.hf import PackedTrainer, last_checkpoint
 from streampack.lightning import PackedData
 from streampack.write import write_stream
+from tests.helpers.bigrams import Bigrams
 from tests.helpers.trainers_seen import digest_of
 from tests.helpers.worlds.torchrun_agents import free_port
 
@@ -165,22 +165,6 @@ def run_trainer(kind: str, out: Path, world: World, watch: Watch, packs: Packs) 
     )
     trainer.watch = watch
     trainer.train(resume_from_checkpoint=last_checkpoint(out / "saved"))
-
-
-class Bigrams(LightningModule):
-    """Predicts a token from the one before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.logits = nn.Embedding(99, 8), nn.Linear(8, 99)
-
-    def training_step(self, batch: dict[str, Any]) -> Any:
-        logits = self.logits(self.embedding(batch["tokens"]))
-        losses = cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="sum")
-        return losses / max(batch["num_targets"], 1)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 class LightningSteps(Callback):
