@@ -1,4 +1,4 @@
-"""TRL and PEFT, each in an environment of its own that sees the packages of this one.
+"""TRL, PEFT and transformers 4.57, in environments of their own that see the packages of this one.
 
 Cost: some minutes, and downloads; so all of it is slow.
 """
@@ -20,16 +20,23 @@ from tests.helpers.trainers_seen import ROOT
 from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment
 
 
-def run_with(package: str, job: str, folder: Path) -> Any:
-    """Install a package next to those of this environment, run a job, return what it saw."""
+def make_environment(folder: Path, *packages: str) -> Path:
+    """Install packages next to those of this environment; return the Python that has them."""
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))
-    subprocess.run([python, "-m", "pip", "install", "-q", package], check=True)
-    script = ROOT / "tests" / "helpers" / "worlds" / job
+    subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
+    return python
+
+
+def run_job(job: str, folder: Path, *packages: str) -> Any:
+    """Run a job where these packages are installed; return what it saw."""
     subprocess.run(
-        [python, "-W", "ignore", script, folder],
+        [
+            make_environment(folder, *packages),
+            *("-W", "ignore", ROOT / "tests" / "helpers" / "worlds" / job, folder),
+        ],
         env=environment(),
         timeout=PATIENCE_S,
         check=True,
@@ -39,7 +46,7 @@ def run_with(package: str, job: str, folder: Path) -> Any:
 
 @pytest.mark.slow
 def test_trl_learns_the_same_targets_in_as_many_steps(tmp_path):
-    seen = run_with("trl==1.16.0", "trl_job.py", tmp_path)
+    seen = run_job("trl_job.py", tmp_path, "trl==1.16.0")
 
     assert len(seen["ours"]["samples"]) == 2000
     assert seen["ours"]["samples"] == seen["trl"]["samples"]
@@ -47,13 +54,31 @@ def test_trl_learns_the_same_targets_in_as_many_steps(tmp_path):
 
 
 @pytest.mark.slow
-def test_lora_is_trained_checkpointed_and_resumed(tmp_path):
-    seen = run_with("peft==0.21.2", "lora_job.py", tmp_path)
+def test_lora_and_qlora_are_trained_checkpointed_and_resumed(tmp_path):
+    seen = run_job("lora_job.py", tmp_path, "peft==0.21.2", "bitsandbytes==0.50.2")
 
-    assert len(seen["whole"]["losses"]) == 4
-    assert len(set(seen["whole"]["losses"])) == 4
-    assert seen["resumed"] == seen["whole"]
-    assert seen["checkpointed"]["losses"] == pytest.approx(seen["whole"]["losses"], abs=1e-5)
+    for runs in seen.values():
+        assert len(set(runs["whole"]["losses"])) == 4
+        assert runs["resumed"] == runs["whole"]
+    losses = seen["lora"]["whole"]["losses"]
+    assert seen["checkpointed"]["whole"]["losses"] == pytest.approx(losses, abs=1e-5)
+    assert seen["qlora"]["whole"]["losses"] == pytest.approx(losses, rel=0.1)
+
+
+@pytest.mark.slow
+def test_trainers_are_the_same_with_transformers_4_57(tmp_path):
+    python = make_environment(tmp_path, "transformers==4.57.6")
+    version = [python, "-c", "import transformers; print(transformers.__version__)"]
+    done = subprocess.run(version, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "4.57.6\n"
+    tests = ("tests/hf", "tests/behaviour/test_killed_trainers.py", "-p", "no:cacheprovider")
+    subprocess.run(
+        [python, "-m", "pytest", "-q", *tests],
+        cwd=ROOT,
+        env=environment(),
+        timeout=2 * PATIENCE_S,
+        check=True,
+    )
 
 
 def statements(page: str, fence: str, needle: str) -> int:

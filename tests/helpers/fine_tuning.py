@@ -44,13 +44,13 @@ def make_dataset(folder: Path, samples: Sequence[Sample], **arguments: Any) -> A
     return PackedStreamingDataset([Stream(local=str(folder), loss_mask="loss_mask")], **arguments)
 
 
-def make_model() -> Any:
+def make_model(hidden_size: int = 16) -> Any:
     """A tiny Llama, the same each time."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=32,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=MAX_SEQ_LEN,

@@ -1,8 +1,8 @@
-"""LoRA here, in an environment that has PEFT: trained, evaluated, saved and resumed.
+"""LoRA and QLoRA, in an environment that has PEFT and bitsandbytes: trained, saved and resumed.
 
 ::
 
-    python lora_job.py FOLDER  -->  FOLDER/seen.json    losses of a whole run and of a resumed one
+    python lora_job.py FOLDER  -->  FOLDER/seen.json    losses of whole runs and of resumed ones
 
 Cost: half a minute.
 """
@@ -15,20 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
 from streampack.hf import last_checkpoint
 from tests.helpers.fine_tuning import make_dataset, make_model, make_samples, make_trainer
 
 
-def make(folder: Path, out: str, *, checkpointing: bool = False, steps: int = 4) -> Any:
-    model = make_model()
+def make(folder: Path, kind: str, out: str, steps: int = 4) -> Any:
+    model = make_model(hidden_size=64)  # bitsandbytes packs blocks of 32
+    if kind == "qlora":
+        model.save_pretrained(folder / "model")
+        model = LlamaForCausalLM.from_pretrained(
+            folder / "model",
+            quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"),
+            device_map="cpu",
+        )
+        model = prepare_model_for_kbit_training(model)
+    if kind == "checkpointed":
+        model.enable_input_require_grads()
     torch.manual_seed(1)
     lora = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
-    if checkpointing:
-        model.enable_input_require_grads()
     return make_trainer(
-        folder / out,
+        folder / f"{kind}-{out}",
         model=get_peft_model(model, lora),
         train_dataset=make_dataset(folder / "train", make_samples(60)),
         eval_dataset=make_dataset(folder / "held-out", make_samples(41, 1)),
@@ -38,30 +47,25 @@ def make(folder: Path, out: str, *, checkpointing: bool = False, steps: int = 4)
         save_strategy="steps",
         save_steps=2,
         logging_steps=1,
-        gradient_checkpointing=checkpointing,
+        gradient_checkpointing=kind != "lora",
     )
+
+
+def seen_by(trainer: Any) -> dict[str, Any]:
+    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    return {"losses": losses, "eval_loss": trainer.evaluate()["eval_loss"]}
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    whole = make(folder, "whole")
-    whole.train()
-    checkpointed = make(folder, "checkpointed", checkpointing=True)
-    checkpointed.train()
-    make(folder, "resumed", steps=2).train()
-    resumed = make(folder, "resumed")
-    resumed.train(resume_from_checkpoint=last_checkpoint(folder / "resumed"))
-    seen = {
-        name: {
-            "losses": [each["loss"] for each in trainer.state.log_history if "loss" in each],
-            "eval_loss": trainer.evaluate()["eval_loss"],
-        }
-        for name, trainer in (
-            ("whole", whole),
-            ("checkpointed", checkpointed),
-            ("resumed", resumed),
-        )
-    }
+    seen: dict[str, Any] = {}
+    for kind in ("lora", "checkpointed", "qlora"):
+        whole = make(folder, kind, "whole")
+        whole.train()
+        make(folder, kind, "resumed", steps=2).train()
+        resumed = make(folder, kind, "resumed")
+        resumed.train(resume_from_checkpoint=last_checkpoint(folder / f"{kind}-resumed"))
+        seen[kind] = {"whole": seen_by(whole), "resumed": seen_by(resumed)}
     (folder / "seen.json").write_text(json.dumps(seen))
 
 
