@@ -204,6 +204,7 @@ MISTAKES: list[Callable[[Path], Any]] = [
             {"rows": ROWS, "remote": "elsewhere"},
             {"rows": ROWS, "split": "train"},
             {"rows": None, "local": "x", "tokenizer": "tokenizer.json"},
+            {"rows": None, "local": "x", "on_bad_row": "skip"},
             {"rows": None, "local": "x", "chat": True},
             {"rows": ROWS, "chat": True},
             {"rows": ROWS, "tokenizer": "tokenizer.json", "labels": "labels"},

@@ -188,7 +188,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
     },
     "Rows": {
         "rows excludes remote, split": "the stream is made of its rows",
-        "tokenizer, chat needs rows": "it makes tokens of rows",
+        "tokenizer, chat, on_bad_row needs rows": "it is about making samples of rows",
         "chat needs tokenizer": (
             "a chat template makes the tokens of a conversation; set tokenizer to one that has a "
             "template, or leave chat out for rows of token ids"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from streampack.config import Packing
 from streampack.planned.dataset import PackedStreamingDataset
@@ -22,6 +22,7 @@ def chat_dataset(
     chat: bool | str | Mapping[str, Any] = True,
     name: str | None = None,
     local: str | os.PathLike[str] | None = None,
+    on_bad_row: Literal["error", "skip"] = "error",
     **arguments: Any,
 ) -> PackedStreamingDataset:
     """Return a dataset of conversations, which are tokenized once and kept on this node.
@@ -38,6 +39,7 @@ def chat_dataset(
         chat: See `Stream`.
         name: See `Stream`.
         local: See `Stream`.
+        on_bad_row: See `Stream`.
         arguments: Other arguments of `PackedStreamingDataset`. What is left open, such as
             `batch_size`, a trainer sets by `with_batches`.
 
@@ -51,5 +53,7 @@ def chat_dataset(
             "max_seq_len": packing.max_seq_len,
             **(chat if isinstance(chat, Mapping) else named),
         }
-    stream = Stream(rows=rows, tokenizer=tokenizer, chat=chat, name=name, local=local)
+    stream = Stream(
+        rows=rows, tokenizer=tokenizer, chat=chat, name=name, local=local, on_bad_row=on_bad_row
+    )
     return PackedStreamingDataset([stream], packing=packing, **arguments)

@@ -128,6 +128,8 @@ class Stream:
             of `RowFormat`'s options, such as ``{"train_on": "last_response"}``. None: rows are
             texts.
         text: Column of the texts.
+        on_bad_row: What a row that cannot become a sample does: raise an error, or be left out and
+            counted in a warning.
 
     Raises:
         ConfigError: If the arguments are invalid or contradict each other.
@@ -173,6 +175,7 @@ class Stream:
         tokenizer: Any = None,
         chat: bool | str | Mapping[str, Any] | None = None,
         text: str = "text",
+        on_bad_row: Literal["error", "skip"] = "error",
         format: str | None = None,  # noqa: A002 - the word of its users
         unit: Literal["document", "sequence", "shard", "sample"] = "document",
         samples: slice | None = None,
@@ -201,6 +204,7 @@ class Stream:
         self.check_dtypes, self.check_remote = check_dtypes, check_remote
         self.bos_id, self.eos_id = read_token_id("bos_id", bos_id), read_token_id("eos_id", eos_id)
         self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
+        self.on_bad_row = on_bad_row
         self.format, self.unit = format, unit
         self.index, self.split_at = index, read_token_id("split_at", split_at)
         self.begins_with_bos, self.ends_with_eos = begins_with_bos, ends_with_eos
@@ -213,6 +217,7 @@ class Stream:
 
 
 CHOICES = {
+    "on_bad_row": ("error", "skip"),
     "on_exhausted": OnExhausted,
     "overflow": Overflow,
     "part": Side,
@@ -226,7 +231,7 @@ def _check(given: Mapping[str, Any]) -> None:
     """Refuse arguments that are invalid, or contradict each other."""
     # Not the values of these: rows of pandas compare element by element.
     is_set = {name: given[name] is not None and given[name] is not False for name in OPTIONS}
-    split = {name: given[name] for name in ("part", "fraction", "unit", "samples")}
+    split = {name: given[name] for name in ("part", "fraction", "unit", "samples", "on_bad_row")}
     check_combination(is_set | split)
     for option, choices in CHOICES.items():
         if given[option] is not None:

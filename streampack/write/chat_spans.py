@@ -190,6 +190,8 @@ class Rendering:
         content = text_of(self.messages[response].get("content"))
         is_text = isinstance(content, str)
         if begin == len(before) and (not is_text or _begins(until[begin:], content)):
+            if before[-1:] == until[-1:] and before == self._render(response):
+                self._check_end(response, before, until)
             return begin
         bare = self._render(response)
         prompt = _num_shared(bare, before)  # where the generation prompt begins
@@ -208,6 +210,21 @@ class Rendering:
             begin = tag.start() if tag else begin
         is_shared = begin > prompt or (begin == prompt and _begins(until[begin:], content))
         return begin if is_shared else None
+
+    def _check_end(self, response: int, before: str, until: str) -> None:
+        """Refuse a template that ends every text with a generation prompt, asked for or not."""
+        asked = [*SHORT_CHAT, SHORT_CHAT[0]]
+        with suppress(DataError):
+            short, longer = (
+                Rendering(self._tokenizer, chat, self._options).text for chat in (asked[:2], asked)
+            )
+            appended = short[_num_shared(short, longer) :]
+            if appended and before.endswith(appended):
+                raise ConfigError(
+                    f"message {response} of {len(self.messages)}: the chat template ends every "
+                    f"text with its generation prompt, so {until[-40:]!r} would be learned; pass "
+                    "chat_template= with one that prints it only if add_generation_prompt is true"
+                )
 
     def _after_prompt(self, response: int, before: str) -> str:
         """Return what follows the prompt's end where its beginning changes with the response.

@@ -48,9 +48,8 @@ from streampack.streams.stream import Stream
 from streampack.write.files import write_job
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions, installed
-from streampack.write.options import JobProgress, WriteOptions, Written
+from streampack.write.options import JobProgress, OnBadRow, WriteOptions, Written
 from streampack.write.output import open_output
-from streampack.write.part import OR_SKIP
 from streampack.write.plan import plan_job
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.tokenization import CONFIG_FILE, TOKENIZER_FILE
@@ -60,6 +59,7 @@ PARTIAL, LOCK = ".partial", ".lock"
 ROWS_FILE = ".rows.jsonl"
 PART_BYTES = 4 << 20  # of every node alike, as index.json depends on it
 BATCH_ROWS = 1000
+MAX_BAD_ROWS = 2**31  # all, where they may be left out
 COLUMN = "tokens"
 
 logger = logging.getLogger(__name__)
@@ -76,9 +76,9 @@ def written_rows(stream: Stream) -> Stream:
     with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
         tokenizer = _tokenizer_folder(stream.tokenizer, Path(temporary))
         rows = _row_format(stream, tokenizer)
-        folder = root / _digest(stream.rows, rows)
+        folder = root / _digest(stream, rows)
         if not (folder / INDEX_FILE).exists():
-            _build(stream.rows, rows, folder)
+            _build(stream, rows, folder)
     made = copy.copy(stream)
     asked = {name: getattr(stream, name) for name in ("name", "local", "tokens", "chat")}
     # Not the rows in memory, which may be large; a class says that there were some.
@@ -164,12 +164,13 @@ def _without(path: Path, *names: str) -> None:
         path.write_text(json.dumps({k: v for k, v in fields.items() if k not in names}))
 
 
-def _digest(rows: Any, options: RowFormat) -> str:
+def _digest(stream: Stream, options: RowFormat) -> str:
     """Return the name of a stream's folder: a digest of everything that its bytes depend on."""
+    rows = stream.rows
     digest = hashlib.blake2b(digest_size=12)
     described = asdict(replace(options, tokenizer=None)), tokenizer_digest(options)
     versions = current_versions(options.backend), options.chat and installed("transformers")
-    digest.update(json.dumps([described, versions, PART_BYTES]).encode())
+    digest.update(json.dumps([described, versions, PART_BYTES, stream.on_bad_row]).encode())
     if _is_path(rows):
         for file in list_inputs([os.fspath(rows)]):
             digest.update(json.dumps([file.format, file.compression, file.num_bytes]).encode())
@@ -187,8 +188,9 @@ def _file_digest(path: str) -> bytes:
         return hashlib.file_digest(file, "blake2b").digest()
 
 
-def _build(rows: Any, options: RowFormat, folder: Path) -> None:
+def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
     """Write a stream into a folder, unless another process does so first."""
+    rows = stream.rows
     lock = FileLock(folder.with_suffix(LOCK))
     try:
         held = lock.acquire(timeout=0)
@@ -208,7 +210,7 @@ def _build(rows: Any, options: RowFormat, folder: Path) -> None:
                 with spilled.open("wb") as file:
                     file.writelines(_json_lines(rows, options))
             path = os.fspath(rows) if _is_path(rows) else str(spilled)
-            written = _write(path, options, partial)
+            written = _write(path, options, partial, stream.on_bad_row)
             spilled.unlink(missing_ok=True)
             partial.rename(folder)
         except BadRowsError as error:
@@ -216,11 +218,14 @@ def _build(rows: Any, options: RowFormat, folder: Path) -> None:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     logger.info("%s: %d samples, %d tokens", folder, written.num_samples, written.num_tokens)
-    if written.num_dropped or written.num_skipped:
+    if written.num_dropped or written.num_skipped or written.num_bad_rows:
         logger.warning(
-            "%d of the rows have no token to learn, and %d no token at all",
+            "left out %d samples without a token to learn, %d without any token, and %d bad rows, "
+            "of which each part.json in %s names the first ones",
             written.num_dropped,
             written.num_skipped,
+            written.num_bad_rows,
+            folder,
         )
 
 
@@ -233,7 +238,6 @@ def _remove_remains(root: Path) -> None:
 
 def _in_rows(text: str, spilled: Path) -> str:
     """Return the message of a bad row without the name of our file, and without its parts."""
-    text = f"{text.removesuffix(OR_SKIP)}; fix or remove the row"
     found = re.match(rf"{re.escape(str(spilled))}, row (\d+)(?: after byte (\d+))?: ", text)
     if found is None:
         return text
@@ -242,8 +246,15 @@ def _in_rows(text: str, spilled: Path) -> str:
     return f"rows: row {int(found[1]) + before} {text[found.end() :]}"
 
 
-def _write(path: str, rows: RowFormat, folder: Path) -> Written:
-    options = WriteOptions(rows=rows, column=COLUMN, compression=None, part_bytes=PART_BYTES)
+def _write(path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow) -> Written:
+    options = WriteOptions(
+        rows=rows,
+        column=COLUMN,
+        compression=None,
+        part_bytes=PART_BYTES,
+        on_bad_row=on_bad_row,
+        max_bad_rows=MAX_BAD_ROWS,
+    )
     output = open_output(folder)
     settings, slices = plan_job([path], options, None)
     parts = tuple(Part(id=f"{number:05}", slices=(one,)) for number, one in enumerate(slices))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,7 @@ ITERABLES = {
 
 PROMPT = "{% if add_generation_prompt %}<|assistant|> {% endif %}"
 PLAIN = "{% for m in messages %}<|{{ m.role }}|> {{ m.content }} {% endfor %}" + PROMPT
+ALWAYS_ASKS = PLAIN.removesuffix(PROMPT) + "<|assistant|> "
 SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "text"}]
 
 
@@ -323,12 +325,65 @@ CHATS = {
             encoded(template=PLAIN),
         ],
     ),
+    "a generation prompt that ends every text": Remedy(
+        lambda _: encoded(template=ALWAYS_ASKS),
+        r"pass (chat_template)= with one that prints it only if add_generation_prompt is true$",
+        lambda _, option: encoded(template=ALWAYS_ASKS, **{option: PLAIN}),
+    ),
     "a text as a conversation": Remedy(
         lambda _: encoded("a text"),
         r"messages such as (\{.*\})$",
         lambda _, message: encoded([ast.literal_eval(message), *SAID]),
     ),
 }
+
+
+def of_rows(rows: Any, folder: Path, **options: Any) -> int:
+    return packed([Stream(rows=rows, local=folder / "cache", **options)])
+
+
+def of_chats(folder: Path, **options: Any) -> int:
+    rows = [{"messages": SAID}, {"messages": [{"role": "bot", "content": "a"}]}]
+    return of_rows(rows, folder, tokenizer=chat_tokenizer(), chat=True, **options)
+
+
+STREAMS_OF_ROWS = {
+    "a bad row": Remedy(
+        of_chats,
+        r"^rows: row 1 .*; set (on_bad_row)='(\w+)' to leave such rows out$",
+        lambda folder, option, value: of_chats(folder, **{option: value}),
+    ),
+    "rows that can be read only once": Remedy(
+        lambda folder: of_rows(iter(ROWS), folder),
+        r"make a (list) of a generator, or pass what has no end to (PackedIterableDataset)$",
+        lambda folder, *_: [of_rows(list(iter(ROWS)), folder), flow(IterableStream(ROWS))],
+    ),
+    "a checkpoint that is not complete": Remedy(
+        lambda folder: checkpoint(folder, folder / "checkpoint-4"),
+        r"has no readable streampack.json: .*; resume from (\S+)$",
+        lambda folder, last: checkpoint(folder, last),
+    ),
+    "no checkpoint that is complete": Remedy(
+        lambda folder: checkpoint(folder / "other", True),
+        r"leave it out to begin, or pass streampack\.hf\.(\w+)\(\.\.\.\), which may be None$",
+        lambda folder, name: [checkpoint(folder / "other", None), last_of(name, folder / "other")],
+    ),
+}
+
+
+def last_of(name: str, folder: Path) -> str | None:
+    return getattr(import_module("streampack.hf"), name)(folder)
+
+
+def checkpoint(folder: Path, resume: Any) -> str | None:
+    """Find a checkpoint in a folder that has a complete one and another one."""
+    for name in ("checkpoint-2/streampack.json", "checkpoint-2/trainer_state.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if folder.name != "other":
+            (folder / name).write_text("{}")
+    (folder / "checkpoint-4").mkdir(exist_ok=True)
+    (folder / "checkpoint-4" / "trainer_state.json").write_text("{}")
+    return import_module("streampack.hf.checkpoints").find_checkpoint(folder, resume)
 
 
 # Length files.
@@ -363,6 +418,7 @@ GROUPS = {
     "iterables": ITERABLES,
     "steps": STEPS,
     "chats": CHATS,
+    "rows": STREAMS_OF_ROWS,
     "lengths": LENGTHS,
 }
 TABLE = {f"{group}: {name}": row for group, rows in GROUPS.items() for name, row in rows.items()}

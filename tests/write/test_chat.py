@@ -479,6 +479,27 @@ def test_instructions_at_the_end_of_every_text_are_not_learned() -> None:
         encode.samples(say("hello", "fine"))
 
 
+@pytest.mark.parametrize("header", ["<|im_start|>assistant\n", "<|assistant|>", "assistant: "])
+@pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
+def test_a_generation_prompt_that_ends_every_text_is_not_learned(header, train_on) -> None:
+    turn = header.replace("assistant", "{{ m.role }}") + "{{ m.content }}<|im_end|>\n"
+    template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
+    encode = ChatEncoder(tokenizer_of(template + header), train_on)
+    for chat in (say("hello", "fine"), say("hello", "fine", "how", "well")):
+        with pytest.raises(ConfigError, match="ends every text with its generation prompt, so"):
+            encode.samples(chat)
+    asks = template + "{% if add_generation_prompt %}" + header + "{% endif %}"
+    encode = ChatEncoder(tokenizer_of(asks), train_on)
+    [*_, sample] = encode.samples(say("hello", "fine"))
+    assert learned(sample, encode.tokenizer) == "fine<|im_end|>"
+
+
+def test_turns_that_end_alike_and_have_no_header_need_no_prompt() -> None:
+    encode = ChatEncoder(tokenizer_of("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"))
+    sample = encode(say("hello", "fine", "how", "well"))
+    assert learned(sample, encode.tokenizer) == "fine<|end|>well<|end|>"
+
+
 class Counting:
     """A tokenizer that counts the renderings of its template."""
 

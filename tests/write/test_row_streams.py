@@ -323,7 +323,7 @@ def test_the_next_build_removes_what_another_one_left(tmp_path):
 
 def test_a_bad_row_is_named_as_the_user_counts(tmp_path):
     rows = [*texts(3), {"text": 5}]
-    with pytest.raises(DataError, match=r"^rows: row 3 .*text.*; fix or remove the row$"):
+    with pytest.raises(DataError, match=r"^rows: row 3 .*text.*; set on_bad_row='skip' to"):
         folder_of(rows, tmp_path, words(), chat=None)
     long = [{"text": "a " * 500}] * 9000  # in the third part of 4 MiB
     long[8700] = {"text": None}
@@ -335,8 +335,23 @@ def test_a_bad_row_is_named_as_the_user_counts(tmp_path):
 def test_a_bad_row_of_a_file_is_named_by_the_file(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"text": "a"}\n{"text": 5}\n')
-    with pytest.raises(DataError, match=r"bad.jsonl, row 1: .*; fix or remove the row$"):
+    with pytest.raises(DataError, match=r"bad.jsonl, row 1: .*; set on_bad_row='skip' to"):
         folder_of(path, tmp_path / "cache", words(), chat=None)
+
+
+@pytest.mark.parametrize("kind", ["list", "jsonl", "parquet"])
+def test_bad_rows_are_left_out_and_counted_where_they_may_be(tmp_path, caplog, kind):
+    rows = chats(2100)
+    for number in range(0, 2100, 2):  # more than `streampack write` leaves out by default
+        rows[number]["messages"] = [{"role": "bot", "content": "a"}]
+    each = (in_memory(rows) | files_of(rows, tmp_path))[kind]
+    dataset = chat_dataset(
+        each, chat_tokenizer(), packing=PACKING, local=tmp_path / "cache", on_bad_row="skip"
+    )
+    assert len(samples_of(dataset.streams[0])) == 1050
+    assert "0 without any token, and 1050 bad rows, of which each part.json in" in caplog.text
+    with pytest.raises(DataError, match=r"has role 'bot'.*on_bad_row='skip'"):
+        chat_dataset(each, chat_tokenizer(), packing=PACKING, local=tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -366,6 +381,7 @@ def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):
         ({"tokenizer": "nowhere"}, r"tokenizer='nowhere' cannot be loaded"),
         ({"chat": {"train": "all"}}, r"chat=\{'train': 'all'\}: .*'train'; write options of Row"),
         ({"chat": {"train_on": "turns"}}, r"train_on='turns' is not one of"),
+        ({"on_bad_row": "leave"}, r"on_bad_row='leave' is not one of error\|skip"),
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path, options, message):
