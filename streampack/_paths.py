@@ -1,17 +1,19 @@
-"""Tell local folders from URLs of object stores.
+"""Tell local folders from URLs of object stores, and replace files atomically.
 
 ::
 
     data/code    ~/code    /data/code    file:///data/code      folders
     s3://bucket/code    dbfs:/Volumes/code                      URLs of stores
 
-Cost: none; the file system is not accessed.
+Cost: none; only `replaced` accesses the file system.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -62,3 +64,15 @@ def local_path(
     if folder is None:
         raise ConfigError(f"{name}={text!r} is a URL, but must be a local path; {way_out}")
     return Path(folder)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file, which gets its final name once it is written."""
+    # So that a full disk leaves no broken file.
+    part = path.with_name(f".{path.name}.part")
+    try:
+        yield part
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -26,9 +26,6 @@ CheckDtypes = Annotated[
 Verify = Annotated[
     bool, Option("--verify", help="Read the shards again, and compare their hashes.")
 ]
-Steps = Annotated[
-    int | None, Option(min=1, help="Batches of each rank, over as many epochs as that needs.")
-]
 StateFile = Annotated[Path | None, Option(help="A state of the run, as JSON, to compare with.")]
 JsonAtEnd = Annotated[bool, Option("--json", help="Print one JSON line at the end.")]
 JsonOnly = Annotated[bool, Option("--json", help="Print one JSON line, and no table.")]
@@ -225,7 +222,6 @@ class WorldOptions:
     """Options of the verbs that plan for all ranks."""
 
     config: Config
-    steps: Steps = None
     num_ranks: Annotated[int, Option(min=1, help="Ranks that train together.")] = 1
     ranks_per_node: Annotated[
         int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
@@ -245,6 +241,9 @@ class Simulate(WorldOptions):
     Without --steps it plans one epoch. Numbers are those of all ranks together.
     """
 
+    steps: Annotated[
+        int | None, Option(min=1, help="Batches of each rank, over as many epochs as that needs.")
+    ] = None
     as_json: JsonOnly = False
 
 
@@ -255,6 +254,9 @@ class Report(WorldOptions):
     Without --steps it plans an epoch or the run, or the first steps of a long one.
     """
 
+    steps: Annotated[
+        int | None, Option(min=1, help="Batches of each rank to plan, at most an epoch.")
+    ] = None
     state: StateFile = None
     stats: Annotated[
         Path | None, Option(help="The loader's stats(), as JSON: what was measured.")

@@ -8,43 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.report import drawing as draw
 from streampack.report.bars import colour
 from streampack.report.chapters import POINTS, chapter_engine_of, run_curves
-from streampack.report.drawing import (
-    BAND,
-    FULL,
-    HALF,
-    INK,
-    SERIES,
-    SIZE,
-    SURFACE,
-    draw_bars,
-    draw_steps,
-    label,
-    new_figure,
-    note,
-    save_picture,
-    short_ticks,
-    shown,
-)
 from streampack.report.facts import RunFacts, stream_lengths
-from streampack.report.nodes import NODE_COLUMNS, node_rows, shown_bytes
+from streampack.report.nodes import BYTES, node_rows, shown_bytes
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Int64Array
 
 HATCHES = ("//", "\\\\", "xx", "..", "--", "||", "++", "oo")
 SHADES = (1, 0.66, 0.82)  # opacities of neighbouring documents
 CUTS = {"split": (None, "area"), "truncated": ("///", "hatch"), "dropped": ("xxx", "cross")}
-NODE_BYTES = {
-    "read_bytes": "read",
-    "fetched_bytes": "fetched",
-    "cache_bytes": "cache without a limit",
-    "least_cache_limit": "least cache_limit",
-}
+DOCUMENT = [STREAM, PASS, SAMPLE]
 
 
 class Chart(NamedTuple):
@@ -58,7 +38,7 @@ class Chart(NamedTuple):
     """Its numbers, below the names of the columns; also its text alternative."""
     legend: Sequence[tuple[str, str]] = ()
     """The colour or the kind of each mark, and its meaning."""
-    width: int = FULL
+    width: int = draw.FULL
     titles: Mapping[str, str] = {}
     """What patches say when the pointer is over them, by gid."""
 
@@ -84,10 +64,11 @@ def mixture_chart(facts: RunFacts) -> Chart:
         text = "  ·  ".join(" ".join(word) for word in words)
         lines.append((name, [(shares[1], colour(number), None)], text))
         marks.append(shares)
-    figure, axes = draw_bars(FULL, lines, most=1.35, least=[max(shares) for shares in marks])
+    figure, axes = draw.bars(draw.FULL, lines, most=1.35, least=[max(shares) for shares in marks])
     for number, (asked, _, *delivered) in enumerate(marks):
-        axes.plot([asked] * 2, [number - 0.4, number + 0.4], color=INK, lw=2)
-        axes.plot(delivered, [number] * len(delivered), "o", ms=9, color=SURFACE, mec=INK, mew=2)
+        axes.plot([asked] * 2, [number - 0.4, number + 0.4], color=draw.INK, lw=2)
+        style = {"ms": 9, "color": draw.SURFACE, "mec": draw.INK, "mew": 2}
+        axes.plot(delivered, [number] * len(delivered), "o", **style)
     legend = [("line", "asked"), ("area", "planned")]
     legend += [("dot", f"delivered: {facts.source}")] if facts.delivered else []
     title = "The mixture as asked, planned and delivered"
@@ -101,9 +82,10 @@ def run_chart(facts: RunFacts) -> Chart:
     rows = [["stream", "share at the start", "share at the end", "tokens", "repeats"]]
     for number, stream in enumerate(recipe.streams):
         own = [percent(shares[0, number]), percent(shares[-1, number])]
-        own.append(shown(passes[-1, number] * stream.num_tokens))
+        own.append(draw.shown(passes[-1, number] * stream.num_tokens))
         rows.append([stream.name, *own, f"{passes[-1, number]:.2f}"])
-    unit = f"shares of {recipe.target_unit}, tokens and repeats, over {shown(tokens[-1])} tokens"
+    whole = draw.shown(tokens[-1])
+    unit = f"shares of {recipe.target_unit}, tokens and repeats, over {whole} tokens"
     if facts.num_chapters:
         unit += f" in {facts.num_chapters} chapters; tokens and repeats are expected ones"
     figure = draw_run(facts.curves, facts.engine, facts.num_chapters, facts.state_tokens)
@@ -117,39 +99,40 @@ def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
     figure = draw_run(run_curves(engine), engine, len(engine.run.chapters))
     areas = figure.axes[0].collections[: len(engine.recipe.names)]
     figure.legend(handles=areas, loc="outside lower center", ncols=6, frameon=False)
-    save_picture(figure, path)
+    draw.save_picture(figure, path)
 
 
 def draw_run(curves: Any, engine: Any, num_chapters: int, state_tokens: float | None = None) -> Any:
     """Return a figure of shares, tokens and repeats over a run; its chapters are bands."""
     recipe, (tokens, shares, passes) = engine.recipe, curves
-    figure, panels = new_figure(FULL, 560, rows=3, sharex=True, height_ratios=(3, 2, 2))
+    figure, panels = draw.new_figure(draw.FULL, 560, rows=3, sharex=True, height_ratios=(3, 2, 2))
     upper, middle, lower = panels = panels[:, 0]
     colours = [colour(number) for number in range(len(recipe.names))]
-    upper.stackplot(tokens, shares.T, labels=recipe.names, colors=colours, ec=SURFACE, lw=1.5)
+    upper.stackplot(tokens, shares.T, labels=recipe.names, colors=colours, ec=draw.SURFACE, lw=1.5)
     upper.set(ylim=(0, 1), xlim=(0, tokens[-1]))
     upper.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
     for number, stream in enumerate(recipe.streams):
         middle.plot(tokens, passes[:, number] * stream.num_tokens, color=colours[number], lw=2)
         lower.plot(tokens, passes[:, number], color=colours[number], lw=2)
     for axis in (middle.yaxis, lower.yaxis, lower.xaxis):
-        short_ticks(axis)
+        draw.short_ticks(axis)
     edges = [0, *tokens[POINTS - 1 :: POINTS]]
     for number in range(num_chapters if num_chapters > 1 else 0):
         first, last = edges[number : number + 2]
         for panel in panels[1:]:
-            panel.axvspan(first, last, color=BAND, lw=0, zorder=0, alpha=number % 2)
-        upper.axvline(first, color=SURFACE, lw=2)
+            panel.axvspan(first, last, color=draw.BAND, lw=0, zorder=0, alpha=number % 2)
+        upper.axvline(first, color=draw.SURFACE, lw=2)
         if last - first > 0.045 * tokens[-1]:  # else its name is wider
-            note(upper, f"chapter {number}", ((first + last) / 2, 1), (0, 6), axis="x", ha="center")
+            middle_of = (first + last) / 2
+            draw.note(upper, f"chapter {number}", (middle_of, 1), (0, 6), axis="x", ha="center")
     for panel in panels if state_tokens is not None and state_tokens <= tokens[-1] else ():
-        panel.axvline(state_tokens, color=INK, lw=1.5, ls=(0, (4, 3)))
-        note(panel, "state" if panel is middle else "", (state_tokens, 0.9), (6, 0), axis="x")
+        panel.axvline(state_tokens, color=draw.INK, lw=1.5, ls=(0, (4, 3)))
+        draw.note(panel, "state" if panel is middle else "", (state_tokens, 0.9), (6, 0), axis="x")
     middle.set_ylim(0)
     lower.set_ylim(0)
-    label(upper, y=f"share of {recipe.target_unit}")
-    label(middle, y="tokens of each stream, in total")
-    label(lower, x="tokens of the run", y="repeats: how often a sample was used")
+    draw.label(upper, y=f"share of {recipe.target_unit}")
+    draw.label(middle, y="tokens of each stream, in total")
+    draw.label(lower, x="tokens of the run", y="repeats: how often a sample was used")
     return figure
 
 
@@ -160,7 +143,8 @@ def length_chart(facts: RunFacts) -> Chart | None:
         return None
     columns = min(len(found), 4)
     lines = -(-len(found) // columns)
-    figure, axes = new_figure(FULL, 20 + 200 * lines, lines, columns, sharex=True, sharey=True)
+    shape, shared = (draw.FULL, 20 + 200 * lines, lines, columns), {"sharex": True, "sharey": True}
+    figure, axes = draw.new_figure(*shape, **shared)
     most = [2 * recipe.row_tokens, *(lengths.max() for lengths, *_ in found.values())]
     edges = np.geomspace(min(lens.min() for lens, *_ in found.values()), max(most) + 1, 40)
     rows = [["stream", "median", "mean", "longest", "longer than a pack", "tokens in these"]]
@@ -171,12 +155,12 @@ def length_chart(facts: RunFacts) -> Chart | None:
         number = recipe.names.index(name)
         size, parts = recipe.packing_of(number).max_seq_len, lengths / lengths.sum()
         panel.hist(lengths, edges, weights=0 * parts + 1 / len(parts), color=colour(number))
-        panel.hist(lengths, edges, weights=parts, histtype="step", color=INK, lw=1.5)
-        panel.axvline(size, color=INK, lw=1.5, ls=(0, (4, 3)))
+        panel.hist(lengths, edges, weights=parts, histtype="step", color=draw.INK, lw=1.5)
+        panel.axvline(size, color=draw.INK, lw=1.5, ls=(0, (4, 3)))
         panel.set(xscale="log", yticks=[])
-        panel.xaxis.set_major_formatter(lambda value, _: shown(value))
+        panel.xaxis.set_major_formatter(lambda value, _: draw.shown(value))
         panel.minorticks_off()
-        label(panel, y=name)
+        draw.label(panel, y=name)
         numbers = np.median(lengths), lengths.mean(), lengths.max()
         shares = (lengths > size).mean(), parts[lengths > size].sum()
         rows.append([name, *(f"{value:,.0f}" for value in numbers), *map(percent, shares)])
@@ -191,27 +175,27 @@ def fill_chart(facts: RunFacts) -> Chart:
     """Draw the fill of packs over the steps planned."""
     tokens, room, *_ = facts.steps
     fill = tokens.sum(axis=1) / room
-    figure, axes = draw_steps(HALF, [fill], [INK])
+    figure, axes = draw.steps(draw.HALF, [fill], [draw.INK])
     low = min(0.98, float(fill.min()) - 0.01)
     axes.set_ylim(low, 1 + 0.02 * (1 - low))
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.1f} %")
     rows = [["", "fill"], ["all steps", percent(tokens.sum() / room.sum())]]
     rows.append(["the step with the least", percent(fill.min())])
     return Chart(
-        "fill", "Fill", "real tokens in the slots of packs, by step", figure, rows, (), HALF
+        "fill", "Fill", "real tokens in the slots of packs, by step", figure, rows, (), draw.HALF
     )
 
 
 def documents_chart(facts: RunFacts) -> Chart:
     """Draw the documents of each step, and the effective ones."""
     series = dict(zip(("documents", "effective"), facts.steps[2:], strict=True))
-    figure, axes = draw_steps(HALF, list(series.values()), [SERIES[1], INK])
+    figure, axes = draw.steps(draw.HALF, list(series.values()), [draw.SERIES[1], draw.INK])
     axes.set_ylim(0)
-    short_ticks(axes.yaxis)
+    draw.short_ticks(axes.yaxis)
     rows = [["", "mean of a step"], *([key, f"{of.mean():,.1f}"] for key, of in series.items())]
     unit = "number by step; effective: 1 / sum of (share of tokens)²"
-    legend = [(SERIES[1], "documents"), (INK, "effective documents")]
-    return Chart("documents", "Documents in a step", unit, figure, rows, legend, HALF)
+    legend = [(draw.SERIES[1], "documents"), (draw.INK, "effective documents")]
+    return Chart("documents", "Documents in a step", unit, figure, rows, legend, draw.HALF)
 
 
 def cuts_chart(facts: RunFacts) -> Chart:
@@ -222,10 +206,10 @@ def cuts_chart(facts: RunFacts) -> Chart:
         parts = [(own[kind] / whole, colour(number), hatch) for kind, (hatch, _) in CUTS.items()]
         lines.append((name, parts, percent(sum(part[0] for part in parts))))
         rows.append([name, *(f"{own[key]:,}" for key in ("samples", *CUTS))])
-    figure, _ = draw_bars(HALF, lines)
+    figure, _ = draw.bars(draw.HALF, lines)
     legend = [(mark, kind) for kind, (_, mark) in CUTS.items()]
     unit = "share of a stream's documents"
-    return Chart("cuts", "Cut documents", unit, figure, rows, legend, HALF)
+    return Chart("cuts", "Cut documents", unit, figure, rows, legend, draw.HALF)
 
 
 def straggler_chart(facts: RunFacts) -> Chart | None:
@@ -235,30 +219,19 @@ def straggler_chart(facts: RunFacts) -> Chart | None:
         return None
     names = ("as planned", "with balance" if times["is_dealt"] else "with balance=Balance()")
     found = dict(zip(names, (times["planned"], times["dealt"]), strict=True))
-    lines = [(name, [(at - 1, SERIES[0], None)], f"{at:.3f}") for name, at in found.items()]
-    figure, _ = draw_bars(HALF, lines)
+    lines = [(name, [(at - 1, draw.SERIES[0], None)], f"{at:.3f}") for name, at in found.items()]
+    figure, _ = draw.bars(draw.HALF, lines)
     rows = [["packs", "straggler factor"], *([name, f"{at:.3f}"] for name, at in found.items())]
     unit = "time of a global batch over the ideal: straggler factor"
-    return Chart("straggler", "Waiting for the slowest rank", unit, figure, rows, (), HALF)
-
-
-def letters(number: int) -> str:
-    """Return a name of letters.
-
-    >>> letters(0), letters(25), letters(26)
-    ('A', 'Z', 'AA')
-    """
-    return (letters(number // 26 - 1) if number >= 26 else "") + chr(ord("A") + number % 26)
+    return Chart("straggler", "Waiting for the slowest rank", unit, figure, rows, (), draw.HALF)
 
 
 def documents_again(packs: Sequence[Int64Array]) -> dict[tuple[int, ...], int]:
     """Number the documents that have pieces in several of these packs, in order."""
-    keys = [key for pack in packs for key in set(map(tuple, pack[:, DOCUMENT].tolist()))]
+    each = [dict.fromkeys(map(tuple, pack[:, DOCUMENT].tolist())) for pack in packs]
+    keys = [key for pack in each for key in pack]
     several = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
     return {key: number for number, key in enumerate(several)}
-
-
-DOCUMENT = [STREAM, PASS, SAMPLE]
 
 
 def packs_chart(facts: RunFacts) -> Chart:
@@ -266,10 +239,10 @@ def packs_chart(facts: RunFacts) -> Chart:
     packs, names = facts.packs, facts.engine.recipe.names
     size = max(int(pack[:, LENGTH].sum()) for pack in packs)
     size = max(size, facts.engine.recipe.row_tokens)
-    figure, axes = new_figure(FULL, 60 + 26 * len(packs))
+    figure, axes = draw.new_figure(draw.FULL, 60 + 26 * len(packs))
     axes, again, titles = axes[0, 0], documents_again(packs), {}
     axes.grid(visible=False)
-    axes.barh(range(len(packs)), size, 0.78, color=BAND)
+    axes.barh(range(len(packs)), size, 0.78, color=draw.BAND)
     rows = [["pack", "documents", "in other packs too", "fill"]]
     for number, pack in enumerate(packs):
         left, marks = 0, []
@@ -280,53 +253,50 @@ def packs_chart(facts: RunFacts) -> Chart:
             mark = "" if row[LENGTH] == row[TOTAL] else "…"
             style: dict[str, Any] = {"alpha": SHADES[place % len(SHADES)]}
             if document is not None:
-                style, mark = {"hatch": HATCHES[document % len(HATCHES)]}, letters(document)
+                style, mark = {"hatch": HATCHES[document % 8]}, ascii_uppercase[document % 26]
                 marks.append(mark)
             if mark and row[LENGTH] > size / 4:
                 mark = f"{mark.strip('…')}  {part}".strip()
-            axes.barh(number, row[LENGTH], 0.78, left, color=colour(row[STREAM]), ec=SURFACE, lw=1,
-                      gid=gid, **style)  # fmt: skip
+            style |= {"gid": gid, "color": colour(row[STREAM]), "ec": draw.SURFACE, "lw": 1}
+            axes.barh(number, row[LENGTH], 0.78, left, **style)
             if mark and row[LENGTH] > size / 60:
-                box = {"boxstyle": "round,pad=0.2", "fc": SURFACE, "lw": 0}
+                box = {"boxstyle": "round,pad=0.2", "fc": draw.SURFACE, "lw": 0}
                 axes.text(left + row[LENGTH] / 2, number, mark, ha="center", va="center", bbox=box,
-                          color=INK, fontsize=SIZE - 1, weight="bold")  # fmt: skip
+                          color=draw.INK, fontsize=draw.SIZE - 1, weight="bold")  # fmt: skip
             titles[gid] = escape(f"{names[row[STREAM]]}, sample {row[SAMPLE]:,}: tokens {part}")
             left += row[LENGTH]
         rows.append([f"{number}", f"{len(pack)}", " ".join(marks), percent(left / size)])
-        note(axes, f"{len(pack)}", (1, number), (8, 0), axis="y", va="center")
+        draw.note(axes, f"{len(pack)}", (1, number), (8, 0), axis="y", va="center")
     axes.set(xlim=(0, size), ylim=(len(packs) - 0.4, -0.6))
     axes.set_yticks(range(len(packs)), [f"pack {number}" for number in range(len(packs))])
-    note(axes, "documents", (1, -0.6), (8, 6), axis="y")
-    short_ticks(axes.xaxis)
-    label(axes, x="token of the pack")
+    draw.note(axes, "documents", (1, -0.6), (8, 6), axis="y")
+    draw.short_ticks(axes.xaxis)
+    draw.label(axes, x="token of the pack")
     legend = [(colour(number), name) for number, name in enumerate(names)]
     legend += [("hatch", "one document in several packs: the same hatch and letter")]
-    legend += [
-        ("dots", "a piece of a cut document: the box names its tokens"),
-        ("empty", "padding"),
-    ]
+    legend += [("dots", "a piece of a cut document: the box names its tokens")]
+    legend.append(("empty", "padding"))
     title, unit = f"The first {len(packs)} packs", f"packs of {size:,} tokens, in order"
-    return Chart("packs", title, unit, figure, rows, legend, FULL, titles)
+    return Chart("packs", title, unit, figure, rows, legend, draw.FULL, titles)
 
 
 def nodes_chart(facts: RunFacts) -> Chart:
     """Draw what each node reads, or fetches and caches."""
     nodes = facts.nodes
-    keys = [key for key in NODE_BYTES if any(node[key] for node in nodes)]
+    keys = [key for key in BYTES if any(node[key] for node in nodes)]
     keys = keys[1:] if "fetched_bytes" in keys else keys
-    figure, axes = new_figure(FULL, 240)
+    figure, axes = draw.new_figure(draw.FULL, 240)
     axes, width = axes[0, 0], min(0.75, len(nodes) / 12) / max(len(keys), 1)
     for number, key in enumerate(keys):
         at = np.arange(len(nodes)) + (number - (len(keys) - 1) / 2) * width
-        axes.bar(at, [node[key] for node in nodes], width * 0.9, color=SERIES[number])
+        axes.bar(at, [node[key] for node in nodes], width * 0.9, color=draw.SERIES[number])
     axes.set(xlim=(-0.6, len(nodes) - 0.4), xticks=range(0, len(nodes), -(-len(nodes) // 16)))
     axes.yaxis.set_major_formatter(lambda value, _: shown_bytes(value))
     axes.locator_params(axis="y", nbins=5)
-    label(axes, x="node")
+    draw.label(axes, x="node")
     unit = "bytes, exactly" if facts.is_whole else "bytes, expected of the whole run or epoch"
-    legend = [(SERIES[number], NODE_BYTES[key]) for number, key in enumerate(keys)]
-    rows = [NODE_COLUMNS, *node_rows(nodes)]
-    return Chart("nodes", "What each node reads and caches", unit, figure, rows, legend)
+    legend = [(draw.SERIES[number], BYTES[key]) for number, key in enumerate(keys)]
+    return Chart("nodes", "What each node reads and caches", unit, figure, node_rows(nodes), legend)
 
 
 def time_chart(times: Mapping[str, float]) -> Chart:
@@ -334,9 +304,9 @@ def time_chart(times: Mapping[str, float]) -> Chart:
     whole = max(sum(times.values()), 1e-9)
     rows = [[name, f"{value:,.2f}", percent(value / whole)] for name, value in times.items()]
     lines = [
-        (name, [(value, SERIES[0], None)], f"{seconds} s  ·  {part}")
+        (name, [(value, draw.SERIES[0], None)], f"{seconds} s  ·  {part}")
         for value, (name, seconds, part) in zip(times.values(), rows, strict=True)
     ]
-    figure, _ = draw_bars(FULL, lines)
+    figure, _ = draw.bars(draw.FULL, lines)
     unit = "seconds of the training process, measured"
     return Chart("time", "Where the time went", unit, figure, [["", "seconds", "share"], *rows])

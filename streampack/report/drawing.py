@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from streampack._extras import import_extra
+from streampack._paths import replaced
 from streampack.report.bars import PALETTE
 
 INK, MUTED, GRID, BAND, SURFACE = "#1c1b1a", "#6b6a66", "#e3e2dd", "#f1f0ec", "#fcfcfb"
@@ -68,7 +69,7 @@ def note(axes: Any, text: str, at: Any, offset: Any, *, axis: str = "", **option
     axes.annotate(text, at, offset, color=MUTED, fontsize=SIZE, **options)
 
 
-def draw_bars(
+def bars(
     width: int, lines: Sequence[Any], most: float | None = None, least: Sequence[float] = ()
 ) -> Any:
     """Return a figure with a bar for each (name, parts, text), and its axes.
@@ -92,7 +93,7 @@ def draw_bars(
     return figure, axes
 
 
-def draw_steps(width: int, series: Sequence[Any], colours: Sequence[str]) -> Any:
+def steps(width: int, series: Sequence[Any], colours: Sequence[str]) -> Any:
     """Return a figure with a line for each of several values by step, and its axes."""
     figure, axes = new_figure(width, 240)
     axes, num = axes[0, 0], len(series[0])
@@ -151,10 +152,5 @@ def as_svg(figure: Any, key: str, text: str, titles: Mapping[str, str]) -> str:
 
 def save_picture(figure: Any, path: Path) -> None:
     """Write a figure in the format that the path's suffix names; PNG without one."""
-    # Written under a temporary name and renamed, so that a full disk leaves no broken picture.
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with replaced(path) as part:
         figure.savefig(part, dpi=DOTS_PER_INCH, format=path.suffix[1:] or "png", facecolor=SURFACE)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -28,15 +28,9 @@ from streampack.planned.engine import PlanEngine
 from streampack.planned.spec import sharing_of
 from streampack.types import Float64Array
 
-KEYS = (
-    "shards",
-    "shared_shards",
-    "read_bytes",
-    "fetched_bytes",
-    "cache_bytes",
-    "least_cache_limit",
-)
-NODE_COLUMNS = ("node", "shards", "shared", "read", "fetched", "cache", "least cache_limit")
+COUNTS = {"shards": "shards", "shared_shards": "shared"}
+BYTES = {"read_bytes": "read", "fetched_bytes": "fetched", "cache_bytes": "cache"}
+BYTES |= {"least_cache_limit": "least cache_limit"}
 
 
 class NodeReads:
@@ -109,26 +103,27 @@ class NodeReads:
             rank = replace(world, rank=node * world.num_local_ranks)
             needs = cache_needs(replace(spec, world=rank), self._engine.recipe)
             counts = [own.sum(), own[is_shared].sum(), *(sizes @ own)]
-            limit = least_limit(needs, world)
-            numbers.append(dict(zip(KEYS, [*map(int, counts), limit], strict=True)))
+            counts.append(least_limit(needs, world))
+            numbers.append(dict(zip(COUNTS | BYTES, map(int, counts), strict=True)))
         return numbers
 
 
 def node_rows(nodes: Sequence[Mapping[str, int]]) -> list[list[str]]:
-    """Return a row of text for each node, under `NODE_COLUMNS`."""
-    return [
-        [f"{number:,}", *(f"{node[key]:,}" for key in KEYS[:2])]
-        + [shown_bytes(node[key]) for key in KEYS[2:]]
-        for number, node in enumerate(nodes)
-    ]
+    """Return names of columns, and a row of text for each node."""
+    rows = [["node", *COUNTS.values(), *BYTES.values()]]
+    for number, node in enumerate(nodes):
+        shards = [f"{node[key]:,}" for key in COUNTS]
+        rows.append([f"{number:,}", *shards, *(shown_bytes(node[key]) for key in BYTES)])
+    return rows
 
 
 def node_table(nodes: Sequence[Mapping[str, int]]) -> Table:
     """Return a table of what each node reads, for a terminal."""
     table = Table(box=box.SIMPLE_HEAD)
-    for name in NODE_COLUMNS:
+    names, *rows = node_rows(nodes)
+    for name in names:
         table.add_column(name, justify="right")
-    for row in node_rows(nodes):
+    for row in rows:
         table.add_row(*row)
     return table
 

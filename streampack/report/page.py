@@ -17,6 +17,7 @@ from string import Template
 from typing import Any
 
 from streampack._extras import import_extra
+from streampack._paths import replaced
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import charts
 from streampack.report.charts import Chart, percent
@@ -44,8 +45,8 @@ def write_report(
         state: A state of the run: what was delivered by then, where that takes seconds to plan.
         stats: The result of ``loader.stats()``: what was delivered and waited for, as measured.
         times: Seconds of the training process, by what they were spent on.
-        steps: Batches per rank to plan. None: an epoch or the run, but at most about a million
-            pieces of documents.
+        steps: Batches per rank to plan, at most an epoch or the run. None: about a million pieces
+            of documents.
 
     Raises:
         ConfigError: If matplotlib is not installed, or an epoch has no batch.
@@ -62,12 +63,8 @@ def write_report(
         sections="\n".join(_section(*section) for section in sections),
         digest=dataset.digest,
     )
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with replaced(path) as part:
         part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _about(facts: RunFacts) -> str:

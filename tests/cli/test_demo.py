@@ -203,7 +203,7 @@ def test_the_whole_demo_goes_on_bit_for_bit(tmp_path, monkeypatch):
     assert done.exception is None, done.output
     assert "was killed: SIGKILL" in done.output
     assert "bit for bit, those of a run that never stopped" in done.output.replace("\n", " ")
-    assert (tmp_path / "demo-output" / "report.html").read_text().count("<figure") == 10
+    assert (tmp_path / "demo-output" / "report.html").read_text().count("<figure") == 9
 
 
 @pytest.mark.slow

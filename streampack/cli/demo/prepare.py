@@ -31,7 +31,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from streampack.cli.demo.processes import replaced
+from streampack._paths import replaced
 
 # Tables and texts in many languages: many bytes with little to learn from.
 EXCLUDED = {"encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}

@@ -9,11 +9,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +67,3 @@ def check_same_batches(unbroken: Sequence[str], reports: Iterable[Report]) -> No
     differing = [one["step"] for one in reports if one["batch"] != unbroken[one["step"] - 1]]
     if differing:
         raise StreampackError(f"batches of steps {differing} differ from the unbroken run's")
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file, which gets its final name once it is written."""
-    part = path.with_name(f"{path.name}.part")
-    yield part
-    os.replace(part, path)

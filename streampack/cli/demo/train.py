@@ -30,11 +30,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from streampack._paths import replaced
 from streampack.batch.masks import block_causal_mask
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.prepare import VOCABULARY
-from streampack.cli.demo.processes import Report, replaced, send
+from streampack.cli.demo.processes import Report, send
 from streampack.loader.loader import PackedDataLoader
 from streampack.types import IGNORED
 
