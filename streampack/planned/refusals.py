@@ -153,12 +153,13 @@ def check_saving_worker(state: State, view: DeviceView) -> bool:
     info, saved_in = get_worker_info(), state.get("worker")
     if saved_in is None:
         return False
-    here = [info.id, info.num_workers] if info else None
-    if here is None or saved_in != here:
+    if info is None or saved_in != [info.id, info.num_workers]:
+        here = f"worker {info.id} of {info.num_workers}" if info else "the training process"
+        is_pair = isinstance(saved_in, list) and len(saved_in) == 2
+        there = "worker {} of {}".format(*saved_in) if is_pair else f"{saved_in!r}"
         raise ResumeError(
-            f"the state was saved in [worker, workers] {saved_in!r:.80}, but is loaded in "
-            f"{here or 'the training process'}; load it with as many workers, or save "
-            "dataset.state_after(batch), which fits any number"
+            f"the state was saved in {there:.80}, but is loaded in {here}; load it with as many "
+            "workers, or save dataset.state_after(batch), which fits any number"
         )
     if state.get("window") != view.window:
         # Workers may be at different steps: they can only resume with the same step size.

@@ -253,29 +253,6 @@ def every_sample(packing: Packing) -> Packs:
     return packs_of(*packs)
 
 
-@pytest.mark.parametrize("bos_id", [None, BOS])
-@pytest.mark.parametrize("eos_id", [None, EOS])
-def test_the_two_pieces_of_any_sample_cut_anywhere_hold_its_tokens_and_labels(
-    streams: list[MdsStream], bos_id: int | None, eos_id: int | None
-) -> None:
-    packing = Packing(max_seq_len=20, bos_id=bos_id, eos_id=eos_id)
-    packs = []
-    for stream in range(len(STORED)):
-        for sample in range(NUM_SAMPLES):
-            total = len(whole(stream, sample, packing)[0])
-            for cut in range(1, total):
-                packs.append([[stream, 0, sample, 0, cut, total]])
-                packs.append([[stream, 0, sample, cut, total - cut, total]])
-            packs.append([[stream, 0, sample, 0, total, total]])
-    planned = packs_of(*packs)
-    rows = Gatherer(streams, packing).gather(planned, len(planned))
-    expected = plain_rows(planned, packing, len(planned))
-    assert np.array_equal(rows.tokens, expected["tokens"])
-    assert np.array_equal(rows.next_tokens, expected["next_tokens"])
-    assert rows.labels is not None
-    assert np.array_equal(rows.labels, expected["labels"])
-
-
 def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
     streams: list[MdsStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:

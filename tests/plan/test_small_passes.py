@@ -256,6 +256,7 @@ def test_a_saved_packer_of_a_small_stream_is_that_of_its_queue():
     assert (r.packing.method, snapshot["packer"]["method"]) == ("best_fit_decreasing", "next_fit")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_lanes", [1, 4])
 def test_lanes_drift_apart_by_what_is_told_of_each_pass(num_lanes):
     lengths = np.exp(np.random.default_rng(0).normal(np.log(90), 0.86, 2000)).astype(int) + 1
