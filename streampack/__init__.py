@@ -40,6 +40,7 @@ __all__ = [
     "StreampackError",
     "WorkerError",
     "World",
+    "at",
     "block_causal_mask",
     "chat_dataset",
     "expand",
@@ -47,6 +48,7 @@ __all__ = [
     "loss_weights",
     "merge_slices",
     "register_stream",
+    "where",
 ]
 
 __version__ = "0.2.0"
@@ -63,6 +65,7 @@ _LATE = {
     "PackedStreamingDataset": "streampack.planned.dataset",
     "Ramp": "streampack.chapters",
     "Stream": "streampack.streams",
+    "at": "streampack.lookback.at",
     "block_causal_mask": "streampack.batch.masks",
     "chat_dataset": "streampack.planned.chats",
     "expand": "streampack.batch.compact",
@@ -70,6 +73,7 @@ _LATE = {
     "loss_weights": "streampack.batch.loss_weights",
     "merge_slices": "streampack.batch.slices",
     "register_stream": "streampack.streams.registry",
+    "where": "streampack.lookback.where",
 }
 
 

@@ -18,6 +18,8 @@ from streampack.errors import ResumeError as ResumeError
 from streampack.errors import StreampackError as StreampackError
 from streampack.errors import WorkerError as WorkerError
 from streampack.loader.loader import PackedDataLoader as PackedDataLoader
+from streampack.lookback.at import at as at
+from streampack.lookback.where import where as where
 from streampack.online.bucketed import BucketedIterableDataset as BucketedIterableDataset
 from streampack.online.dataset import PackedIterableDataset as PackedIterableDataset
 from streampack.planned.chats import chat_dataset as chat_dataset

@@ -277,6 +277,76 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LookBack:
+    """Options of the verbs that look back at a run."""
+
+    config: Config
+    state: Annotated[
+        Path | None, Option(help="A state of the run, as JSON: its worlds, amendments and skips.")
+    ] = None
+    devices: Annotated[
+        int | None, Option(min=1, help="Without a state: ranks that got rows of their own.")
+    ] = None
+    ranks_per_node: Annotated[
+        int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
+    ] = None
+    batch_size: Annotated[
+        int | None, Option(min=1, help="Packs per batch and rank, in place of the config's.")
+    ] = None
+    index: Annotated[
+        Path | None, Option(help="The plan index; by default CONFIG.index, if it is there.")
+    ] = None
+    as_json: JsonOnly = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class At(LookBack):
+    """Show which data was in a step of a run: packs, segments, texts.
+
+    A step is a global batch, counted from 0 over all epochs or chapters. Without a plan index, the
+    run is planned from its start.
+    """
+
+    step: Annotated[
+        int | None, Option(min=0, help="The step; with --build, the last to be indexed.")
+    ] = None
+    rank: Annotated[int | None, Option(min=0, help="Show the rows of this rank only.")] = None
+    text: Annotated[
+        bool, Option("--text", help="Show the other columns and the text of each segment.")
+    ] = False
+    tokenizer: Annotated[
+        Path | None, Option(help="tokenizer.json to decode with; without it, token ids.")
+    ] = None
+    build: Annotated[
+        bool, Option("--build", help="Write the plan index, which makes other steps quick.")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where(LookBack):
+    """Show in which steps of a run a sample was, and in which rows."""
+
+    sample: Annotated[str, Argument(help="Stream and number of the sample, such as web/123456.")]
+    upto: Annotated[int | None, Option(min=0, help="The last step to look at.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diff:
+    """Compare two runs: what differs, and from which step on the packs do."""
+
+    config: Annotated[Path, Argument(help="The YAML of a run.")]
+    other: Annotated[Path, Argument(help="The YAML of another.")]
+    devices: Annotated[int, Option(min=1, help="Ranks that get rows of their own.")] = 1
+    ranks_per_node: Annotated[
+        int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
+    ] = None
+    upto: Annotated[
+        int | None, Option(min=0, help="The last step to compare; by default that of an epoch.")
+    ] = None
+    as_json: JsonOnly = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparePackers(StreamOptions):
     """Pack the same lengths with every packer, and compare."""
 
@@ -320,6 +390,9 @@ VERBS: dict[str, type] = {
     "simulate": Simulate,
     "plan": Plan,
     "report": Report,
+    "at": At,
+    "where": Where,
+    "diff": Diff,
     "compare-packers": ComparePackers,
     "demo": Demo,
 }

@@ -15,7 +15,7 @@ Cost: about 100 ns a sample, with no Python loop; 16 bytes per sample and column
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -268,6 +268,18 @@ def sample_spans(
         ),
     )
     return Spans(begins=begins, counts=num_values, dtype=dtype)
+
+
+def sample_values(data: ByteArray, sample: int, layout: Layout) -> Iterator[tuple[str, str, bytes]]:
+    """Yield name, encoding and value of each column of a sample, from a raw shard of MDS."""
+    words = np.dtype("<u4")
+    at = int(np.frombuffer(data[4 + 4 * sample : 8 + 4 * sample].tobytes(), words)[0])
+    stated = np.frombuffer(data[at : at + 4 * layout.num_variable].tobytes(), words).tolist()
+    at += 4 * layout.num_variable
+    for name, encoding, fixed in zip(layout.names, layout.encodings, layout.sizes, strict=True):
+        size = stated.pop(0) if fixed is None else fixed
+        yield name, encoding, data[at : at + size].tobytes()
+        at += size
 
 
 def _refuse_first(bad: BoolArray, where: str, problem: Callable[[int], str]) -> None:

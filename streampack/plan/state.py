@@ -10,6 +10,7 @@
      "snapshots": "[...]"}                                                  optional, for speed
 
 The position counts packs over all ranks, so the state does not depend on ranks, nodes or workers.
+A dataset adds the "worlds" of the run, which nothing here reads: see planned/run_worlds.py.
 docs/adr/0011 says why snapshots are one string, and docs/chapters.md what may be edited.
 
 Cost: O(streams x lanes): 10 KB for 100 streams and 64 lanes.

@@ -44,6 +44,7 @@ from streampack.planned.chapter_edits import (
 )
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_at_batch, check_lanes
+from streampack.planned.run_worlds import worlds_in
 from streampack.planned.spec import check_balance
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
@@ -58,7 +59,6 @@ class ChapterEngine(PlanEngine):
         self._whole = self._spec
         self._written = RunChapters.written(self._spec.chapters)
         self.skips = list(self._spec.skip)
-        """Ranges [first, stop) of steps of the run that are not delivered."""
         self._use_run(build_chapters(self._whole, self._written.chapters), self._written)
         for number in range(len(self.run) - 1, -1, -1):  # ends with the first
             self._use_chapter(number)
@@ -100,6 +100,10 @@ class ChapterEngine(PlanEngine):
         return common | {"num_lanes": self.recipe.num_lanes, "chapters": records}
 
     # Sizes.
+
+    def first_step(self, number: int) -> int:
+        """Return the steps of the run before a chapter."""
+        return self.run.spans[number].first_step
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the run; a TypeError if it has no end."""
@@ -234,7 +238,7 @@ class ChapterEngine(PlanEngine):
         """Resume from `state`; later chapters, skips and streams may differ from its own."""
         current, records = saved_chapters(state)
         check_lanes(self._whole.order, state["num_lanes"])
-        skips = read_skips(state)
+        skips, worlds = read_skips(state), worlds_in(state)
         chapters, run = fitting_run(self._whole, self._written, state, records)
         progress, walk = decode_state(state, run, self._digests)
         own = chapter_spec(self._whole, chapters.chapters[current])
@@ -251,12 +255,7 @@ class ChapterEngine(PlanEngine):
         self.skips = skips
         self._use_run(run, chapters, walk)
         self._use_chapter(current)
-        self._resume_from(progress)
-
-    @property
-    def batch_sizes(self) -> list[int]:
-        """Packs in a device batch, for each chapter."""
-        return [own.batch_size for own in self._specs]
+        self._resume_from(progress, worlds)
 
     def check_state(self, state: State) -> tuple[int, int]:
         """Check that a state belongs to this run, and return its chapter and position."""
@@ -272,6 +271,7 @@ class ChapterEngine(PlanEngine):
         """Return a copy to change, of which the next iteration begins where this one is."""
         changed = object.__new__(type(self))
         start = {"_start": reached, "at": reached, "num_changes": self.num_changes + 1}
+        start["_past"] = self.worlds(reached.epoch)
         # A loader follows a change; an iterator over the dataset ends with an error.
         changed.__dict__ = self.__dict__ | start | {"num_moves": self.num_moves + 1}
         return changed

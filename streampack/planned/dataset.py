@@ -32,6 +32,7 @@ from streampack.errors import ConfigError
 from streampack.planned.build import check_run
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.config_text import config_text
+from streampack.planned.documents import read_document
 from streampack.planned.engine import PlanEngine
 from streampack.planned.epoch_engine import EpochEngine
 from streampack.planned.spec import DatasetSpec
@@ -195,6 +196,25 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
         return text
+
+    def document(self, segment: Sequence[int], tokenizer: Any = None) -> dict[str, Any]:
+        """Return the sample of a segment: all its columns, whether batches have them or not.
+
+        Args:
+            segment: Integers that begin with stream, pass and sample: a segment of
+                `streampack.at`, or a row of ``batch["segments"]`` after its first column.
+            tokenizer: An object with `decode`, to return the text as well; None: no text.
+
+        Returns:
+            The columns by name. `tokens` are those of the whole sample as they are stored, shape
+            (num_tokens,), and `text` is what the tokenizer makes of them. Values of other columns
+            are text, numbers, or bytes. Token files have no other columns.
+
+        Raises:
+            ConfigError: If the segment is of no sample of this dataset.
+            DataError: If the sample's shard is unavailable or damaged.
+        """
+        return read_document(self._engine.opened, segment, tokenizer)
 
     @property
     def batch_size(self) -> int:

@@ -35,7 +35,9 @@ from streampack.plan import (
     Progress,
     Recipe,
     encode_state,
+    plan_fingerprint,
 )
+from streampack.plan.chapter_recipes import chain, chapter_record
 from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.slots import WalkState
 from streampack.plan.spans import RunPlan
@@ -48,13 +50,15 @@ from streampack.planned.cache_budget import (
     lane_cycle,
 )
 from streampack.planned.refusals import check_not_empty
+from streampack.planned.run_worlds import RunWorld, run_world, worlds_text
 from streampack.planned.spec import DatasetSpec, balance_in_state
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
-from streampack.runtime.rank_digest import RankView
+from streampack.runtime.rank_digest import RankView, digest_of_values
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.whole_batch import whole
+from streampack.streams import TokenStream
 from streampack.types import State
 
 
@@ -75,6 +79,9 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         """Bytes of each shard that this process fetched to learn its lengths; grows."""
         self._convert = convert
         self._start = Progress()
+        self._past: list[RunWorld] = []  # worlds of the run before `_start`
+        self.skips: list[tuple[int, int]] = []
+        """Ranges [first, stop) of steps of the run that are not delivered."""
         self._build()
         self.num_changes = 0
         """How often the run was changed; an iteration that began before ends there."""
@@ -104,6 +111,49 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def _build(self) -> None:
         """Build what determines the sequence, and set the digests of the streams."""
         raise NotImplementedError
+
+    def first_step(self, number: int) -> int:
+        """Return the steps of the run before an epoch or a chapter: its global batches."""
+        raise NotImplementedError
+
+    @property
+    def opened(self) -> tuple[TokenStream, ...]:
+        """The streams as they are opened."""
+        return self._spec.streams
+
+    def plan_keys(self) -> list[str]:
+        """Return a digest of what determines the packs up to each chapter's end, if it has one.
+
+        Of a run of epochs, it is a single one.
+        """
+        if not self.run.chapters:
+            return [digest_of_values(self.fingerprint())]
+        keys, recipes = [], self.run.recipes
+        for number, recipe in enumerate(recipes):
+            common = plan_fingerprint(self.run, self._digests, number)
+            own = chapter_record(recipe) | {"steps": None}
+            names, lanes = recipe.names, recipe.num_lanes
+            keys.append(digest_of_values([common, names, lanes, chain(recipes[:number]), own]))
+        return keys
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Packs in a device batch: of all epochs, or of each chapter."""
+        return [view.batch_size for view in self._views]
+
+    def worlds(self, number: int) -> list[RunWorld]:
+        """Return the worlds of the run up to an epoch or a chapter, in order.
+
+        Where no state says otherwise, this one is assumed to be the first.
+        """
+        start = self._start if self._past else Progress()
+        worlds = [w for w in self._past if (w.epoch, w.position) < (start.epoch, start.position)]
+        for epoch in range(start.epoch, number + 1) if self.run.chapters else [start.epoch]:
+            position = start.position if epoch == start.epoch else 0
+            world = run_world(epoch, position, self.world, self._views[self.run.index(epoch)])
+            if not worlds or worlds[-1][2:] != world[2:]:
+                worlds.append(world)
+        return worlds
 
     def note_end(self, sequence: PackSequence) -> None:
         """Record that an iteration is finished."""
@@ -135,13 +185,16 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         number = self.run.index(progress.epoch)
         recipe, view = self.run.recipes[number], self._views[number]
         state = encode_state(self.run, self._digests, progress, self._walk_at(progress))
+        state["worlds"] = worlds_text(self.worlds(progress.epoch))
         return state | balance_in_state(recipe, view, progress.position)
 
     def _walk_at(self, _: Progress) -> WalkState | None:
         """Return a known state from which the walk of a chapter reaches a position."""
         return None
 
-    def _resume_from(self, progress: Progress) -> None:
+    def _resume_from(self, progress: Progress, past: list[RunWorld] | None = None) -> None:
+        """Begin the next iteration there, after these worlds; None: those so far."""
+        self._past = self.worlds(progress.epoch) if past is None else past
         self._start = progress
         self.num_moves += 1
         self.go_to(progress.epoch if not self.run.chapters else 0)

@@ -39,6 +39,7 @@ from streampack.planned.refusals import (
     check_whole_batches,
     check_within_epoch,
 )
+from streampack.planned.run_worlds import worlds_in
 from streampack.planned.spec import check_balance
 from streampack.runtime.resumable import ResumableRun
 from streampack.types import State
@@ -79,6 +80,13 @@ class EpochEngine(PlanEngine):
         if epoch not in self._totals:
             self._totals[epoch] = count_slots(self.recipe, epoch)
         return slots_in(self.recipe, self._totals[epoch])
+
+    def first_step(self, number: int) -> int:
+        """Return the steps of the run before an epoch. Without carry, they are counted once."""
+        size = self.recipe.global_batch_size
+        if self.recipe.mixing.epoch_end == "carry":
+            return number * (self.recipe.packs_per_carry_epoch // size)
+        return sum(self._slots_in(epoch) // size for epoch in range(number))
 
     # Iteration.
 
@@ -171,13 +179,13 @@ class EpochEngine(PlanEngine):
         progress, _ = decode_state(state, RunPlan([saved]), self._digests)
         check_resized(saved, recipe, progress)
         check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
-        is_of_worker = check_saving_worker(state, self._view)
+        is_of_worker, worlds = check_saving_worker(state, self._view), worlds_in(state)
         self._use_recipe(recipe)
         self._saved_size = saved.global_batch_size
         if is_of_worker:
             self._worker_start, self.at, self._current = progress, None, None
         else:
-            self._resume_from(progress)
+            self._resume_from(progress, worlds)
 
     def _take_over_run(self) -> None:
         """Adopt a state that the training process loaded since this persistent worker started."""

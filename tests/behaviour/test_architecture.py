@@ -6,7 +6,7 @@
     rooms    mds stores storage flat streams mix order pack plan gather batch runtime
              planned | online     two wings that never import each other
              loader               the one room that sees both wings
-    beside   write report compat cli formats testing hf lightning     see the rooms, unseen
+    beside   write report lookback compat cli formats testing hf lightning     see the rooms, unseen
 """
 
 from __future__ import annotations
@@ -60,7 +60,17 @@ ROOMS = (
     "loader",
 )
 WINGS = ("planned", "online")
-BESIDE = ("formats", "testing", "write", "report", "compat", "hf", "lightning", "cli")
+BESIDE = (
+    "formats",
+    "testing",
+    "write",
+    "report",
+    "lookback",
+    "compat",
+    "hf",
+    "lightning",
+    "cli",
+)
 FRONT_DOOR = "__init__"
 BELL = "__main__"  # beside the front door: rings at `cli`, and nothing else
 

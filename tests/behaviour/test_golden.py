@@ -61,6 +61,8 @@ def test_every_case_is_pinned():
 @pytest.mark.parametrize("case", CASES)
 def test_batches_and_states_are_those_of_the_release_before(case, folder):
     found = run(case, folder)
+    for state in found["states"].values():
+        state.pop("worlds", None)  # that release recorded none
 
     assert found["batches"] == GOLDEN[case]["batches"]
     assert json.dumps(found["states"]) == json.dumps(GOLDEN[case]["states"])

@@ -54,6 +54,8 @@ def test_an_option_takes_the_same_type_in_all_verbs():
             kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is list else kinds[0]  # several
             types[name].add(str if kind is Path else kind)  # of a folder, or its URL
 
+    # A column's name when texts are written, and whether to show texts when looking back.
+    assert types.pop("text") == {str, bool}
     assert {name: found for name, found in types.items() if len(found) > 1} == {}
 
 
@@ -95,7 +97,8 @@ def test_paths_are_arguments_with_one_name_for_each_meaning():
         if argument.param_type_name == "argument"
     }
 
-    assert arguments == {("inputs", -1), ("paths", -1), ("path", 1), ("config", 1)}
+    paths = {("inputs", -1), ("paths", -1), ("path", 1), ("config", 1), ("other", 1)}
+    assert arguments == {*paths, ("sample", 1)}
 
 
 def test_the_docs_use_only_options_that_exist():

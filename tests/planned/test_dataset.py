@@ -267,6 +267,7 @@ def test_users_see_only_what_is_theirs(written):
         "batch_size",
         "buffers",
         "digest",
+        "document",
         "load_state_dict",
         "set_epoch",
         "state_after",

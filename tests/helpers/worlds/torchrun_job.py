@@ -56,8 +56,8 @@ def digest_of(pack: tuple[bytes, ...]) -> str:
 
 
 def bare(state: dict[str, Any]) -> str:
-    """A state as text, without the snapshots, which belong to the lanes of one rank."""
-    return json.dumps({**state, "snapshots": []}, sort_keys=True)
+    """A state as text, without the snapshots of a rank's lanes and the worlds of the run."""
+    return json.dumps({**state, "snapshots": [], "worlds": ""}, sort_keys=True)
 
 
 class App:

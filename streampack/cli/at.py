@@ -1,0 +1,169 @@
+"""``streampack at CONFIG --step N``: which data was in a step of a run.
+
+::
+
+    config, state --> dataset --> streampack.lookback.at --> a line for each segment, or one of JSON
+
+Cost: planning, about 0.4 us a sample, from the start of the run or from its plan index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
+
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from streampack.cli.console import output_console, print_json, read_json
+from streampack.cli.verbs import At, LookBack
+from streampack.errors import ConfigError
+from streampack.lookback import PlanIndex, Row, at, build_index
+from streampack.lookback.steps import Report
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.run_worlds import worlds_in
+from streampack.report import colour
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from streampack.world import World
+from streampack.write.tokenization import load_tokenizer
+
+CHARACTERS_SHOWN = 400
+
+
+def run(options: At) -> None:
+    """Show a step of a run, or write the run's plan index."""
+    dataset, index = open_run(options)
+    if options.build:
+        path = options.index or index_path(options.config)
+        with progress("planned", options.step) as report:
+            build_index(dataset, path, upto=options.step, report=report)
+        if options.as_json:
+            print_json({"config": str(options.config), "index": str(path)})
+        else:
+            output_console().print(f"{path}: {path.stat().st_size:,} bytes", highlight=False)
+        return
+    if options.step is None:
+        raise ConfigError(
+            f"step={options.step}: nothing to show; give a step, such as 34017, or --build",
+            option="step",
+        )
+    with progress("planned", options.step) as report:
+        found = at(dataset, options.step, rank=options.rank, index=index, report=report)
+    rows = [row_as_json(dataset, row) for row in found.rows]
+    if options.text:
+        _add_texts(dataset, options, found.rows, rows)
+    facts = {
+        "step": found.step,
+        "epoch": found.epoch,
+        "position": found.position,
+        "is_skipped": found.is_skipped,
+    }
+    if options.as_json:
+        print_json({"config": str(options.config), **facts, "rows": rows})
+        return
+    console, skipped = output_console(), ", which the run skipped" if found.is_skipped else ""
+    kind = "epoch" if dataset.arguments["chapters"] is None else "chapter"
+    console.print(
+        f"step {found.step}: {kind} {found.epoch}, position {found.position}{skipped}",
+        highlight=False,
+    )
+    for row in rows:
+        console.print(row_lines(row))
+
+
+def open_run(options: LookBack) -> tuple[PackedStreamingDataset, PlanIndex | None]:
+    """Return the dataset of a run, in the world of its state or of the options, and its index."""
+    described = read_config(options.config)
+    state = None if options.state is None else read_json(options.state, "state", "state_dict")
+    worlds = worlds_in(state) if isinstance(state, dict) else []
+    sizes: dict[str, Any] = {}
+    if options.devices is not None:
+        shared = {} if described.world is None else described.world.model_dump()
+        ranks = options.devices * shared.get("replication", 1)
+        world = World(num_ranks=ranks, ranks_per_node=options.ranks_per_node, **shared)
+    elif worlds:
+        world = worlds[-1].world(0)
+        sizes["batch_size"] = worlds[-1].batch_size
+    else:
+        raise ConfigError(
+            f"devices={options.devices}: packs and rows depend on the world of the run, which only "
+            "a state records; give --state, or --devices, and --batch-size if the config differs",
+            option="devices",
+        )
+    if options.batch_size is not None:
+        sizes["batch_size"] = options.batch_size
+    dataset = build_dataset(described.model_copy(update=sizes), options.config, world)
+    if state is not None:
+        dataset.load_state_dict(state)
+    path = options.index or index_path(options.config)
+    has_index = path.exists() or options.index is not None
+    is_built = getattr(options, "build", False)
+    return dataset, PlanIndex(path) if has_index and not is_built else None
+
+
+def index_path(config: Path) -> Path:
+    """Return the file of a config's plan index."""
+    return config.with_name(f"{config.name}.index")
+
+
+@contextmanager
+def progress(word: str, upto: int | None) -> Iterator[Report]:
+    """Show a bar of steps on a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"steps {word}", total=upto)
+
+        def report(step: int) -> None:
+            bar.update(task, completed=step)
+
+        yield report
+
+
+def row_as_json(dataset: PackedStreamingDataset, row: Row) -> dict[str, Any]:
+    """Return a row as plain values."""
+    segments = [
+        {
+            "stream": dataset.stream_names[segment[STREAM]],
+            "pass": segment[PASS],
+            "sample": segment[SAMPLE],
+            "start": segment[START],
+            "length": segment[LENGTH],
+            "total": segment[TOTAL],
+        }
+        for segment in row.segments.tolist()
+    ]
+    return {"ranks": list(row.ranks), "batch": row.batch, "row": row.row, "segments": segments}
+
+
+def row_lines(row: dict[str, Any]) -> Text:
+    """Return the lines of a row: a heading, and its segments in colours."""
+    ranks = ", ".join(map(str, row["ranks"]))
+    noun = "rank" if len(row["ranks"]) == 1 else "ranks"
+    lines = [Text(f"{noun} {ranks}, batch {row['batch']}, row {row['row']}", style="bold")]
+    for number, each in enumerate(row["segments"]):
+        start, stop = each["start"], each["start"] + each["length"]
+        where = f"{each['stream']}/{each['sample']}, pass {each['pass']}, "
+        tokens = f"tokens {start}-{stop - 1} of {each['total']}"
+        lines.append(Text(f"  {where}{tokens}", style=colour(number)))
+        for name, value in each.get("columns", {}).items():
+            lines.append(Text(f"    {name}: {value!s:.{CHARACTERS_SHOWN}}"))
+    return Text("\n").join(lines)
+
+
+def _add_texts(
+    dataset: PackedStreamingDataset, options: At, rows: list[Row], written: list[dict[str, Any]]
+) -> None:
+    """Add the columns of each segment's sample, with the text or the ids of the segment."""
+    decoder = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
+    for row, shown in zip(rows, written, strict=True):
+        for segment, each in zip(row.segments.tolist(), shown["segments"], strict=True):
+            columns = dataset.document(segment)
+            tokens = columns.pop("tokens")[each["start"] : each["start"] + each["length"]].tolist()
+            columns = {name: value for name, value in columns.items() if type(value) is not bytes}
+            text = " ".join(map(str, tokens)) if decoder is None else decoder.decode(tokens)
+            each["columns"] = {**columns, "tokens" if decoder is None else "text": text}

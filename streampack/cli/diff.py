@@ -1,0 +1,61 @@
+"""``streampack diff A.yaml B.yaml``: what differs, and from which step on the packs do.
+
+::
+
+    two configs --> their keys, and two datasets --> streampack.lookback.first_difference
+
+Cost: planning both runs up to the first difference, about 0.4 us a sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streampack.cli.at import progress
+from streampack.cli.build import build_dataset
+from streampack.cli.config import read_config
+from streampack.cli.console import output_console, print_json
+from streampack.cli.verbs import Diff
+from streampack.lookback import first_difference
+from streampack.world import World
+
+
+def run(options: Diff) -> None:
+    """Show the differences of two configs."""
+    configs = [read_config(path) for path in (options.config, options.other)]
+    keys = [_flat("", config.model_dump(mode="json")) for config in configs]
+    changed = {
+        key: [own.get(key) for own in keys]
+        for key in sorted({*keys[0], *keys[1]})
+        if keys[0].get(key) != keys[1].get(key)
+    }
+    datasets = []
+    for path, config in zip((options.config, options.other), configs, strict=True):
+        shared = {} if config.world is None else config.world.model_dump()
+        ranks = options.devices * shared.get("replication", 1)
+        world = World(num_ranks=ranks, ranks_per_node=options.ranks_per_node, **shared)
+        datasets.append(build_dataset(config, path, world))
+    with progress("compared", options.upto) as report:
+        step = first_difference(*datasets, upto=options.upto, report=report)
+    if options.as_json:
+        print_json({"changed": changed, "first_step": step})
+        return
+    console = output_console()
+    for key, (one, other) in changed.items():
+        console.print(f"{key}: {one} -> {other}", markup=False, highlight=False)
+    console.print(
+        "the packs are the same" if step is None else f"the packs differ from step {step} on",
+        highlight=False,
+    )
+
+
+def _flat(place: str, value: Any) -> dict[str, Any]:
+    """Return the values of nested mappings and lists by their dotted places."""
+    if isinstance(value, list):
+        value = {str(number): each for number, each in enumerate(value)}
+    if not isinstance(value, dict):
+        return {place: value}
+    flat: dict[str, Any] = {}
+    for key, each in value.items():
+        flat |= _flat(f"{place}.{key}" if place else key, each)
+    return flat

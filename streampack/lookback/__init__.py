@@ -1,0 +1,28 @@
+"""Which data was in a step of a run, and in which steps a sample was: from the plan alone.
+
+::
+
+    step --> epoch or chapter, position --> the plan from the nearest known place on --> packs
+                                                '--> ranks and rows, by the run's worlds
+
+A step of the run is a global batch, counted from 0 over all epochs or chapters.
+
+Cost: planning, about 0.4 us a sample, from the start of the run, or from a plan index.
+"""
+
+from streampack.lookback.at import at
+from streampack.lookback.differences import first_difference
+from streampack.lookback.index import PlanIndex, build_index
+from streampack.lookback.rows import Row, StepRows
+from streampack.lookback.where import Found, where
+
+__all__ = [
+    "Found",
+    "PlanIndex",
+    "Row",
+    "StepRows",
+    "at",
+    "build_index",
+    "first_difference",
+    "where",
+]

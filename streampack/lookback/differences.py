@@ -1,0 +1,104 @@
+"""The first step at which the packs of two runs differ.
+
+::
+
+    packs of run A    a b c d | e f g h | i j       hashes of their segments, in the order of slots
+    packs of run B    a b c d | e f x h | i j       step 1 differs
+
+Cost: planning both up to there; of runs of chapters, from the first chapter that differs on, once
+the lanes are planned up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile, zip_longest
+
+import numpy as np
+
+from streampack.lookback.steps import Report, plans, step_of, whole_views
+from streampack.plan import Progress
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.engine import PlanEngine
+from streampack.runtime.resumable import engine_of
+from streampack.types import NUM_COLUMNS, STREAM, Int64Array, Packs
+
+# Odd, so that no two values of a column have the same product.
+FACTORS = np.array([0x9E3779B97F4A7C15 ** (n + 1) % 2**64 | 1 for n in range(NUM_COLUMNS)], "u8")
+
+
+def first_difference(
+    first: PackedStreamingDataset,
+    second: PackedStreamingDataset,
+    *,
+    upto: int | None = None,
+    report: Report | None = None,
+) -> int | None:
+    """Return the first step of two runs whose packs differ; None if there is none.
+
+    Args:
+        first: The dataset of a run. It stays as it is.
+        second: That of another.
+        upto: The last step to compare; None: the last of a run of chapters, or of an epoch.
+        report: Called with the step that was reached, from time to time.
+
+    Streams are the same if names and contents are. Where one run ends, the other differs.
+    """
+    engines = engine_of(first), engine_of(second)
+    keys = [engine.plan_keys() for engine in engines]
+    if engines[0].fingerprint() == engines[1].fingerprint():
+        return None
+    # Where the keys of a chapter are equal, all chapters before it are.
+    num_same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False))))
+    streams: dict[tuple[str, ...], int] = {}
+    hashes = []
+    for engine in engines:
+        names = [(s["name"], s["index"], s["lengths"]) for s in engine.rank_view()["streams"]]
+        numbers = np.array([streams.setdefault(name, len(streams)) for name in names])
+        chapter = max(num_same - 1, 0) if engine.run.chapters else 0
+        hashes.append(_hashes(engine, numbers, chapter, report))
+    for one, other in zip_longest(*hashes):
+        step = (one or other)[0]
+        if upto is not None and step > upto:
+            return None
+        if one is None or other is None or not np.array_equal(one[1], other[1]):
+            return step
+    return None
+
+
+def _hashes(
+    engine: PlanEngine, numbers: Int64Array, number: int, report: Report | None
+) -> Iterator[tuple[int, Int64Array]]:
+    """Yield each step from a chapter on, with a hash of each of its packs in order.
+
+    Streams are hashed as `numbers`. Of a run of epochs, the first one is hashed.
+    """
+    steps, hashes = np.zeros((2, 0), np.int64)
+    for _, plan, slot in plans(engine, whole_views(engine), Progress(epoch=number)):
+        step = step_of(engine, plan.epoch, slot)
+        if report is not None:
+            report(step)
+        if plan.epoch and not engine.run.chapters:
+            break
+        size = engine.run.recipes[engine.run.index(plan.epoch)].global_batch_size
+        slots = slot % size + np.arange(len(plan.packs)) * plan.slots_per_pack
+        steps = np.append(steps, step + slots // size)
+        hashes = np.append(hashes, _hash_packs(plan.packs, numbers))
+        while steps[-1:] > steps[:1]:
+            stop = int(np.searchsorted(steps, steps[0], "right"))
+            yield int(steps[0]), hashes[:stop]
+            steps, hashes = steps[stop:], hashes[stop:]
+    if len(steps):
+        yield int(steps[0]), hashes
+
+
+def _hash_packs(packs: Packs, numbers: Int64Array) -> Int64Array:
+    """Return a hash of the segments of each pack and their order, shape (num_packs,)."""
+    rows = packs.segments.copy()
+    rows[:, STREAM] = numbers[rows[:, STREAM]]
+    sizes = np.diff(packs.ends, prepend=0)
+    begins = packs.ends - sizes
+    places = np.arange(len(rows)) - np.repeat(begins, sizes)
+    mixed = (rows.astype("u8") * FACTORS).sum(axis=1, dtype="u8")
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * (2 * places + 1).astype("u8")
+    return np.add.reduceat(mixed, begins).view(np.int64) if len(begins) else begins

@@ -1,0 +1,173 @@
+"""The rows that the ranks of a run got in a step: packs of a global batch, dealt as they were.
+
+::
+
+    slots of a global batch    0 1 2 3 | 4 5 6 7      batch_size=2, 2 devices
+    device                     0 0 1 1 | 0 0 1 1
+    its batch in the step      0 0 0 0 | 1 1 1 1
+    row                        0 1 0 1 | 0 1 0 1
+
+Where the world changed inside a step, each pack went to the world at its place.
+
+Cost: that of dealing, where there is a balance; otherwise some integers a pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from streampack.balance import Within
+from streampack.errors import ConfigError
+from streampack.plan.deal import Dealer
+from streampack.plan.device import BatchPacks, DeviceView
+from streampack.planned.engine import PlanEngine
+from streampack.planned.run_worlds import RunWorld
+from streampack.planned.spec import sharing_of
+from streampack.types import Int64Array, Packs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Row:
+    """A row of a batch."""
+
+    ranks: tuple[int, ...]
+    """The ranks that got it; several with `World(replication=...)`."""
+    batch: int
+    """Which of their batches in the step, from 0."""
+    row: int
+    """Its row in that batch."""
+    segments: Int64Array
+    """Its segments: stream, pass, sample, start, length and total; shape (n, 6). `total` is the
+    sample's length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepRows:
+    """What lay in a step of the run."""
+
+    step: int
+    """The global batch, counted from 0 over all epochs or chapters."""
+    epoch: int
+    """Its epoch or chapter, as in batches."""
+    position: int
+    """Packs of the epoch or chapter before it, over all ranks."""
+    is_skipped: bool
+    """Whether the run skipped the step, so that no rank got these rows."""
+    rows: list[Row]
+    """Its rows, by rank. Rows of padding are left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SlotPack:
+    """A pack of a global batch in its place."""
+
+    slot: int
+    """Its first slot in the epoch or chapter."""
+    num_slots: int
+    """Its length, in slots."""
+    segments: Int64Array
+
+
+def places_of(world: RunWorld) -> dict[int, tuple[int, ...]]:
+    """Return the ranks at each place of a world."""
+    ranks: dict[int, tuple[int, ...]] = {}
+    for rank in range(world.num_ranks):
+        place = world.world(rank).place
+        ranks[place] = (*ranks.get(place, ()), rank)
+    return ranks
+
+
+def rows_of(
+    engine: PlanEngine, number: int, packs: Sequence[SlotPack], position: int, *, is_padded: bool
+) -> list[Row]:
+    """Return the rows of a global batch that begins at a position, in order of rank."""
+    size = engine.run.recipes[engine.run.index(number)].global_batch_size
+    worlds = worlds_between(engine, number, position, position + size)
+    rows: list[Row] = []
+    for world, first, stop in worlds:
+        here = [pack for pack in packs if first <= pack.slot < stop]
+        if world.within is not None and not is_padded:
+            rows += _dealt(engine, number, world, here)
+        else:
+            rows += planned_rows(world, here, position)
+    rows = [row for row in rows if len(row.segments)]  # not those of padding
+    return sorted(rows, key=lambda row: (row.ranks, row.batch, row.row))
+
+
+def worlds_between(
+    engine: PlanEngine, number: int, first: int, stop: int
+) -> list[tuple[RunWorld, int, int]]:
+    """Return the worlds of the run between two positions, each with its first and last slot."""
+    worlds = engine.worlds(number)
+    begins = [first if (w.epoch, w.position) <= (number, first) else w.position for w in worlds]
+    known = [
+        (world, begin)
+        for world, begin in zip(worlds, begins, strict=True)
+        if (world.epoch, world.position) < (number, stop)
+    ]
+    ends = [begin for _, begin in known[1:]] + [stop]
+    return [
+        (world, begin, end) for (world, begin), end in zip(known, ends, strict=True) if begin < end
+    ]
+
+
+def planned_rows(world: RunWorld, packs: Sequence[SlotPack], position: int) -> Iterator[Row]:
+    """Yield the rows of packs that stay where they are planned, in a step at a position."""
+    places, size = places_of(world), world.batch_size
+    num_devices = len(places)
+    for pack in packs:
+        batch, inside = divmod(pack.slot, size)
+        place = batch % num_devices
+        # The first batch of this place in the step; it may have begun in the step before.
+        first = position // size
+        first += (place - first) % num_devices
+        yield Row(
+            ranks=places[place],
+            batch=(batch - first) // num_devices,
+            row=inside // pack.num_slots,
+            segments=pack.segments,
+        )
+
+
+def _dealt(
+    engine: PlanEngine, number: int, world: RunWorld, packs: Sequence[SlotPack]
+) -> Iterator[Row]:
+    """Yield the rows of a global batch that was dealt as a whole."""
+    balance = engine.balance
+    if balance is None or balance.digest() != world.cost:
+        raise ConfigError(
+            f"the step was dealt with a Balance of within={world.within!r} and another cost than "
+            f"balance={balance!r:.80}; look back with the cost that the run had then"
+        )
+    balance = replace(balance, within=cast(Within, world.within))
+    recipe, size = engine.run.recipes[engine.run.index(number)], world.batch_size
+    first = packs[0].slot
+    batches: list[list[SlotPack]] = [[] for _ in range(recipe.global_batch_size // size)]
+    for pack in packs:
+        batches[(pack.slot - first) // size].append(pack)
+    for ranks in places_of(world).values():
+        rank = world.world(ranks[0])
+        view = DeviceView(
+            place=rank.place,
+            num_devices=rank.num_devices,
+            batch_size=size,
+            balance=balance,
+            sharing=sharing_of(rank, balance),
+        )
+        dealer = Dealer(recipe, view, balance)
+        shared = [batches[slot // size] for slot in (dealer.slots(first) - first)[::size].tolist()]
+        segments = [pack.segments for batch in shared for pack in batch]
+        together = BatchPacks(
+            Packs(segments=np.concatenate(segments), ends=np.cumsum([len(s) for s in segments])),
+            np.array([batch[0].num_slots for batch in shared]),
+            size,
+        )
+        dealt = dealer.deal(together)
+        for batch in range(len(dealt)):
+            own = dealt.take(batch, 1)[0]
+            for row in range(len(own)):
+                yield Row(ranks=ranks, batch=batch, row=row, segments=own[row])

@@ -1,0 +1,124 @@
+"""The steps of a run, and its plan from a place in it on.
+
+::
+
+    step 34017 --> chapter 2, position 130048
+    plans      --> the batches of a device, chapter after chapter or epoch after epoch
+
+With `lane_views`, that device plans some of the lanes only, and others the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from typing import TypeAlias
+
+from streampack.errors import ConfigError
+from streampack.plan import DevicePlan, DeviceView, PackSequence, Progress
+from streampack.plan.lane_stream import is_used
+from streampack.plan.slots import WalkState
+from streampack.plan.spans import RunPlan
+from streampack.planned.engine import PlanEngine
+
+Report: TypeAlias = Callable[[int], None]
+"""Called with the step of the run that was reached."""
+
+MOST = 512  # batches planned per call
+
+
+def place_of(engine: PlanEngine, step: int) -> tuple[int, int]:
+    """Return the epoch or chapter of a step of the run, and the position at which it begins.
+
+    Without carry, epochs before it are counted, which takes about 1 us a sample.
+    """
+    if type(step) is not int or step < 0:
+        raise ConfigError(f"step={step!r:.40} is not a step of a run; they count from 0")
+    for span in engine.run.spans:
+        if span.stop_step is None or step < span.stop_step:
+            return span.number, (step - span.first_step) * span.recipe.global_batch_size
+    if engine.run.spans:
+        raise ConfigError(
+            f"step={step}: the run has {engine.run.spans[-1].stop_step} steps; they count from 0"
+        )
+    recipe, number = engine.recipe, 0
+    if recipe.mixing.epoch_end == "carry":
+        number = step // engine.first_step(1)
+    while engine.first_step(number + 1) <= step:
+        if engine.first_step(number + 1) == engine.first_step(number):
+            raise ConfigError(
+                f"step={step}: epoch {number} has no global batch of {recipe.global_batch_size} "
+                "packs, so that the run ends there; lower global_batch_size"
+            )
+        number += 1
+    return number, (step - engine.first_step(number)) * recipe.global_batch_size
+
+
+def step_of(engine: PlanEngine, number: int, position: int) -> int:
+    """Return the step of the run to which the pack at a position belongs."""
+    size = engine.run.recipes[engine.run.index(number)].global_batch_size
+    return engine.first_step(number) + position // size
+
+
+def plans(
+    engine: PlanEngine,
+    views: Sequence[DeviceView],
+    start: Progress,
+    walk: WalkState | None = None,
+    most: int = MOST,
+) -> Generator[tuple[PackSequence, DevicePlan, int], None, None]:
+    """Yield the plans of a device from a place on, each with the slot at which it begins.
+
+    No step is skipped. A consumer may stop the iteration at any plan.
+    """
+    run = engine.run
+    while True:
+        sequence = PackSequence(run, views, start, walk=walk)
+        with closing(sequence):
+            is_empty = not start.position
+            while (plan := sequence.next(most)) is not None:
+                window = views[run.index(plan.epoch)].window
+                yield sequence, plan, sequence.position - plan.num_batches * window
+                is_empty = False
+            if run.chapters or is_empty:
+                return
+            snapshots = sequence.snapshots() if engine.recipe.is_endless else []
+        start, walk = Progress(epoch=start.epoch + 1, snapshots=snapshots), None
+
+
+def whole_views(engine: PlanEngine) -> list[DeviceView]:
+    """Return the views of a device that gets the batches of all, one after another."""
+    return [DeviceView(batch_size=size) for size in engine.batch_sizes]
+
+
+def num_parts(run: RunPlan, most: int) -> int:
+    """Return the greatest number of parts up to `most` into which `lane_views` can divide lanes.
+
+    1 where lanes may run dry, since their slots then go to other lanes.
+    """
+    recipes, lanes = run.recipes, range(run.recipes[0].num_lanes)
+    if not all(recipe.is_endless for recipe in recipes) or run.ended_by is not None:
+        return 1
+    for recipe in recipes:
+        for queue in range(recipe.num_queues):
+            if len({is_used(recipe, lane, queue) for lane in lanes}) > 1:
+                return 1
+
+    def fits(parts: int) -> bool:
+        sizes = [recipe.global_batch_size % (parts * recipe.lane_run) for recipe in recipes]
+        return len(lanes) % parts == 0 and not any(sizes)
+
+    return next(parts for parts in range(min(most, len(lanes)), 0, -1) if parts == 1 or fits(parts))
+
+
+def lane_views(engine: PlanEngine, part: int, parts: int) -> list[DeviceView]:
+    """Return the views of a device that plans lanes part, part + parts, ...; see `num_parts`."""
+    if parts == 1:
+        return whole_views(engine)
+    run, views = engine.run, []
+    for number, recipe in enumerate(run.recipes):
+        # Each chapter begins at another lane, and the device keeps its own.
+        place = (part - run.lane_offset(number) // recipe.lane_run) % parts
+        view = DeviceView(place=place, num_devices=parts, batch_size=recipe.lane_run)
+        views.append(view)
+    return views

@@ -1,0 +1,296 @@
+"""`where`: in which steps of a run a sample was, and in which rows of which ranks.
+
+::
+
+    stream, sample --> the lane that holds it --> the packs of that lane, searched
+
+With a plan index, the snapshots of the lane say between which of them each pass drew the sample,
+and only what lies there is planned.
+
+Cost: planning the sample's lane from the start of the run, about 0.4 us a sample; all lanes of a
+small stream, and where lanes may run dry. With a plan index, about 1,000 steps of a lane a pass.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TypeAlias
+
+import numpy as np
+
+from streampack.errors import ConfigError, suggest
+from streampack.lookback.at import at
+from streampack.lookback.index import PlanIndex
+from streampack.lookback.rows import Row, SlotPack, planned_rows, worlds_between
+from streampack.lookback.steps import (
+    Report,
+    lane_views,
+    num_parts,
+    place_of,
+    plans,
+    step_of,
+)
+from streampack.order import Extents
+from streampack.plan import DeviceView, Progress
+from streampack.plan.lane_stream import LaneStream
+from streampack.plan.snapshots import text_as_rows
+from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.engine import PlanEngine
+from streampack.runtime.resumable import engine_of
+from streampack.types import NUM_COLUMNS, SAMPLE, STREAM, BoolArray, Int64Array, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """A row that has a part of the sample."""
+
+    step: int
+    """The step of the run."""
+    is_skipped: bool
+    """Whether the run skipped the step, so that no rank got the row."""
+    row: Row
+    """The row, with those segments that are the sample's."""
+
+
+Place: TypeAlias = tuple[int, int]  # an epoch or a chapter, and a position in it
+END: Place = (1 << 62, 0)
+
+
+def where(
+    dataset: PackedStreamingDataset,
+    stream: str,
+    sample: int,
+    *,
+    upto: int | None = None,
+    index: PlanIndex | None = None,
+    report: Report | None = None,
+) -> list[Found]:
+    """Return the rows in which a sample was, in order of steps.
+
+    Args:
+        dataset: The dataset of the run, as for `at`.
+        stream: Name of the stream, as in `dataset.stream_names`.
+        sample: Its number in the stream, as in `segments`.
+        upto: The last step of the run to look at; None: its last, for a run of chapters that ends.
+        index: A plan index of the run; None: it is planned from its start.
+        report: Called with the step that planning has reached, from time to time.
+
+    Raises:
+        ConfigError: If the stream or sample does not exist, or `upto` is missing and the run has no
+            end.
+    """
+    engine = engine_of(dataset)
+    names = engine.recipe.names
+    if stream not in names:
+        raise ConfigError(
+            f"stream={stream!r} is not one of {', '.join(map(repr, names))}"
+            f"{suggest(stream, names)}; write one of these"
+        )
+    number = names.index(stream)
+    held = engine.recipe.streams[number].num_samples
+    if type(sample) is not int or not 0 <= sample < held:
+        raise ConfigError(
+            f"sample={sample!r:.40}: stream {stream!r} has {held} samples; they count from 0"
+        )
+    search = _Search(engine, number, sample, _stop(engine, upto), index, report)
+    found = []
+    for (epoch, _), pack in sorted(search.packs().items()):
+        step = step_of(engine, epoch, pack.slot)
+        is_skipped = any(first <= step < stop for first, stop in engine.skips)
+        for row in _rows_with(dataset, step, epoch, pack, index):
+            own = row.segments[search.has(row.segments)]
+            row_of_it = replace(row, segments=own)
+            found.append(Found(step=step, is_skipped=is_skipped, row=row_of_it))
+    return found
+
+
+def _stop(engine: PlanEngine, upto: int | None) -> Place:
+    """Return the place after the last step to look at."""
+    spans = engine.run.spans
+    if upto is not None:
+        number, position = place_of(engine, upto)
+        return number, position + engine.run.recipes[engine.run.index(number)].global_batch_size
+    if not spans or spans[-1].num_slots is None:
+        raise ConfigError(
+            f"upto={upto}: the run has no end, so that looking for a sample needs one; name the "
+            "last step, such as upto=100000",
+            option="upto",
+        )
+    return len(spans) - 1, spans[-1].num_slots
+
+
+def _rows_with(
+    dataset: PackedStreamingDataset, step: int, epoch: int, pack: SlotPack, index: PlanIndex | None
+) -> Iterator[Row]:
+    """Yield the row that a pack was."""
+    engine = engine_of(dataset)
+    size = engine.run.recipes[engine.run.index(epoch)].global_batch_size
+    position = pack.slot // size * size
+    [(world, _, _)] = worlds_between(engine, epoch, pack.slot, pack.slot + 1)
+    if world.within is None:
+        yield from planned_rows(world, [pack], position)
+        return
+    # Only the whole global batch says where a pack was dealt to.
+    for row in at(dataset, step, index=index).rows:
+        if np.array_equal(row.segments, pack.segments):
+            yield row
+
+
+class _Search:
+    """The search for the packs that have a part of a sample, up to a place."""
+
+    def __init__(
+        self,
+        engine: PlanEngine,
+        number: int,
+        sample: int,
+        stop: Place,
+        index: PlanIndex | None,
+        report: Report | None,
+    ) -> None:
+        self._engine = engine
+        self._number = number
+        self._sample = sample
+        self._stop = stop
+        self._index = index
+        self._report = report
+        runs, shares = engine.recipe.assignment(number)
+        first_sample = engine.recipe.streams[number].first_sample
+        self._lanes = list(range(engine.recipe.num_lanes))
+        if shares is not None:
+            holds = [_holds(run, first_sample, sample) for run in runs]
+            self._lanes = [holds.index(True)]
+
+    def has(self, segments: Int64Array) -> BoolArray:
+        """Return which segments are of the sample, shape (n,)."""
+        has: BoolArray = (segments[:, [STREAM, SAMPLE]] == [self._number, self._sample]).all(axis=1)
+        return has
+
+    def packs(self) -> dict[Place, SlotPack]:
+        """Return the packs by place."""
+        engine = self._engine
+        parts = num_parts(engine.run, engine.recipe.num_lanes)
+        ranges: dict[int, list[tuple[Place, Place]]] = {}
+        for lane, some in self._ranges().items():
+            ranges.setdefault(lane % parts, []).extend(some)
+        found: dict[Place, SlotPack] = {}
+        for part, some in ranges.items():
+            views = lane_views(engine, part, parts)
+            for begin, end in _merged(some):
+                found |= self._search(views, begin, min(end, self._stop))
+        return found
+
+    def _search(self, views: list[DeviceView], begin: Place, end: Place) -> dict[Place, SlotPack]:
+        """Return the packs that a device finds from a place on."""
+        engine, found = self._engine, {}
+        start, walk = Progress(), None
+        if self._index is not None and begin > (0, 0):
+            start, walk = self._index.nearest(engine, *begin)
+        with closing(plans(engine, views, start, walk)) as all_plans:
+            for sequence, plan, slot in all_plans:
+                if self._report is not None:
+                    self._report(step_of(engine, plan.epoch, slot))
+                view = views[engine.run.index(plan.epoch)]
+                hits = np.flatnonzero(self.has(plan.packs.segments))
+                for pack in np.unique(np.searchsorted(plan.packs.ends, hits, "right")).tolist():
+                    batch, row = divmod(pack, plan.num_rows)
+                    first = view.first_slot(slot + batch * view.window) + row * plan.slots_per_pack
+                    segments, size = plan.packs[pack], plan.slots_per_pack
+                    if (plan.epoch, first) < self._stop:
+                        found[plan.epoch, first] = SlotPack(
+                            slot=first, num_slots=size, segments=segments
+                        )
+                if (plan.epoch, sequence.position) >= end:
+                    break
+        return found
+
+    def _ranges(self) -> dict[int, list[tuple[Place, Place]]]:
+        """Return ranges of the run in which lanes may have the sample, by lane."""
+        engine, recipe, index = self._engine, self._engine.recipe, self._index
+        is_fixed = recipe.mixing.sampling_method == "fixed"
+        if index is None or is_fixed or not recipe.is_endless:
+            return {lane: [((0, 0), self._stop)] for lane in self._lanes}
+        queue = 0 if recipe.is_mixed else self._number
+        histories = {lane: _History(index, engine, lane, queue) for lane in self._lanes}
+        ranges = {lane: [own.last] for lane, own in histories.items()}
+        streams = recipe.streams_in(queue)
+        column = 3 + len(streams) + streams.index(self._number)
+        most = max(own.cursors(column)[-1] for own in histories.values())
+        own = LaneStream(recipe, self._number, self._lanes[0])
+        for passes in count():
+            lane, cursor = own.find(passes, self._sample)
+            if cursor > most:
+                return ranges
+            ranges[lane].append(histories[lane].range_of(column, cursor, self._waits))
+        return ranges
+
+    def _waits(self, snapshot: State) -> bool:
+        """Return whether the sample was drawn before a snapshot, and is delivered after it."""
+        packer = snapshot["packer"]
+        rows = [text_as_rows(snapshot.get("undelivered", ""))]
+        for part in (packer, packer.get("short", {})):
+            rows += [part.get("buffered", []), *part.get("items", [])]
+        together = [np.array(some, np.int64).reshape(-1, NUM_COLUMNS) for some in rows]
+        return bool(self.has(np.concatenate(together)).any())
+
+
+class _History:
+    """The snapshots of a queue of a lane, from the start of the run on."""
+
+    def __init__(self, index: PlanIndex, engine: PlanEngine, lane: int, queue: int) -> None:
+        self._places: list[Place] = [(0, 0)]
+        self._snapshots: list[State] = []
+        num_packs = 0
+        for epoch, position, snapshot in index.snapshots_of(engine, lane, queue):
+            # At a chapter's edge, a snapshot is labelled again and remains the same.
+            if snapshot["num_packs"] > num_packs:
+                num_packs = snapshot["num_packs"]
+                self._places.append((epoch, position))
+                self._snapshots.append(snapshot)
+
+    def cursors(self, column: int) -> list[int]:
+        """Return the samples that a stream had drawn at each place."""
+        return [0, *[snapshot["arrivals"][column] for snapshot in self._snapshots]]
+
+    @property
+    def last(self) -> tuple[Place, Place]:
+        """The range of which no snapshot tells the end."""
+        return self._places[max(len(self._places) - 2, 0)], END
+
+    def range_of(
+        self, column: int, cursor: int, waits: Callable[[State], bool]
+    ) -> tuple[Place, Place]:
+        """Return a range in which a sample is delivered that was drawn at a cursor."""
+        number = bisect_right(self.cursors(column), cursor) - 1
+        # The packs of a snapshot may begin before it, but not before the one that came first.
+        begin = self._places[max(number - 1, 0)]
+        for place, snapshot in zip(
+            self._places[number + 1 :], self._snapshots[number:], strict=True
+        ):
+            if not waits(snapshot):
+                return begin, place
+        return begin, END
+
+
+def _holds(extents: Extents, first_sample: Int64Array, sample: int) -> bool:
+    starts = first_sample[extents.shards] + extents.firsts
+    return bool(((starts <= sample) & (sample < starts + extents.counts)).any())
+
+
+def _merged(ranges: Sequence[tuple[Place, Place]]) -> list[tuple[Place, Place]]:
+    """Return ranges without overlap, in order.
+
+    >>> _merged([((1, 0), (1, 8)), ((0, 0), (0, 4)), ((0, 2), (0, 6))])
+    [((0, 0), (0, 6)), ((1, 0), (1, 8))]
+    """
+    merged: list[tuple[Place, Place]] = []
+    for begin, end in sorted(ranges):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((begin, end))
+    return merged

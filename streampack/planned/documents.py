@@ -1,0 +1,59 @@
+"""The sample behind a segment: its tokens, its other columns, and its text.
+
+Cost: opening the sample's shard, which is fetched if it is remote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from streampack.errors import ConfigError
+from streampack.mds.columns import sample_values
+from streampack.streams import MdsStream, TokenStream
+from streampack.types import PASS, SAMPLE, STREAM
+
+
+def read_document(
+    streams: Sequence[TokenStream], segment: Sequence[int], tokenizer: Any
+) -> dict[str, Any]:
+    """Return the columns of a segment's sample; see `PackedStreamingDataset.document`."""
+    number, _, sample = [int(segment[column]) for column in (STREAM, PASS, SAMPLE)]
+    if not 0 <= number < len(streams) or not 0 <= sample < streams[number].num_samples:
+        raise ConfigError(
+            f"segment={list(map(int, segment))} is of no sample of this dataset; it begins with "
+            "stream, pass and sample, as a row of batch['segments'] does after its first column"
+        )
+    stream = streams[number]
+    shard = int(np.searchsorted(stream.first_sample, sample, "right")) - 1
+    inside = sample - int(stream.first_sample[shard])
+    opened = stream.open_shard(shard)
+    document: dict[str, Any] = {}
+    if (
+        isinstance(stream, MdsStream)
+        and (layout := stream.index.shards[shard].layout).format == "mds"
+    ):
+        for name, encoding, value in sample_values(opened.data, inside, layout):
+            document[name] = _decoded(encoding, value)
+    dtype = np.dtype(opened.tokens.dtype)
+    begin, count = int(opened.tokens.begins[inside]), int(opened.tokens.counts[inside])
+    values = opened.data[begin : begin + count * dtype.itemsize].tobytes()
+    document["tokens"] = np.frombuffer(values, dtype)
+    if tokenizer is not None:
+        document["text"] = tokenizer.decode(document["tokens"].tolist())
+    return document
+
+
+def _decoded(encoding: str, value: bytes) -> Any:
+    """Return a value of a column; bytes where its encoding is not a plain one."""
+    if encoding == "str":
+        return value.decode("utf-8", errors="replace")
+    if encoding == "json":
+        return json.loads(value)
+    try:
+        return np.frombuffer(value, "int64" if encoding == "int" else encoding)[0].item()
+    except (TypeError, ValueError, IndexError):
+        return value

@@ -1,0 +1,152 @@
+"""`streampack at`, `where` and `diff`: what they print, and what they ask for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from tokenizers import Tokenizer, models
+
+from streampack import ConfigError, PackedDataLoader, World, from_config
+from streampack.write import write_stream
+from tests.helpers.verbs import call_verb
+
+NUM_SAMPLES = 300
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A config of two streams, whose samples have a column next to their tokens."""
+    for name in ("web", "code"):
+        samples = (
+            {"tokens": [n % 9 + 1] * (n % 40 + 1), "url": f"{name}://{n}"}
+            for n in range(NUM_SAMPLES)
+        )
+        write_stream(samples, tmp_path / name)
+    run = {
+        "streams": [{"name": name, "local": str(tmp_path / name)} for name in ("web", "code")],
+        "packing": {"max_seq_len": 64},
+        "mixing": {"global_batch_size": 8},
+        "chapters": [{"weights": {"web": 3, "code": 1}, "steps": 5}],
+        "batch_size": 2,
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(run))
+    return path
+
+
+def as_json(*arguments):
+    return json.loads(call_verb(*arguments, "--json"))
+
+
+def test_at_prints_what_a_rank_got(config):
+    batches = list(from_config(config, world=World(rank=1, num_ranks=2)))
+    shown = as_json("at", config, "--step", 3, "--devices", 2, "--rank", 1)
+
+    assert (shown["step"], shown["epoch"], shown["position"]) == (3, 0, 24)
+    rows = {(row["batch"], row["row"]): row["segments"] for row in shown["rows"]}
+    for number, batch in enumerate(batches[6:8]):
+        for row in range(2):
+            own = batch["segments"][batch["segments"][:, 0] == row][:, 1:].tolist()
+            names = {"web": 0, "code": 1}
+            assert own == [
+                [names[each["stream"]], each["pass"], each["sample"], each["start"], each["length"]]
+                for each in rows[number, row]
+            ]
+
+
+def test_at_prints_columns_and_texts(config, tmp_path):
+    vocabulary = {"?": 0} | {f"w{n}": n for n in range(1, 10)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    shown = as_json(
+        *("at", config, "--step", 0, "--devices", 1),
+        *("--text", "--tokenizer", tmp_path / "tokenizer.json"),
+    )
+
+    for row in shown["rows"]:
+        for each in row["segments"]:
+            word = f"w{each['sample'] % 9 + 1}"
+            assert each["columns"]["url"] == f"{each['stream']}://{each['sample']}"
+            assert each["columns"]["text"].split() == [word] * each["length"]
+    output = call_verb("at", config, "--step", 0, "--devices", 1, "--text")
+    assert "step 0: chapter 0, position 0" in output
+    assert "url: web://" in output
+
+
+def test_where_finds_what_at_shows_and_an_index_changes_nothing(config):
+    segment = as_json("at", config, "--step", 4, "--devices", 2)["rows"][0]["segments"][0]
+    sample = f"{segment['stream']}/{segment['sample']}"
+    found = as_json("where", config, sample, "--devices", 2)
+
+    assert 4 in [row["step"] for row in found["rows"]]
+    call_verb("at", config, "--devices", 2, "--build")
+    assert (config.parent / "run.yaml.index").exists()
+    assert as_json("where", config, sample, "--devices", 2) == found
+    assert f"step 4\nrank 0, batch 0, row 0\n  {sample}" in call_verb(
+        "where", config, sample, "--devices", 2
+    )
+    assert "in no step" in call_verb("where", config, sample, "--devices", 2, "--upto", 0) or (
+        found["rows"][0]["step"] == 0
+    )
+
+
+def test_a_state_says_in_which_world_a_step_was(config, tmp_path):
+    loader = PackedDataLoader(from_config(config, world=World(num_ranks=4)))
+    next(iter(loader))
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+
+    shown = as_json("at", config, "--step", 2, "--state", tmp_path / "state.json")
+
+    assert {tuple(row["ranks"]) for row in shown["rows"]} == {(0,), (1,), (2,), (3,)}
+
+
+def test_diff_names_keys_and_the_first_step(config, tmp_path):
+    run = yaml.safe_load(config.read_text())
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(run | {"buffers": {"rank_tokens": 10**6}}))
+    assert as_json("diff", config, other) == {
+        "changed": {"buffers.rank_tokens": [None, 10**6]},
+        "first_step": None,
+    }
+    chapters = [
+        {"weights": {"web": 3, "code": 1}, "steps": 3},
+        {"weights": {"web": 1}, "steps": 2},
+    ]
+    other.write_text(yaml.safe_dump(run | {"chapters": chapters}))
+    assert as_json("diff", config, other)["first_step"] == 3
+    output = call_verb("diff", config, other)
+    assert "chapters.0.steps: 5 -> 3" in output
+    assert "the packs differ from step 3 on" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["at", "--step", 0], "give --devices"),
+        (["at", "--devices", 1], "step=None: nothing to show; give a step"),
+        (["at", "--devices", 1, "--step", 5], "the run has 5 steps"),
+        (["at", "--devices", 1, "--step", 1, "--rank", 3], "the ranks of step 1 were 0 to 0"),
+        (["at", "--devices", 1, "--step", 1, "--index", "no"], "index=no is not a file"),
+        (["where", "web", "--devices", 1], "write web/123456"),
+        (["where", "wed/3", "--devices", 1], "did you mean 'web'"),
+        (["where", "web/300", "--devices", 1], "stream 'web' has 300 samples"),
+    ],
+)
+def test_what_is_missing_is_asked_for(config, arguments, says):
+    verb, *rest = arguments
+    with pytest.raises(ConfigError, match=says):
+        call_verb(verb, config, *rest)
+
+
+def test_an_index_of_another_run_is_refused(config, tmp_path):
+    call_verb("at", config, "--devices", 1, "--build")
+    run = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(run | {"order": {"seed": 3}}))
+    with pytest.raises(ConfigError, match="is of another run"):
+        call_verb("at", config, "--devices", 1, "--step", 1)
+    (tmp_path / "bad").write_bytes(b"no index")
+    with pytest.raises(ConfigError, match="is damaged"):
+        call_verb("at", config, "--devices", 1, "--step", 1, "--index", tmp_path / "bad")

@@ -1,0 +1,136 @@
+"""What `at` and `where` say is what the ranks of a run got, in random runs that are resumed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack import PackedDataLoader, World, at, where
+from streampack.lookback import build_index
+from tests.helpers.random_runs import Case
+
+KINDS = ["pad", "drop", "carry", "chapters"]
+NUM_CASES = 8  # of each kind; each has ten checks
+WORLDS = [(1, 1), (2, 1), (2, 2), (3, 3), (6, 2)]  # ranks, and ranks of a node
+
+
+class Run:
+    """A random run that two worlds played: what each rank got, and the state at the end."""
+
+    def __init__(self, folder: Path, kind: str, number: int) -> None:
+        self.case = case = Case(folder, kind, number)
+        self.num_epochs = 1 if kind == "chapters" else 2
+        self.skip = [(2, 3)] if kind == "chapters" and case.dice.random() < 0.5 else []
+        self.rows: dict[tuple[int, int], dict[tuple[int, int, int], Any]] = defaultdict(dict)
+        self.num_steps: Counter = Counter()  # of each epoch
+        worlds = WORLDS[: 3 if case.size == 4 else None]
+        first, second = case.dice.choice(worlds), case.dice.choice(worlds)
+        stop = case.dice.randint(1, 3)
+        state = self._play(first, None, stop)
+        self.state = self._play(second, state, None)
+        self.world = World(num_ranks=second[0], ranks_per_node=second[1])
+
+    def _play(self, size: tuple[int, int], state: Any, num_steps: int | None) -> Any:
+        """Let each rank of a world take its batches, to the end or for some steps."""
+        states = []
+        for rank in range(size[0]):
+            world = World(rank=rank, num_ranks=size[0], ranks_per_node=size[1])
+            loader = PackedDataLoader(self.case.dataset(world, skip=self.skip))
+            if state is not None:
+                loader.load_state_dict(state)
+            counts: Counter = Counter()
+            is_last = False
+            left = None if num_steps is None else num_steps * self.case.size // (2 * size[0])
+            while left != 0:
+                taken = 0
+                for batch in islice(loader, left):
+                    self._note(rank, batch, counts)
+                    taken += 1
+                    is_last = batch["epoch"] + 1 >= self.num_epochs
+                if left is not None:
+                    left -= taken
+                if is_last or not taken:
+                    break
+            states.append(json.loads(json.dumps(loader.state_dict())))
+        return states[0]
+
+    def _note(self, rank: int, batch: dict[str, Any], counts: Counter) -> None:
+        epoch = int(batch["epoch"])
+        inside = (int(batch["position"]) - 1) // self.case.size
+        self.num_steps[epoch] = max(self.num_steps[epoch], inside + 1)
+        number = counts[epoch, inside]
+        counts[epoch, inside] += 1
+        rows = self.rows[epoch, inside]
+        for row, *segment in batch["segments"].tolist():
+            rows.setdefault((rank, number, row), []).append(segment)
+
+    def steps(self) -> dict[int, dict[tuple[int, int, int], Any]]:
+        """Return the rows by step of the run."""
+        before = {
+            epoch: sum(self.num_steps[each] for each in range(epoch)) for epoch in self.num_steps
+        }
+        if self.case.kind == "chapters":
+            lengths = [chapter.steps for chapter in self.case.chapters]
+            before = {number: sum(lengths[:number]) for number in range(len(lengths))}
+        return {before[epoch] + inside: rows for (epoch, inside), rows in self.rows.items()}
+
+
+def shown(rows: Any) -> dict[tuple[int, int, int], Any]:
+    return {
+        (rank, row.batch, row.row): row.segments[:, :5].tolist()
+        for row in rows
+        for rank in row.ranks
+    }
+
+
+def check_run(folder: Path, kind: str, number: int, num_checks: int) -> None:
+    """Compare `at` and `where`, with and without an index, with what the ranks got."""
+    run = Run(folder, kind, number)
+    got = run.steps()
+    dataset = run.case.dataset(run.world, skip=run.skip)
+    dataset.load_state_dict(run.state)
+    dice, last = run.case.dice, max(got)
+    index = build_index(
+        dataset, folder / f"{kind}{number}.index", upto=last, every=dice.choice([1, 3])
+    )
+    for turn in range(num_checks):
+        step, used = dice.choice(list(got)), index if turn % 2 else None
+        found = at(dataset, step, index=used)
+        assert shown(found.rows) == got[step], (step, turn)
+        assert not found.is_skipped
+        rank = dice.choice(list(got[step]))[0]
+        own = at(dataset, step, rank=rank, index=used)
+        assert shown(own.rows) == {key: row for key, row in got[step].items() if key[0] == rank}
+        stream, _, sample, *_ = dice.choice(dice.choice(list(got[step].values())))
+        places = {
+            (number, *key): [one for one in row if (one[0], one[2]) == (stream, sample)]
+            for number, rows in got.items()
+            for key, row in rows.items()
+        }
+        name = dataset.stream_names[stream]
+        seen = where(dataset, name, sample, upto=last, index=used)
+        assert {
+            (each.step, *key): row
+            for each in seen
+            if not each.is_skipped
+            for key, row in shown([each.row]).items()
+        } == {place: row for place, row in places.items() if row}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", range(NUM_CASES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_held_what_the_ranks_got(kind, number, tmp_path):
+    check_run(tmp_path, kind, number, num_checks=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_did_ten_thousand(kind, tmp_path):
+    for number in range(100, 225):
+        check_run(tmp_path, kind, number, num_checks=20)
