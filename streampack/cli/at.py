@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from streampack.cli.build import build_dataset
-from streampack.cli.config import read_config
+from streampack.cli.config import RunConfig, read_config
 from streampack.cli.console import output_console, print_json, read_json
 from streampack.cli.verbs import At, LookBack
 from streampack.errors import ConfigError
@@ -83,9 +83,7 @@ def open_run(options: LookBack) -> tuple[PackedStreamingDataset, PlanIndex | Non
     worlds = worlds_in(state) if isinstance(state, dict) else []
     sizes: dict[str, Any] = {}
     if options.devices is not None:
-        shared = {} if described.world is None else described.world.model_dump()
-        ranks = options.devices * shared.get("replication", 1)
-        world = World(num_ranks=ranks, ranks_per_node=options.ranks_per_node, **shared)
+        world = world_of_devices(described, options.devices, options.ranks_per_node)
     elif worlds:
         world = worlds[-1].world(0)
         sizes["batch_size"] = worlds[-1].batch_size
@@ -104,6 +102,13 @@ def open_run(options: LookBack) -> tuple[PackedStreamingDataset, PlanIndex | Non
     has_index = path.exists() or options.index is not None
     is_built = getattr(options, "build", False)
     return dataset, PlanIndex(path) if has_index and not is_built else None
+
+
+def world_of_devices(described: RunConfig, devices: int, ranks_per_node: int | None) -> World:
+    """Return rank 0 of a world in which so many ranks, or replicas, get rows of their own."""
+    shared = {} if described.world is None else described.world.model_dump()
+    ranks = devices * shared.get("replication", 1)
+    return World(num_ranks=ranks, ranks_per_node=ranks_per_node, **shared)
 
 
 def index_path(config: Path) -> Path:

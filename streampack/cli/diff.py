@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from streampack.cli.at import progress
+from streampack.cli.at import progress, world_of_devices
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.console import output_console, print_json
 from streampack.cli.verbs import Diff
 from streampack.lookback import first_difference
-from streampack.world import World
 
 
 def run(options: Diff) -> None:
@@ -31,9 +30,7 @@ def run(options: Diff) -> None:
     }
     datasets = []
     for path, config in zip((options.config, options.other), configs, strict=True):
-        shared = {} if config.world is None else config.world.model_dump()
-        ranks = options.devices * shared.get("replication", 1)
-        world = World(num_ranks=ranks, ranks_per_node=options.ranks_per_node, **shared)
+        world = world_of_devices(config, options.devices, options.ranks_per_node)
         datasets.append(build_dataset(config, path, world))
     with progress("compared", options.upto) as report:
         step = first_difference(*datasets, upto=options.upto, report=report)

@@ -125,7 +125,7 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["at", "--step", 0], "give --devices"),
+        (["at", "--step", 0], "give --state, or --devices"),
         (["at", "--devices", 1], "step=None: nothing to show; give a step"),
         (["at", "--devices", 1, "--step", 5], "the run has 5 steps"),
         (["at", "--devices", 1, "--step", 1, "--rank", 3], "the ranks of step 1 were 0 to 0"),
