@@ -189,6 +189,10 @@ MISTAKES: list[Callable[[Path], Any]] = [
         stream={"overflow": "truncate"},
     ),
     *(
+        partial(planned, stream={"loss_weight": 2}, batch_format=name, batch_size=1)
+        for name in sorted(set(FORMATS) - {"native", "compact", "megatron"})
+    ),
+    *(
         partial(one_stream, local="data", **options)
         for options in (
             {"part": "train", "unit": "shard"},

@@ -189,8 +189,8 @@ def fill_compact(batch: Batch) -> Batch:
     bounds = np.array([[len(numbered), len(edges), batch["max_seqlen"]]], np.int64)
     layout = _Layout(numbered, edges, bounds)
     [filled] = _fill(rows, layout, batch["positions"], BufferPool())
-    carried = ("cu_seqlens", "max_seqlen", "segments", "epoch", "position")
-    return filled | {key: batch[key] for key in carried}
+    made = (*FILLED, "next_tokens", "positions")
+    return filled | {key: value for key, value in batch.items() if key not in made}
 
 
 def make_batches(

@@ -22,11 +22,11 @@ from torch import Tensor
 from streampack._checks import MAX_ID
 from streampack.batch.batch import Batch, fill_compact
 from streampack.batch.kernels import ROW, ROW_LENGTH, ROW_START
-from streampack.batch.layout import CARRIED, CHUNKS, check_carried, check_keys
+from streampack.batch.layout import CARRIED, CHUNKS, WEIGHTS, check_carried, check_keys
 from streampack.errors import DataError
 from streampack.types import IGNORED
 
-LAYOUT = ("cu_seqlens", "max_seqlen", "segments", CHUNKS)
+LAYOUT = ("cu_seqlens", "max_seqlen", "segments", CHUNKS, WEIGHTS)
 KEYS = ("tokens", "next_tokens", "cu_seqlens", "segments", "positions")
 
 

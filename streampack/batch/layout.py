@@ -30,6 +30,7 @@ from streampack.types import IGNORED
 
 CARRIED = ("epoch", "position")  # read by `dataset.state_after(batch)`
 CHUNKS = "chunks"  # begin and end of each chunk of a slice; whole rows lack it
+WEIGHTS = "loss_weight"  # of each segment, float32, shape (n,), if a stream has one
 NATIVE = (*FILLED, "cu_seqlens", "max_seqlen", "segments", *CARRIED)
 
 
@@ -60,7 +61,8 @@ def check_native(batch: object, taker: str, *, takes_slices: bool = False) -> No
 def check_carried(batch: Batch, name: str, *, takes_slices: bool = False) -> None:
     """Refuse a batch that is not native, or has a field that a format cannot carry."""
     check_native(batch, f"batch_format={name!r}", takes_slices=takes_slices)
-    others = [key for key in batch if key not in (*NATIVE, CHUNKS)]
+    weighs = name in ("compact", "megatron")
+    others = [key for key in batch if key not in (*NATIVE, CHUNKS, *[WEIGHTS][:weighs])]
     if others:
         raise ConfigError(
             f"batch_format={name!r} cannot carry the field {others[0]!r}: its trainer takes fixed "
@@ -90,6 +92,25 @@ def places(batch: Batch) -> torch.Tensor:
     before = lengths.cumsum(0) - lengths
     offsets = torch.repeat_interleave(begin - before, lengths)
     return offsets + torch.arange(len(offsets), device=offsets.device)
+
+
+def token_weights(batch: Batch) -> torch.Tensor | None:
+    """Return the weight of each token's stream, float32, of the shape of the tokens; None: all 1.
+
+    Those of padding mean nothing.
+
+    >>> token_weights({"document_ids": torch.tensor([[1, 1, 2]]), "loss_weight": torch.ones(2),
+    ...     "segments": torch.zeros(2, 6, dtype=torch.int64)}).tolist()
+    [[1.0, 1.0, 1.0]]
+    """
+    if WEIGHTS not in batch:
+        return None
+    documents = batch["document_ids"].long()
+    weights, rows = (batch[key].to(documents.device) for key in (WEIGHTS, "segments"))
+    numbers = torch.arange(len(documents), device=documents.device)
+    firsts = torch.searchsorted(rows[:, ROW].contiguous(), numbers)
+    of = (firsts[:, None] + documents - 1).clamp(0, max(len(weights) - 1, 0))
+    return weights[of] if len(weights) else torch.ones_like(documents, dtype=torch.float32)
 
 
 def begins(batch: Batch) -> torch.Tensor:

@@ -7,6 +7,8 @@ A pack of two samples, one with 3 targets and one with 1, and the weight of each
     samples    1/3  1/3  1/3    0 |  1    0 |    0      for every sample, as in a batch of one
     packs      1/4  1/4  1/4    0 |1/4    0 |    0      for every pack: rarely intended
 
+A `Stream(loss_weight=...)` is one more factor of its targets, and changes no divisor.
+
 The loss is ``sum(weight * loss of token) / units``, where units are the tokens, samples or packs
 with a target in the *global* batch: all micro-batches of an optimizer step, on all ranks.
 
@@ -21,7 +23,7 @@ import torch
 
 from streampack._checks import check_choice, read_count
 from streampack.batch.batch import Batch
-from streampack.batch.layout import CHUNKS, begins, check_native
+from streampack.batch.layout import CHUNKS, begins, check_native, token_weights
 from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
@@ -40,7 +42,8 @@ def loss_weights(
             context-parallel rank takes "tokens" only.
         units: Number of units in the global batch, from `global_units`. The weights are then
             final: sum the weighted losses, call backward for each micro-batch, divide by nothing.
-            None: the units of this batch; its weights then sum to 1. For a slice, pass the units
+            None: the units of this batch; its weights then sum to 1, or to the mean
+            `Stream(loss_weight=...)` of these units. For a slice, pass the units
             of all slices.
         num_ranks: Ranks that average their gradients, as DDP and FSDP do: weights are multiplied
             by it. 1 if gradients are summed, or if `units` counts this rank only.
@@ -68,7 +71,9 @@ def loss_weights(
     if units is None:
         units = max(int((per_unit > 0).sum()), 1)
     weights: torch.Tensor = (batch["labels"] != IGNORED) / per_unit[of].clamp(min=1)
-    return weights * (num_ranks / units)
+    weights *= num_ranks / units
+    streams = token_weights(batch)
+    return weights if streams is None else weights * streams
 
 
 def count_units(batch: Batch, *, average: Average = "tokens") -> int:

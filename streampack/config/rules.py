@@ -49,6 +49,11 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "pack_shuffle needs shuffle=True": "shuffled packs are not in stored order",
     },
     "Batch formats": {
+        "Stream(loss_weight) excludes batch_format="
+        "hf|hf_flash|torchtune|torchtitan|torchtitan_flat|olmo_core|llm_foundry|llama_factory": (
+            "its trainer computes the loss without weights; use 'native' or 'compact' with "
+            "streampack.loss_weights, 'megatron', or PackedTrainer, which sets the format itself"
+        ),
         "positions=continue excludes batch_format=hf|hf_flash|torchtitan|torchtitan_flat": (
             "the format shows the edges of samples by positions that restart at 0, and with "
             "overflow='split' these continue where a sample was cut; set positions='restart'"

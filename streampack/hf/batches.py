@@ -14,11 +14,36 @@ import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import TrainerCallback
 
 from streampack.batch.formats.registry import BatchFormat, get_format
+from streampack.batch.layout import WEIGHTS, token_weights
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.types import IGNORED
+
+SHIFTED = "shift_labels"
+
+
+def weighted_loss(
+    outputs: Any, _labels: Any, num_items_in_batch: Any = None, *, targets: Tensor, weights: Tensor
+) -> Tensor:
+    """Return the weighted sum of the losses, divided as Trainer divides it."""
+    losses = cross_entropy(
+        outputs["logits"].float().flatten(0, 1), targets.flatten(), reduction="none"
+    )
+    count = (targets != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+    loss: Tensor = (losses * weights.flatten()).sum() / count
+    return loss
+
+
+def format_for(dataset: Any, model_format: BatchFormat) -> BatchFormat:
+    """Return the format of a dataset's batches for a model: native, where losses have weights."""
+    streams = dataset.streams if isinstance(dataset, PackedStreamingDataset) else ()
+    weights = {getattr(stream, "loss_weight", None) for stream in streams}
+    return "native" if weights - {None, 1} else model_format
 
 
 class RankBatches:
@@ -51,8 +76,17 @@ class RankBatches:
         for batch in self.loader:
             if "position" in batch:
                 self.at = batch["epoch"], batch["position"]
-            inputs = self._convert(batch) if "segments" in batch else batch
+            inputs = self._inputs(batch) if "segments" in batch else batch
             yield {key: value for key, value in inputs.items() if key not in self._unknown}
+
+    def _inputs(self, batch: Any) -> dict[str, Any]:
+        """Return a native batch in the model's format; while training, with weights of losses."""
+        weights = token_weights(batch)
+        inputs: dict[str, Any] = self._convert({key: batch[key] for key in batch if key != WEIGHTS})
+        if weights is not None and self._num_batches is None:
+            shape = inputs["labels"].shape
+            inputs |= {SHIFTED: batch["labels"].view(shape), WEIGHTS: weights.view(shape)}
+        return inputs
 
     def progress(self) -> tuple[float, bool] | None:
         """Return how many epochs are done, and whether one has just ended; None: not known."""

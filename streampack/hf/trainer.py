@@ -21,6 +21,7 @@ import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -30,9 +31,16 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from streampack.batch.formats.registry import BatchFormat, get_format
-from streampack.batch.layout import CARRIED
+from streampack.batch.layout import CARRIED, WEIGHTS
 from streampack.errors import ConfigError, DataError
-from streampack.hf.batches import RankBatches, TrueEpochs, num_steps
+from streampack.hf.batches import (
+    SHIFTED,
+    RankBatches,
+    TrueEpochs,
+    format_for,
+    num_steps,
+    weighted_loss,
+)
 from streampack.hf.checkpoints import checkpoint_folder, find_checkpoint, load_state, save_state
 from streampack.hf.held_out import padded, rows_of
 from streampack.loader.loader import PackedDataLoader
@@ -111,6 +119,17 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         if self._epochs.batches is None:
             return self._batches_of(self._filled(self.train_dataset))
         return self._epochs.batches
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kw: Any) -> Any:
+        """Weigh the losses of streams with a `loss_weight`; else Trainer's own."""
+        compute = super().compute_loss
+        if WEIGHTS not in inputs:
+            return compute(model, inputs, *args, **kw)
+        inputs = dict(inputs)
+        targets, weights = inputs.pop(SHIFTED), inputs.pop(WEIGHTS)
+        weigh = partial(weighted_loss, targets=targets, weights=weights)
+        with _changed(self, compute_loss_func=weigh):
+            return compute(model, inputs, *args, **kw)
 
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kw: Any) -> None:
         # Trainer ends by deleting older checkpoints, and calls on_save only after that.
@@ -207,7 +226,8 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
     def _held_out(self, dataset: Any) -> RankBatches:
         if isinstance(dataset, PackedStreamingDataset):
             size = self.args.per_device_eval_batch_size
-            dataset = held_out_set(dataset, batch_size=size, batch_format=self._format)
+            own_format = format_for(dataset, self._format)
+            dataset = held_out_set(dataset, batch_size=size, batch_format=own_format)
             self._check_world(dataset.world)
             return self._batches_of(dataset, len(dataset))
         dataset.set_epoch(0)
@@ -250,12 +270,13 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         args = self.args
         size = args.per_device_train_batch_size
         if isinstance(dataset, PackedStreamingDataset):
-            devices = dataset.world.num_devices
+            devices, own_format = dataset.world.num_devices, format_for(dataset, self._format)
+            self._check_weights(own_format)
             try:
                 dataset = dataset.with_batches(
                     batch_size=size,
                     global_batch_size=size * args.gradient_accumulation_steps * devices,
-                    batch_format=None if dataset.arguments["batch_format"] else self._format,
+                    batch_format=None if dataset.arguments["batch_format"] else own_format,
                 )
             except ConfigError as error:
                 raise ConfigError(
@@ -271,6 +292,15 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             )
         self._check_world(dataset.world)
         return dataset
+
+    def _check_weights(self, batch_format: BatchFormat) -> None:
+        given = {"compute_loss_func": self.compute_loss_func, "label_smoother": self.label_smoother}
+        own = [name for name, value in given.items() if value is not None]
+        if batch_format == "native" and own:
+            raise ConfigError(
+                f"Stream(loss_weight=...) is weighed by PackedTrainer's own loss, but {own[0]} is "
+                "set; leave one of them out"
+            )
 
     def _check_world(self, world: World) -> None:
         if world.num_ranks != self.args.world_size:
@@ -304,7 +334,8 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             balance=None,
             world=World(),
         )
-        convert = get_format(dataset.arguments["batch_format"])
+        batch_format = dataset.arguments["batch_format"]
+        convert = get_format(self._format if batch_format == "native" else batch_format)
         was_training, device = self.model.training, next(self.model.parameters()).device
         self.model.eval()
         reason: object = "no batch"
@@ -312,6 +343,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             on_device = {
                 key: value.to(device) if isinstance(value, torch.Tensor) else value
                 for key, value in batch.items()
+                if key != WEIGHTS
             }
             try:
                 with self.accelerator.autocast():
@@ -322,10 +354,9 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             except LeakError as error:
                 name = type(self.model).__name__
                 raise ConfigError(
-                    f"{name} attends across samples in batch_format="
-                    f"{dataset.arguments['batch_format']!r} of transformers "
-                    f"{transformers.__version__}: {error}; or set check_leaks=False to train "
-                    "nevertheless"
+                    f"{name} attends across samples in batch_format={batch_format!r} of "
+                    f"transformers {transformers.__version__}: {error}; or set check_leaks=False "
+                    "to train nevertheless"
                 ) from error
             break
         else:

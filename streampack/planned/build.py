@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, cast, get_args
 
-from streampack.batch.formats.registry import BatchFormat, check_format
+from streampack.batch.formats.registry import BatchFormat, Formatter, check_format, options_of
 from streampack.chapters import Chapter
 from streampack.config import Packing
 from streampack.config.combinations import check_combination
@@ -187,6 +187,15 @@ def kept_shape(recipe: Recipe) -> tuple[int, int, int, int]:
     method = METHODS.index(recipe.packing.method)
     sizes = recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
     return *sizes, method
+
+
+def loss_weights_of(streams: Sequence[Any], convert: Formatter) -> tuple[float, ...] | None:
+    """Return the factor of each stream's losses; None: all are 1."""
+    own = [getattr(stream, "loss_weight", None) for stream in streams]
+    weights = tuple(1.0 if weight is None else float(weight) for weight in own)
+    stated = next((weight for weight in weights if weight != 1), None)
+    check_combination({"Stream(loss_weight)": stated, **options_of(convert)})
+    return None if stated is None else weights
 
 
 def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchFormat) -> None:

@@ -29,7 +29,7 @@ from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
-from streampack.planned.build import check_run
+from streampack.planned.build import check_run, loss_weights_of
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.config_text import config_text
 from streampack.planned.documents import read_document
@@ -267,6 +267,7 @@ def _make_engine(
         chapters=() if chapters is None else check_chapters(chapters, packing),
         skip=check_skip(arguments["skip"], has_chapters=chapters is not None),
         cache_limit=buffers.cache_bytes,
+        loss_weights=loss_weights_of(streams, convert),
         keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
     )
     if not spec.chapters:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+import torch
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
@@ -237,11 +238,13 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def reader(self, *, pinned: bool = False) -> BatchReader:
         """Return a reader that turns this dataset's plans into batches."""
+        weights = self._spec.loss_weights
         packing = self.recipe.packing
         return BatchReader(
             gatherer=Gatherer(self._spec.streams, packing, self._spec.context),
             packing=packing,
             convert=self._convert,
+            stream_weights=None if weights is None else torch.tensor(weights),
             blocks=BufferPool(pinned=pinned),
         )
 

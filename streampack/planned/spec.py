@@ -47,6 +47,8 @@ class DatasetSpec:
     """Cache limit in bytes for fetched shards on this node; None: no limit."""
     keeps_packed: tuple[bool, ...]
     """For each stream, whether a fetched shard is kept next to its decompressed form."""
+    loss_weights: tuple[float, ...] | None = None
+    """The factor of each stream's losses; None: all are 1."""
     fetched_for_lengths: list[int] = field(default_factory=list)
     """Bytes of each shard that was fetched to learn its lengths; grows."""
 

@@ -23,10 +23,12 @@ from streampack.batch.batch import make_batches, make_compacts
 from streampack.batch.buffer_pool import BufferPool, Scratch
 from streampack.batch.compact import to_compact
 from streampack.batch.formats.registry import Formatter, is_cheap, to_native
+from streampack.batch.kernels import ROW
+from streampack.batch.layout import WEIGHTS
 from streampack.config import Packing
 from streampack.gather.gather import Gatherer, Rows
 from streampack.plan import DevicePlan
-from streampack.types import IntArray
+from streampack.types import STREAM, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +38,8 @@ class BatchReader:
     gatherer: Gatherer
     packing: Packing
     convert: Formatter = to_native
+    stream_weights: Tensor | None = None
+    """The `loss_weight` of each stream, shape (num_streams,); None: all are 1."""
     blocks: BufferPool = field(default_factory=BufferPool)
     """Memory of batches."""
     scratch: Scratch = field(default_factory=Scratch)
@@ -102,6 +106,11 @@ class BatchReader:
         steps = [(plan.epoch, position) for position in plan.positions]
         positions = self.packing.positions
         if self.keeps_rows:
-            return make_compacts(rows, plan.packs, steps=steps, positions=positions, tokens=tokens)
-        made = make_batches(rows, plan.packs, steps=steps, positions=positions, blocks=self.blocks)
-        return list(map(self.convert, made))
+            made = make_compacts(rows, plan.packs, steps=steps, positions=positions, tokens=tokens)
+        else:
+            blocks = self.blocks
+            made = make_batches(rows, plan.packs, steps=steps, positions=positions, blocks=blocks)
+        if self.stream_weights is not None:
+            for batch in made:
+                batch[WEIGHTS] = self.stream_weights[batch["segments"][:, ROW + 1 + STREAM]]
+        return made if self.keeps_rows else list(map(self.convert, made))

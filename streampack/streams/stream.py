@@ -66,6 +66,8 @@ class Stream:
             repeat and choose may be set; without them, an epoch takes each sample once.
         repeat: Number of times that an epoch takes each sample.
         choose: Number of samples (or tokens, by weight_unit) that an epoch takes.
+        loss_weight: Factor of the losses of this stream's tokens, whatever its share. None: 1. The
+            batch has it where the loss is yours, or ours, to weigh: see `loss_weights`.
         download_retry: Further attempts to fetch a file after a failure. None: 2.
         download_timeout: Seconds for an attempt, plus one second for each MB of the file. None: 60.
         validate_hash: Hash algorithm to verify shards with, such as "sha1".
@@ -150,6 +152,7 @@ class Stream:
         proportion: float | None = None,
         repeat: float | None = None,
         choose: int | None = None,
+        loss_weight: float | None = None,
         download_retry: int | None = None,
         download_timeout: float | None = None,
         validate_hash: str | None = None,
@@ -193,7 +196,8 @@ class Stream:
         self.local = None if local is None else _each(local, _checked_local)
         self.split, self.name = split or "", name
         self.proportion, self.repeat, self.choose = proportion, repeat, choose
-        self.download_retry, self.download_timeout = download_retry, download_timeout
+        self.loss_weight, self.download_retry = loss_weight, download_retry
+        self.download_timeout = download_timeout
         self.validate_hash, self.keep_zip = validate_hash, keep_zip
         self.tokens, self.tokens_dtype = tokens, tokens_dtype
         self.labels, self.labels_dtype, self.labels_shifted = labels, labels_dtype, labels_shifted
@@ -251,6 +255,10 @@ def _check(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"labels_shifted={labels_shifted} describes a labels column, but labels=None; "
             "set labels= to its name, or leave labels_shifted out"
+        )
+    if (weight := given["loss_weight"]) is not None and not is_weight(weight):
+        raise ConfigError(
+            f"loss_weight={weight!r:.40} is not a number of 0 or more; write a factor, such as 0.5"
         )
     _check_weights({name: given[name] for name in ("proportion", "repeat", "choose")})
     _check_download(given["download_retry"], given["download_timeout"])

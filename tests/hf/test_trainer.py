@@ -405,3 +405,54 @@ def test_gradient_checkpointing_changes_no_loss(tmp_path):
         for checkpointing in (False, True)
     ]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_losses_of_streams_are_weighed_and_held_out_ones_are_not(tmp_path, attention):
+    weights, parts = {"a": 2.5, "b": 0.25}, {}
+    for number, name in enumerate(weights):
+        parts[name] = make_samples(16, seed=number)
+        write_stream(parts[name], tmp_path / name)
+    dataset = PackedStreamingDataset(
+        [
+            Stream(local=tmp_path / name, loss_mask="loss_mask", loss_weight=weight)
+            for name, weight in weights.items()
+        ],
+        packing=Packing(max_seq_len=MAX_SEQ_LEN),
+    )
+    model = make_model()
+    sums = {name: unpacked_loss(model, each) for name, each in parts.items()}
+    counts = {name: sum(map(len, labels_wanted(each))) for name, each in parts.items()}
+    total = sum(counts.values())
+    trainer = make_trainer(
+        tmp_path / "out",
+        model=model,
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        gradient_accumulation_steps=-(-len(dataset) // 2),  # one step takes the whole epoch
+        max_steps=1,
+        logging_steps=1,
+        learning_rate=0.0,
+    )
+    model.config._attn_implementation = attention  # decides the format
+    if attention == "flash_attention_2":
+        trainer.check_leaks = False
+        batches = trainer._batches_of(trainer._filled(dataset))
+        assert all(each["loss_weight"].shape == each["labels"].shape for each in batches)
+        assert all(each["labels"].shape[0] == 1 for each in batches)
+        return
+    trainer.train()
+
+    wanted = sum(weights[name] * sums[name] * counts[name] for name in weights) / total
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(wanted, rel=1e-3)
+    plain = sum(sums[name] * counts[name] for name in weights) / total
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(plain, rel=1e-5)
+
+
+def test_weights_beside_a_loss_of_the_users_own_are_refused(tmp_path):
+    write_stream(make_samples(8), tmp_path / "a")
+    stream = Stream(local=tmp_path / "a", loss_weight=2)
+    dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=MAX_SEQ_LEN))
+    own = {"train_dataset": dataset, "compute_loss_func": lambda *_, **__: 0}
+    with pytest.raises(ConfigError, match="compute_loss_func is set; leave one of them out"):
+        make_trainer(tmp_path / "out", **own).train()

@@ -30,6 +30,7 @@ from streampack.batch.layout import (
     real_tokens,
     row_edges,
     segment_starts,
+    token_weights,
     unshifted_labels,
 )
 from streampack.errors import ConfigError
@@ -51,7 +52,8 @@ def to_megatron(
 
     Returns:
         tokens, labels, position_ids: int64, shape (B, S).
-        loss_mask: float32, shape (B, S): 1 for targets.
+        loss_mask: float32, shape (B, S): 1 for targets, or their `Stream(loss_weight=...)`.
+            Megatron-LM divides the loss by the sum of the mask.
         cu_seqlens: int32, shape (B, S + 1): segment edges in each row, then S.
         max_seqlen: int32, shape (B,): the longest segment of each row.
         cu_seqlens_padded: with `pad_segments_to`, int32, shape (B, S + 1): segment edges with
@@ -65,6 +67,8 @@ def to_megatron(
     """
     check_carried(batch, "megatron", takes_slices=pad_segments_to is None and pad_to is None)
     batch = in_one_row(batch, pad_to)
+    if (weights := token_weights(batch)) is not None:
+        batch = {**batch, "token_weights": weights}
     if pad_segments_to is not None:
         multiple = read_count("pad_segments_to", pad_segments_to)
         return _with_padded_segments(batch, multiple)
@@ -77,7 +81,7 @@ def _megatron(batch: Batch, edges: list[torch.Tensor], row_tokens: int) -> dict[
         "tokens": batch["tokens"],
         "labels": batch["labels"],
         "position_ids": batch["input_pos"],
-        "loss_mask": (batch["labels"] != IGNORED).float(),
+        "loss_mask": (batch["labels"] != IGNORED).float() * batch.get("token_weights", 1),
         "cu_seqlens": _filled(edges, row_tokens),
         "max_seqlen": torch.stack([row.diff().max() for row in edges]).int(),
         **{key: batch[key] for key in CARRIED},
@@ -116,7 +120,9 @@ def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
         "labels": torch.full(shape, IGNORED, dtype=torch.int64, device=tokens.device),
         "input_pos": tail.clamp(min=0),
     }
-    for key in ("tokens", "labels"):
+    if "token_weights" in batch:
+        moved["token_weights"] = torch.zeros(shape, device=tokens.device)
+    for key in moved.keys() - {"input_pos"}:
         moved[key].view(-1)[new[is_real]] = batch[key].flatten()[old[is_real]]
     moved["input_pos"].view(-1)[new] = batch["input_pos"].flatten()[source][of] + offset
 
