@@ -24,6 +24,7 @@ from streampack.online.bucketed import BucketedIterableDataset as BucketedIterab
 from streampack.online.dataset import PackedIterableDataset as PackedIterableDataset
 from streampack.planned.chats import chat_dataset as chat_dataset
 from streampack.planned.dataset import PackedStreamingDataset as PackedStreamingDataset
+from streampack.runtime.provenance import by_stream as by_stream
 from streampack.streams import IterableStream as IterableStream
 from streampack.streams import Stream as Stream
 from streampack.streams.registry import register_stream as register_stream

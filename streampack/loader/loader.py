@@ -30,6 +30,7 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
 from streampack.runtime.arguments import with_hints
 from streampack.runtime.at_exit import close_at_exit
+from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
 from streampack.runtime.rank_digest import gather_values
 from streampack.runtime.resumable import engine_of
@@ -227,8 +228,27 @@ class PackedDataLoader:
             )
         getattr(loading.engine, method)(value)
 
-    def stats(self) -> dict[str, Any]:
+    def provenance(self, batch: Any) -> Provenance:
+        """Return where the tokens of a batch come from: its segments, streams and step.
+
+        It works in every format, with any number of workers. The batch is recognized by its
+        tensors, or by `epoch` and `position` if the format has them, among the last 64 that were
+        delivered. So a loop may be ahead of the batch that it asks for, as trainers are.
+
+        Args:
+            batch: A batch of this loader, as it was delivered.
+
+        Raises:
+            ConfigError: If the batch is not one of the last 64, or its tensors are copies.
+        """
+        return self._loading.recent.find(batch)
+
+    def stats(self, *, all_ranks: bool = False) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.
+
+        With `all_ranks`, they are those of all ranks of torch's process group, which must all call
+        this method: sums, and for high-water marks the highest. Ranks that share batches count
+        once, but each with the shards that it fetched.
 
         Per stream: samples and tokens delivered; samples split, truncated and dropped; shares and
         targets. In a run of chapters, `target` is the mean of the chapters delivered, in tokens of
@@ -242,8 +262,32 @@ class PackedDataLoader:
         `straggler` is the time of a global batch divided by the ideal time, as `planned` and as
         `dealt`, for the ranks that share packs; None without `balance`. `skipped` counts the steps
         that a run of chapters skipped.
+
+        Raises:
+            ConfigError: With `all_ranks`, if the process group is not that of `dataset.world`.
         """
-        return self._loading.stats()
+        world, group = self.dataset.world, process_group()
+        if not all_ranks or (world.num_ranks == 1 and group is None):
+            return self._loading.stats()
+        if group != (world.rank, world.num_ranks):
+            raise ConfigError(
+                f"all_ranks=True sums over torch's process group, whose rank and size are {group}, "
+                f"but those of the dataset are {(world.rank, world.num_ranks)}; initialize it "
+                "before the dataset, or leave all_ranks out"
+            )
+        # Ranks that share batches are neighbours.
+        report = self._loading.stats(lambda value: gather_values(value)[:: world.replication])
+        reports = gather_values(report)
+        loading, summed = self._loading, ["padding_packs", "substituted"]
+        if isinstance(loading, PlannedLoading) and not loading.engine.recipe.is_mixed:
+            summed.remove("substituted")  # each rank counts the slots of all
+        for key in set(summed) & set(report):
+            report[key] = sum(each[key] for each in reports[:: world.replication])
+        for key in {"shards", "buffers"} & set(report):
+            for name in report[key]:
+                join = sum if key == "shards" and name != "ahead_bytes" else max
+                report[key][name] = join(each[key][name] for each in reports)
+        return report
 
 
 def _join(states: Sequence[State]) -> State:

@@ -18,10 +18,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
+from streampack.batch.kernels import ROW
 from streampack.batch.slices import slice_batch
 from streampack.config import Buffers
 from streampack.errors import ConfigError, DataError, ResumeError
@@ -43,12 +45,13 @@ from streampack.online.source_view import source_view
 from streampack.online.state import as_json, check_state, flow_fingerprint, worker_state
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
+from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map, prefetched
 from streampack.runtime.whole_batch import whole
 from streampack.streams.source_traits import has_index
-from streampack.types import State
+from streampack.types import Packs, State
 from streampack.world import World
 
 # Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
@@ -158,6 +161,30 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                     f"{needed}, or lower batch_size or prefetch_factor"
                 )
         return converted
+
+    def provenance(self, native: Batch) -> Provenance:
+        """Return the provenance of a native batch."""
+        rows = native["segments"].numpy()
+        num_rows, row_tokens = native["tokens"].shape
+        ends = np.cumsum(np.bincount(rows[:, ROW], minlength=0))
+        return Provenance(
+            epoch=native["epoch"],
+            position=native["position"],
+            step_of=self._no_step,
+            stream_names=self.plan.names,
+            packs=Packs(segments=np.column_stack([rows[:, ROW + 1 :], rows[:, -1]]), ends=ends),
+            shape=(num_rows, row_tokens * self.world.context_parallel),
+            packing=self.plan.packing,
+            context=self._context,
+            convert=self._convert,
+        )
+
+    def _no_step(self) -> int:
+        raise ConfigError(
+            f"the step of a {self.kind} with steps={self.plan.steps!r} is not known, as its epochs "
+            "have no known length; set steps to a number, such as steps=1000, or count the "
+            "optimizer's steps"
+        )
 
     def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
         """Return the slice of the sources that belongs to a worker of this rank."""

@@ -33,7 +33,7 @@ from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import digest_of_values
-from streampack.runtime.stats import COUNTED, delivery_report
+from streampack.runtime.stats import COUNTED, OverRanks, alone, delivery_report
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
@@ -169,6 +169,10 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._check_turn(number)
         batches = self._loop() if self.engine.plan.steps else delivered(self.read_epoch())
         for batch in self.engine.until_moved(batches):
+            if isinstance(steps := self.engine.plan.steps, int):
+                at = self.engine.loops.at
+                step = at.epoch * steps + at.step - 1
+                self.recent.find(batch).step_of = partial(int, step)
             yield batch
             del batch  # free it before the next one is made
             self._check_turn(number)
@@ -192,6 +196,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         with engine.iteration() as iteration:
             for native, state in read(iteration, self._ahead):
                 batch = engine.convert(self._pinned(native), self._ahead)
+                self.recent.add(batch, engine.provenance(native))
                 del native
                 yield Read(batch, int(state["epoch"]), partial(self._note, iteration, state))
                 del batch  # free it before the next one is made
@@ -206,9 +211,9 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         before = at = self._next()
         try:
             for worker, native, told in self._items(start, engine.counter.next_epoch):
-                batch = native
+                batch = engine.convert(self._pinned(native), self._ahead)
+                self.recent.add(batch, engine.provenance(native))
                 del native
-                batch = engine.convert(self._pinned(batch), self._ahead)
                 at = at.after(worker, told.state)
                 num_batches += 1
                 yield Read(batch, at.epoch, partial(self._move_to, at, is_first=num_batches == 1))
@@ -275,8 +280,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             first = start.next_worker
         return self._workers.results(repeat(None), first=first, given=(start, epoch))
 
-    def stats(self) -> dict[str, Any]:
-        """Return this rank's delivery statistics of the current epoch, or of the last one."""
+    def stats(self, over_ranks: OverRanks = alone) -> dict[str, Any]:
+        """Return delivery statistics of the current epoch, or of the last one."""
         engine, flows = self.engine, [flow for flow in self._flows if flow]
         plan, footprint = engine.plan, engine.footprint(0)
         streams = range(len(plan.names))
@@ -293,6 +298,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             [amount or 0 for amount in plan.amounts.amounts],
             packs=sum(flow["num_packs"] for flow in flows),
             slots=sum(flow["num_slots"] for flow in flows),
+            over_ranks=over_ranks,
         )
         # The high water already includes the batch under construction, one of those ahead.
         waiting_tokens = (self._ahead - 1) * footprint.batch_tokens

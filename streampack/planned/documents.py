@@ -34,9 +34,11 @@ def read_document(
     document: dict[str, Any] = {}
     if (
         isinstance(stream, MdsStream)
+        and stream.rows is None  # columns of a row that is split are of no document
         and (layout := stream.index.shards[shard].layout).format == "mds"
     ):
-        for name, encoding, value in sample_values(opened.data, inside, layout):
+        row = inside if stream.part is None else int(stream.part.rows(shard)[inside])
+        for name, encoding, value in sample_values(opened.data, row, layout):
             document[name] = _decoded(encoding, value)
     dtype = np.dtype(opened.tokens.dtype)
     begin, count = int(opened.tokens.begins[inside]), int(opened.tokens.counts[inside])

@@ -56,6 +56,7 @@ from streampack.planned.spec import DatasetSpec, balance_in_state
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
+from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView, digest_of_values
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.whole_batch import whole
@@ -250,6 +251,22 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def _plain_reader(self) -> Callable[[DevicePlan], Any]:
         return self.reader()
+
+    def provenance(self, plan: DevicePlan) -> Provenance:
+        """Return the provenance of a batch that is planned alone, in the running chapter."""
+        packing = self.recipe.packing
+        size = self.run.recipes[self.run.index(plan.epoch)].global_batch_size
+        return Provenance(
+            epoch=plan.epoch,
+            position=plan.position,
+            step_of=lambda: self.first_step(plan.epoch) + (plan.position - 1) // size,
+            stream_names=self.recipe.names,
+            packs=plan.packs,
+            shape=(plan.num_rows, packing.row_tokens * plan.slots_per_pack),
+            packing=packing,
+            context=self._spec.context,
+            convert=self._convert,
+        )
 
     def check_cache(self, num_workers: int = 0) -> None:
         """Refuse a cache limit that cannot hold this node's concurrent shards."""

@@ -35,7 +35,7 @@ from streampack.runtime.loader_session import LoaderSession, Reads, SharedMemory
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.runtime.shared_ring import Ring, RingReader
-from streampack.runtime.stats import DeliveryStats
+from streampack.runtime.stats import DeliveryStats, OverRanks, alone
 from streampack.runtime.thread_map import AT_HAND, ordered_thread_map
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
@@ -191,6 +191,9 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     # Otherwise a later iteration has begun or a state was loaded; those count.
                     if plans is self._plans:
                         self._last, self._is_new = delivered, False
+                    last = delivered.num_delivered
+                    origin = engine.provenance(delivered.plan.slice(last - 1, last))
+                    self.recent.add(batch, origin)
                     # Last of all: an interrupt arrives before this, or once the loop has the batch.
                     engine.note(sequence, delivered.progress)
                     yield batch
@@ -260,8 +263,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         self._settle()
         self._begin_stats()
 
-    def stats(self) -> dict[str, Any]:
-        """Return statistics of this rank since the loader was made or a state was loaded.
+    def stats(self, over_ranks: OverRanks = alone) -> dict[str, Any]:
+        """Return statistics since the loader was made or a state was loaded.
 
         See `PackedDataLoader.stats`. Substituted slots are counted one group of batches ahead.
         """
@@ -275,7 +278,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         waiting = most_waiting * batch_tokens
         straggler = totals.straggler
         per_worker = -(-most_waiting // max(self.num_workers, 1)) * batch_tokens
-        return self._tally.stats(totals.dropped.tolist()) | {
+        return self._tally.stats(totals.dropped.tolist(), over_ranks) | {
             "substituted": totals.substituted,
             "skipped": totals.skipped,
             "omitted_packs": totals.omitted,

@@ -28,6 +28,7 @@ from typing import Any, Generic
 import torch
 
 from streampack.errors import ConfigError
+from streampack.runtime.provenance import RecentBatches
 from streampack.runtime.resumable import Engine
 from streampack.runtime.worker_main import Failed
 from streampack.runtime.worker_pool import SHARED_MEMORY, Pool
@@ -44,9 +45,10 @@ class LoaderSession(Generic[Engine]):
         # Without a GPU, there is nothing to pin for.
         self._pins = options.pin_memory and torch.cuda.is_available()
         self._workers: Pool | None = None
+        self.recent = RecentBatches()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_workers": None}
+        return self.__dict__ | {"_workers": None, "recent": RecentBatches()}
 
     def _pinned(self, batch: Any) -> Any:
         return pin(batch) if self._pins else batch

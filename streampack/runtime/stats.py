@@ -5,8 +5,8 @@ Cost: about 1 us per batch; segments are counted a few hundred batches at a time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,7 +27,14 @@ from streampack.types import (
 COUNTED = ("samples", "tokens", "split", "truncated", "dropped")
 """What is counted of each stream. A sample counts with its first segment."""
 SAMPLES, TOKENS, SPLIT, TRUNCATED, DROPPED = range(len(COUNTED))
+OverRanks: TypeAlias = Callable[[Any], list[Any]]
+"""Returns a value of each group of ranks that share batches, or of this rank alone."""
 MAX_UNCOUNTED = 64  # runs of packs that were planned together; about 10 KB each
+
+
+def alone(value: Any) -> list[Any]:
+    """Return this rank's value."""
+    return [value]
 
 
 @compiled
@@ -59,12 +66,17 @@ def delivery_report(
     *,
     packs: int,
     slots: int,
+    over_ranks: OverRanks = alone,
 ) -> dict[str, Any]:
     """Return the first part of `loader.stats()`, of `packs` with so many token `slots`.
 
     `counts` has the number of each stream by key, those of `COUNTED` among them. The streams'
-    target shares are derived from `targets`.
+    target shares are derived from `targets`. All are summed `over_ranks`.
     """
+    parts = over_ranks([[*counts.values(), targets], [packs, slots]])
+    *summed, targets = np.sum([part[0] for part in parts], axis=0).tolist()
+    packs, slots = np.sum([part[1] for part in parts], axis=0).tolist()
+    counts = {key: [int(n) for n in own] for key, own in zip(counts, summed, strict=True)}
     tokens = sum(counts["tokens"])
     columns: dict[str, Sequence[float]] = {
         **counts,
@@ -166,8 +178,8 @@ class DeliveryStats:
             for stream in streams
         ]
 
-    def stats(self, dropped: list[int]) -> dict[str, Any]:
-        """Return the counts; plans lack the samples `dropped`, counted by stream."""
+    def stats(self, dropped: list[int], over_ranks: OverRanks = alone) -> dict[str, Any]:
+        """Return the counts `over_ranks`; plans lack the samples `dropped`, counted by stream."""
         self._count()
         counts = dict(zip(COUNTED, self._counts.T.tolist(), strict=True))
         return delivery_report(
@@ -176,4 +188,5 @@ class DeliveryStats:
             self._targets(),
             packs=self._num_packs,
             slots=self._slot_tokens,
+            over_ranks=over_ranks,
         )

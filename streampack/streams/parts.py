@@ -2,8 +2,8 @@
 
 ::
 
-    fraction=0.25    blocks of 4    | 0  1  2  3 | 4  5  6  7 | 8  9
-    held_out                        |    1       |          7 | (10 or 11, once the stream has it)
+    fraction=0.25    blocks of 4    | 0  1  2  3 | 4  5  6  7 | 8  9  (10 and 11, once they exist)
+    held_out                        |       2    |       6    | 8
 
 Each block of 1 / fraction samples, or shards, holds out one, at a place that a hash of the block's
 number gives. So no table is kept, and what is appended to a stream moves nothing.
@@ -47,7 +47,7 @@ def held_out(first: int, stop: int, fraction: float) -> Int64Array:
     """Return the numbers in [first, stop) that are held out, in ascending order.
 
     >>> held_out(0, 8, 0.25).tolist(), held_out(4, 80, 0.25)[:2].tolist()
-    ([1, 5], [5, 8])
+    ([2, 6], [6, 8])
     """
     low, high = max(int(first * fraction) - 1, 0), int(stop * fraction) + 1
     edges = np.floor(np.arange(low, high + 2) / fraction).astype(np.int64)

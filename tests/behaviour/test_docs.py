@@ -144,6 +144,21 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
         exec(compile(code, f"{page}.md", "exec"), {"__name__": page, **given})
 
 
+@pytest.mark.parametrize("library", ["wandb", "tensorboard"])
+def test_the_blocks_for_optional_loggers_run_where_these_are_installed(
+    library, tmp_path, monkeypatch
+):
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    text = (DOCS / "metrics.md").read_text()
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), names)
+    blocks = re.findall(r"```py\n(.*?)```", text, flags=re.DOTALL)
+    [block] = [each for each in blocks if library in each]
+    exec(block, names)
+
+
 def test_the_yaml_of_the_first_page_describes_a_run_of_its_streams(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (DOCS / "quickstart-pretraining.md").read_text()
@@ -193,6 +208,7 @@ def test_a_page_that_shows_code_of_another_library_marks_it_so():
 
     assert set(shown) <= {
         "lora.md",
+        "metrics.md",
         "migrating-mosaicml.md",
         "migrating-torchtune.md",
         "migrating-trl-axolotl.md",
