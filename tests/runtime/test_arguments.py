@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import streaming
 
 from streampack import (
     BucketedIterableDataset,
-    Buffers,
     ConfigError,
     IterableStream,
-    Mixing,
     Order,
     PackedDataLoader,
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
     Stream,
-    World,
 )
-from streampack.runtime.arguments import check_batch_size, check_configs, check_epoch
+from streampack.runtime.arguments import check_configs
 from streampack.streams.registry import check_streams
 
 PLAIN = streaming.Stream(local="nowhere")
 OURS = Stream(local="nowhere")
 ITERABLE = IterableStream([[1, 2]])
-
-
-@pytest.mark.parametrize(
-    ("streams", "kind"),
-    [([OURS], Stream), ((PLAIN, OURS), Stream), ([ITERABLE], IterableStream)],
-)
-def test_lists_and_tuples_of_streams_pass(streams, kind):
-    check_streams(streams, kind)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +99,6 @@ def test_an_argument_of_another_library_is_refused_with_its_place_here(make, arg
         make([], **arguments)
 
 
-def test_configs_of_their_class_pass_and_none_stands_for_the_default():
-    check_configs(packing=Packing(max_seq_len=8), mixing=Mixing(), order=Order())
-    check_configs(buffers=Buffers(), world=World())
-    check_configs(mixing=None, order=None, buffers=None, world=None)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -140,45 +122,3 @@ def test_configs_of_their_class_pass_and_none_stands_for_the_default():
 def test_a_config_of_another_class_is_refused_with_the_one_it_takes(key, value, message):
     with pytest.raises(ConfigError, match=message):
         check_configs(**{key: value})
-
-
-@pytest.mark.parametrize("size", [3, 3.0, np.int64(3)])
-def test_a_batch_size_is_returned_as_an_int(size):
-    assert type(check_batch_size(size)) is int
-    assert check_batch_size(size) == 3
-
-
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (0, r"batch_size=0 must be at least 1; leave it out"),
-        (-2, r"batch_size=-2 must be at least 1"),
-        (2.5, r"batch_size=2.5 is not an integer; write a whole number"),
-        (True, r"batch_size=True is not an integer"),
-        ("4", r"batch_size='4' is not an integer"),
-        (None, r"batch_size=None is not a number of packs; leave it out for 1"),
-    ],
-)
-def test_a_batch_size_that_is_no_positive_integer_is_refused(size, message):
-    with pytest.raises(ConfigError, match=message):
-        check_batch_size(size)
-
-
-@pytest.mark.parametrize("epoch", [0, 3.0, np.int64(7)])
-def test_an_epoch_is_kept_as_an_int(epoch):
-    assert type(check_epoch(epoch)) is int
-    assert check_epoch(epoch) == epoch
-
-
-@pytest.mark.parametrize(
-    ("epoch", "message"),
-    [
-        (-1, "epoch=-1 must be at least 0"),
-        (10**6 + 1, "epoch=1000001 must be at least 0 and at most 1000000"),
-        (0.5, r"epoch=0\.5 is not an integer; epochs are counted 0, 1, 2"),
-        (None, "epoch=None is not an integer; epochs are counted"),
-    ],
-)
-def test_what_is_no_epoch_is_refused(epoch, message):
-    with pytest.raises(ConfigError, match=message):
-        check_epoch(epoch)

@@ -212,37 +212,6 @@ def test_markers_and_prefixes_agree_and_transformers_where_it_is_right(
         assert by_markers["loss_mask"].tolist() == theirs["assistant_masks"]
 
 
-def by_message(chat: list[dict[str, Any]], tokenizer: Any, train_on: str) -> list[tuple[int, int]]:
-    """Return (token, is a target), as frameworks make them that encode message by message.
-
-    A response is a target (LLaMA-Factory; torchtune's `train_on_input=False`), the last one alone
-    (`mask_history`), or all is (`train_on_prompt`, `train_on_input`).
-    """
-    last = max((i for i, m in enumerate(chat) if m["role"] == "assistant"), default=None)
-    pairs = []
-    for i, message in enumerate(chat):
-        is_response = message["role"] == "assistant"
-        is_target = is_response and train_on in ("responses", "all" if i != last else train_on)
-        header, rest = f"<|im_start|>{message['role']}\n", "\n"
-        for text, masked_in in (
-            (header, False),
-            (message["content"] + "<|im_end|>", is_target),
-            (rest, False),
-        ):
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-            pairs += [(token, int(masked_in or train_on == "all")) for token in ids]
-    return pairs
-
-
-@examples(150)
-@given(chat=chats, train_on=st.sampled_from(["responses", "last_response", "all"]))
-def test_the_same_as_encoding_message_by_message(chat, train_on) -> None:
-    tokenizer = tokenizer_of()
-    sample = ChatEncoder(tokenizer, train_on)(chat)
-    pairs = list(zip(sample["tokens"].tolist(), sample["loss_mask"].tolist(), strict=True))
-    assert pairs == by_message(chat, tokenizer, train_on)
-
-
 # What a generation block holds decides, even where it ends within a character's bytes.
 BARE = MARKED.replace(
     "m.content + '<|im_end|>' }}\n        {%- endgen", "m.content }}\n        {%- endgen"
