@@ -42,7 +42,6 @@ class VerbGroup(TyperGroup):
     """A command group whose errors name the option, and whose interrupts are one line."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Call a verb."""
         try:
             return super().invoke(ctx)
         except ConfigError as error:

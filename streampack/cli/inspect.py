@@ -188,7 +188,6 @@ def _length_line(stream: MdsStream, lengths: Int64Array, num_read: int) -> Text:
 
 
 def _busiest_pack(stream: MdsStream, lengths: Int64Array, max_seq_len: int) -> Packs:
-    """Return the pack with the most segments among packs of the first few samples."""
     # Four packs' worth of tokens are enough to fill one completely.
     num_samples = int(np.searchsorted(np.cumsum(lengths), 4 * max_seq_len)) + 1
     few = lengths[:num_samples]

@@ -70,8 +70,6 @@ def write_with_progress(
 
 
 class _Shown:
-    """The progress of a job on a console."""
-
     def __init__(self, out: str, console: Console) -> None:
         self._out = out
         self._console = console
@@ -92,7 +90,6 @@ class _Shown:
         self._last: write.JobProgress | None = None
 
     def show(self, progress: write.JobProgress) -> None:
-        """Show the progress; called by the writer."""
         self._first = self._first or progress
         self._last = progress
         now = time.monotonic()
@@ -108,7 +105,6 @@ class _Shown:
             self._console.out(f"{self._out}: {counts}{left}", highlight=False)
 
     def where_it_ended(self) -> str:
-        """Return a sentence for a job that was interrupted."""
         if self._last is None:
             return f"{self._out}: nothing was written"
         done, total = self._last.num_parts, self._last.total_parts

@@ -158,5 +158,4 @@ def compress(compression: str, data: bytes) -> bytes:
 
 
 def _library(module: str, family: str) -> Any:
-    """Return the library of a compression; raise a ConfigError if it is not installed."""
     return import_extra(module, "codecs", f"compression={family!r}", "write with zstd")

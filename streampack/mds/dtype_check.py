@@ -50,7 +50,6 @@ class _Words:
 
     @classmethod
     def of(cls, data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> _Words:
-        """Return the words of a shard's first samples."""
         divisor = int(np.gcd.reduce(num_bytes)) if len(num_bytes) else 0
         begins, num_bytes = begins[:MAX_SAMPLES], num_bytes[:MAX_SAMPLES]
         counts = np.minimum(num_bytes, MAX_BYTES) // WORD
@@ -62,13 +61,11 @@ class _Words:
         return cls(bytes=np.ascontiguousarray(words), is_inner=is_inner, size=gcd(divisor, WORD))
 
     def read(self, width: int, *, inner: bool = False) -> UIntArray:
-        """Return the values as unsigned integers of `width` bytes."""
         words = self.bytes[self.is_inner] if inner else self.bytes
         values: UIntArray = words.reshape(-1).view(f"<u{width}")
         return values
 
     def halves(self, width: int, *, inner: bool = False) -> tuple[UIntArray, UIntArray]:
-        """Return the lower and the upper halves of values of `width` bytes."""
         pairs = self.read(width // 2, inner=inner).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 

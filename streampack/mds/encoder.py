@@ -81,7 +81,6 @@ class ShardLayout:
 
     @property
     def max_bytes(self) -> int | None:
-        """The size limit in bytes."""
         max_bytes = parse_bytes("size_limit", self.size_limit or None)
         if max_bytes is not None and max_bytes > MAX_SHARD_BYTES:
             raise ConfigError(
@@ -108,7 +107,6 @@ class ShardLayout:
 
     @property
     def config(self) -> bytes:
-        """The JSON text in each shard's header."""
         return json.dumps(self.fields, sort_keys=True).encode()
 
 

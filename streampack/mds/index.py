@@ -86,7 +86,6 @@ class Shard:
 
     @property
     def files(self) -> tuple[ShardFile, ...]:
-        """The shard's files: the raw one, and the compressed one if there is one."""
         return (self.raw,) if self.packed is None else (self.raw, self.packed)
 
 
@@ -111,7 +110,6 @@ class MdsIndex:
 
     @property
     def num_samples(self) -> int:
-        """Number of samples in the stream."""
         return int(self.first_sample[-1])
 
     def take(self, numbers: Int64Array) -> MdsIndex:
@@ -178,7 +176,6 @@ def index_of(entries: list[Any], uri: str) -> MdsIndex:
 
 
 def _check(is_right: object, where: str, value: object, must: str) -> None:
-    """Refuse a value with its place and what it must be."""
     if not is_right:
         text = repr(value)
         raise DataError(f"{where} {text if len(text) <= 60 else f'{text[:57]}...'}, but {must}")

@@ -11,9 +11,6 @@ Little-endian; everything but the name starts at a multiple of 8 bytes::
     edges                 num_samples x (u32 first token, u32 last token)    for bos_id and eos_id
     hashes                num_shards  x  u64 xxh64 of the decompressed shard      version 2 only
 
-A stream whose index.json has hashes gets version 1, which every release reads. Otherwise hashes are
-stored here, because index.json belongs to another program and its digest identifies the stream.
-
 A stream may grow while it is read: a file that replaces this one begins with the same shards, and
 each read looks up in its header where their parts are. The length file is written before
 index.json, so a file with more shards than an index.json is opened as far as that goes.

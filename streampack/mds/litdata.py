@@ -73,7 +73,6 @@ def entries_of(document: Mapping[str, Any], uri: str) -> list[dict[str, Any]]:
 
 
 def _leaves(config: Mapping[str, Any], uri: str) -> tuple[list[str], list[str]]:
-    """Return names and types of an item's arrays."""
     kinds = config.get("data_format")
     dtypes = []
     for kind in kinds if isinstance(kinds, list) else [kinds]:

@@ -6,9 +6,6 @@
     source b --+-- mixing --> buckets by length (bounded) --> [a7 a7 a7 a7 ..]   rows * longest
     source c --'                                              [c2 c2 c2 c2 c2]   <= max_tokens
 
-For models that cannot take packs. Sources, weights, workers and states work as in
-`PackedIterableDataset`; only the packer differs.
-
 Cost: 10 to 20 us per sample, plus the source. Memory: `buffer_samples` samples and one batch in
 each worker.
 """

@@ -11,10 +11,6 @@ The sizes known in advance decide how many batches are prefetched. Payload sizes
 they arrive, and the packers decide which samples wait. Where these do not fit, the iteration fails
 and reports the smallest bound that would have worked.
 
-Not counted: buffered tokens with their labels and fields (`worker_tokens` bounds those), the rows
-of the batch under construction, samples read ahead, memory of sources and tokenizers, and
-Python's own objects.
-
 Cost: about 5 us a batch.
 """
 

@@ -6,10 +6,6 @@
     source b --+-- mixing --> packers (bounded) --> device batches
     source c --'
 
-Each worker of each rank reads its own slice of each source and packs with its own bounded buffer. A
-pack leaves as soon as it is full. Lengths are not known in advance, so nothing is planned and the
-number of ranks and workers is fixed. For MDS streams, `PackedStreamingDataset` is elastic.
-
 Cost: about 1 us per sample of a list, 2.5 us of a generator, and 5 ns per token; more with extra
 fields, plus the source. Memory: the packers' bounds, one batch and one chunk of samples per worker.
 """

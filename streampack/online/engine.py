@@ -120,11 +120,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         return super().__getstate__() | own | {"loops": copy.copy(self.loops)}
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the options that decide the batches, as JSON; a state loads only if equal."""
         return self._fingerprint
 
     def rank_view(self) -> RankView:
-        """Return the options and sources that all ranks must share."""
         recipe = {key: self._fingerprint[key] for key in SAME_ON_ALL_RANKS}
         recipe["context_parallel"] = [self.world.context_parallel, self.world.context_layout]
         recipe["steps"] = self.plan.steps
@@ -136,7 +134,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         return {"streams": [], "sources": sources, "recipe": recipe}
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
-        """Return a rank's memory use with `num_workers` workers."""
         footprint = footprint_of(self.plan, num_workers, self._format_bytes or 0)
         window = self.pack_window(num_workers) * self.plan.packing.max_seq_len
         return replace(footprint, packer_tokens=footprint.packer_tokens + window)
@@ -187,7 +184,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         )
 
     def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
-        """Return the slice of the sources that belongs to a worker of this rank."""
         return WorkerSlice(
             device=self.world.place,
             num_devices=self.world.num_devices,
@@ -202,7 +198,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     # Iteration.
 
     def batches(self) -> Iterator[Any]:
-        """Iterate the next epoch; in a torch worker, its slice of the sources."""
         if get_worker_info() is not None:
             if self.plan.steps is not None:  # torch's workers know nothing of each other
                 raise ConfigError(
@@ -328,7 +323,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         return num_batches
 
     def _check_turn(self, iteration: OnlineIteration) -> None:
-        """Refuse to read on after a later iteration began to read the same sources."""
         if self._user is not iteration:
             raise ConfigError(
                 "a later iteration of this dataset has begun, and iterables are gone through "
@@ -377,7 +371,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         return self._fingerprint | {"pack_shuffle": self.pack_window(worker_slice.num_workers)}
 
     def state_dict(self) -> State:
-        """Return a copy of the state of this process: its sources, packers and loops."""
         info = get_worker_info()
         if self.is_elsewhere or (info is None and self._has_moved_away):
             raise ResumeError(
@@ -389,15 +382,12 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         return state if info else state | self.loops.state_dict()
 
     def next_state(self, worker_slice: WorkerSlice) -> State:
-        """Return the state from which a worker's next iteration begins."""
         return self._unused_start or self._state_at_start(self.counter.next_epoch, worker_slice)
 
     def check(self, state: State, worker_slice: WorkerSlice) -> None:
-        """Refuse a state of another worker, world or dataset."""
         check_state(state, self._fingerprint_at(worker_slice), worker_slice)
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a copy of `state`; refuse one of another worker, world or dataset."""
         self.check(state, self._own_slice())
         loop = self.loops.read(state)
         self.num_moves += 1

@@ -66,7 +66,6 @@ class EpochQuotas:
     def quota(
         self, stream: int, epoch: int, slice_: SourceSlice, worker_slice: WorkerSlice
     ) -> WorkerQuota:
-        """Return one worker's quota of a stream in an epoch."""
         amount, repeat = self.amounts[stream], self.repeats[stream]
         if not self.are_quotas:
             endless = self.mixing.stop == "repeat"
@@ -153,7 +152,6 @@ def epoch_amounts(
 
 
 def _check_again(streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing) -> None:
-    """Refuse sources that can be iterated only once where an epoch may need several passes."""
     for stream, name in zip(streams, names, strict=True):
         if not is_one_shot(stream.source):
             continue

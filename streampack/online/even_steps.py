@@ -8,11 +8,6 @@
     steps=30        loops of 30 batches on both
     steps="equal"   a loop ends when the first rank has delivered its epoch of that number: 36 steps
 
-A rank reads its sources epoch after epoch, as it would alone. The next loop continues where the
-last one ended, so no batch is lost and none is repeated. Reading is only suspended in between, and
-a generator is not iterated again. The batch that was read when a loop ended opens the next one.
-Until then, the state is that before it.
-
 Cost: none with a number of steps; with "equal", see `runtime.step_agreement`. Memory: one batch.
 """
 
@@ -91,7 +86,6 @@ class Loops:
         """Where the next loop begins."""
 
     def go_to(self, epoch: int, step: int = 0) -> None:
-        """Let the next loop begin there."""
         self.at = self.next = LoopPosition(epoch, step)
 
     def state_dict(self) -> State:
@@ -166,7 +160,6 @@ class EvenSteps:
 
     @property
     def _is_current(self) -> bool:
-        """Whether no state was loaded and no epoch set since."""
         return self._num_moves == self._loops.num_moves
 
     def _deliver(self, at: LoopPosition) -> Any:
@@ -179,7 +172,6 @@ class EvenSteps:
         return held.batch
 
     def _has_next(self, epoch: int, step: int) -> bool:
-        """Return whether all ranks take the next step."""
         steps = self._loops.steps
         if steps != "equal":
             return step < (steps or 0) and self._read(None)

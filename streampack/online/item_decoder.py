@@ -105,7 +105,6 @@ class ItemDecoder:
     def decode(
         self, items: Sequence[Any], numbers: Sequence[int], ids: Sequence[Any] | None = None
     ) -> Decoded:
-        """Return items as samples; `ids` are the token ids of texts, or their errors."""
         values = list(items if ids is None else ids)
         if not self._skips and set(map(type, values)) == {PlainSample}:
             tokens, labels, masks = map(list, zip(*values, strict=True))
@@ -152,7 +151,6 @@ class ItemDecoder:
         return length, sample.tokens, sample.labels, sample.loss_mask, extras
 
     def text(self, item: Any, number: int) -> str | DataError:
-        """Return an item's text, or its error."""
         if isinstance(item, DataError):
             return item
         try:
@@ -161,7 +159,6 @@ class ItemDecoder:
             return error
 
     def encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[Int64Array | DataError]:
-        """Return the token ids of items, or the errors."""
         texts = list(map(self.text, items, numbers))
         good = [text for text in texts if isinstance(text, str)]
         try:

@@ -8,10 +8,6 @@
 A chunk has about the tokens of a device batch, in at most 64 samples, or 256 of lists. The packer
 takes what the next packs need, and the rest waits. So a source may be read up to a chunk ahead.
 
-The pieces of a long sample follow each other, so without a shuffle they are trained on together. A
-window of packs waits until it is complete and leaves before the next one is packed: its first pack
-waits for its last, and a run that resumes shuffles every later window as the run that was saved.
-
 Cost: about 60 us a chunk, and 40 us per call of the packer. Memory: the tokens of a window and of a
 chunk, in the `SampleStore`.
 """
@@ -110,7 +106,6 @@ class LiveQueue:
         return len(self._ready) > 0
 
     def take(self, most: int) -> Packs:
-        """Return the next packs: `most` of them, or fewer at the end."""
         while len(self._ready) < most and self._feed(most):
             pass
         num = len(self._ready)
@@ -143,7 +138,6 @@ class LiveQueue:
         return True
 
     def _draw(self) -> bool:
-        """Draw a chunk of samples; False if there are none."""
         chunk = self._mixer.draw(self._number, self._chunk_tokens, self._chunk_samples)
         if chunk is None:
             return False
@@ -173,7 +167,6 @@ class LiveQueue:
     # Windows.
 
     def _append(self, packs: Packs) -> None:
-        """Add complete packs."""
         if not self._window:
             self._ready = Packs.join([self._ready, packs])
             return
@@ -209,7 +202,6 @@ class LiveQueue:
         return state
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a state of a queue with the same windows."""
         self._packer.load_state_dict(state["packer"])
         self._ready = _packs_of(state["full"])
         self._waiting = np.array(state["waiting"], np.int64).reshape(-1, NO_SEGMENTS.shape[1])
@@ -221,7 +213,6 @@ class LiveQueue:
 
 
 def _packs_of(packs: list[list[Any]]) -> Packs:
-    """Return packs that are given as lists of segment rows."""
     rows = [row for pack in packs for row in pack]
     segments = np.array(rows, np.int64).reshape(-1, NO_SEGMENTS.shape[1])
     return Packs(segments=segments, ends=np.cumsum([len(pack) for pack in packs], dtype=np.int64))

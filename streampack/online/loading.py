@@ -59,7 +59,6 @@ class _WithStates:
     """The most batches not yet delivered."""
 
     def __call__(self, given: Start) -> Callable[[Any], list[Delivered]]:
-        """Begin an iteration in a worker, from a position or at the start of an epoch."""
         items = self._items(*given)
         return lambda _: list(islice(items, 1))
 
@@ -103,7 +102,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         raise TypeError(f"a {self.engine.kind} has no len(): its samples are not known ahead")
 
     def state_dict(self) -> State:
-        """Return this rank's state after the last delivered batch, as JSON."""
         return self._state(self._position())
 
     def _position(self) -> LoaderPosition:
@@ -116,7 +114,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         return at.state_dict(self.num_workers) | self.engine.loops.state_dict()
 
     def _next(self) -> LoaderPosition:
-        """Return the position at which the workers' next iteration begins."""
         if self._start is not None:
             return self._start
         slices = (self.engine.slice_of(n, self.num_workers) for n in range(self.num_workers))
@@ -130,7 +127,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             self._end_workers()  # running workers would not see the change
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from `state` at the next iteration; ResumeError if it belongs elsewhere."""
         engine, at = self.engine, read_position(state, self.num_workers)
         for worker, worker_state in enumerate(at.states):
             engine.check(worker_state, engine.slice_of(worker, len(at.states)))
@@ -153,7 +149,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             engine.move_away()
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the next epoch, or resume from the loaded state."""
         self._num_begun += 1
         self._follow()
         if self.engine.plan.steps is None:
@@ -185,7 +180,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         return self._even_steps.loop()
 
     def read_epoch(self) -> Generator[Read, None, None]:
-        """Read the next epoch of this rank, or from the loaded state."""
         read = OnlineLoading._from_workers if self.num_workers else OnlineLoading._from_here
         return read(weakref.proxy(self))
 
@@ -244,7 +238,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             self._at = at
 
     def _undo(self, before: LoaderPosition) -> None:
-        """Restore the position from before a failed start."""
         flows, loops = self._flows, self.engine.loops
         at, following = loops.at, loops.next
         with suppress(ResumeError):  # the start may have failed on this very state
@@ -254,7 +247,6 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         self._end_workers()
 
     def reload(self) -> None:
-        """Let `read_epoch` continue at the position, if an epoch was left there."""
         if not self.num_workers:
             self.engine.reload()
         elif self._at is not None:

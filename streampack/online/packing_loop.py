@@ -9,9 +9,6 @@
     per_stream      source b -----------------> packer --+-- schedule of slots --> device batches
                     source c -----------------> packer --'
 
-A pack leaves as soon as it is full, or shuffled with others; see `live_queue`. The state is taken
-between two batches, where it is only addresses.
-
 Cost: 0.6 to 1.5 us per sample of tokens, and 4 ns per token; 30 to 50 us with extra fields.
 Memory: each packer's bound, one batch, and one chunk of samples per packer.
 """
@@ -90,7 +87,6 @@ class OnlinePacker:
         ]
 
     def begin(self) -> None:
-        """Begin the epoch."""
         self._mixer.begin()
 
     # Batches.
@@ -146,7 +142,6 @@ class OnlinePacker:
         return Packs.join(packs)
 
     def _next_slots(self) -> Int64Array:
-        """Return the stream of each slot in this worker's next batch."""
         if self._slots is None:
             method, worker_slice = self._plan.mixing.batching_method, self._worker_slice
             # With per_stream, all ranks share one schedule; otherwise each rank has its own.
@@ -256,7 +251,6 @@ class OnlinePacker:
         self._bytes.high_water = int(state["high_water_bytes"])
 
     def _restore_store(self, state: State, parts: Mapping[SampleKey, _Part]) -> None:
-        """Store the samples of the saved addresses again, in the order of these."""
         held, last = state["held"], state["last"]
         order = list(dict.fromkeys(map(key_of, [*held, *last])))
         rows = np.stack([parts[key][0] for key in order])
@@ -274,7 +268,6 @@ class OnlinePacker:
 
 
 def _by_stream(addresses: Iterable[Sequence[int] | Int64Array]) -> dict[int, list[SampleKey]]:
-    """Return the samples at addresses, by stream and in order."""
     found: dict[int, list[SampleKey]] = {}
     for key in dict.fromkeys(map(key_of, addresses)):
         found.setdefault(key[0], []).append(key)

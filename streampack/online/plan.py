@@ -51,7 +51,6 @@ class FlowPlan:
 
     @property
     def has_extras(self) -> bool:
-        """Whether the samples of any stream have extra fields."""
         return any(stream.has_extras for stream in self.streams)
 
     @property
@@ -70,13 +69,11 @@ class FlowPlan:
         return [max(window * share // max(sum(shares), 1), 1) for share in shares]
 
     def packer(self) -> Packer:
-        """Return an empty packer."""
         if self.bucketing is not None:
             return LengthBucketPacker(self.bucketing)
         return make_packer(self.packing)
 
     def slices(self, worker_slice: WorkerSlice) -> list[SourceSlice]:
-        """Return a worker's slice of each source."""
         size = self.shuffle_block_size
         return [
             SourceSlice(

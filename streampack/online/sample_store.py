@@ -9,8 +9,6 @@
 A sample longer than a pack is stored in pieces, so a short remainder does not keep the whole sample
 alive. If no stream has labels or a mask, only tokens are stored: each label is the next token.
 
-A state holds addresses and digests of the pieces. The digests detect a source that has changed.
-
 Cost: about 0.1 us per sample, two copies per token and one check of each. Memory: a few times the
 packers' bounds, a chunk, and the longest sample.
 """
@@ -170,12 +168,10 @@ class SampleStore:
         return seeds
 
     def count(self, num_tokens: int) -> None:
-        """Count tokens that a packer got."""
         self.num_tokens += num_tokens
         self.high_water_tokens = max(self.high_water_tokens, self.num_tokens)
 
     def _reserve(self, num_lines: int, num_tokens: int) -> tuple[int, int, int]:
-        """Make room for pieces and their tokens; return the first's line, offset and serial."""
         if self._num_lines + num_lines > len(self._table):
             self._make_room(0)
             while self._num_lines + num_lines > len(self._table) // 2:

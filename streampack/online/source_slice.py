@@ -176,7 +176,6 @@ class SourceSlice:
         return num_items(self._source) if self._counted is None else self._counted_all
 
     def begin(self, pass_: int, taken: int = 0) -> None:
-        """Move to a position: `taken` items into a pass."""
         self._states.clear()
         self._error = None
         self.check_not_used_up(pass_)
@@ -209,7 +208,6 @@ class SourceSlice:
             self._keeps = self._has_state
 
     def check_not_used_up(self, pass_: int) -> None:
-        """Refuse to restart a source that can be iterated only once."""
         if self._has_begun and is_one_shot(self._source):
             raise DataError(
                 f"stream {self.name!r}: its source ({type(self._source).__name__}) can be "
@@ -314,7 +312,6 @@ class SourceSlice:
             return self._failure(error, number)
 
     def _order_of(self, shuffle: tuple[int, int, int], slot: int, total: int) -> Int64Array:
-        """Return the indices of a shuffled block, in the order of the pass."""
         seed, stream, size = shuffle
         num_blocks = -(-total // size)
         key = (self.pass_, slot)
@@ -367,7 +364,6 @@ class SourceSlice:
         return {"pass": pass_, "taken": 0}
 
     def resume(self, base: State) -> None:
-        """Move to a position that `base` returned."""
         if "source" not in base or self._replay:
             self.begin(int(base["pass"]), int(base["taken"]))
             return

@@ -1,8 +1,5 @@
 """What the ranks compare of a source before the first batch, without iterating over it.
 
-Each rank takes every n-th sample of its own copy of a source. If the copies differ in order or
-length, some samples are delivered twice, and others never.
-
 Cost: 32 reads per source that has an index.
 """
 
@@ -54,7 +51,6 @@ def _brief(value: Any) -> Any:
 
 
 def _samples(stream: IterableStream) -> list[Any]:
-    """Return samples spread over a source that has an index."""
     num = num_items(stream.source) or 0 if has_index(stream.source) else 0
     numbers = np.unique(np.linspace(0, num - 1, min(num, NUM_COMPARED)).astype(int)).tolist()
     return [_contents(stream, number) for number in numbers]

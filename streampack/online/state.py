@@ -160,13 +160,11 @@ class LoaderPosition:
     next_worker: int = 0
 
     def after(self, worker: int, state: State) -> LoaderPosition:
-        """Return the position after a batch of one worker."""
         states = [*self.states[:worker], state, *self.states[worker + 1 :]]
         return LoaderPosition(states, (worker + 1) % len(states))
 
     @property
     def epoch(self) -> int:
-        """The latest epoch of a worker."""
         return max(int(state["epoch"]) for state in self.states)
 
     @property

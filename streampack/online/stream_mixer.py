@@ -66,7 +66,6 @@ class StreamMixer:
         self._is_stopping = False
 
     def begin(self) -> None:
-        """Begin the epoch."""
         for sampler, quota in zip(self.samplers, self.quotas, strict=True):
             sampler.begin(self._epoch, quota)
         self._find_only()
@@ -135,7 +134,6 @@ class StreamMixer:
         return Chunk(rows, columns)
 
     def _end(self, stream: int) -> bool:
-        """Note that a stream has ended; return whether others continue."""
         stops = self._plan.mixing.stop == "first_exhausted"
         self._is_stopping = stops and self.quotas[stream].amount != 0
         if not self._is_random:
@@ -158,11 +156,9 @@ class StreamMixer:
         self._only = live[0] if self._is_random and len(live) == 1 else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the deficits, and whether the epoch ends with its first stream."""
         return {"deficits": self._deficits.state_dict(), "is_stopping": self._is_stopping}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state; the samplers resume by themselves."""
         if min(state["deficits"]["amounts"]) < 0:
             raise ValueError("a stream's amount is negative")
         self._deficits.load_state_dict(state["deficits"])

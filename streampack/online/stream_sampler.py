@@ -97,7 +97,6 @@ class StreamSampler:
         self.labels_shifted = stream.labels_shifted if stream.labels else False
 
     def _reset(self, position: Position) -> None:
-        """Forget what was read, and count from a position."""
         self._lines = np.zeros((0, NUM_FIELDS), np.int64)
         self._columns: Columns = ([], [], [], [])
         self._num_taken = 0  # of these
@@ -105,7 +104,6 @@ class StreamSampler:
         self._at = self._read_to = position
 
     def begin(self, epoch: int, quota: WorkerQuota) -> None:
-        """Begin an epoch."""
         self._quota = quota
         # Once, not in every worker and epoch.
         self._warns_next = epoch == 0 and self._slice.worker_slice.index == 0
@@ -124,7 +122,6 @@ class StreamSampler:
 
     @property
     def position(self) -> Position:
-        """The position behind the samples that were taken."""
         # What follows the last sample is known to be bad, or that there is nothing.
         return self._at if self._num_taken < len(self._lines) else self._read_to
 
@@ -223,7 +220,6 @@ class StreamSampler:
         self._lines, self._columns = lines, columns
 
     def _lines_of(self, items: Items, decoded: Decoded) -> Int64Array:
-        """Return the lines of a group, also of its bad samples."""
         num, (lengths, columns) = len(items.values), decoded
         before, size, overflow = self._read_to, self._packing.max_seq_len, self._packing.overflow
         lines = np.empty((num, NUM_FIELDS), np.int64)
@@ -341,7 +337,6 @@ class StreamSampler:
         return (pass_, taken - NEAR) <= (sample_pass, number // self._slice.worker_slice.num_slices)
 
     def _oldest(self, held: Iterable[SampleKey]) -> tuple[int, int]:
-        """Return the position of the oldest buffered sample, or of the next one."""
         # A sample's number is its position times the number of slices, plus the slice's number.
         num_slices = self._slice.worker_slice.num_slices
         positions = [(pass_, number // num_slices) for _, pass_, number in held]

@@ -30,7 +30,6 @@ class WorkerSlice:
 
     @property
     def num_slices(self) -> int:
-        """Number of slices."""
         return self.num_devices * self.num_workers
 
     def num_of(self, total: int) -> int:

@@ -6,9 +6,6 @@
                                   |                   |              |
                            another dataset's     not a Packing   not an int      -> ConfigError
 
-Values are checked where they are used. This module checks types only, so that a mistake is reported
-immediately and not as an AttributeError in a worker.
-
 Cost: none. Pure functions.
 """
 

@@ -72,22 +72,18 @@ class SharedEpochCounter:
 
     @property
     def next_epoch(self) -> int:
-        """Epoch of the next iteration."""
         epochs = self._view[HEAD:] & ((1 << EPOCH_BITS) - 1)
         return int(max(epochs.max(), self._view[NEXT]))
 
     @property
     def run(self) -> list[int]:
-        """Seven integers for the workers, such as the position to resume from."""
         return [int(word) for word in self._view[RUN:HEAD]]
 
     @run.setter
     def run(self, values: list[int]) -> None:
-        """Store seven integers for the workers."""
         self._view[RUN:HEAD] = values
 
     def word(self, worker: int) -> int:
-        """Return a worker's word, for `put_back`."""
         return int(self._view[HEAD + worker])
 
     def put_back(self, worker: int, word: int) -> None:
@@ -95,7 +91,6 @@ class SharedEpochCounter:
         self._view[HEAD + worker] = word
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one."""
         self._view[HEAD:] = 0
         self._view[NEXT] = epoch
 

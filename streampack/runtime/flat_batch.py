@@ -6,10 +6,6 @@
                                                                      | a socket
     main     tokens, labels, input_pos, ...  <--unfold---  | tokens | labels | input_pos | ... |
 
-torch sends each tensor separately, with its own shared memory and connection: about 0.3 ms on each
-side, whatever its size. Here the received tensors share one block. It lives as long as any
-of them.
-
 For batches that only a worker can make. Planned batches need less, see shared_ring.py.
 
 Cost: two copies of a batch.
@@ -31,15 +27,12 @@ ALIGNMENT = 64  # bytes; more than any dtype needs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Offset, dtype and shape of a tensor in a block."""
-
     dtype: torch.dtype
     shape: tuple[int, ...]
     first: int
     last: int
 
     def look(self, block: Tensor) -> Tensor:
-        """Return the tensor as a view of the block."""
         return block[self.first : self.last].view(self.dtype).reshape(self.shape)
 
 

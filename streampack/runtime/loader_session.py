@@ -8,10 +8,6 @@
     plans  --groups-->  worker 0  batches 0, 2, ...
                         worker 1  batches 1, 3, ...
 
-worker_pool.py starts and ends the processes. A worker's failure is raised as the original error,
-after the batches that were read before it. A copy of a loader has no running iteration, and starts
-its own workers.
-
 Cost: that of one transfer per group of tasks.
 """
 
@@ -54,7 +50,6 @@ class LoaderSession(Generic[Engine]):
         return pin(batch) if self._pins else batch
 
     def _end_workers(self) -> None:
-        """End the workers; the next iteration starts new ones."""
         if self._workers is not None:
             self._workers.end()
 
@@ -67,7 +62,6 @@ class Reads:
     """Reads one planned batch; picklable."""
 
     def __call__(self, _given: None) -> Callable[[tuple[Any, ...]], list[Any]]:
-        """Begin an iteration; needs no setup."""
         return self._results
 
     def _results(self, tasks: tuple[Any, ...]) -> list[Any]:
@@ -114,7 +108,6 @@ class SharedMemory:
             self.free = status.f_bavail * status.f_frsize
 
     def has(self, num_bytes: int) -> bool:
-        """Return whether every rank can have this many bytes for its batches."""
         return self.free is None or self._num_ranks * num_bytes <= self.free
 
     def check(self, num_bytes: int) -> None:

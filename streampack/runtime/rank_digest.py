@@ -7,9 +7,6 @@
     rank 2   index.json, lengths, recipe --> digest --'    else: gather the inputs, and name
                                                            the ranks and the stream
 
-A rank that plans from an older copy of a stream makes different packs: some samples would be
-delivered twice, and others never.
-
 Cost: one gather of 32 characters per rank, once per loader, over a CPU backend.
 """
 
@@ -94,7 +91,6 @@ def gather_values(value: Any, group: Any = None) -> list[Any]:
 
 
 def _refuse(views: Sequence[RankView]) -> None:
-    """Raise an error that names the first difference between ranks."""
     first = views[0]
     if any(len(view["streams"]) != len(first["streams"]) for view in views):
         counts = _by_value([len(view["streams"]) for view in views])

@@ -141,7 +141,6 @@ class ResumableRun(Generic[Iteration, Position]):
             self.__dict__.update(fields)
 
     def is_current(self, iteration: Iteration | None) -> bool:
-        """Return whether this iteration still determines the state."""
         return iteration is not None and iteration is self._current
 
     @property
@@ -151,7 +150,6 @@ class ResumableRun(Generic[Iteration, Position]):
         return has_begun and get_worker_info() is None
 
     def go_to(self, epoch: int) -> None:
-        """Let the next iteration begin at `epoch`."""
         self.at = self._current = self._before = None
         self.counter.set_epoch(epoch)
 

@@ -7,10 +7,6 @@ Two workers, each two plans ahead::
     slot 0 1 2 3 4 5 0 ...      worker: fills its slot, then sends a message of a few hundred bytes
                                 main:   makes the batch, which frees the slot
 
-torch sends a tensor by creating a file, sending its descriptor through a socket, and mapping it.
-That takes most of a millisecond, and new memory on both sides. Here the memory stays mapped, and
-its contents are in the cache of the core that wrote them.
-
 A slot is written again only when the plan `num_slots` later is requested. A loader with n plans in
 flight requests the next before it delivers a batch, so n + 1 slots are enough. If it requests k
 plans at a time, and has n times k in flight, it needs (n + 1) times k.
@@ -65,7 +61,6 @@ class Ring:
 
     @staticmethod
     def bytes_per_token(reader: BatchReader) -> int:
-        """Return the bytes of a token in a slot."""
         return np.dtype(reader.gatherer.dtype).itemsize + 4 * reader.gatherer.has_labels
 
 
@@ -82,11 +77,9 @@ class RingReader:
     ring: Ring
 
     def tasks(self, plans: Iterable[DevicePlan]) -> Iterator[RingTask]:
-        """Assign a slot to each plan."""
         return zip(plans, cycle(range(self.ring.num_slots)), strict=False)
 
     def __call__(self, task: RingTask) -> RingResult:
-        """Fill a slot; called in a worker."""
         (plan, slot), labels = task, self.ring.labels
         shape = self.reader.shape(plan)  # together the tokens of a slot
         rows = self.reader.gatherer.gather(

@@ -137,7 +137,6 @@ class DeliveryStats:
         self._slot_tokens += num_packs * slots_per_pack * self.recipe.packing.row_tokens
 
     def use(self, recipe: Recipe) -> None:
-        """Count the packs of another recipe from now on, with the same streams."""
         self._count()
         self.recipe = recipe
 
@@ -153,7 +152,6 @@ class DeliveryStats:
             self._count_truncated(segments[(segments[:, START] == 0) & full])
 
     def _count_truncated(self, segments: Int64Array) -> None:
-        """Count the full-length segments whose samples are longer."""
         for number in np.unique(segments[:, STREAM]).tolist():
             stream = self.recipe.streams[number]
             lengths_of = stream.whole_lengths_of or stream.lengths_of

@@ -54,8 +54,6 @@ NUM_AWAY = 3  # times in a row before a thread starts
 
 
 class _Maker(Generic[Item, Result]):
-    """The pipeline: items in, results or the failure out."""
-
     def __init__(
         self,
         items: Iterable[Item],
@@ -89,15 +87,9 @@ class _Maker(Generic[Item, Result]):
         start_threads(self._threads, ", or set prefetch_threads=0")
 
     def give_back(self) -> None:
-        """Return a permit for one more result."""
         self._room.put(None)
 
     def next(self) -> Outcome[Result]:
-        """Return the outcome of the next item, working on queued items until it is ready.
-
-        Raises:
-            WorkerError: If the threads ended silently, as in a forked child.
-        """
         cell = self._get(self._cells)
         while cell.empty():
             job = self._take_with_room()
@@ -156,7 +148,6 @@ class _Maker(Generic[Item, Result]):
             del job
 
     def _ask(self) -> None:
-        """Take items until enough of them are at hand."""
         while len(self._to_do) < self._at_hand and not self._is_over:
             cell: Cell[Result] = queue.SimpleQueue()
             try:
@@ -191,7 +182,6 @@ class _Maker(Generic[Item, Result]):
             self._end(cell, failure)
 
     def _end(self, cell: Cell[Result], failure: BaseException | None) -> None:
-        """Take no more items."""
         self._is_over = True
         cell.put(failure)
 

@@ -91,8 +91,6 @@ def receive_result(connection: Any) -> tuple[int, FlatBatch]:
 
 
 class _Inbox:
-    """Messages sent to a worker, and its latest iteration."""
-
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs
         self.messages: queue.SimpleQueue[tuple[int, bool, Any] | None] = queue.SimpleQueue()
@@ -121,7 +119,6 @@ class _Outbox:
         threading.Thread(target=self._send, name="streampack-results", daemon=True).start()
 
     def put(self, iteration: int, result: Any) -> None:
-        """Send a result as a pickle, and the block of its tensors."""
         flat = flatten(result)
         try:
             message = ForkingPickler.dumps((iteration, flat.content, flat.block.nbytes))

@@ -56,7 +56,6 @@ class _Session:
         self.kept = WorkerProcesses(serve, options, self)
 
     def begin(self, given: Any) -> None:
-        """Begin an iteration with its setup data."""
         is_first = not self.iteration
         if is_first:
             self._watch()
@@ -90,12 +89,10 @@ class _Session:
                 polled.register(sentinel, select.POLLIN)
 
     def check(self) -> None:
-        """Raise a WorkerError if one died; the next iteration starts new ones."""
         if ready := self._sentinels.poll(0):
             raise self._death(ready) from None
 
     def send(self, worker: int, task: Any, *, is_begin: bool = False) -> None:
-        """Send a worker a task, or the setup data of an iteration."""
         was_torn, self.is_torn = self.is_torn, True
         try:
             self.kept.sockets[worker].send((self.iteration, is_begin, task))
@@ -104,7 +101,6 @@ class _Session:
         self.is_torn = was_torn
 
     def receive(self, worker: int) -> Any:
-        """Wait for the outcome of the oldest task of a worker."""
         self.check()
         self.is_torn = True
         result = self._receive(worker)
@@ -177,7 +173,6 @@ class Pool:
         return self._pid == os.getpid()
 
     def end(self) -> None:
-        """End the workers; the next iteration starts new ones."""
         if self._session is not None:
             self._session.kept.end()
 

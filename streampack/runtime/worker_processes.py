@@ -77,7 +77,6 @@ class WorkerProcesses:
         self.wait_until(lambda: self.is_over)
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait for the keeper."""
         # The queue only wakes: an interrupt may lose its item, so the condition is polled again.
         while not is_done():
             with suppress(queue.Empty):

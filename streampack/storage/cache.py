@@ -6,14 +6,6 @@
                                              rename
     mark_planned, mark_finished --> times of notes, the eviction order (eviction.py)
 
-A remote stream's cache is a folder of its own inside `local` (names.py). Everything in it is
-streampack's: a file under its final name is complete, and a damaged one is fetched again. A killed
-process leaves only temporary files, lock files and notes in `.streampack`, which a later start
-removes. Files of MosaicML's layout, directly in `local`, are linked where they match, and never
-removed or replaced. Compressed shards of a local stream are unpacked to `.streampack` in its
-folder. If that folder is not writable, they are unpacked in a private folder under the system's
-temporary folder.
-
 Cost: one copy per shard and node; in each process a few `stat` calls per open, and one read of
 a note at the first.
 """
@@ -160,7 +152,6 @@ class ShardCache:
         return any(self._disk.state(self.folder / file.basename) for file in files)
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:
-        """Return whether only a local shard's compressed file is there; refuse a damaged one."""
         file, field = shard.raw, "raw_data"
         path = self.folder / file.basename
         with as_data_error(path):
@@ -178,7 +169,6 @@ class ShardCache:
         return True
 
     def under(self, limit: CacheLimit) -> ShardCache:
-        """Return a copy of this cache that is subject to a size limit."""
         limited = copy.copy(self)
         limited._touched_s = {}
         limited.needs_fetch = True  # files here now may be evicted
@@ -187,7 +177,6 @@ class ShardCache:
 
     @property
     def is_limited(self) -> bool:
-        """Whether files may be evicted to make room."""
         return self._materializer.limit is not None
 
     def cache_folders(self, index: MdsIndex) -> tuple[Path, ...]:
@@ -198,7 +187,6 @@ class ShardCache:
 
     @property
     def _scratch(self) -> Path:
-        """A private folder for shards that cannot be unpacked in the stream's folder."""
         digest = hashlib.blake2s(os.fsencode(self.folder.absolute()), digest_size=16)
         return private_root() / digest.hexdigest()
 
@@ -236,7 +224,6 @@ class ShardCache:
         return False
 
     def is_free(self, shard: Shard) -> bool:
-        """Return whether no process is fetching a shard right now."""
         try:
             locks = FileLocks(self._cache, self._disk)
             with locks.try_hold(self._names_of(shard).raw) as is_held:
@@ -315,7 +302,6 @@ class ShardCache:
             return self._disk.state(path)
 
     def _materialize(self, shard: Shard) -> tuple[Path, bool]:
-        """Return the path of a missing raw file, and whether this call created it."""
         if not self.is_remote:
             path = self.folder / shard.raw.basename
             if shard.packed is None or self.file_state(path) is not None:

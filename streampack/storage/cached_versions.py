@@ -61,7 +61,6 @@ class CachedRemote:
             evict(self.folder, name, disk)
 
     def remove(self) -> None:
-        """Remove the folder."""
         shutil.rmtree(self.folder)
 
 

@@ -1,12 +1,5 @@
 """Download of one object with retries, within a time budget.
 
-With download_timeout=60 and download_retry=2, and D = 60 s + num_bytes / 1 MB/s::
-
-    attempt 1   |--- D ---x                                            overdue: abandoned
-    attempt 2             |-x |-x  |--x     |-x                        quick failures, back-off
-    attempt n                                    |------> check --> rename to its temporary name
-                |------------------ budget = 3 D ------------------|   then: DataError
-
 Each attempt has its own thread and folder. An overdue attempt is abandoned: its answer is cut off
 and its folder is removed. Its thread removes the folder again when it ends. If no hash can verify
 the bytes, the checksum that the store reports is compared, where its library can compute it.
@@ -118,8 +111,6 @@ def fetch_if_there(location: StreamLocation, basename: str, to: Path) -> bool:
 
 
 class _Download:
-    """All attempts at one object."""
-
     def __init__(
         self,
         location: StreamLocation,
@@ -148,7 +139,6 @@ class _Download:
         )
 
     def run(self, check: Callable[[Path], None] | None) -> int:
-        """Attempt the download until it succeeds; return and raise as `fetch`."""
         if (folder := self._location.remote_folder) is not None:
             with suppress(OSError):  # the attempts tell
                 check_file(folder / self._basename)
@@ -196,7 +186,6 @@ class _Download:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _download(self, path: Path) -> None:
-        """Make one attempt, in its thread."""
         own, folder = self._location.own_download, self._location.remote_folder
         try:
             if own is not None:

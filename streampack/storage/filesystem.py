@@ -115,7 +115,6 @@ class _Mapped:
         return {"version": 3, "shape": (self._size,), "typestr": "|u1", "data": data}
 
     def is_cut(self) -> bool:
-        """Return whether the file is now shorter than its mapping."""
         try:
             state = os.stat(self._path)
         except OSError:
@@ -150,7 +149,6 @@ class LocalFilesystem:
         return FileState(status.st_size, status.st_mtime_ns, 0 if is_network else status.st_ino)
 
     def names(self, folder: Path) -> list[str]:
-        """Return the names in a folder; empty if it does not exist."""
         try:
             return os.listdir(folder)
         except (FileNotFoundError, NotADirectoryError):
@@ -163,7 +161,6 @@ class LocalFilesystem:
         return path.open("rb")
 
     def read(self, path: Path) -> bytes | None:
-        """Return the contents of a small file; None if it does not exist."""
         try:
             with self.open(path) as file:
                 return file.read()
@@ -185,12 +182,10 @@ class LocalFilesystem:
                     file.write(view[begin : begin + WRITE_BYTES])
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename a file atomically, creating the target's folder if necessary."""
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file another name, in an existing folder of the same file system."""
         target.hardlink_to(source)
 
     def remove(self, path: Path) -> None:

@@ -62,7 +62,6 @@ class FileLocks:
                 self._disk.remove(path)
 
     def replace(self, basename: str, path: Path, content: bytes) -> None:
-        """Write a small file atomically, by way of a temporary file of `basename`."""
         self._disk.make_folder(self._folder)
         with self.temporary(basename) as temporary:
             self._disk.write(temporary, [content])
@@ -91,7 +90,6 @@ class FileLocks:
 
     @contextmanager
     def try_hold(self, basename: str) -> Iterator[bool]:
-        """Hold a file's lock if it is free; yield whether it is held."""
         path = self._folder / f"{note_name(basename)}.lock"
         with ExitStack() as stack:
             try:
@@ -144,7 +142,6 @@ class FileLocks:
                     self._disk.remove(self._folder / name)
 
     def _leftovers(self, prefix: str = "") -> dict[str, list[str]]:
-        """Return the leftovers whose names start with a prefix, by the file they belong to."""
         by_owner: dict[str, list[str]] = {}
         for name in self._disk.names(self._folder):
             # Matching all names would cost more than listing them.

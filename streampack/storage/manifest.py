@@ -37,7 +37,6 @@ class CacheEntry:
 
     @classmethod
     def of(cls, state: FileState, hash_: str, boot_id: str) -> CacheEntry:
-        """Return the note of a file that was verified in this state."""
         return cls(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=hash_, boot_id=boot_id)
 
 
@@ -50,7 +49,6 @@ class Manifest:
         self._locks = FileLocks(folder, disk)
 
     def path(self, name: str) -> Path:
-        """Return the path of a file's note."""
         return self._folder / f"{name}.json"
 
     def read(self, name: str) -> CacheEntry | None:
@@ -62,9 +60,7 @@ class Manifest:
         return entry if isinstance(entry.num_bytes, int) else None
 
     def write(self, name: str, entry: CacheEntry) -> None:
-        """Write a file's note atomically; its folder is created if necessary."""
         self._locks.replace(name, self.path(name), json.dumps(asdict(entry)).encode())
 
     def remove(self, name: str) -> None:
-        """Remove a file's note, if it has one."""
         self._disk.remove(self.path(name))

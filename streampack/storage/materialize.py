@@ -86,7 +86,6 @@ class ShardMaterializer:
                 return self._make(shard, paths, locks)
 
     def remove_damaged(self, paths: CachedPaths, damaged: FileState) -> None:
-        """Remove a damaged raw file, if it is still that one, and its compressed form."""
         with FileLocks(paths.raw.parent, self.disk).hold(paths.raw.name, lock_s(self.location)):
             if self.disk.state(paths.raw) == damaged:
                 self.disk.remove(paths.packed)
@@ -121,7 +120,6 @@ class ShardMaterializer:
         return self.disk.state(path) is None
 
     def _bring(self, shard: Shard, paths: CachedPaths, new: Path, new_packed: Path) -> bool:
-        """Write a shard's raw file to `new`; return whether it was fetched or unpacked."""
         if self.location.remote is None:
             source = self.location.folder / shard.stored.basename
             self.verifier.raise_if_damaged(source, shard.stored)
@@ -151,7 +149,6 @@ class ShardMaterializer:
         return True
 
     def _link(self, source: Path | None, file: ShardFile, to: Path) -> bool:
-        """Link a file under another name if it matches index.json; return whether it does."""
         try:
             state = None if source is None else self.disk.state(source)
             if source is None or state is None or state.num_bytes != file.num_bytes:
@@ -206,7 +203,6 @@ class ShardMaterializer:
             raise failures[0]
 
     def publish(self, temporary: Path, path: Path, hash_: str) -> None:
-        """Note that a file has this hash, and rename it to its final name."""
         state = self.disk.state(temporary)
         if state is None:
             raise FileNotFoundError(f"{temporary} was removed before it got its final name")

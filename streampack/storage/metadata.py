@@ -114,7 +114,6 @@ class StreamMetadata:
             ) from error
 
     def _split_hint(self) -> str:
-        """Return a hint on a stream in the folder above, or in subfolders."""
         folder = Path(self._location.stream.local)
         split = self._location.stream.split
         if split is not None and (folder / INDEX_FILE).exists():
@@ -156,7 +155,6 @@ class StreamMetadata:
             return last
 
     def _last(self) -> _Version | None:
-        """Return the last version; None if it is missing or damaged."""
         folder = self._location.folder
         note = last_version(folder, self._disk)
         if note is None:
@@ -249,7 +247,6 @@ class StreamMetadata:
                 return None if self.length_file_path(b"") is None else read()
 
     def _remove_damaged_lengths(self, failure: Exception, damaged: FileState | None) -> bool:
-        """Remove a damaged length file that we fetched; return whether there may be a new copy."""
         is_ours = damaged is not None and self._location.remote is not None
         if not is_ours or not isinstance(failure, DataError):
             return False
@@ -261,6 +258,5 @@ class StreamMetadata:
 
 
 def _is_same(last: _Version, text: bytes, state: FileState | None) -> bool:
-    """Return whether the last version is that of an index.json in a folder of this machine."""
     names = (index_version(text, None), index_version(text, state))
     return last.text == text and last.name in names

@@ -9,10 +9,6 @@
         shard.00000.mds.1b7e40d2.zip             its compressed form, with keep_zip=True
         .streampack/                             locks and notes; `last` names the last version
 
-Two versions of a stream share the shards whose entries are equal. Entries without hashes may be
-equal although the bytes differ. Such a shard belongs to one version of index.json, which its name
-includes. So does a length file.
-
 Cost: 10 us a shard.
 """
 

@@ -114,7 +114,6 @@ class FileVerifier:
         return True
 
     def entry(self, path: Path, state: FileState, hash_: str) -> CacheEntry:
-        """Return the note of a file that has this hash."""
         is_shared = self._disk.is_network(path.parent)  # several machines use its notes
         return CacheEntry.of(state, hash_, "" if is_shared else self._disk.boot_id())
 

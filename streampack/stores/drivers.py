@@ -140,7 +140,6 @@ class DriverStore:
         self._files.get_file(self._path(url), str(to), **self._limit())
 
     def _limit(self) -> dict[str, float]:
-        """Return the time limit of a call, for drivers that can cancel their requests."""
         left = seconds_left()
         return {"timeout": left} if self._files.async_impl and left is not None else {}
 
@@ -173,7 +172,6 @@ class DriverStore:
 
 
 def _known(url: str) -> str:
-    """Return a URL with the scheme that fsspec knows for it."""
     return url.replace("azure://", "az://", 1)
 
 

@@ -7,9 +7,6 @@ With attempts of D seconds and a budget of 3 D::
     attempt n                                    |------>
                 |------------------ budget = 3 D ------------------|   then: DataError
 
-An abandoned attempt's answer is cut off where the store can do that, and its thread ends on its
-own. A refused request is repeated once with new credentials.
-
 Cost: a thread for each attempt, about 0.1 ms.
 """
 
@@ -89,7 +86,6 @@ class Retries:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first attempt."""
         return time.monotonic() - self._begin
 
     def run(self, attempt: Callable[[float], _T]) -> _T:
@@ -107,7 +103,6 @@ class Retries:
             time.sleep(wait_s)
 
     def use_store(self, operation: Callable[[Store], _T]) -> _T:
-        """Return the result of an operation on the store of this object."""
         store = open_store(self._url, self._timeout_s)
         self._store = store
         result = operation(store)

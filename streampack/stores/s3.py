@@ -142,7 +142,6 @@ class S3Store:
         *,
         is_checked: bool = False,
     ) -> tuple[Found, Iterator[bytes]]:
-        """Send a GET request; return the whole object's version and size, and the bytes."""
         options = self._address(url)
         if start or stop is not None:
             options["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
@@ -186,7 +185,6 @@ class S3Store:
 
 
 def _chunks(body: Any) -> Iterator[bytes]:
-    """Yield the bytes of an answer, until the attempt is abandoned."""
     # The library compares checksum and length only if it is read to the end through `read`.
     with closing(body), cut_when_abandoned(body._raw_stream.shutdown):
         try:

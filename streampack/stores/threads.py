@@ -33,7 +33,6 @@ class AttemptThread(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work, and keep its result or its exception."""
         _current.scope = self.scope
         try:
             self.result = self._work()
@@ -42,8 +41,6 @@ class AttemptThread(threading.Thread):
 
 
 class _Scope:
-    """What the threads of one attempt share."""
-
     def __init__(self, deadline: float | None = None) -> None:
         self.deadline = deadline
         self.is_abandoned = False

@@ -35,7 +35,6 @@ class ColumnSelection:
 
     @property
     def token_names(self) -> tuple[str, ...]:
-        """Names of the token column, in order of preference."""
         return ("tokens", "input_ids") if self.tokens == "tokens" else (self.tokens,)
 
     def find(self, layout: Layout, where: str) -> dict[str, Column]:

@@ -32,7 +32,6 @@ class StreamEnds:
         return cls(**{name: getattr(stream, name, None) for name in cls.__slots__})
 
     def packing_of(self, packing: Packing) -> Packing:
-        """Return a packing with these options."""
         stated = {name: value for name, value in asdict(self).items() if value is not None}
         return replace(packing, **stated) if stated else packing
 

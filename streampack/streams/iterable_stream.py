@@ -6,9 +6,6 @@
     IterableStream(texts, tokenizer=tokenizer)         "a text", {"text": "a text"}
     IterableStream(rows, payloads={"images": "spans"})
 
-A sample's length is known only once it has been read, so packs cannot be planned in advance. The
-weights are MosaicML Streaming's: proportion (relative), or repeat or choose (absolute).
-
 Cost: about 0.5 us per sample for arrays, 10 ns per token for lists, and 10 us per sample with extra
 fields. The source is read on demand.
 """

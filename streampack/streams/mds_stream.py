@@ -100,12 +100,10 @@ class MdsStream:
 
     @property
     def has_length_file(self) -> bool:
-        """Whether lengths are known without opening the shards."""
         return self.length_file is not None
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether the length file says that samples have no tokens."""
         return self.length_file is not None and not self.length_file.min_tokens
 
     @property
@@ -132,7 +130,6 @@ class MdsStream:
 
     @property
     def token_dtypes(self) -> set[str | None]:
-        """Types of the token ids according to index.json; None: each value states its own."""
         layouts = {shard.layout for shard in self.index.shards}
         return {self._columns_of(layout)["tokens"].dtype for layout in layouts}
 
@@ -154,7 +151,6 @@ class MdsStream:
         return max(total, self.num_samples), "bytes"
 
     def shard_tokens(self) -> Int64Array | None:
-        """Return the tokens of each shard, shape (num_shards,); None without a length file."""
         if self.length_file is None:
             return None
         if self.part is not None:
@@ -174,7 +170,6 @@ class MdsStream:
         return max(value_bytes, 0) // itemsize
 
     def shard_lengths(self, shard: int) -> Int64Array:
-        """Return the number of tokens of each sample of a shard, shape (num_samples_of_shard,)."""
         if self.length_file is None:
             return self.open_shard(shard).tokens.counts
         return self._own(self.stored_lengths(self.length_file, shard), shard)
@@ -196,7 +191,6 @@ class MdsStream:
         return lengths
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
-        """Return True: they are in the length file, or read with the lengths."""
         return True
 
     def shard_edges(
@@ -205,10 +199,6 @@ class MdsStream:
         bos_id: int | None = None,  # noqa: ARG002
         eos_id: int | None = None,  # noqa: ARG002
     ) -> Int64Array:
-        """Return the first and last token of each sample of a shard, shape (n, 2).
-
-        Those of a sample without tokens mean nothing.
-        """
         if self.length_file is not None:
             return self._own(self._read_lengths(self.length_file.shard_edges, shard), shard)
         opened = self.open_shard(shard)
@@ -234,24 +224,19 @@ class MdsStream:
         return opened
 
     def file_of(self, shard: int) -> tuple[str, str]:
-        """Return the address and the name of the file with a shard, for messages."""
         basename = self.index.shards[shard].raw.basename
         return self.cache.location.uri(basename), basename
 
     def check_files(self) -> None:
-        """Compare the local files with index.json, as `ShardCache.check`."""
         self.cache.check(self.index)
 
     def cache_folders(self) -> tuple[Path, ...]:
-        """Return the folders that may have files that we created."""
         return self.cache.cache_folders(self.index)
 
     def under(self, limit: CacheLimit) -> MdsStream:
-        """Return a copy whose cache is subject to a limit."""
         return replace(self, cache=self.cache.under(limit))
 
     def is_here(self, shard: int) -> bool:
-        """Return whether a shard's raw file exists with the right size; one `stat`."""
         return self.cache.is_here(self.index.shards[shard])
 
     def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
@@ -266,11 +251,9 @@ class MdsStream:
         return info.stored.num_bytes if self.cache.fetch(info) else 0
 
     def mark_planned(self, shards: Int64Array) -> None:
-        """Record that shards, shape (n,), will be read soon, for the cache limit; cheap."""
         self.cache.mark_planned(self.index.shards[shard] for shard in shards.tolist())
 
     def mark_finished(self, shards: Int64Array) -> None:
-        """Record that shards, shape (n,), were read and may be evicted first; cheap."""
         self.cache.mark_finished(self.index.shards[shard] for shard in shards.tolist())
 
     def _read_lengths(self, read: Callable[..., Int64Array], *numbers: int) -> Int64Array:

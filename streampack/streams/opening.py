@@ -165,7 +165,6 @@ def open_streams(
 def _with_lengths(
     cache: ShardCache, text: bytes, index: MdsIndex, column: str
 ) -> tuple[MdsIndex, LengthFile | None]:
-    """Return an index with the hashes of its length file, and that file if it is of the column."""
     path = cache.metadata.length_file_path(text)
     if path is None:
         return index, None
@@ -205,7 +204,6 @@ def _default_name(location: StreamLocation) -> str:
 
 
 def _entries_digest(entries: list[Any]) -> bytes:
-    """Return a digest of shards' entries in index.json, however the file is written."""
     text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 

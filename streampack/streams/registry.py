@@ -183,7 +183,6 @@ def _is_of_samples(streams: object, stream_type: type) -> bool:
 
 
 def _way_out(stream: object, kind: str) -> str:
-    """Return advice for a stream of another kind."""
     if isinstance(stream, str) and kind == "Stream":
         return "pass a path as remote= or local=, or [Stream(local=...)]"
     if isinstance(stream, str):

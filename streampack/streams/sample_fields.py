@@ -41,7 +41,6 @@ def token_ids(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
 
 
 def _way_to_tokens(item: Mapping[str, Any]) -> str:
-    """Return advice for a sample without the token field."""
     if is_chat(item):
         return ENCODE_CHATS
     rows = [name for name, value in item.items() if plain_row(value) is not None]

@@ -74,7 +74,6 @@ class ShardChecker:
                 )
 
     def check_counts(self, shard: OpenShard) -> None:
-        """Refuse columns that differ in length from the tokens."""
         counts = shard.tokens.counts
         for option, spans in (("labels", shard.labels), ("loss_mask", shard.loss_mask)):
             if spans is not None and not np.array_equal(spans.counts, counts):
@@ -116,5 +115,4 @@ class ShardChecker:
 
 
 def _byte_ranges(spans: Spans) -> tuple[Int64Array, Int64Array]:
-    """Return the byte offset and the number of bytes of each sample's values."""
     return spans.begins, spans.counts * np.dtype(spans.dtype).itemsize

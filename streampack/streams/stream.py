@@ -316,7 +316,6 @@ def _check_download(retry: object, timeout: Any) -> None:
 
 
 def _each(files: Files, check: Callable[[Any], str]) -> str | tuple[str, ...]:
-    """Return a checked path, or those of a list."""
     if isinstance(files, str | os.PathLike):
         return check(files)
     if not isinstance(files, Sequence) or not files:

@@ -7,9 +7,6 @@
           --> Ray                     a Ray task for each part, on any machine of a cluster
                  '--> Event: counts so far, or the result of a part
 
-Parts may finish in any order. Each is written whole by one process, so an engine has no influence
-on bytes. Whatever ends an engine early, finished parts stay.
-
 Cost: 0.4 s to start the worker processes.
 """
 
@@ -97,7 +94,6 @@ def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: OnEve
 
 
 def _connect(ray: Any) -> None:
-    """Connect to a cluster of Ray, or start one on this machine."""
     try:
         ray.init(log_to_driver=False, configure_logging=False)
     except ConnectionError as error:
@@ -122,7 +118,6 @@ def _write_quietly(task: PartTask) -> Event | BaseException:
 
 
 def _event(outcome: Event | BaseException) -> Event:
-    """Return an event, or raise the error that came in its place."""
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome

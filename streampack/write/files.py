@@ -178,7 +178,6 @@ def _counts_of(results: dict[str, PartResult]) -> Counts:
 
 
 def _check_budget(counts: Counts, most: int, *, is_skipping: bool) -> None:
-    """Refuse more bad rows in all parts together than may be left out."""
     if counts.num_bad_rows > most:
         also = "" if is_skipping else "on_bad_row='skip' and "
         raise BadRowsError(

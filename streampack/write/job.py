@@ -88,7 +88,6 @@ class Part:
 
     @property
     def folder(self) -> str:
-        """Its path in the output."""
         return f"{PARTS}/{self.id}"
 
     @property
@@ -116,11 +115,9 @@ class JobFile:
 
     @property
     def slices(self) -> tuple[InputSlice, ...]:
-        """Its slices of the input in the order of the stream."""
         return tuple(one for part in self.parts for one in part.slices)
 
     def encode(self) -> bytes:
-        """Return the file's bytes."""
         document = {
             "version": JOB_VERSION,
             "settings": asdict(self.settings),
@@ -162,12 +159,10 @@ class Job:
 
     @property
     def settings(self) -> JobSettings:
-        """The settings, which all its files share."""
         return self.files[0].settings
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All parts in the order of the stream."""
         return tuple(part for file in self.files for part in file.parts)
 
     def versions_of(self) -> Iterator[tuple[Part, Versions]]:

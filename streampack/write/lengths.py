@@ -10,9 +10,6 @@ Shards are read one at a time. Compressed ones are decompressed in memory and le
 length and the first and last token of each sample are stored. If index.json has no hashes, the
 length file gets one for each shard, and later starts verify it.
 
-Shards in a store are fetched, verified and decompressed as for training. A temporary folder has
-only one of them at a time. A named folder keeps them all, so that a later run can train from it.
-
 Cost: one read of the stream, and its xxh64, 0.3 s per GB; 12 bytes of memory a sample.
 """
 

@@ -187,7 +187,6 @@ def _owned(path: Path) -> Iterator[BinaryIO]:
 
 
 def _remove_unowned(path: Path) -> None:
-    """Remove a file that no living process has locked."""
     with suppress(OSError), path.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()

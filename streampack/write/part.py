@@ -72,12 +72,10 @@ class PartResult:
     """The first bad rows: uri, row, reason, and the byte after which rows are counted, if any."""
 
     def encode(self) -> bytes:
-        """Return the bytes of part.json."""
         return json.dumps(asdict(self), sort_keys=True, indent=1).encode()
 
     @classmethod
     def decode(cls, data: bytes, uri: str) -> PartResult:
-        """Return the result of these bytes."""
         try:
             document = json.loads(data)
             counts = Counts(**document.pop("counts"))
@@ -138,7 +136,6 @@ class _PartWriter:
         self.counts = self._samples.counts
 
     def add(self, batch: RowBatch, part: InputSlice) -> None:
-        """Add a batch of rows; finished shards are written."""
         for bad in batch.bad:
             self._refuse(bad, part)
         encoded = self._rows.encode(batch)

@@ -117,7 +117,6 @@ def _dtype_of(options: WriteOptions) -> str:
 def _columns(
     batches: Iterator[RowBatch], column: str, dtype: str, rows: RowFormat
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the encoding of each column, and the columns with one integer per token."""
     columns = {column: f"ndarray:{dtype}"}
     if rows.chat is not None:
         columns[LOSS_MASK] = "ndarray:uint8"

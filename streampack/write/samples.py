@@ -123,7 +123,6 @@ class Counts:
 
     @classmethod
     def total(cls, counts: Iterable[Counts]) -> Counts:
-        """Return the sum of counts."""
         each = list(counts)
         names = [field.name for field in fields(cls)]
         return cls(**{name: sum(getattr(one, name) for one in each) for name in names})
@@ -212,7 +211,6 @@ def is_per_token(value: Any, num_tokens: int) -> bool:
 
 
 def _as_integers(values: Any, name: str, like: IntArray) -> IntArray:
-    """Return the integers of a field, with the shape and type of `like`."""
     limits = np.iinfo(like.dtype)
     with suppress(ValueError):  # raised for lists of unequal lengths
         array: npt.NDArray[Any] = np.asarray(values)

@@ -106,7 +106,6 @@ def _local_folder(out: Path) -> Path:
 
 @contextmanager
 def _partial_folder(out: Path) -> Iterator[Path]:
-    """Yield a new folder next to `out` for this writer alone, and remove its remains."""
     _remove_remains(out)
     partial = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
     partial.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +150,6 @@ class _StreamWriter:
         self._num_skipped = 0
 
     def write_all(self, samples: Iterable[Any], out: Path) -> Written:
-        """Write samples, index.json and the length file; `out` is the folder's final name."""
         for number, sample in enumerate(samples):
             self._write(sample, number)
         if self._writer is None:

@@ -179,7 +179,6 @@ def compare_added_tokens(path: Path) -> None:
 
 @lru_cache(maxsize=2)
 def _gigatoken(path: Path, data: bytes) -> Any:
-    """Load a tokenizer file with gigatoken, once per process and contents."""
     library = import_extra(
         "gigatoken", "gigatoken", "backend='gigatoken'", "set backend='huggingface'"
     )

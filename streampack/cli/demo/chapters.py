@@ -7,9 +7,6 @@
     3 resume    in a new process, from the saved state
     4 compare   every batch with those of a run of the edited YAML that never stopped
 
-The process is ``python -m streampack.cli.demo.chapters CONFIG CHECKPOINT``: one line of JSON per
-batch for the parent, and a checkpoint after every third batch.
-
 Cost: a few seconds, once the streams are written.
 """
 

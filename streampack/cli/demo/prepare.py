@@ -11,9 +11,6 @@
                 docstrings.jsonl
                       '--> demo-output/tokenizer.json
 
-No text is stored in the repository, so the result depends slightly on the machine. Existing files
-are kept, so a second run starts training immediately.
-
 Cost: about ten seconds on two cores for 12 MB of text, 3.5 million tokens.
 """
 
@@ -122,7 +119,6 @@ def train_tokenizer(texts: list[Path], path: Path) -> None:
 
 
 def _beginnings(texts: list[Path]) -> Iterator[str]:
-    """Yield the start of every second text of each file."""
     for path in texts:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file):

@@ -87,7 +87,6 @@ def run(options: Demo) -> None:
 
 
 def _copy_config(out: Path) -> Path:
-    """Copy the demo's config to where `streampack run` can be pointed at; return the copy."""
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(Path(__file__).with_name(CONFIG), out / CONFIG))
 

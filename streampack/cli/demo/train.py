@@ -58,7 +58,6 @@ class Block(nn.Module):
         )
 
     def forward(self, hidden: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
-        """Return the new hidden states, shape (B, S, dim)."""
         batch, length, dim = hidden.shape
         # (B, S, 3 * dim) -> 3 x (B, heads, S, dim of a head)
         heads = self.query_key_value(self.before_attention(hidden))
@@ -88,7 +87,6 @@ class SmallDecoder(nn.Module):
         self.register_buffer("speeds", ROTARY_BASE ** (-torch.arange(half) / half))
 
     def forward(self, tokens: Tensor, input_pos: Tensor, document_ids: Tensor) -> Tensor:
-        """Return logits, shape (B, S, vocabulary)."""
         mask = block_causal_mask(document_ids)  # (B, 1, S, S)
         angles = input_pos[:, None, :, None] * self.speeds  # (B, 1, S, half of a head)
         hidden = self.embedding(tokens)

@@ -303,10 +303,8 @@ class BatchCollector:
             self.batch.kept[name].append(item)
 
     def add_value(self, row: int, value: Any) -> None:
-        """Add the value of a row from which no column is kept."""
         self.batch.rows.append(row)
         self.batch.values.append(value)
 
     def refuse(self, row: int, reason: str | BadValueError) -> None:
-        """Add a bad row."""
         self.batch.bad.append(BadRow(self._uri, row, str(reason)))

@@ -10,9 +10,6 @@
 
 Files have canonical names, absolute and without links, so that a file is known under any spelling.
 A name's suffixes say its format. Others are refused: a settings file would be trained on as text.
-
-Rows of a test split must not become training data silently, so a dataset folder with several splits
-is refused: the message names them.
 """
 
 from __future__ import annotations

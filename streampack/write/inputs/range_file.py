@@ -53,13 +53,11 @@ class RangeFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to a position, and return it."""
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._num_bytes}
         self._position = max(0, base[whence] + offset)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer up to the end of the current block, and return the number of bytes."""
         view = memoryview(buffer).cast("B")
         if self._position >= self._num_bytes or not view:
             return 0
@@ -78,7 +76,6 @@ class RangeFile(io.RawIOBase):
         super().close()
 
     def _load(self, num_bytes: int) -> None:
-        """Make the block at the position the current one; begin to fetch the next."""
         begin, ahead = self._position, self._ahead
         self._ahead = None
         if ahead is not None and ahead[0] == begin:

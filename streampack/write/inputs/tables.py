@@ -188,7 +188,6 @@ def _values_of(column: Any) -> list[Any]:
 
 
 def _encoding_of(column: Any) -> str | None:
-    """Return the MDS encoding of a column's type; None: its values decide."""
     types, kind = import_module("pyarrow.types"), column.type
     if types.is_uint64(kind):
         return "uint64"
@@ -198,7 +197,6 @@ def _encoding_of(column: Any) -> str | None:
 
 
 def _value_at(column: Any, row: int) -> Any:
-    """Return a value, or a BadValueError in its place if pyarrow cannot convert it."""
     try:
         return column[row].as_py()
     except UnicodeDecodeError as error:

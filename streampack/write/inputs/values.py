@@ -131,7 +131,6 @@ class Wanted:
         return list(dict.fromkeys(columns))
 
     def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
-        """Return the kept values of a row."""
         missing = next((name for name in self.keep if name not in row), None)
         if missing is not None:
             raise BadValueError(no_column(missing, list(row), "columns"))
