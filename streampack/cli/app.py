@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from streampack.cli.signals import Terminated
+from streampack.cli.console import Terminated
 from streampack.cli.verbs import VERBS
 from streampack.errors import BadRowsError, ConfigError, StreampackError
 

@@ -1,11 +1,16 @@
-"""Input and output of the command line: a console, JSON, and counts with their nouns."""
+"""Input and output of the command line: a console, JSON, counts with their nouns, and SIGTERM."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -50,3 +55,24 @@ def counted(number: int, noun: str) -> str:
     ('1 shard', '1,200 bad rows')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as schedulers send it before they kill a job."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise `Terminated` at a SIGTERM, inside this block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGTERM, _raise)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal wants it
+    raise Terminated

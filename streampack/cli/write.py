@@ -19,8 +19,7 @@ from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
 from streampack import write
-from streampack.cli.console import counted, print_json
-from streampack.cli.signals import terminable
+from streampack.cli.console import counted, print_json, terminable
 from streampack.cli.verbs import Write
 
 LINE_S = 30.0  # between lines of progress, where the output is not a terminal

@@ -4,8 +4,6 @@
 
     written as int64, read as int32     7 0 912 0 33 0      error: the upper halves are zeros
     written as int32, read as int64     30 bytes            error: not a multiple of 8
-    written as uint16, read as int32    59768839 ...        warning: large ids
-    written as uint16, read as int16    -1203 40 ...        warning: negative ids
 
 A stream with unusual but correct values can be read with ``Stream(check_dtypes=False)``.
 
@@ -14,7 +12,6 @@ Cost: once per stream and process, 256 bytes of each of the first 1,000 samples 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, TypeAlias
@@ -23,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.errors import DataError
-from streampack.types import IGNORED, BoolArray, ByteArray, Int64Array
+from streampack.types import BoolArray, ByteArray, Int64Array
 
 MAX_SAMPLES = 1000
 MAX_BYTES = 256  # of each sample
@@ -33,8 +30,6 @@ MOST_UPPER = 32  # upper halves below this belong to ids below 2 million
 LIKELY = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}  # by the bytes of a value
 
 UIntArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,15 +83,6 @@ def check_tokens_dtype(
                 f"{text}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
                 "check_dtypes=False"
             )
-    oddity = _oddity(words, dtype)
-    if oddity is not None:
-        logger.warning(
-            "%s: is read as tokens_dtype=%r, but %s; if it was written as another type, set "
-            "tokens_dtype to that; if not, check_dtypes=False silences this warning",
-            where,
-            dtype,
-            oddity,
-        )
 
 
 def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> str | None:
@@ -107,24 +93,6 @@ def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -
     words = _Words.of(data, begins, num_bytes)
     is_unlikely = words.size == 1 and words.read(1).max(initial=0) > 250
     return None if is_unlikely else LIKELY[words.size]
-
-
-def check_labels_dtype(
-    data: ByteArray, begins: Int64Array, num_bytes: Int64Array, dtype: str, where: str
-) -> None:
-    """Refuse an unsigned type for labels that contain -100; arguments as `check_tokens_dtype`."""
-    width = np.dtype(dtype).itemsize
-    values = _Words.of(data, begins, num_bytes).read(width)
-    wrapped = 2 ** (8 * width) + IGNORED
-    num_wrapped = int((values == wrapped).sum())
-    if np.dtype(dtype).kind == "u" and num_wrapped >= LEAST_VALUES:
-        likely = f"int{8 * width}"
-        raise DataError(
-            f"{where}: is read as labels_dtype={dtype!r}, but was likely written as {likely}: "
-            f"{num_wrapped} of the first {len(values)} values are {wrapped}, which is {IGNORED} "
-            f"as {likely}; set labels_dtype={likely!r}, or, if {dtype} is right, "
-            "check_dtypes=False"
-        )
 
 
 def _of_wider(words: _Words, wider: int, width: int) -> str | None:
@@ -148,22 +116,3 @@ def _of_wider(words: _Words, wider: int, width: int) -> str | None:
         f"of {len(words.read(width, inner=True))} values looked at, {fraction} would be the upper "
         f"half of a {LIKELY[wider]}, and these are {upper}"
     )
-
-
-def _oddity(words: _Words, dtype: str) -> str | None:
-    """Describe what is unusual, but not conclusive."""
-    width = np.dtype(dtype).itemsize
-    values = words.read(width).view(np.dtype(dtype).newbyteorder("<")).astype(np.int64)
-    if not len(values):
-        return None
-    if width < WORD and words.size % (2 * width) == 0:
-        lows, highs = words.halves(2 * width)
-        if not highs.any() and int(np.count_nonzero(lows)) >= LEAST_VALUES:
-            return f"every other one of the {len(values)} values looked at is 0"
-    large = int((values >= 2**22).sum())
-    if 2 * large > len(values):
-        return f"{large} of the {len(values)} values looked at are 4 million or more"
-    negative = int((values < 0).sum())
-    if negative:
-        return f"{negative} of the {len(values)} values looked at are negative"
-    return None

@@ -239,18 +239,8 @@ def length_file_pieces(
     It is to lie next to an index.json of the bytes `text`, parsed as `index`. `lengths` holds the
     tokens per sample in `column`, shape (num_samples,), and `edges` their first and last token,
     shape (num_samples, 2). `hashes` holds the xxh64 of each decompressed shard; empty: none are
-    stored. Other numbers of lengths, edges or hashes are a DataError.
+    stored.
     """
-    if not len(lengths) == len(edges) == index.num_samples:
-        raise DataError(
-            f"{index.uri}: {len(lengths)} lengths and {len(edges)} edges for {index.num_samples} "
-            "samples; count the samples of this index.json"
-        )
-    if len(hashes) not in (0, len(index.shards)):
-        raise DataError(
-            f"{index.uri}: {len(hashes)} hashes for {len(index.shards)} shards; hash all of them "
-            "or none"
-        )
     sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)])
     shards = np.zeros((len(index.shards), 2), np.uint64)
     shards[:, 0] = index.first_sample[:-1]

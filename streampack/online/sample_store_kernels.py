@@ -187,28 +187,43 @@ def hold(
             if len(labels):
                 _fill(labels[offset + length : offset + length + num_slots], IGNORED)
         while piece < len(segments) and _is_of(segments[piece], rows[i]):
-            segment, entry = segments[piece], table[first_line + piece]
-            begin = offset + segment[START]
-            end = begin + segment[LENGTH]
-            after = IGNORED
-            if segment[START] + segment[LENGTH] < segment[TOTAL]:
-                after = labels[end - 1] if len(labels) else tokens[end]
-            elif len(labels):
-                # The last token of a truncated sample has no target.
-                if segment[TOTAL] < rows[i, TOKENS]:
-                    labels[end - 1] = IGNORED
-                after = labels[end - 1]
-            for column in range(START + 1):
-                entry[column] = segment[column]
-            entry[SIZE] = entry[LEFT] = segment[LENGTH]
-            entry[OFFSET], entry[AFTER], entry[SERIAL] = begin, after, serial + piece
-            targets_of = labels[begin:end] if len(labels) else labels
-            entry[DIGEST] = digest_of(tokens[begin:end], targets_of, after, seeds[piece])
+            entry = table[first_line + piece]
+            is_cut = segments[piece, TOTAL] < rows[i, TOKENS]
+            _note_piece(entry, segments[piece], is_cut, offset, tokens, labels, seeds[piece])
+            entry[SERIAL] = serial + piece
             piece += 1
         offset += length + num_slots
         at_token, at_label, at_mask = at_token + num, at_label + num_labels, at_mask + num_mask
     enter(table, heads, first_line, first_line + piece)
     return first_bad
+
+
+@compiled
+def _note_piece(
+    entry: Int64Array,
+    segment: Int64Array,
+    is_cut: bool,
+    offset: int,
+    tokens: Int32Array,
+    labels: Int32Array,
+    seed: int,
+) -> None:
+    """Fill the line of a piece of a sample, whose tokens begin at `offset`."""
+    begin = offset + segment[START]
+    end = begin + segment[LENGTH]
+    after = IGNORED
+    if segment[START] + segment[LENGTH] < segment[TOTAL]:
+        after = labels[end - 1] if len(labels) else tokens[end]
+    elif len(labels):
+        if is_cut:  # the last token of a truncated sample has no target
+            labels[end - 1] = IGNORED
+        after = labels[end - 1]
+    for column in range(START + 1):
+        entry[column] = segment[column]
+    entry[SIZE] = entry[LEFT] = segment[LENGTH]
+    entry[OFFSET], entry[AFTER] = begin, after
+    targets = labels[begin:end] if len(labels) else labels
+    entry[DIGEST] = digest_of(tokens[begin:end], targets, after, seed)
 
 
 @compiled

@@ -217,15 +217,13 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     sources, served, counts = (
         FLOW_CHECKS.items(key, flow.get(key), num) for key in ("sources", "served", "counts")
     )
-    for number, source in enumerate(sources):
-        _check_source(f"sources.{number}", source)
-    for number, count in enumerate(served):
-        FLOW_CHECKS.integer(f"served.{number}", count, 0, MAX_NUMBER)
-    for number, row in enumerate(counts):
-        for count in FLOW_CHECKS.items(f"counts.{number}", row, len(COUNTED)):
-            FLOW_CHECKS.integer(f"counts.{number}", count, 0, MAX_NUMBER)
-    for key in (*TOTALS, *MARKS):
-        FLOW_CHECKS.integer(key, flow.get(key), 0, MAX_NUMBER)
+    numbers = {f"served.{n}": count for n, count in enumerate(served)}
+    for n, source in enumerate(sources):
+        _check_source(f"sources.{n}", source)
+        row = FLOW_CHECKS.items(f"counts.{n}", counts[n], len(COUNTED))
+        numbers |= {f"counts.{n}.{key}": row[i] for i, key in enumerate(COUNTED)}
+    for key, number in (numbers | {key: flow.get(key) for key in (*TOTALS, *MARKS)}).items():
+        FLOW_CHECKS.integer(key, number, 0, MAX_NUMBER)
     if flow.get("epoch") != epoch:
         raise FLOW_CHECKS.error(
             "epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch"

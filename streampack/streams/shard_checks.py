@@ -13,12 +13,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.columns import Column, Spans, find_column, sample_spans
-from streampack.mds.dtype_check import (
-    MAX_SAMPLES,
-    check_labels_dtype,
-    check_tokens_dtype,
-    dtype_of_sizes,
-)
+from streampack.mds.dtype_check import MAX_SAMPLES, check_tokens_dtype, dtype_of_sizes
 from streampack.mds.index import Shard
 from streampack.padding import PADDING_MASK
 from streampack.streams.shard_pool import OpenShard
@@ -52,9 +47,6 @@ class ShardChecker:
                     f"{error}. {self.length_file} was made with {shard.tokens.dtype} too; then "
                     "write it again with `streampack index`"
                 ) from None
-        if shard.labels is not None and self.columns["labels"].is_untyped:
-            where = f"stream {self.stream_name!r}, column {self.columns['labels'].name!r}"
-            check_labels_dtype(shard.data, *_byte_ranges(shard.labels), shard.labels.dtype, where)
 
     def check_padding(self, shard: OpenShard, info: Shard) -> None:
         """Refuse padded samples, whose padding would be packed, by a column of attention masks."""

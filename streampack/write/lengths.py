@@ -30,16 +30,15 @@ import xxhash
 from streampack._paths import folder_of, local_path, shown_path
 from streampack.errors import ConfigError, DataError
 from streampack.mds.columns import Spans, find_column, sample_spans
-from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, ShardFile, parse_index
+from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, length_file_pieces, write_length_file
 from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
-from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.storage.filesystem import LocalFilesystem, map_file
 from streampack.storage.location import StreamLocation
-from streampack.storage.verify import as_data_error
+from streampack.storage.verify import FileVerifier, as_data_error
 from streampack.stores.retries import ATTEMPT_S, request
 from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection, check_columns
@@ -170,7 +169,9 @@ def _index(
         with as_data_error(file), open_file(file) as opened:
             text = opened.read()
         index = parse_index(text, str(file))
-        shards = map(partial(_read_shard, file.parent, index.uri), index.shards)
+        location = StreamLocation.of(Stream(local=str(file.parent)))
+        verifier = FileVerifier(location, LocalFilesystem())
+        shards = map(partial(_read_shard, verifier, file.parent), index.shards)
         indexed.append(count(text, index, shards, documents or file.with_name(LENGTH_FILE)))
     return indexed
 
@@ -262,33 +263,15 @@ def _count(
     )
 
 
-def _read_shard(folder: Path, uri: str, shard: Shard) -> ByteArray:
+def _read_shard(verifier: FileVerifier, folder: Path, shard: Shard) -> ByteArray:
+    # Verified, as hashing damaged bytes now would make them look undamaged later.
     path = folder / shard.raw.basename
     if path.is_file():
-        if path.stat().st_size != shard.raw.num_bytes:
-            raise DataError(
-                f"{path}: has {path.stat().st_size} bytes, but index.json says "
-                f"{shard.raw.num_bytes}; the shard was cut short or changed: write it again"
-            )
-        _check_hash(path, shard.raw, uri)
+        verifier.raise_if_damaged(path, shard.raw)
         return map_file(path)
-    file = shard.stored
-    packed = folder / file.basename
-    if not packed.is_file():
-        raise DataError(f"{packed}: does not exist, but index.json names it; copy the shard to it")
-    _check_hash(packed, file, uri)
+    packed = folder / shard.stored.basename
+    verifier.raise_if_damaged(packed, shard.stored)
     return np.frombuffer(decompress_shard(packed, shard), np.uint8)
-
-
-def _check_hash(path: Path, file: ShardFile, uri: str) -> None:
-    """Refuse a damaged shard: hashing its bytes now would make it look undamaged later."""
-    wanted = expected_hash(file, None, uri)
-    found = file_digest(LocalFilesystem(), path, wanted) if wanted else ""
-    if found != wanted:
-        raise DataError(
-            f"{path}: its hash is {found}, but index.json says {wanted}; the shard is damaged or "
-            "was changed: copy or write it again"
-        )
 
 
 def edges_of(data: ByteArray, spans: Spans, where: str) -> UInt32Array:

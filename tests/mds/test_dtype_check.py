@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import streaming
@@ -11,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import DataError, PackedStreamingDataset, Packing, Stream
-from streampack.mds.dtype_check import check_labels_dtype, check_tokens_dtype, dtype_of_sizes
+from streampack.mds.dtype_check import check_tokens_dtype, dtype_of_sizes
 from streampack.write import write_lengths
 from tests.helpers.examples import examples
 
@@ -114,32 +112,6 @@ def test_sizes_that_do_not_fit_name_the_type_that_does(kind, dtype, wrong):
     shard = stored(rng, kind, dtype, rng.integers(20, 60, 400))
     assert (shard[2] % np.dtype(wrong).itemsize).any()
     assert dtype_of_sizes(*shard) == dtype
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "read", "said"),
-    [
-        ("items", "int32", "int32", "4 million or more"),
-        ("gpt2", "uint16", "int32", "4 million or more"),
-        ("llama3", "int32", "int64", "4 million or more"),
-        ("gpt2", "uint16", "int16", "values looked at are negative"),
-        ("images", "int32", "int32", "values looked at are negative"),
-        ("pairs with an EOS", "int32", "int32", "every other one of the 800 values looked at is 0"),
-    ],
-)
-def test_what_is_odd_but_proves_nothing_is_warned_of(caplog, kind, dtype, read, said):
-    rng = np.random.default_rng(7)
-    with caplog.at_level(logging.WARNING):
-        check_tokens_dtype(*stored(rng, kind, dtype, [56] * 400), read, "stream 'x'")
-    assert said in caplog.text
-
-
-def test_labels_that_wrap_round_are_refused():
-    labels = np.where(np.arange(200) < 90, -100, np.arange(200)).astype(np.int32)
-    data, sizes = np.frombuffer(labels.tobytes(), np.uint8), np.array([800])
-    with pytest.raises(DataError, match=r"576 of .* are 4294967196,.*set labels_dtype='int32'"):
-        check_labels_dtype(np.tile(data, 9), np.arange(9) * 800, sizes.repeat(9), "uint32", "x")
-    check_labels_dtype(np.tile(data, 9), np.arange(9) * 800, sizes.repeat(9), "int32", "x")
 
 
 def write(folder, samples, dtype):

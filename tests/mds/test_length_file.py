@@ -127,13 +127,6 @@ def test_lengths_that_are_not_the_shards_are_refused_when_it_is_opened(stream):
         opened.open_shard(0)
 
 
-def test_as_many_lengths_as_samples_are_asked_for(stream):
-    _, text, index, _ = stream
-    few = np.ones(3, np.uint32)
-    with pytest.raises(DataError, match="3 lengths and 3 edges for 50 samples"):
-        list(length_file_pieces(text, index, "tokens", few, np.ones((3, 2), np.uint32)))
-
-
 def test_length_file_of_another_column_is_as_good_as_none(tmp_path):
     values = {"other": [np.ones(2, np.int32)] * 3}
     path, _ = builders.write_stream_files(

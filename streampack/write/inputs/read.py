@@ -14,23 +14,37 @@ time, not by its rows.
 from __future__ import annotations
 
 import io
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import repeat
+from typing import Any, BinaryIO
+
+import zstandard
 
 from streampack._checks import read_count
 from streampack._paths import is_url
 from streampack.errors import DamagedInputError, DataError
+from streampack.mds.codecs import CODECS, Codec
 from streampack.runtime.thread_map import ordered_thread_map
-from streampack.write.inputs.decompress import read_pieces
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
-from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch, RowSelection
+from streampack.write.inputs.slices import (
+    WHOLE,
+    BadRow,
+    Compression,
+    InputSlice,
+    RowBatch,
+    RowSelection,
+)
 from streampack.write.inputs.sources import OpenInput, open_input, read_object
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import Wanted
 
 SMALL_BYTES = 1 << 20  # of an object that is fetched whole
 FETCHING_THREADS = 8  # with one more that reads ahead, fewer than the 10 connections of boto3
+PIECE_BYTES = 1 << 20
+PACKED_BYTES = 1 << 16  # per decompression step
+FAMILIES: dict[Compression, str] = {"gz": "gz", "zst": "zstd"}
 
 LINE_READERS: dict[
     str, Callable[[Iterable[bytes], InputSlice, Wanted, int], Iterator[RowBatch]]
@@ -124,3 +138,52 @@ def read_rows(
             unit = "file" if slice_.stop == WHOLE else "part"
             rest = BadRow(slice_.uri, row, f"the rest of the {unit} is left out: {reason}")
             yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])
+
+
+def read_pieces(
+    file: BinaryIO, uri: str, compression: Compression | None, num_bytes: int
+) -> Iterator[bytes]:
+    """Yield the decompressed contents of a file, from its position on; `num_bytes` is at rest.
+
+    Damaged or cut compressed data are a DataError, which names the byte of the compressed file.
+    """
+    if compression is None:
+        while num_bytes > 0 and (piece := file.read(min(PIECE_BYTES, num_bytes))):
+            num_bytes -= len(piece)
+            yield piece
+        return
+    done = 0
+    try:
+        for piece in _decompressed(file, CODECS[FAMILIES[compression]]):
+            done = file.tell()
+            yield piece
+    except EOFError as error:
+        raise DamagedInputError(
+            f"{uri}: ends at byte {file.tell()} within compressed data: it was cut short; copy it "
+            "again",
+            uri=uri,
+        ) from error
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise DamagedInputError(
+            f"{uri}: cannot be decompressed between byte {done} and byte {file.tell()} ({error}); "
+            "copy it again",
+            uri=uri,
+        ) from error
+
+
+def _decompressed(file: BinaryIO, codec: Codec) -> Iterator[bytes]:
+    """Yield the contents of all members of a file; raise EOFError if it ends within one."""
+    member: Any = None
+    while packed := file.read(PACKED_BYTES):
+        while packed:
+            if member is not None and member.eof:
+                packed = packed.lstrip(b"\0")  # tapes and block devices pad with zeros, as gzip(1)
+                if not packed:
+                    break
+                member = None
+            member = member or codec.new_member()
+            if piece := member.decompress(packed):
+                yield piece
+            packed = member.unused_data
+    if member is None or not member.eof:
+        raise EOFError

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
-from streampack.write.inputs.decompress import read_pieces
+from streampack.write.inputs.read import read_pieces
 from tests.helpers.inputs import jsonl, packed, rows_of, split
 
 SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"  # a zstd frame without data, as pzstd writes
