@@ -5,8 +5,6 @@
     streams, packing, mixing, ... --FlowPlan--> a packer, and a worker's slice of each source
 
 Every worker has the same plan; its `WorkerSlice` selects its part of the sources.
-
-Cost: none.
 """
 
 from __future__ import annotations

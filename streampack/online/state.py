@@ -217,12 +217,12 @@ def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
     sources, served, counts = (
         FLOW_CHECKS.items(key, flow.get(key), num) for key in ("sources", "served", "counts")
     )
-    numbers = {f"served.{n}": count for n, count in enumerate(served)}
+    numbers = [(f"served.{n}", count) for n, count in enumerate(served)]
     for n, source in enumerate(sources):
         _check_source(f"sources.{n}", source)
         row = FLOW_CHECKS.items(f"counts.{n}", counts[n], len(COUNTED))
-        numbers |= {f"counts.{n}.{key}": row[i] for i, key in enumerate(COUNTED)}
-    for key, number in (numbers | {key: flow.get(key) for key in (*TOTALS, *MARKS)}).items():
+        numbers += [(f"counts.{n}", count) for count in row]
+    for key, number in (*numbers, *((key, flow.get(key)) for key in (*TOTALS, *MARKS))):
         FLOW_CHECKS.integer(key, number, 0, MAX_NUMBER)
     if flow.get("epoch") != epoch:
         raise FLOW_CHECKS.error(

@@ -4,8 +4,6 @@
 
     device 0   worker 0   worker 1        slices 0 and 1 of 4
     device 1   worker 0   worker 1        slices 2 and 3
-
-Cost: none.
 """
 
 from __future__ import annotations

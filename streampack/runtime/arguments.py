@@ -5,8 +5,6 @@
     PackedStreamingDataset([IterableStream(...)], packing={...}, batch_size=2.5)
                                   |                   |              |
                            another dataset's     not a Packing   not an int      -> ConfigError
-
-Cost: none. Pure functions.
 """
 
 from __future__ import annotations

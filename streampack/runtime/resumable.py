@@ -8,8 +8,6 @@
 
 A dataset is a thin public face. Its engine, a `ResumableRun`, is for the loader and for reports.
 A position is whatever the wing's states hold: progress in a plan, or positions in the sources.
-
-Cost: none per sample.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ from streampack.storage.checksum import is_hashed
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import NOTES_FOLDER, FileLocks
-from streampack.storage.manifest import Manifest
+from streampack.storage.locks import NOTES_FOLDER, FileLocks, Manifest
 from streampack.storage.materialize import CachedPaths, Downloader, ShardMaterializer
 from streampack.storage.metadata import StreamMetadata
 from streampack.storage.names import ShardNames, index_version, shard_names
@@ -123,7 +122,9 @@ class ShardCache:
             FileLocks(self._cache, self._disk).sweep()
         for shard in index.shards if self._verifier.validate_hash else ():
             self._verifier.expected(shard.stored, is_validated=True)
-        self.is_emptied = may_be_emptied and not self.is_remote and not self._has_any(index)
+        files = (self.folder / file.basename for shard in index.shards for file in shard.files)
+        may_be_emptied = may_be_emptied and not self.is_remote
+        self.is_emptied = may_be_emptied and not any(map(self._disk.state, files))
         if self.is_emptied:
             return
         if not self.is_remote:
@@ -146,10 +147,6 @@ class ShardCache:
                 num_bare,
                 len(index.shards),
             )
-
-    def _has_any(self, index: MdsIndex) -> bool:
-        files = (file for shard in index.shards for file in shard.files)
-        return any(self._disk.state(self.folder / file.basename) for file in files)
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:
         file, field = shard.raw, "raw_data"

@@ -195,7 +195,10 @@ class _Download:
             elif folder is not None:
                 shutil.copyfile(folder / self._basename, path)
             else:
-                self._retries.use_store(partial(self._download_from, path))
+                options = {"is_checked": not self._is_hashed}
+                self._retries.use_store(
+                    lambda store: store.download(self.uri, path, self._num_bytes, **options)
+                )
         finally:
             if is_abandoned():
                 shutil.rmtree(path.parent, ignore_errors=True)
@@ -210,6 +213,3 @@ class _Download:
                 os.pwrite(file.fileno(), data, start - part.start)
 
             fetch_parts(fetch_range, part.start, part.stop)
-
-    def _download_from(self, path: Path, store: Store) -> None:
-        store.download(self.uri, path, self._num_bytes, is_checked=not self._is_hashed)

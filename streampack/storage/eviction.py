@@ -17,14 +17,13 @@ Cost: two listings of each folder per fetched file; one `stat` for each file see
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError
 from streampack.storage.filesystem import LocalFilesystem, LockBusyError
-from streampack.storage.locks import NOTES_FOLDER, FileLocks
-from streampack.storage.manifest import CacheEntry, Manifest
+from streampack.storage.locks import NOTES_FOLDER, CacheEntry, FileLocks, Manifest
 from streampack.storage.names import PACKED, SHARD
 
 LIMIT_LOCK = ".cache-limit.lock"
@@ -80,8 +79,12 @@ class CacheLimit:
             ) from error
 
     def _make_room(self, folder: Path, incoming: Mapping[str, int]) -> None:
-        own = {(folder, name) for name in incoming}
-        cached = {key: self._num_bytes(*key) for key in self._cached() if key not in own}
+        cached = {
+            (each, name): self._num_bytes(each, name)
+            for each in self._folders
+            for name in shards_in(each, self._disk)
+            if each != folder or name not in incoming
+        }
         excess = sum(incoming.values()) + sum(cached.values()) - self.num_bytes
         if excess <= 0:
             return
@@ -91,11 +94,6 @@ class CacheLimit:
             if excess <= 0:
                 return
         # The remainder is in transit in other processes, one shard each; do not wait for them.
-
-    def _cached(self) -> Iterator[tuple[Path, str]]:
-        for folder in self._folders:
-            for name in shards_in(folder, self._disk):
-                yield folder, name
 
     def _num_bytes(self, folder: Path, name: str) -> int:
         if (folder, name) not in self._sizes:

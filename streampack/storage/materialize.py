@@ -26,8 +26,7 @@ from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import FileLocks
-from streampack.storage.manifest import Manifest
+from streampack.storage.locks import FileLocks, Manifest
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
 from streampack.stores.failures import DamagedError
 

@@ -134,7 +134,7 @@ class StreamMetadata:
                 state, text = self._disk.state(path), self._disk.read(path)
             except OSError:
                 state = text = None
-            self._verifier.watch_index(path, state)
+            self._verifier.opened = None if state is None else (path, state)
             if last is not None and (text is None or _is_same(last, text, state)):
                 return last  # without the remote, fetched files remain usable
             return self._fetch(state, lambda last: text is not None and _is_same(last, text, state))
@@ -217,17 +217,14 @@ class StreamMetadata:
                 return None
             if describes(plain, text):
                 return plain
-            with self._locks.hold(path.name, lock_s(self._location)):
-                if self._disk.state(path) is not None or self._fetch_lengths(path):
+            locks = self._locks
+            with locks.hold(path.name, lock_s(self._location)), locks.temporary(path.name) as new:
+                if self._disk.state(path) is not None:
                     return path
-            return None
-
-    def _fetch_lengths(self, path: Path) -> bool:
-        with self._locks.temporary(path.name) as temporary:
-            is_there = self._store.fetch_if_there(self._location, LENGTH_FILE, temporary)
-            if is_there:
-                self._disk.rename(temporary, path)
-        return is_there
+                if not self._store.fetch_if_there(self._location, LENGTH_FILE, new):
+                    return None
+                self._disk.rename(new, path)
+                return path
 
     def read_lengths(self, read: Callable[[], _T]) -> _T | None:
         """Return what `read` returns of the length file; None if it was deleted everywhere.

@@ -23,7 +23,7 @@ from streampack.mds.index import Shard, ShardFile
 from streampack.storage.checksum import expected_hash, file_digest, is_hashed
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.manifest import CacheEntry, Manifest
+from streampack.storage.locks import CacheEntry, Manifest
 
 
 @contextmanager
@@ -68,7 +68,8 @@ class FileVerifier:
     def __init__(self, location: StreamLocation, disk: LocalFilesystem) -> None:
         self.validate_hash: str | None = location.stream.validate_hash or None
         self._index_uri = location.index_uri
-        self._opened: tuple[Path, FileState] | None = None
+        self.opened: tuple[Path, FileState] | None = None
+        """The index.json that the stream was opened with, where checking it is free."""
         self._disk = disk
         self._verified: dict[Path, FileState] = {}
 
@@ -117,17 +118,13 @@ class FileVerifier:
         is_shared = self._disk.is_network(path.parent)  # several machines use its notes
         return CacheEntry.of(state, hash_, "" if is_shared else self._disk.boot_id())
 
-    def watch_index(self, path: Path, state: FileState | None) -> None:
-        """Record the index.json that the stream was opened with, where checking it is free."""
-        self._opened = None if state is None else (path, state)
-
     def raise_if_rewritten(self, shard: Shard) -> None:
         """Refuse to fetch a shard without a hash if index.json was replaced since it was opened.
 
         The text may be the same: without hashes it does not identify a shard's version.
         """
-        if self._opened is not None and not is_hashed(shard):
-            path, before = self._opened
+        if self.opened is not None and not is_hashed(shard):
+            path, before = self.opened
             raise_if_changed(path, before, self._disk.state(path), "was written again")
 
     def problem(self, path: Path, file: ShardFile, digest: str | None = None) -> str | None:

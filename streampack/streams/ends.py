@@ -4,8 +4,6 @@
 
     Stream(eos_id=2)                      chats end as they are, replay texts with EOS
     Packing(bos_id=1), for all streams    what a stream does not state is the packing's
-
-Cost: none.
 """
 
 from __future__ import annotations

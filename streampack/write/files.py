@@ -127,6 +127,7 @@ def _write_missing(
     most = options.max_bad_rows if options.on_bad_row == "skip" else 0
     # Every n-th part, so that large and small files are spread over the shares.
     first, step = options.share
+    parts = [(part, file.versions) for file in job.files for part in file.parts]
     tasks = [
         PartTask(
             output=output,
@@ -136,7 +137,7 @@ def _write_missing(
             rows=options.rows,
             max_bad_rows=most,
         )
-        for part, versions in list(job.versions_of())[first - 1 :: step]
+        for part, versions in parts[first - 1 :: step]
         if part.id not in results
     ]
     total_bytes = sum(part.num_bytes for part in job.parts)

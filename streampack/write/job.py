@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
@@ -164,10 +164,6 @@ class Job:
     @property
     def parts(self) -> tuple[Part, ...]:
         return tuple(part for file in self.files for part in file.parts)
-
-    def versions_of(self) -> Iterator[tuple[Part, Versions]]:
-        """Yield each part with the versions that must have written it."""
-        return ((part, file.versions) for file in self.files for part in file.parts)
 
 
 def current_versions(backend: str | None) -> Versions:

@@ -1,7 +1,4 @@
-"""Options of writing files as a stream, and what it reports.
-
-Cost: none.
-"""
+"""Options of writing files as a stream, and what it reports."""
 
 from __future__ import annotations
 

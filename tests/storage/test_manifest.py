@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streampack.storage.filesystem import FileState, LocalFilesystem
-from streampack.storage.manifest import CacheEntry, Manifest
+from streampack.storage.locks import CacheEntry, Manifest
 
 ENTRY = CacheEntry.of(FileState(num_bytes=3, mtime_ns=7, inode=1), "md5:0f", "boot")
 

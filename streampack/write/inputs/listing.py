@@ -23,9 +23,8 @@ from pathlib import PurePosixPath
 from streampack._paths import is_url
 from streampack.errors import DataError
 from streampack.stores.objects import Found
-from streampack.write.inputs.globs import MAGIC, Listing
 from streampack.write.inputs.slices import WHOLE, Compression, Format, InputSlice
-from streampack.write.inputs.sources import find_input, path_or_url
+from streampack.write.inputs.sources import MAGIC, Listing, find_input, path_or_url
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",

@@ -52,7 +52,10 @@ def to_tokens(value: Any) -> IntArray:
     if isinstance(value, str):
         if not value.lstrip().startswith("["):
             raise BadValueError("is text, but must be a list of token ids; set tokenizer= for text")
-        value = _from_json(value)
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise BadValueError(f"is text, but not JSON ({error})") from error
     if isinstance(value, (list, np.ndarray)):
         if not len(value):
             return np.zeros(0, np.int64)
@@ -65,13 +68,6 @@ def to_tokens(value: Any) -> IntArray:
     raise BadValueError(
         f"holds {repr(value)[:60]}, but must be a list of integers; set tokenizer= for text"
     )
-
-
-def _from_json(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadValueError(f"is text, but not JSON ({error})") from error
 
 
 class Wanted:
