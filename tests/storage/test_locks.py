@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from streampack.errors import DataError
-from streampack.storage.filesystem import LocalFilesystem
-from streampack.storage.locks import FileLocks
+from streampack.storage.filesystem import FileState, LocalFilesystem
+from streampack.storage.locks import CacheEntry, FileLocks, Manifest
+
+ENTRY = CacheEntry.of(FileState(num_bytes=3, mtime_ns=7, inode=1), "md5:0f", "boot")
 
 
 class WaitedFor(LocalFilesystem):
@@ -213,3 +215,24 @@ def test_a_hung_holder_with_a_clock_ahead_is_not_waited_for_a_day(tmp_path):
         ):
             pass
         assert time.monotonic() - begin < DAY_S / 1000
+
+
+def test_a_note_is_read_as_it_was_written_until_it_is_removed(tmp_path):
+    manifest = Manifest(tmp_path, LocalFilesystem())
+    assert manifest.read("a.1b7e40d2") is None
+    manifest.write("a.1b7e40d2", ENTRY)
+    assert manifest.read("a.1b7e40d2") == ENTRY
+    assert [file.name for file in (tmp_path / ".streampack").iterdir()] == ["a.1b7e40d2.json"]
+    for _ in range(2):
+        manifest.remove("a.1b7e40d2")
+        assert manifest.read("a.1b7e40d2") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "null", "\x00" * 90, "[" * 10**5, '{"num_bytes": "3"}']
+)
+def test_an_unreadable_note_is_none(tmp_path, text):
+    manifest = Manifest(tmp_path, LocalFilesystem())
+    manifest.write("a", ENTRY)
+    manifest.path("a").write_text(text)
+    assert manifest.read("a") is None
