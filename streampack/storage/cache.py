@@ -32,7 +32,7 @@ from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks, Manifest
 from streampack.storage.materialize import CachedPaths, Downloader, ShardMaterializer
 from streampack.storage.metadata import StreamMetadata
-from streampack.storage.names import ShardNames, index_version, shard_names
+from streampack.storage.names import ShardNames, index_version, shard_names, without_hash
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
 from streampack.types import ByteArray
 
@@ -321,12 +321,17 @@ class ShardCache:
             return paths.raw, self._materializer.materialize(shard, paths)
 
     def _cached_paths(self, shard: Shard, folder: Path) -> CachedPaths:
-        names = self._names_of(shard)
+        names, has_hash = self._names_of(shard), is_hashed(shard)
+        other = None
+        if has_hash and shard.raw.hashes_from != INDEX_FILE:
+            # Its name before there was a length file with hashes.
+            other = folder / shard_names(without_hash(shard), self.metadata.version).raw
         is_plain = self.is_remote and shard.raw.basename not in self._not_linked
-        is_plain = is_plain and (is_hashed(shard) or self._is_plain_same)
+        is_plain = is_plain and (has_hash or self._is_plain_same)
         return CachedPaths(
             raw=folder / names.raw,
             packed=folder / names.packed,
+            other=other,
             plain=self.location.plain_folder if is_plain else None,
         )
 

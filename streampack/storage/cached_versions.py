@@ -21,7 +21,7 @@ from streampack.storage.eviction import evict, shards_in
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import NOTES_FOLDER
 from streampack.storage.metadata import last_version
-from streampack.storage.names import LAST, shard_names
+from streampack.storage.names import LAST, shard_names, without_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +91,13 @@ def _version(folder: Path, name: str, last: str, here: dict[str, int]) -> Cached
         shards = index.with_hashes("xxh64", lengths.hashes, LENGTH_FILE).shards
     except (OSError, DataError):
         pass  # there is none
-    names = [shard_names(shard, name) for shard in shards]
-    files = {file for each in names for file in each}
+    # Without a length file's hashes, a shard has another name.
+    both = [(shard_names(one, name), shard_names(without_hash(one), name)) for one in shards]
+    files = {file for names in both for one in names for file in one}
     return CachedVersion(
         name=name,
         is_last=name == last,
         files=frozenset(files & here.keys()),
         num_shards=len(shards),
-        num_here=sum(each.raw in here for each in names),
+        num_here=sum(one.raw in here or other.raw in here for one, other in both),
     )

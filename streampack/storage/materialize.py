@@ -52,6 +52,8 @@ class CachedPaths(NamedTuple):
     raw: Path
     packed: Path
     """Its compressed form, which is kept with `keep_zip` only."""
+    other: Path | None = None
+    """Another name that its raw file may have there."""
     plain: Path | None = None
     """A folder in MosaicML's layout that may have its files, under their own names."""
 
@@ -124,7 +126,9 @@ class ShardMaterializer:
                 self._unpack(source, str(source), shard, new)
             return True
         plain = paths.plain
-        if plain is not None and self._link(plain / shard.raw.basename, shard.raw, new):
+        if self._link(paths.other, shard.raw, new) or (
+            plain is not None and self._link(plain / shard.raw.basename, shard.raw, new)
+        ):
             return False
         if shard.packed is None:
             self._fetch(shard, new, None)
@@ -143,10 +147,10 @@ class ShardMaterializer:
         self._fetch(shard, new_packed, lambda path: self._unpack(path, name, shard, new))
         return True
 
-    def _link(self, source: Path, file: ShardFile, to: Path) -> bool:
+    def _link(self, source: Path | None, file: ShardFile, to: Path) -> bool:
         try:
-            state = self.disk.state(source)
-            if state is None or state.num_bytes != file.num_bytes:
+            state = None if source is None else self.disk.state(source)
+            if source is None or state is None or state.num_bytes != file.num_bytes:
                 return False
             self.disk.link(source, to)
             if self.verifier.problem(to, file) is None:

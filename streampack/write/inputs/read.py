@@ -177,6 +177,9 @@ def _decompressed(file: BinaryIO, codec: Codec) -> Iterator[bytes]:
     while packed := file.read(PACKED_BYTES):
         while packed:
             if member is not None and member.eof:
+                packed = packed.lstrip(b"\0")  # tapes and block devices pad with zeros, as gzip(1)
+                if not packed:
+                    break
                 member = None
             member = member or codec.new_member()
             if piece := member.decompress(packed):
