@@ -19,7 +19,6 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -47,29 +46,30 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
 
 def find_checkpoint(output_dir: str | os.PathLike[str], resume: str | bool | None) -> str | None:
-    """Return the folder that `resume_from_checkpoint` means; None: begin at step 0.
+    """Return the checkpoint that `resume_from_checkpoint` means; None: begin at step 0.
 
     Raises:
         ResumeError: If the folder is incomplete, or no complete one is found.
     """
     if not resume:
         return None
-    if resume is not True:
-        if missing := missing_files(Path(resume)):
-            last = last_checkpoint(Path(resume).parent)
+    folder = Path(output_dir if resume is True else resume)
+    if resume is not True and not _checkpoints(folder):
+        if missing := missing_files(folder):
+            last = last_checkpoint(folder.parent)
             raise ResumeError(
                 f"the checkpoint {resume} has no readable {' and no '.join(missing)}: the run was "
                 "killed while it wrote it, or another trainer wrote it; "
                 + (f"resume from {last}" if last else "leave resume_from_checkpoint out to begin")
             )
-        return str(resume)
-    last = last_checkpoint(output_dir)
+        return str(folder)
+    last = last_checkpoint(folder)
     if last is None:
         raise ResumeError(
-            f"resume_from_checkpoint=True, but {output_dir} has no complete checkpoint; leave it "
+            f"resume_from_checkpoint={resume}, but {folder} has no complete checkpoint; leave it "
             "out to begin, or pass streampack.hf.last_checkpoint(...), which may be None"
         )
-    newest = str(max(_checkpoints(output_dir).items())[1])
+    newest = str(max(_checkpoints(folder).items())[1])
     if newest != last:
         logger.warning("%s is incomplete: resuming from %s", newest, last)
     else:
@@ -77,10 +77,13 @@ def find_checkpoint(output_dir: str | os.PathLike[str], resume: str | bool | Non
     return last
 
 
-def save_state(folder: Path, loader: PackedDataLoader, *, writes: bool) -> None:
-    """Write the states of all ranks into a checkpoint's folder; every rank must call this."""
+def save_state(
+    output_dir: str | os.PathLike[str], step: int, loader: PackedDataLoader, *, writes: bool
+) -> None:
+    """Write the states of all ranks into the checkpoint of a step; every rank must call this."""
     states = gather_states(loader)
     if writes:
+        folder = Path(output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}")
         folder.mkdir(parents=True, exist_ok=True)
         # Of an older run's checkpoint of this step, which is overwritten.
         (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
@@ -115,8 +118,3 @@ def _checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:
         if number := re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name):
             found[int(number[1])] = path
     return found
-
-
-def checkpoint_folder(output_dir: Any, step: int) -> Path:
-    """Return the folder into which Trainer writes the checkpoint of a step."""
-    return Path(output_dir, f"{PREFIX_CHECKPOINT_DIR}-{step}")

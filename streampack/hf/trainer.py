@@ -41,7 +41,7 @@ from streampack.hf.batches import (
     num_steps,
     weighted_loss,
 )
-from streampack.hf.checkpoints import checkpoint_folder, find_checkpoint, load_state, save_state
+from streampack.hf.checkpoints import find_checkpoint, load_state, save_state
 from streampack.hf.held_out import padded, rows_of
 from streampack.loader.loader import PackedDataLoader
 from streampack.loader.trainer_support import held_out_set, is_packed, over_ranks
@@ -79,8 +79,9 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         """Train, from the start or from a complete checkpoint.
 
         Args:
-            resume_from_checkpoint: A checkpoint's folder, or True for the newest complete one in
-                `output_dir`; None or False: begin at step 0.
+            resume_from_checkpoint: A checkpoint's folder; or a folder that has checkpoints, of
+                which the newest complete one is meant; or True for that of `output_dir`. None or
+                False: begin at step 0.
             args: Further arguments of Trainer.
             kw: The same by name.
 
@@ -134,9 +135,12 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kw: Any) -> None:
         # Trainer ends by deleting older checkpoints, and calls on_save only after that.
         if self._epochs.batches is not None:
-            output_dir = self._get_output_dir(trial=trial)
-            folder = checkpoint_folder(output_dir, self.state.global_step)
-            save_state(folder, self._epochs.batches.loader, writes=self.args.should_save)
+            save_state(
+                self._get_output_dir(trial=trial),
+                self.state.global_step,
+                self._epochs.batches.loader,
+                writes=self.args.should_save,
+            )
         super()._save_checkpoint(model, trial, *args, **kw)
 
     def _save_rng_state(self, output_dir: str) -> None:

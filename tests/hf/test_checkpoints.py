@@ -67,6 +67,10 @@ def test_a_run_resumes_from_any_folder_but_from_no_half_of_one(trained, tmp_path
     trainer = trained("second")
     trainer.train(resume_from_checkpoint=str(elsewhere))
     assert weights(trainer) == expected
+    elsewhere.rename(tmp_path / "second" / "checkpoint-2")
+    (tmp_path / "second" / "checkpoint-4").rename(tmp_path / "third")
+    trainer.train(resume_from_checkpoint=str(tmp_path / "second"))
+    assert weights(trainer) == expected
 
     (tmp_path / "out" / "checkpoint-4" / "streampack.json").unlink()
     with pytest.raises(ResumeError, match=r"no readable streampack.json.*leave resume_from"):
@@ -84,7 +88,7 @@ def test_a_checkpoint_of_this_step_that_is_overwritten_is_incomplete_until_the_e
     trainer = trained()
     folder = tmp_path / "out" / "checkpoint-2"
     loader = trainer.get_train_dataloader().loader
-    checkpoints.save_state(folder, loader, writes=True)
+    checkpoints.save_state(tmp_path / "out", 2, loader, writes=True)
     assert checkpoints.missing_files(folder) == ["trainer_state.json"]
 
 
