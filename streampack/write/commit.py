@@ -119,7 +119,9 @@ def verify(out: str | os.PathLike[str]) -> int:
 def _why_empty(results: dict[str, PartResult]) -> str:
     """Return what became of the rows of a job without samples, and a way out."""
     counts = Counts.total(result.counts for result in results.values())
-    skipped = f"{counts.num_skipped} without tokens"
+    skipped = f"{counts.num_skipped} without tokens, {counts.num_dropped} with nothing to learn"
+    if counts.num_dropped:
+        return f" ({skipped}); raise max_seq_len, or give conversations with a response"
     if not counts.num_bad_rows:
         return f" ({skipped}); name files with 1 or more"
     bad = next(bad for result in results.values() for bad in result.bad_rows)

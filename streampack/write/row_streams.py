@@ -243,7 +243,7 @@ def _in_rows(text: str, spilled: Path) -> str:
         return text
     with spilled.open("rb") as file:
         before = file.read(int(found[2] or 0)).count(b"\n")
-    return f"rows: row {int(found[1]) + before} {text[found.end() :]}"
+    return f"rows: row {int(found[1]) + before}: {text[found.end() :]}"
 
 
 def _write(path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow) -> Written:

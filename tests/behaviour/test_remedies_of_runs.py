@@ -350,7 +350,7 @@ def of_chats(folder: Path, **options: Any) -> int:
 STREAMS_OF_ROWS = {
     "a bad row": Remedy(
         of_chats,
-        r"^rows: row 1 .*; set (on_bad_row)='(\w+)' to leave such rows out$",
+        r"^rows: row 1: .*; set (on_bad_row)='(\w+)' to leave such rows out$",
         lambda folder, option, value: of_chats(folder, **{option: value}),
     ),
     "rows that can be read only once": Remedy(

@@ -323,11 +323,11 @@ def test_the_next_build_removes_what_another_one_left(tmp_path):
 
 def test_a_bad_row_is_named_as_the_user_counts(tmp_path):
     rows = [*texts(3), {"text": 5}]
-    with pytest.raises(DataError, match=r"^rows: row 3 .*text.*; set on_bad_row='skip' to"):
+    with pytest.raises(DataError, match=r"^rows: row 3: .*text.*; set on_bad_row='skip' to"):
         folder_of(rows, tmp_path, words(), chat=None)
     long = [{"text": "a " * 500}] * 9000  # in the third part of 4 MiB
     long[8700] = {"text": None}
-    with pytest.raises(DataError, match=r"^rows: row 8700 "):
+    with pytest.raises(DataError, match=r"^rows: row 8700: "):
         folder_of(long, tmp_path, words(), chat=None)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
@@ -366,6 +366,19 @@ def test_bad_rows_are_left_out_and_counted_where_they_may_be(tmp_path, caplog, k
 def test_rows_that_cannot_be_read_twice_are_refused(tmp_path, rows, message):
     with pytest.raises(ConfigError, match=message):
         folder_of(rows, tmp_path, words(), chat=None)
+
+
+def test_rows_of_which_nothing_is_left_say_why(tmp_path):
+    rows = [{"prompt": "a " * 40, "completion": "b"}] * 3
+    with pytest.raises(DataError, match=r"3 with nothing to learn\); raise max_seq_len, or give"):
+        chat_dataset(
+            rows,
+            chat_tokenizer(),
+            packing=Packing(max_seq_len=32, overflow="truncate"),
+            local=tmp_path,
+        )
+    with pytest.raises(DataError, match=r"no column 'messages'.*or name the fields messages, conv"):
+        folder_of([{"question": "a", "answer": "b"}], tmp_path)
 
 
 def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):

@@ -15,7 +15,7 @@ import orjson
 
 from streampack.errors import suggest
 from streampack.types import IntArray
-from streampack.write.chat_rows import LISTS, PAIRS, columns_of
+from streampack.write.chat_rows import FORMATS, LISTS, PAIRS, columns_of
 from streampack.write.inputs.slices import RowSelection
 
 TOKENS, INPUT_IDS = "tokens", "input_ids"  # names that `Stream` accepts by default
@@ -116,7 +116,8 @@ class Wanted:
         known = list(names)
         are_found = self.name in known or any(name in known for name in LISTS)
         if not are_found and not any({*pair} <= {*known} for pair in PAIRS.items()):
-            raise BadValueError(no_column(self.name, known, self.option))
+            reason = no_column(self.name, known, self.option)
+            raise BadValueError(f"{reason}, or name the fields {FORMATS}")
         return columns_of(known, self.name)
 
     def columns_in(self, names: Sequence[str]) -> list[str]:
