@@ -54,7 +54,7 @@ def _keys_of(kind: Any, leave: Sequence[str] = (), **types: Any) -> Any:
 
 
 PARTS = dict.fromkeys(("shards", "samples"), tuple[int | None, int | None] | None)
-PLACES = dict.fromkeys(("rows", "tokenizer", "index"), str | None)
+PLACES = dict.fromkeys(("rows", "tokenizer", "index", "format"), str | None)
 PLACES |= dict.fromkeys(("remote", "local"), str | list[str] | None)
 
 

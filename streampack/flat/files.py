@@ -137,12 +137,16 @@ class Arrow:
 FORMATS: tuple[TokenFormat, ...] = (Megatron(), Datatrove(), Olmo(), Arrow())
 
 
-def format_named(name: str) -> TokenFormat:
+def format_named(name: str | TokenFormat) -> TokenFormat:
     """Return a format by its name: one of ours, or one that an entry point registers.
+
+    A format is returned as it is.
 
     Raises:
         ConfigError: If the name is unknown.
     """
+    if not isinstance(name, str):
+        return name
     for known in FORMATS:
         if known.name == name:
             return known

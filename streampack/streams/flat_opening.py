@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -174,18 +175,21 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
 def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, Found]:
     """Return the files below a folder by name; of a list, those."""
     if listed is None:
-        inside = (
-            os.path.relpath(os.path.join(path, name), folder)
-            for path, _, names in os.walk(folder)
-            for name in names
-        )
-        listed = [name for name in inside if not name.startswith(".")]
+        listed = []
+        for path, _, names in os.walk(folder):
+            inside = os.path.relpath(path, folder)
+            below = "" if inside == "." else f"{inside}/"
+            listed += [f"{below}{name}" for name in names if not f"{below}{name}".startswith(".")]
     found = {}
     for name in listed:
-        path = folder / name
-        if not path.is_file():
+        path = os.path.join(folder, name)
+        try:
+            status = os.stat(path)
+        except OSError:
+            status = None
+        if status is None or not stat.S_ISREG(status.st_mode):
             raise DataError(f"{path}: does not exist, or is not a file; correct its name")
-        found[name] = Found(str(path), "", path.stat().st_size)
+        found[name] = Found(path, "", status.st_size)
     return found
 
 
@@ -279,6 +283,8 @@ def _cut(
     """Return the virtual shards of files, of the samples or shards that a `Stream` chooses."""
     counts = [file.boundaries.num_samples for file in files]
     first, stop = 0, sum(counts)
+    if not stop:
+        raise DataError(f"stream {name!r}: its token files have no documents; copy them again")
     if stream.samples is not None:
         first, stop = chosen_part(stream.samples, stop, "samples", name)
     before = np.cumsum([0, *counts])

@@ -31,6 +31,7 @@ from streampack.chapters import OnExhausted
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Overflow
 from streampack.errors import ConfigError, suggest
+from streampack.flat.files import TokenFormat
 from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
@@ -94,10 +95,10 @@ class Stream:
         on_exhausted: What happens after `max_passes`. "substitute": other streams take its place.
             "end": the run ends with the stream's last pack. "error": a run that would need more is
             refused at the start.
-        format: "mds", "litdata", "megatron", "olmo", "datatrove" or "arrow", or one that an entry
-            point registers. None: found by the files' names; a remote without such names is "mds".
-            Token files (all but the first two) may be given as a folder, a file, the part of its
-            name before the ending, a glob, or a list of files.
+        format: "mds", "litdata", "megatron", "olmo", "datatrove" or "arrow", one that an entry
+            point registers, or a format of your own. None: found by the files' names; a remote
+            without such names is "mds". Token files (all but the first two) may be given as a
+            folder, a file, the part of its name before the ending, a glob, or a list of files.
         unit: A sample of Megatron's files: a "document", or a "sequence" of one. With `part`, what
             is held out: a "shard", which suits a remote, as held-out samples would be in every
             shard that is fetched; or a "sample".
@@ -179,7 +180,7 @@ class Stream:
         chat: bool | str | Mapping[str, Any] | None = None,
         text: str = "text",
         on_bad_row: Literal["error", "skip"] = "error",
-        format: str | None = None,  # noqa: A002 - the word of its users
+        format: str | TokenFormat | None = None,  # noqa: A002 - the word of its users
         unit: Literal["document", "sequence", "shard", "sample"] = "document",
         samples: slice | None = None,
         part: Side | None = None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,7 +130,7 @@ def bucket(tmp_path: Path) -> Iterator[tuple[Path, FaultServer]]:
 def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
     form: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
 ) -> None:
-    folder, _ = bucket
+    folder, server = bucket
     for name, seed in (("a", 1), ("b", 2)):
         write(form, folder / "tokens", make_documents(seed=seed), name)
     expected = batches_of(
@@ -140,11 +139,13 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
     options = {"local": tmp_path / "cache", "format": form, **options_of(form)}
     remote = Stream(remote="s3://bucket/tokens", **options)
     assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
-    ranges = re.compile(r"\.\d+-\d+\.")
-    kept = [path for path in (tmp_path / "cache").rglob("*") if ".streampack" not in path.parts]
-    cached = sum(path.stat().st_size for path in kept if ranges.search(path.name))
+    # A second start of this node finds tokens and tables in the cache.
+    assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
     held = sum(each.nbytes for seed in (1, 2) for each in make_documents(seed=seed))
-    assert held <= cached <= 1.02 * held
+    tokens = server.requests(r"\.(bin|npy|ds)$", "GET")
+    assert held <= sum(request.num_bytes for request in tokens) <= 1.02 * held
+    tables = [request.path for request in server.requests(r"\.(idx|csv\.gz|index)$", "GET")]
+    assert len(tables) == len(set(tables)) == 2
 
 
 @pytest.mark.processes
@@ -257,6 +258,22 @@ def test_litdatas_items_are_headerless_arrays_in_any_loader(item: str, tmp_path:
     assert stream.num_shards > 1
     lengths = [n for shard in range(stream.num_shards) for n in stream.shard_lengths(shard)]
     assert lengths == [len(each) for each in documents]
+
+
+@pytest.mark.processes
+def test_litdatas_compressed_chunks_are_fetched_once_from_a_remote(
+    tmp_path: Path, bucket: tuple[Path, FaultServer]
+) -> None:
+    folder, server = bucket
+    (folder / "lit").mkdir()
+    options = {"compression": "zstd", "compression_level": "chunk", "chunk_bytes": 8000}
+    write_litdata(folder / "lit", make_documents(), **options)
+    stored = sum(path.stat().st_size for path in (folder / "lit").glob("*.bin"))
+    expected = batches_of(make_dataset(Stream(local=folder / "lit")))
+    remote = Stream(remote="s3://bucket/lit", local=tmp_path / "cache")
+    assert_same(batches_of(make_dataset(remote)), expected)
+    chunks = server.requests(r"chunk-.*\.bin$", "GET")
+    assert sum(request.num_bytes for request in chunks) == stored
 
 
 def test_what_litdata_compresses_in_batches_is_refused_by_name(tmp_path: Path) -> None:

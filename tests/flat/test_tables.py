@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,8 @@ TABLES = {
     "arrow": "web.arrow",
     "litdata": "chunk-0-0.bin",
 }
-NUM_DAMAGES = int(os.environ.get("STREAMPACK_TEST_DAMAGES", "4000"))
+NUM_DAMAGES, NUM_DAMAGES_SLOW = 4_500, 245_000  # of each format; an index has more in test_index
+MAX_BYTES = 256 << 20
 
 
 def read_all(folder: Path, form: str) -> None:
@@ -39,25 +40,39 @@ def read_all(folder: Path, form: str) -> None:
         assert ((spans.begins >= 0) & (ends <= len(opened.data))).all()
 
 
-@pytest.mark.parametrize("form", TABLES)
-def test_a_damaged_table_is_a_typed_error_or_stays_inside_the_file(
-    form: str, tmp_path: Path
-) -> None:
-    write(form, tmp_path, make_documents(30))
-    table = tmp_path / TABLES[form]
+def fuzz(form: str, folder: Path, num_damages: int) -> None:
+    write(form, folder, make_documents(30))
+    table = folder / TABLES[form]
     whole = table.read_bytes()
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(num_damages)
     num_refused = 0
-    for _ in range(NUM_DAMAGES // (10 if form == "arrow" else 1)):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(num_damages // (10 if form == "arrow" else 1)):
         if form == "olmo":
             table.write_bytes(gzip.compress(damage(gzip.decompress(whole), rng), 1))
         else:
             table.write_bytes(damage(whole, rng))
         try:
-            read_all(tmp_path, form)
+            read_all(folder, form)
         except StreampackError:
             num_refused += 1
     assert num_refused > 100 or form == "arrow"
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < MAX_BYTES
+
+
+@pytest.mark.parametrize("form", TABLES)
+def test_a_damaged_table_is_a_typed_error_or_stays_inside_the_file(
+    form: str, tmp_path: Path
+) -> None:
+    fuzz(form, tmp_path, NUM_DAMAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", TABLES)
+def test_a_million_damaged_tables_are_typed_errors_or_stay_inside_the_file(
+    form: str, tmp_path: Path
+) -> None:
+    fuzz(form, tmp_path, NUM_DAMAGES_SLOW)
 
 
 @pytest.mark.parametrize("form", ["megatron", "datatrove", "olmo"])
@@ -75,6 +90,12 @@ def test_a_missing_table_is_named(form: str, tmp_path: Path) -> None:
     (tmp_path / TABLES[form]).unlink()
     with pytest.raises(DataError, match=r"web\.(idx|ds\.index|csv\.gz)"):
         open_stream(Stream(local=tmp_path, **options_of(form)), 0)
+
+
+def test_a_file_without_documents_is_refused(tmp_path: Path) -> None:
+    write("arrow", tmp_path, [])
+    with pytest.raises(DataError, match="have no documents"):
+        open_stream(Stream(local=tmp_path), 0)
 
 
 def test_tokens_after_olmos_last_document_are_not_read(tmp_path: Path) -> None:

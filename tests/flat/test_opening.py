@@ -1,0 +1,51 @@
+"""Ten thousand files of a billion documents are opened by reading a few entries of their tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.flat import write_megatron
+
+NUM_FILES, NUM_DOCUMENTS, LENGTH = 10_000, 100_000, 1000
+OPEN = """
+import sys, time
+from streampack import Stream
+from streampack.streams import open_stream
+
+start = time.process_time()
+stream = open_stream(Stream(local=sys.argv[1]), 0)
+seconds = time.process_time() - start
+status = dict(line.split(":") for line in open("/proc/self/status"))
+print(stream.num_samples, seconds, int(status["RssAnon"].split()[0]) << 10)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["megatron", "datatrove"])
+def test_a_billion_documents_open_within_5_s_and_600_mib(form: str, tmp_path: Path) -> None:
+    ends = np.arange(1, NUM_DOCUMENTS + 1, dtype="<u8") * LENGTH
+    if form == "datatrove":
+        (tmp_path / "0.ds.index").write_bytes(ends.tobytes())
+        tokens = tmp_path / "0.ds"
+    else:
+        documents = np.zeros((NUM_DOCUMENTS, LENGTH), "uint16")
+        write_megatron(tmp_path, list(documents), "0")
+        tokens = tmp_path / "0.bin"
+    os.truncate(tokens, 0) if tokens.exists() else tokens.touch()
+    os.truncate(tokens, int(ends[-1]) * 2)  # without content: no token is read
+    for path in list(tmp_path.iterdir()):
+        for number in range(1, NUM_FILES):
+            os.link(path, path.with_name(f"{number}{path.name[1:]}"))
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    num_samples, seconds, num_bytes = map(float, done.stdout.split())
+    assert num_samples == NUM_FILES * NUM_DOCUMENTS
+    assert seconds <= 5
+    assert num_bytes <= 600 << 20
