@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from streampack._checks import convert_fields, read_bool, read_optional_count, read_seed
 from streampack.config.combinations import check_combination
@@ -12,7 +13,7 @@ PACK_SHUFFLE = 32_768
 SAMPLES_PER_PACK = 4  # limits a window of shuffled packs of short samples
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Order:
     """Which sample comes next.
 
@@ -48,7 +49,7 @@ class Order:
             object.__setattr__(self, "pack_shuffle", 0)
         check_combination({"pack_shuffle": self.pack_shuffle, "shuffle": self.shuffle})
 
-    @property
+    @cached_property
     def pack_window(self) -> tuple[int, int]:
         """Packs and samples after which a window ends, whichever comes first; (0, 0): no shuffle.
 
@@ -60,7 +61,7 @@ class Order:
             num_packs = PACK_SHUFFLE if self.shuffle else 0
         return num_packs, min(SAMPLES_PER_PACK * num_packs, -(-self.block_size // 2))
 
-    @property
+    @cached_property
     def block_size(self) -> int:
         """Number of samples shuffled together."""
         return self.shuffle_block_size or SHUFFLE_BLOCK_SIZE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from streampack._checks import (
@@ -42,7 +43,7 @@ DEFAULT_METHOD: Method = "exact_fit"
 SHUFFLED_METHOD: Method = "best_fit_decreasing"  # default where windows of packs are shuffled
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Packing:
     """How samples share packs.
 
@@ -180,7 +181,7 @@ class Packing:
         unused = COST_OPTIONS if self.max_cost is None else ()
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
-    @property
+    @cached_property
     def row_tokens(self) -> int:
         """Token slots of a pack: its capacity with max_cost, otherwise max_seq_len.
 
@@ -192,18 +193,18 @@ class Packing:
         multiple = self.pad_to_multiple or 1
         return self.capacity or self.max_seq_len * 3 // 2 // multiple * multiple
 
-    @property
+    @cached_property
     def packs_windows(self) -> bool:
         """Whether the packer needs the samples of a window together."""
         return self.method == "best_fit_decreasing"
 
-    @property
+    @cached_property
     def buffer_limit(self) -> int:
         """Maximum number of tokens that one packer may buffer."""
         packs = WINDOW_PACKS if self.method == "knapsack" else BUFFER_PACKS
         return self.buffer_tokens or max(packs * self.max_seq_len, MIN_BUFFER_TOKENS)
 
-    @property
+    @cached_property
     def least_fragment(self) -> int:
         """Minimum tokens on either side of a cut made by `split_gap`."""
         return self.min_fragment or min(MIN_FRAGMENT_TOKENS, max(1, self.max_seq_len // 8))

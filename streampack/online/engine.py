@@ -164,12 +164,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         rows = native["segments"].numpy()
         num_rows, row_tokens = native["tokens"].shape
         ends = np.cumsum(np.bincount(rows[:, ROW], minlength=0))
+        packs = Packs(segments=np.column_stack([rows[:, ROW + 1 :], rows[:, -1]]), ends=ends)
         return Provenance(
             epoch=native["epoch"],
             position=native["position"],
             step_of=self._no_step,
             stream_names=self.plan.names,
-            packs=Packs(segments=np.column_stack([rows[:, ROW + 1 :], rows[:, -1]]), ends=ends),
+            packs_of=lambda: packs,
             shape=(num_rows, row_tokens * self.world.context_parallel),
             packing=self.plan.packing,
             context=self._context,

@@ -43,7 +43,9 @@ def limits_of(packing: Packing) -> Limits:
     """Return the limits of a packing in tokens and segments."""
     size, multiple = packing.row_tokens, packing.pad_to_multiple or 1
     # Exact decimal arithmetic: 0.29 of 100 tokens is 29, not 28.999...
-    gap = size if packing.split_gap is None else int(Fraction(str(packing.split_gap)) * size)
+    gap, fragment = size, 1
+    if packing.split_gap is not None:
+        gap, fragment = int(Fraction(str(packing.split_gap)) * size), packing.least_fragment
     return Limits(
         pack_tokens=size,
         buffer_tokens=packing.buffer_limit,
@@ -53,7 +55,7 @@ def limits_of(packing: Packing) -> Limits:
         patience=PATIENCE,
         split_gap=gap,
         # The padding in a segment's room may make the last piece of a sample this much shorter.
-        min_fragment=packing.least_fragment + multiple - 1,
+        min_fragment=fragment + multiple - 1,
         guard=packing.guard or NO_LIMIT,
         max_samples=packing.max_samples_per_pack or NO_LIMIT,
         multiple=multiple,

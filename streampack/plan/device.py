@@ -159,7 +159,8 @@ class BatchPacks:
         begin, end = self.bounds[first], self.bounds[last]
         if num_slots is not None:
             end = min(end, begin + num_slots // slots)
-        return self.packs.slice(begin, end), last - first, slots
+        packs = self.packs if end - begin == self.bounds[-1] else self.packs.slice(begin, end)
+        return packs, last - first, slots
 
 
 NO_BATCHES = BatchPacks(NO_PACKS, np.zeros(0, np.int64), 1)

@@ -82,7 +82,7 @@ class PackWindows:
         self.recipe, self.begin = recipe, begin
         self._small = small_pass(recipe, lane, queue)
         self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
-        packs_windows = self.packing.packs_windows if self._small else recipe.packing.packs_windows
+        packs_windows = self.packing.packs_windows if self._small else recipe.packs_windows
         self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
@@ -164,7 +164,7 @@ class PackWindows:
             parts = self._pack_passes(self._small, num_known)
         else:
             parts = [self._pack_window(num_known)]
-        packs = Packs.join([part for part, _ in parts])
+        packs = parts[0][0] if len(parts) == 1 else Packs.join([part for part, _ in parts])
         if not self._is_shuffled or not self._max_packs or not len(packs.ends):
             return packs
         bounds = [0]
@@ -199,7 +199,7 @@ class PackWindows:
             parts = np.array_split(np.concatenate(chunks), max(num_windows, 1))
             packs += [self.packer.add(part) for part in parts]
             packs += [self.packer.flush()] if self.is_complete else []
-        whole = Packs.join(packs)
+        whole = packs[0] if len(packs) == 1 else Packs.join(packs)
         return whole, 1 if num_chunks > 1 else self._num_windows(len(whole.ends), num_samples)
 
     def _num_windows(self, num_packs: int, num_samples: int) -> int:

@@ -252,16 +252,25 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def _plain_reader(self) -> Callable[[DevicePlan], Any]:
         return self.reader()
 
-    def provenance(self, plan: DevicePlan) -> Provenance:
-        """Return the provenance of a batch that is planned alone, in the running chapter."""
-        packing = self.recipe.packing
-        size = self.run.recipes[self.run.index(plan.epoch)].global_batch_size
+    def provenance(self, plan: DevicePlan, number: int) -> Provenance:
+        """Return the provenance of a batch of a plan, in the running chapter."""
+        run, packing, epoch, position = (
+            self.run,
+            self.recipe.packing,
+            plan.epoch,
+            plan.positions[number],
+        )
+
+        def step() -> int:
+            size = run.recipes[run.index(epoch)].global_batch_size
+            return self.first_step(epoch) + (position - 1) // size
+
         return Provenance(
-            epoch=plan.epoch,
-            position=plan.position,
-            step_of=lambda: self.first_step(plan.epoch) + (plan.position - 1) // size,
+            epoch=epoch,
+            position=position,
+            step_of=step,
             stream_names=self.recipe.names,
-            packs=plan.packs,
+            packs_of=lambda: plan.slice(number, number + 1).packs,
             shape=(plan.num_rows, packing.row_tokens * plan.slots_per_pack),
             packing=packing,
             context=self._spec.context,

@@ -176,7 +176,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         """Deliver an iteration; return whether a change of the run cut it short."""
         engine = self.engine
         num_fetched = len(engine.fetched_for_lengths)
-        number = engine.num_changes
+        num_changes = engine.num_changes
         with engine.iteration() as sequence, closing(sequence):
             if self._shape != (engine.recipe.packing, engine.batch_size):
                 self._fit()
@@ -191,14 +191,14 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     # Otherwise a later iteration has begun or a state was loaded; those count.
                     if plans is self._plans:
                         self._last, self._is_new = delivered, False
-                    last = delivered.num_delivered
-                    origin = engine.provenance(delivered.plan.slice(last - 1, last))
+                    progress = delivered.progress
+                    origin = engine.provenance(delivered.plan, delivered.num_delivered - 1)
                     self.recent.add(batch, origin)
                     # Last of all: an interrupt arrives before this, or once the loop has the batch.
-                    engine.note(sequence, delivered.progress)
+                    engine.note(sequence, progress)
                     yield batch
                     del batch
-                    if engine.num_changes != number:
+                    if engine.num_changes != num_changes:
                         break  # what was read ahead is of the plan before the change
                     if delivered.is_delivered:
                         delivered.count(tally)
@@ -209,7 +209,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                         skipped = self._totals.skipped + sequence.num_skipped
                         self._totals, self._is_new = replace(self._totals, skipped=skipped), False
                     self._settle()
-                is_cut = engine.num_changes != number
+                is_cut = engine.num_changes != num_changes
                 if not is_cut:
                     engine.note_end(sequence)
         return is_cut

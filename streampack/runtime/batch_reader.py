@@ -105,7 +105,8 @@ class BatchReader:
         """
         steps = [(plan.epoch, position) for position in plan.positions]
         positions = self.packing.positions
-        if self.keeps_rows:
+        keeps_rows = self.keeps_rows
+        if keeps_rows:
             made = make_compacts(rows, plan.packs, steps=steps, positions=positions, tokens=tokens)
         else:
             blocks = self.blocks
@@ -113,4 +114,4 @@ class BatchReader:
         if self.stream_weights is not None:
             for batch in made:
                 batch[WEIGHTS] = self.stream_weights[batch["segments"][:, ROW + 1 + STREAM]]
-        return made if self.keeps_rows else list(map(self.convert, made))
+        return made if keeps_rows else list(map(self.convert, made))

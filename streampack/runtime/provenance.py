@@ -50,8 +50,7 @@ class Provenance:
     """The batch's epoch, or its chapter."""
     stream_names: Sequence[str]
     """The names of the streams, by stream id."""
-    packs: Packs
-    """The packs of the batch; padding rows come after them."""
+    packs_of: Callable[[], Packs]
     shape: tuple[int, int]
     """Rows and token slots of the native batch, before it is divided among ranks."""
     packing: Packing
@@ -73,6 +72,11 @@ class Provenance:
             ConfigError: If the batch is of a dataset of iterables without a number of `steps`.
         """
         return self.step_of()
+
+    @cached_property
+    def packs(self) -> Packs:
+        """The packs of the batch; padding rows come after them."""
+        return self.packs_of()
 
     @cached_property
     def segments(self) -> Int64Array:
@@ -146,12 +150,13 @@ class RecentBatches:
 
 
 def _first_tensor(batch: Any) -> torch.Tensor | None:
-    if torch.is_tensor(batch):
-        return batch
     values = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(batch, Mapping | tuple | list):
-        return None
-    return next((found for each in values if (found := _first_tensor(each)) is not None), None)
+    for each in values if isinstance(batch, Mapping | tuple | list) else (batch,):
+        if torch.is_tensor(each):
+            return each
+        if each is not batch and (found := _first_tensor(each)) is not None:
+            return found
+    return None
 
 
 class StreamSums(NamedTuple):
@@ -178,9 +183,9 @@ def by_stream(provenance: Provenance, loss_per_token: Any, labels: Any = None) -
         ConfigError: If a shape is not that of the batch's tokens.
 
     >>> packs = Packs(segments=np.array([[1, 0, 7, 0, 2, 2]]), ends=np.array([1]))
-    >>> origin = Provenance(epoch=0, position=1, stream_names=["web", "code"], packs=packs,
-    ...     shape=(1, 3), packing=Packing(max_seq_len=3), context=None, convert=to_native,
-    ...     step_of=lambda: 0)
+    >>> origin = Provenance(epoch=0, position=1, stream_names=["web", "code"],
+    ...     packs_of=lambda: packs, shape=(1, 3), packing=Packing(max_seq_len=3), context=None,
+    ...     convert=to_native, step_of=lambda: 0)
     >>> by_stream(origin, np.array([[0.5, 2.0, 9.0]]), labels=np.array([[8, 3, -100]]))
     StreamSums(sums=array([0. , 2.5]), counts=array([0, 2]))
     """

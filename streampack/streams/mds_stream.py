@@ -172,7 +172,8 @@ class MdsStream:
     def shard_lengths(self, shard: int) -> Int64Array:
         if self.length_file is None:
             return self.open_shard(shard).tokens.counts
-        return self._own(self.stored_lengths(self.length_file, shard), shard)
+        lengths = self.stored_lengths(self.length_file, shard)
+        return lengths if self.part is None else self._own(lengths, shard)
 
     def _own(self, values: Int64Array, shard: int) -> Int64Array:
         return values if self.part is None else values[self.part.rows(shard)]
