@@ -216,7 +216,8 @@ def test_the_memory_that_payloads_really_take_stays_below_the_bound(ahead):
         batches.close()
     # What was there before counts as nothing here, so the peak is that of what came.
     assert peak <= limit + IMAGE, "the sample that is being sliced comes on top"
-    assert peak <= loader.stats()["buffers"]["worker_bytes"] + 3 * IMAGE
+    # Of 60 batches, the loader also knows the provenance, about a kilobyte each.
+    assert peak <= loader.stats()["buffers"]["worker_bytes"] + 5 * IMAGE
 
 
 @pytest.mark.processes
