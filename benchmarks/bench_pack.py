@@ -48,7 +48,7 @@ def pack(samples: Int64Array, packing: Packing) -> tuple[float, Packs]:
 
 
 def share_cut(packs: Packs) -> float:
-    """Return the share of samples that lie in more than one piece."""
+    """Return the share of samples that are in more than one piece."""
     pieces = np.bincount(packs.segments[:, SAMPLE])
     return float((pieces > 1).sum() / max((pieces > 0).sum(), 1))
 

@@ -92,7 +92,7 @@ class Child:
 
     Args:
         name: The adapter.
-        venv: Where old releases lie in folders of their own.
+        venv: Where old releases are in folders of their own.
     """
 
     def __init__(self, name: str, venv: Path) -> None:

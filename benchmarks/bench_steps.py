@@ -1,4 +1,4 @@
-"""Steps: how many documents a global batch holds, and how long the ranks of a step wait.
+"""Steps: how many documents a global batch has, and how long the ranks of a step wait.
 
 ::
 

@@ -234,5 +234,5 @@ def targets() -> list[Target]:
 
 
 def rows(results: Results) -> list[list[str]]:
-    """Return the rows of the table: what, target, measured, whether it holds."""
+    """Return the rows of the table: what, target, measured, whether it has."""
     return [target.row(results) for target in targets()]

@@ -113,7 +113,7 @@ def tokens(name: str, num_samples: int | None = None) -> Iterator[Int32Array]:
 
 
 def _masked(samples: Iterator[Int32Array]) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
-    """Yield samples whose first third is a prompt, which the loss mask leaves out."""
+    """Yield samples whose first third is a prompt, which the loss mask omits."""
     for sample in samples:
         mask = np.ones(len(sample), np.uint8)
         mask[: len(sample) // 3] = 0

@@ -7,7 +7,7 @@
 
     batch    {tokens, labels, input_pos, mask}          batch_format="torchtune"
     step     labels = batch.pop("labels")
-             logits = model(**batch)                    so the batch holds nothing else
+             logits = model(**batch)                    so the batch has nothing else
              labels move one to the left                torchtune 0.6: they come unshifted
              gradients / targets of all micro-batches
 

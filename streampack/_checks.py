@@ -104,14 +104,14 @@ def read_count(name: str, value: object, way_out: str = WRITE_COUNT) -> int:
 
 def read_optional_count(name: str, value: object) -> int | None:
     """Convert a count to an int as `read_count` does, but keep None."""
-    return None if value is None else read_count(name, value, "leave it out for the default")
+    return None if value is None else read_count(name, value, "omit it to use the default")
 
 
 def read_token_id(name: str, value: Any) -> int | None:
     """Convert a token id, from 0 to MAX_ID, to an int. None is allowed for bos_id and eos_id."""
     if value is None and name != "padding_id":
         return None
-    way_out = "leave it out for 0" if name == "padding_id" else "None adds none"
+    way_out = "omit it to use 0" if name == "padding_id" else "None adds none"
     token = read_integer(name, value, f"token ids go from 0 to {MAX_ID}, {way_out}")
     if not 0 <= token <= MAX_ID:
         raise ConfigError(

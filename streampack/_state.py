@@ -1,7 +1,7 @@
 """Checks of saved states, which may come from a damaged file or an untrusted source.
 
 Both kinds of state have a version, a fingerprint of what determines the batches, and numbers. The
-rooms say what a state holds; how a value is checked and reported is the same for all.
+rooms say what a state contains; how a value is checked and reported is the same for all.
 
 Cost: about 1 us a value.
 """

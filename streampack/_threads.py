@@ -24,7 +24,7 @@ from streampack.errors import naming_limits
 
 
 class Holder:
-    """A finalizer anchor: it dies with the frame that holds it, and its weakref ends threads."""
+    """A finalizer anchor: it dies with the frame that contains it, and its weakref ends threads."""
 
 
 def start_threads(threads: Iterable[Thread], way_out: str = "") -> None:

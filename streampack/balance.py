@@ -91,8 +91,7 @@ class Balance:
         check_choice("within", self.within, Within)
         if not callable(self.cost):
             raise ConfigError(
-                f"cost={self.cost!r:.80} is not a function of lengths; leave it out for "
-                "AttentionCost()"
+                f"cost={self.cost!r:.80} is not a function of lengths; omit it for AttentionCost()"
             )
         self._costs(PROBES)
 

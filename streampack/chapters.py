@@ -68,7 +68,7 @@ class Chapter:
     """
 
     weights: Mapping[str, float | Fraction | Decimal | Ramp]
-    """Share of each stream, by name. Weights are divided by their sum. Streams that are left out
+    """Share of each stream, by name. Weights are divided by their sum. Streams that are omitted
     rest; when they return, they continue where they stopped."""
     until: int | str | None = None
     """Length of the chapter in tokens, rounded to whole global batches: packs times `max_seq_len`.
@@ -78,7 +78,7 @@ class Chapter:
     no end, and is the last."""
     packing: Packing | None = None
     """How samples share packs. Only the length, the method and its options may differ from the
-    run's packing; other fields that are left out are the run's. None: the run's packing."""
+    run's packing; other fields that are omitted are the run's. None: the run's packing."""
     batch_size: int | None = None
     """Packs per device batch. None: the dataset's batch_size."""
     global_batch_size: int | None = None
@@ -94,12 +94,12 @@ class Chapter:
         if self.until is not None and self.steps is not None:
             raise ConfigError(
                 f"until={self.until} and steps={self.steps} both set the length of a chapter; "
-                "leave out one of them"
+                "omit one of them"
             )
         if self.packing is not None and not isinstance(self.packing, Packing):
             raise ConfigError(
                 f"packing={self.packing!r:.80} of a chapter is not a Packing; pass "
-                "Packing(max_seq_len=...), or leave it out for the run's"
+                "Packing(max_seq_len=...), or omit it to use the run's"
             )
         self._check_weights()
 
@@ -183,9 +183,7 @@ def check_chapters(chapters: Any, packing: Packing) -> tuple[Chapter, ...]:
     if isinstance(chapters, Chapter) or not isinstance(chapters, list | tuple):
         raise ConfigError(f"chapters={chapters!r:.80} is not a list; write [Chapter(...), ...]")
     if not chapters:
-        raise ConfigError(
-            f"chapters={chapters!r} is empty; leave it out, or pass at least one Chapter"
-        )
+        raise ConfigError(f"chapters={chapters!r} is empty; omit it, or pass at least one Chapter")
     for number, chapter in enumerate(chapters):
         if not isinstance(chapter, Chapter):
             raise ConfigError(
@@ -241,8 +239,7 @@ def check_skip(skip: Any, *, has_chapters: bool) -> tuple[tuple[int, int], ...]:
             )
         if pair[1] < pair[0]:
             raise ConfigError(
-                f"skip has {tuple(pair)}, whose last step is before its first; write "
-                f"({pair[1]}, {pair[0]})"
+                f"skip has {tuple(pair)}, which ends before it begins; write ({pair[1]}, {pair[0]})"
             )
         ranges.append((pair[0], pair[1] + 1))
     check_combination({"skip": str(skip) if ranges else None, "chapters": has_chapters})

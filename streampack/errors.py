@@ -36,7 +36,7 @@ class ConfigError(StreampackError, ValueError):
             as a key of a YAML config, and as an option of the command line: `num_workers` is
             `--num-workers`.
 
-    >>> ConfigError("num_workers=-1 must be at least 0; leave it out", option="num_workers").option
+    >>> ConfigError("num_workers=-1 must be at least 0; omit it", option="num_workers").option
     'num_workers'
     """
 

@@ -36,7 +36,7 @@ class PackedData(LightningDataModule):
         train: The training set; what a `PackedStreamingDataset` leaves open is filled in: ranks
             from the Trainer, the global batch from them and `accumulate_grad_batches`.
         held_out: The validation set: every sample once, in the same packs every time.
-        batch_size: Packs in a device batch, where the datasets leave it open; None: 1.
+        batch_size: Packs in a device batch, where the datasets leave it open, or None for 1.
         batch_format: The format of batches, where the datasets leave it open.
         num_workers: Workers of each `PackedDataLoader`.
 
@@ -102,7 +102,7 @@ class PackedData(LightningDataModule):
             raise ConfigError(
                 f"the dataset delivers to num_ranks={dataset.world.num_ranks}, but Lightning "
                 f"trains on {num_ranks}; pass World(rank=..., num_ranks={num_ranks}) to the "
-                "dataset, or leave world out"
+                "dataset, or omit world"
             )
         return PackedDataLoader(dataset, num_workers=self.num_workers)
 

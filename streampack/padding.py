@@ -18,7 +18,7 @@ PADDING_MASK = "attention_mask"  # 0 marks padding, as tokenizers write it
 
 
 def is_padded(mask: Any) -> bool:
-    """Return whether an attention mask may pad a token; None: there is none."""
+    """Return whether an attention mask may pad a token, or None if there is none."""
     if mask is None or type(mask) is np.ndarray:
         return mask is not None and not mask.all()
     # Compares by identity first, so it is faster than a search for 0.
@@ -44,7 +44,7 @@ def padded_range(mask: Any, num_tokens: int) -> slice | None:
     if stop - first > len(kept):
         raise ValueError(
             f"its {PADDING_MASK!r} is 0 at token {first + int(values.ravel()[first:].argmin())}, "
-            "between tokens where it is 1; padding is left out before and after a sample; rename "
+            "between tokens where it is 1; padding is omitted before and after a sample; rename "
             "the field if it has another meaning"
         )
     return slice(first, stop)

@@ -1,4 +1,4 @@
-"""Randomness as a pure function of (seed, path), without a generator whose state to save.
+"""Randomness as a pure function of (seed, path), without a generator and its state.
 
 ::
 

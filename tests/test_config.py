@@ -61,15 +61,15 @@ def test_a_buffer_that_is_asked_for_is_the_limit():
         ({"split_gap": -0.1}, r"split_gap=-0.1 is not a fraction"),
         ({"bos_id": -1}, r"bos_id=-1 is not a token id; .* None adds none"),
         ({"eos_id": -2}, r"eos_id=-2 is not a token id"),
-        ({"padding_id": -1}, r"padding_id=-1 is not a token id; .* leave it out for 0"),
+        ({"padding_id": -1}, r"padding_id=-1 is not a token id; .* omit it to use 0"),
         ({"eos_id": 2**31}, r"eos_id=2147483648 is not a token id; they go from 0 to 2147483647"),
-        ({"padding_id": None}, r"padding_id=None is not an integer; .* leave it out for 0"),
+        ({"padding_id": None}, r"padding_id=None is not an integer; .* omit it to use 0"),
         ({"max_seq_len": None}, r"max_seq_len=None is not an integer; write a whole number"),
         ({"buffer_samples": None}, r"buffer_samples=None is not an integer; write a whole number"),
         ({"split_gap": "0.1"}, r"split_gap='0.1' is not a fraction of a pack"),
         ({"split_gap": False}, r"split_gap=False is not a fraction of a pack"),
         ({"split_gap": math.nan}, r"split_gap=nan is not a fraction of a pack"),
-        ({"guard": 0}, r"guard=0 must be at least 1; leave it out"),
+        ({"guard": 0}, r"guard=0 must be at least 1; omit it"),
         ({"split_gap": 0.0, "min_fragment": 17}, r"min_fragment=17 leaves nothing .* 16 at most"),
         ({"method": "two_tiers", "short_seq_len": 32}, r"short_seq_len=32 must be less than"),
         (
@@ -103,13 +103,13 @@ def test_mixing_refuses_what_cannot_work(values, message):
 
 @pytest.mark.parametrize("name", ["shuffle_block_size", "num_lanes"])
 def test_order_refuses_numbers_below_one(name):
-    with pytest.raises(ConfigError, match=rf"{name}=0 must be at least 1; leave it out"):
+    with pytest.raises(ConfigError, match=rf"{name}=0 must be at least 1; omit it"):
         Order(**{name: 0})
 
 
 @pytest.mark.parametrize("name", ["worker_tokens", "worker_bytes", "rank_tokens"])
 def test_buffers_refuse_numbers_below_one(name):
-    with pytest.raises(ConfigError, match=rf"{name}=-1 must be at least 1; leave it out"):
+    with pytest.raises(ConfigError, match=rf"{name}=-1 must be at least 1; omit it"):
         Buffers(**{name: -1})
 
 

@@ -7,7 +7,7 @@
     python benchmarks/peers/install.py .venv-peers/peers.json
 
 Each peer is installed beside torch as it is pinned for streampack, so none brings another torch;
-one that cannot live with it is left out with pip's reason.
+one that cannot live with it is omitted with pip's reason.
 
 Cost: about a minute, most of it downloads.
 """

@@ -1,6 +1,6 @@
 """torchdata's max_token_bucketize: batches of similar length, padded to their longest.
 
-Releases from 0.9 on have no datapipes, so an old one lies in a folder of its own, which
+Releases from 0.9 on have no datapipes, so an old one is in a folder of its own, which
 `make bench-peers` puts on the path of this process. Longer samples than a batch's tokens it drops.
 
 Cost: some 6 us a sample.

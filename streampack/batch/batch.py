@@ -201,7 +201,7 @@ def make_batches(
     positions: str,
     blocks: BufferPool | None = None,
 ) -> list[Batch]:
-    """Return native batches, in one block of memory from `blocks`; None: new memory.
+    """Return native batches in one block of memory from `blocks`, or in new memory.
 
     The other arguments are those of `make_compacts`; tokens are copied.
 

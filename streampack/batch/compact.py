@@ -43,7 +43,7 @@ def to_compact(batch: Batch) -> Batch:
     tokens = batch["tokens"]
     if bool((tokens.abs() > MAX_ID).any()):
         raise DataError(
-            f"token id {int(tokens.abs().max())} does not fit in a compact batch, whose largest is "
+            f"token id {int(tokens.abs().max())} does not fit in a compact batch; the largest is "
             f"{MAX_ID}; use batch_format='native'"
         )
     lengths, (offsets, documents, lasts) = _pieces(batch, continues=False)
@@ -70,7 +70,7 @@ def expand(batch: Mapping[str, Any], device: torch.device | str | None = None) -
     Args:
         batch: A compact batch, from ``batch_format="compact"``. Leave it on the CPU: only the
             needed parts are copied, asynchronously if its memory is pinned.
-        device: Device of the result; None: that of the tokens.
+        device: Device of the result; by default that of the tokens.
 
     Raises:
         ConfigError: If the batch is not compact.

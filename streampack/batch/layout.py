@@ -53,7 +53,7 @@ def check_native(batch: object, taker: str, *, takes_slices: bool = False) -> No
         raise ConfigError(
             f"{taker} takes whole rows, but the batch with {CHUNKS!r} is the slice of a "
             "context-parallel rank; put the slices of all ranks together with "
-            "streampack.merge_slices, or leave context_parallel out of World: ranks that share "
+            "streampack.merge_slices, or omit context_parallel from World: ranks that share "
             "rows then get whole ones"
         )
 
@@ -72,7 +72,7 @@ def check_carried(batch: Batch, name: str, *, takes_slices: bool = False) -> Non
 
 
 def check_restarts(batch: Batch, name: str) -> None:
-    """Refuse a native batch whose positions continue from another pack: they would hide an edge."""
+    """Refuse a native batch with positions that continue from another pack and hide an edge."""
     first = batch["input_pos"][begins(batch)]
     if bool(first.any()):
         raise ConfigError(
@@ -95,7 +95,7 @@ def places(batch: Batch) -> torch.Tensor:
 
 
 def token_weights(batch: Batch) -> torch.Tensor | None:
-    """Return the weight of each token's stream, float32, of the shape of the tokens; None: all 1.
+    """Return the weight of each token's stream, float32, of the shape of the tokens, or None.
 
     Those of padding mean nothing.
 
@@ -134,7 +134,7 @@ def segment_starts(batch: Batch) -> torch.Tensor:
     """Return the index of each segment's first token in the B * S, int64, shape (n,)."""
     edges = batch["cu_seqlens"].long()[:-1]
     edges = edges[edges < batch["tokens"].numel()]
-    # cu_seqlens also has edges of padding, which `segments` leaves out.
+    # cu_seqlens also has edges of padding, which `segments` omits.
     is_sample = batch["document_ids"].flatten()[edges] > 0
     starts: torch.Tensor = edges[is_sample]
     return starts

@@ -39,7 +39,7 @@ NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class VerbGroup(TyperGroup):
-    """A command group whose errors name the option, and whose interrupts are one line."""
+    """A command group: errors name the option, and an interrupt is one line."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

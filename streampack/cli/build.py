@@ -32,7 +32,7 @@ def from_config(
     Raises:
         ConfigError: If the file or the arguments in it are invalid. The message names the place.
 
-    A batch_size that the file leaves out stays open for `with_batches` and for trainers.
+    A batch_size that the file omits stays open for `with_batches` and for trainers.
     `num_workers` is the loader's, and not used here.
     """
     return build_dataset(read_config(Path(path)), Path(path), world)

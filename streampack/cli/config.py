@@ -117,17 +117,17 @@ class RunConfig(_Keys):
     buffers: Buffers = Buffers()
     """Memory limits."""
     balance: BalanceConfig | None = None
-    """How packs are dealt to ranks so that their batches cost the same; None: they are not."""
+    """How packs are dealt to ranks so that their batches cost the same, or None if they are not."""
     chapters: list[ChapterConfig] | None = Field(default=None, min_length=1)
-    """The mixture of each part of the run, instead of weights of streams; None: it has epochs."""
+    """The mixture of each part of the run, instead of weights of streams and epochs."""
     skip: list[tuple[int, int]] = []
     """Inclusive ranges of steps of a run of chapters that are not delivered, counted from 0."""
     world: WorldConfig | None = None
-    """How ranks share rows; None: each rank has its own."""
+    """How ranks share rows. By default each has its own."""
     batch_size: int = Field(default=1, ge=1)
     """Packs per batch and rank."""
     batch_format: str | None = None
-    """A trainer's format by name, such as "hf"; None: "native"."""
+    """A trainer's format by name, such as "hf"; "native" by default."""
     num_workers: int = Field(default=0, ge=0)
     """Reading processes; 0: threads of this process."""
 

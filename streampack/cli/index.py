@@ -38,7 +38,7 @@ def run(options: Index) -> None:
     given = vars(options).copy()
     for option in ("bos_id", "format"):
         if given.pop(option) is not None:
-            raise ConfigError("is for token files; leave it out, or set --out", option=option)
+            raise ConfigError("is for token files; omit it, or set --out", option=option)
     write: Callable[..., list[Indexed]] = write_lengths
     if (options.out is None) != (options.eos_id is None):
         missing = "out" if options.out is None else "eos_id"

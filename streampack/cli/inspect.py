@@ -69,7 +69,7 @@ def _describe(path: str, options: StreamOptions) -> Stream:
 def run(options: Inspect) -> None:
     """Print a stream's parts, its shards, its lengths and one of its packs.
 
-    Of a stream that is not finished, only the parts are printed.
+    For an unfinished stream, only the parts are printed.
     """
     console = output_console()
     described = _describe(options.path, options)
@@ -114,7 +114,7 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
     num_bad = sum(result.counts.num_bad_rows for result in results.values())
     lines = [
         f"{len(results):,} of {len(job.parts):,} parts are done, "
-        f"{counted(num_bad, 'bad row')} left out"
+        f"{counted(num_bad, 'bad row')} skipped"
     ]
     bad_rows = (bad for result in results.values() for bad in result.bad_rows)
     lines += [f"  {shown_row(bad)}" for bad in islice(bad_rows, MAX_BAD_ROWS_SHOWN)]
@@ -140,7 +140,7 @@ def _check_tokenizer(options: Inspect, settings: JobSettings) -> None:
         name = (settings.tokenizer_facts or {}).get("name", "another one")
         raise ConfigError(
             f"tokenizer={str(options.tokenizer)!r} differs from the one that wrote "
-            f"{options.path}, {name}; name that one, or leave it out to see the ids",
+            f"{options.path}, {name}; name that one, or omit it to see the ids",
             option="tokenizer",
         )
 

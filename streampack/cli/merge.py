@@ -1,4 +1,4 @@
-"""``streampack merge PATH``: finish a stream whose parts were written on several machines.
+"""``streampack merge PATH``: finish a stream that several machines wrote parts of.
 
 ::
 

@@ -204,7 +204,7 @@ def _split_part(stream: dict[str, Any], split: list[str], subset: str) -> list[i
     if first == stop:
         raise ConfigError(
             f"--split {split[0]}: {subset} has none of the {num_samples} documents of "
-            f"{stream['name']!r}; give it a larger share, or leave the stream out"
+            f"{stream['name']!r}; give it a larger share, or omit the stream"
         )
     return [first, stop]
 

@@ -68,7 +68,7 @@ class Write:
     ] = None
     max_seq_len: Annotated[
         int | None,
-        Option(help="Cut conversations to so many tokens; leave out those without a target then."),
+        Option(help="Cut conversations to so many tokens; omit those without a target then."),
     ] = None
     special_tokens: Annotated[
         str, Option(help="Texts that spell a special token, such as </s>, get its ids, or text.")
@@ -95,19 +95,19 @@ class Write:
     append: Annotated[
         bool, Option("--append", help="Add inputs that the stream does not have yet.")
     ] = False
-    on_bad_row: Annotated[str, Option(help="error, or skip: count it and leave it out.")] = "error"
-    max_bad_rows: Annotated[int, Option(help="Bad rows that may be left out.")] = 1000
+    on_bad_row: Annotated[str, Option(help="error, or skip: count it and skip it.")] = "error"
+    max_bad_rows: Annotated[int, Option(help="Bad rows that may be skipped.")] = 1000
     verify: Verify = False
     as_json: JsonAtEnd = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """Finish a stream whose parts several machines wrote."""
+    """Finish a stream that several machines wrote parts of."""
 
     path: Annotated[str, Argument(help="The stream's folder or s3:// URL.")]
     max_bad_rows: Annotated[
-        int | None, Option(help="Bad rows that may have been left out; by default any number.")
+        int | None, Option(help="Bad rows that may have been skipped; by default any number.")
     ] = None
     verify: Verify = False
     as_json: JsonAtEnd = False
@@ -186,7 +186,7 @@ class Cache:
 class StreamOptions(ColumnOptions):
     """Options of the verbs that open streams."""
 
-    split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None
+    split: Annotated[str | None, Option(help="Subfolder that contains the stream.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,9 +354,9 @@ class ComparePackers(StreamOptions):
         list[int] | None, Option(min=8, help="Tokens in a pack; give several to compare: 8192.")
     ] = None
     samples: Annotated[int, Option(min=1, help="Samples of each kind of lengths.")] = 100_000
-    stream: Annotated[
-        list[str] | None, Option(help="A stream whose lengths are packed too, in random order.")
-    ] = None
+    stream: Annotated[list[str] | None, Option(help="A stream to pack too, in random order.")] = (
+        None
+    )
     kind: Annotated[
         list[str] | None,
         Option(help="Synthetic lengths: web, sft, code, long, uniform, chat; by default all."),

@@ -148,7 +148,7 @@ def show_summary(
             f"when all are: streampack merge {written.path}",
         ]
     if num_verified:
-        lines.append(f"{counted(num_verified, 'shard')} read again: all hashes are equal")
+        lines.append(f"{counted(num_verified, 'shard')} reread: all hashes are equal")
     lines += _about_special_tokens(written)
     for line in lines:
         console.out(line, highlight=False)
@@ -172,15 +172,15 @@ def _about_special_tokens(written: write.Written) -> list[str]:
 
 
 def _sizes(written: write.Written) -> str:
-    left_out = f", {written.num_skipped:,} without tokens left out" if written.num_skipped else ""
+    left_out = f", {written.num_skipped:,} without tokens skipped" if written.num_skipped else ""
     if written.num_dropped:
-        left_out += f", {written.num_dropped:,} without a target left out"
+        left_out += f", {written.num_dropped:,} without a target skipped"
     if written.num_bad_rows:
         left_out += (
-            f", {counted(written.num_bad_rows, 'bad row')} left out (each part.json names its own)"
+            f", {counted(written.num_bad_rows, 'bad row')} skipped (each part.json names its own)"
         )
     if written.num_without_targets:
-        left_out += f", {written.num_without_targets:,} whose loss_mask is 0 throughout"
+        left_out += f", {written.num_without_targets:,} with a loss_mask of zeros"
     return (
         f"{counted(written.num_samples, 'sample')}, {counted(written.num_tokens, 'token')} in "
         f"{counted(written.num_shards, 'shard')}{left_out}"

@@ -28,7 +28,7 @@ from streampack.errors import ConfigError
 from streampack.storage.location import NOT_CALLED
 
 AZURE_SCOPE = "https://storage.azure.com/.default"
-# Stores whose client libraries MosaicML's package does not install, by its extra that does.
+# Stores that need an extra of MosaicML's package, by that extra.
 EXTRAS = {"alipan": "alipan", "dbfs": "databricks"}
 
 

@@ -54,8 +54,8 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
             iterable is divided between the workers.
         max_token_count: Maximum number of tokens in a batch, inclusive.
         len_fn: Returns the number of tokens of a sample.
-        min_len: Shorter samples are left out.
-        max_len: Longer samples are left out; None: max_token_count.
+        min_len: Shorter samples are omitted.
+        max_len: Longer samples are omitted; max_token_count by default.
         buffer_size: Maximum number of samples that wait.
         include_padding: Count a batch as its number of samples times the longest of them.
         max_age: Maximum number of samples that may overtake one; None, as in torchdata: no limit.
@@ -83,13 +83,13 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
         if min_len < 0 or min_len > max_len:
             raise ConfigError(
                 "``min_len`` should be larger than 0, or 0, and at most ``max_len``, but "
-                f"min_len={min_len} and max_len={max_len}; lower min_len, or leave it out"
+                f"min_len={min_len} and max_len={max_len}; lower min_len, or omit it"
             )
         if max_len > max_token_count:
             raise ConfigError(
                 "``max_token_count`` must be equal to or greater than ``max_len``, but "
                 f"max_token_count={max_token_count} and max_len={max_len}: longer samples fit no "
-                "batch; lower max_len, or leave it out"
+                "batch; lower max_len, or omit it"
             )
         if buffer_size <= 0:
             raise ConfigError(
@@ -157,7 +157,7 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
     ) -> _Waiting[Sample]:
         while arrived and arrived[0].has_left:
             arrived.popleft()
-        # Of the num_left samples that left, those with higher numbers overtook the oldest.
+        # Among the num_left samples that left, those with higher numbers overtook the oldest.
         if self.max_age is not None and num_left - arrived[0].number >= self.max_age:
             waiting = arrived.popleft()
         else:

@@ -43,7 +43,7 @@ class PackedDataset(Dataset[Pack]):
         ds: Samples with "tokens" and "labels", one label per token; iterated once.
         max_seq_len: Tokens in a pack.
         padding_idx: Token id of empty slots; labels there are -100.
-        max_packs: Stop reading at this many packs; None: pack all.
+        max_packs: Stop reading at this many packs; None packs all.
         split_across_pack: Whether samples are cut where a pack is full.
 
     Raises:

@@ -50,7 +50,7 @@ class Bucketing:
         if self.longest > self.max_tokens:
             raise ConfigError(
                 f"max_seq_len={self.max_seq_len} is over max_tokens={self.max_tokens}, so its rows "
-                "fit no batch; lower it, or leave it out"
+                "fit no batch; lower it, or omit it"
             )
         self.packing()  # checks the other options
         check_at_most("max_tokens", self.max_tokens, MAX_BATCH_TOKENS)

@@ -4,7 +4,7 @@
 
     check_combination({"max_cost": 9000, "context_parallel": 2})
         ConfigError: max_cost=9000 does not work with context_parallel=2: the bound is on whole
-        packs, and context parallelism cuts them; leave one of them out
+        packs, and context parallelism cuts them; omit one of them
     docs/combinations.md
         the same table as a page
 
@@ -66,7 +66,7 @@ class Rule:
     def message(self, given: Mapping[str, Any]) -> str:
         """Return a text: what is wrong, why, and a way out."""
         value, other = given[self.option], given[self.other]
-        shown, usual = _shown(self.option, value), "leave one of them out"
+        shown, usual = _shown(self.option, value), "omit one of them"
         if self.relation == "excludes":
             problem = f"{shown} does not work with {_shown(self.other, other)}"
         elif self.relation == "needs":
@@ -79,7 +79,7 @@ class Rule:
                 if is_choice
                 else f"set {self.other}" + (wanted and f"={wanted}")
             )
-            usual += f", or leave {self.option} out"
+            usual += f", or omit {self.option}"
         else:
             factor = given[self.factor]
             problem = f"{_shown(self.other, other)} is not a multiple of "

@@ -33,7 +33,7 @@ class Order:
     """Number of independent read positions per stream, each over its own part of the shards. It
     stays fixed for the whole run. None: the number of nodes of the first run."""
     pack_shuffle: int | None = None
-    """Number of packs shuffled together, over all lanes and streams, so that a batch holds pieces
+    """Number of packs shuffled together, over all lanes and streams, so that a batch has pieces
     of many samples. 0: packs keep the order in which they are packed. None: 32,768 with `shuffle`,
     otherwise 0. A window of packs also ends at 4 times as many samples as packs, at half a shuffle
     block, and at one pass over its streams. For iterables: packs that each worker shuffles

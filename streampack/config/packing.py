@@ -144,7 +144,7 @@ class Packing:
         if self.capacity is not None and not size <= self.capacity <= size * 3 // 2:
             raise ConfigError(
                 f"capacity={self.capacity} must be from max_seq_len={size} to 1.5 times that, "
-                f"{size * 3 // 2}; leave it out for the most"
+                f"{size * 3 // 2}; omit it to allow the most"
             )
         if short is not None and short >= size:
             raise ConfigError(

@@ -65,7 +65,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "max_cost excludes "
         "batch_format=native|hf|torchtune|torchtitan|olmo_core|llm_foundry|llama_factory": (
             "the bound is for varlen attention, and the format computes whole rows; choose "
-            "'compact', 'hf_flash', 'megatron' or 'torchtitan_flat', or leave max_cost out"
+            "'compact', 'hf_flash', 'megatron' or 'torchtitan_flat', or omit max_cost"
         ),
         "batch_format=llama_factory needs batch_size=1 unless dense=True": (
             "flash attention in transformers finds the edges of documents only in batches of one "
@@ -74,7 +74,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "batch_format=functools.partial(to_llama_factory, dense=True)"
         ),
         "batch_format=hf_flash excludes dense": (
-            "flash attention takes cu_seq_lens instead of a dense mask; leave dense out, or use "
+            "flash attention takes cu_seq_lens instead of a dense mask; omit dense, or use "
             "batch_format='hf' with sdpa or eager"
         ),
     },
@@ -82,7 +82,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "context_parallel excludes "
         "batch_format=hf|hf_flash|llama_factory|torchtune|olmo_core|llm_foundry": (
             "the trainer needs whole rows, to shift labels in them or to build masks of them; "
-            "leave context_parallel out and let the trainer cut the batch, or use 'native', "
+            "omit context_parallel and let the trainer cut the batch, or use 'native', "
             "'compact', 'megatron', 'torchtitan' or 'torchtitan_flat'"
         ),
         "batch_format=megatron needs context_layout=zigzag_per_document": (
@@ -105,20 +105,20 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         ),
         "context_parallel excludes dataset=BucketedIterableDataset": (
             "rows of many lengths cannot be cut into equal chunks; use PackedIterableDataset, or "
-            "leave context_parallel out of World"
+            "omit context_parallel from World"
         ),
     },
     "Batches and ranks": {
         "batch_size divides global_batch_size": (
             "a global batch consists of whole device batches; {usual}, or set batch_size to "
-            "{divisor}, for example; to resume from a state without chapters, leave it out, and "
+            "{divisor}, for example; to resume from a state without chapters, omit it, and "
             "the run keeps its own"
         ),
         "batching_method=device_per_stream divides global_batch_size by the run's first "
         "batch_size": "each device batch is of one stream",
         "batching_method=per_stream divides global_batch_size by num_lanes * batch_size": (
             "each global batch is of one stream, and takes as many packs from every lane; {usual}, "
-            "or set Order(num_lanes=1); to resume from a state, leave num_lanes out, and without "
+            "or set Order(num_lanes=1); to resume from a state, omit num_lanes, and without "
             "chapters both: the run keeps its own"
         ),
         "balance divides global_batch_size by batch_size * devices": (
@@ -135,7 +135,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "the packs of a batch have one length"
         ),
         "Packing(max_seq_len) divides Stream(max_seq_len)": (
-            "a long pack takes the place of several; {usual}, or leave it out"
+            "a long pack takes the place of several; {usual}, or omit it"
         ),
         f"Stream(max_seq_len) divides the run's first batch_size, batch_size by {SLOTS}": (
             "a device batch consists of whole packs; set batch_size to {batch_sizes}, or shorten "
@@ -164,26 +164,25 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "a chapter ends with a step of all ranks; {usual}, or lower batch_size"
         ),
         "chapters excludes epoch_size, epoch_end, sampling_method": (
-            "a run of chapters has no epochs; leave it out, and set until or steps of the chapters"
+            "a run of chapters has no epochs; omit it, and set until or steps of the chapters"
         ),
         "chapters excludes Stream(proportion), Stream(repeat), Stream(choose)": (
-            "the chapters say what a run takes of each stream; leave it out, and write the stream "
+            "the chapters say what a run takes of each stream; omit it, and write the stream "
             "into the weights of a Chapter"
         ),
         "chapters excludes Stream(max_seq_len)": (
-            "the packs of a chapter have one length; leave it out, and give a Chapter its own "
-            "packing"
+            "the packs of a chapter have one length; omit it, and give a Chapter its own packing"
         ),
         "Stream(overflow) excludes Chapter(packing)": (
-            "the samples of all chapters are cut alike, for packs of one length; leave packing out "
+            "the samples of all chapters are cut alike, for packs of one length; omit packing "
             "of the chapters, or set Packing(overflow=...) for all streams"
         ),
         "chapters excludes max_cost": (
-            "a chapter is counted in full packs, and these have unequal lengths; leave it out, or "
+            "a chapter is counted in full packs, and these have unequal lengths; omit it, or "
             "use Balance"
         ),
         "skip, Stream(max_passes) needs chapters": (
-            "this is a run of epochs; leave it out, or pass chapters=[Chapter(weights=...)], such "
+            "this is a run of epochs; omit it, or pass chapters=[Chapter(weights=...)], such "
             "as one without an end"
         ),
         "Stream(on_exhausted)=end|error needs a length file": (
@@ -196,7 +195,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "tokenizer, chat, on_bad_row needs rows": "it is about making samples of rows",
         "chat needs tokenizer": (
             "a chat template makes the tokens of a conversation; set tokenizer to one that has a "
-            "template, or leave chat out for rows of token ids"
+            "template, or omit chat for rows of token ids"
         ),
         "tokenizer excludes labels, loss_mask": (
             "they have a value for each token, and the tokenizer decides how many there are; leave "
@@ -209,7 +208,7 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "FOLDER`, and set index=FOLDER"
         ),
         "split_at excludes rows, labels, loss_mask": (
-            "only the tokens of a row are split; leave split_at out, or write documents: "
+            "only the tokens of a row are split; omit split_at, or write documents: "
             "streampack write"
         ),
         "index excludes unit=sequence": "an index has documents",
@@ -221,31 +220,31 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "unit='sample' for a stream on a disk, and the same in both parts"
         ),
         "fraction, unit=shard|sample needs part": (
-            "it describes a split; set part='train' or 'held_out', or leave it out"
+            "it describes a split; set part='train' or 'held_out', or omit it"
         ),
         "part excludes samples": (
-            "a slice changes the numbers of samples; leave samples out, or choose with shards"
+            "a slice changes the numbers of samples; omit samples, or choose with shards"
         ),
     },
     "Iterables": {
         "dataset=PackedIterableDataset|BucketedIterableDataset excludes global_batch_size, "
         "num_lanes, cache_limit, epoch_end=carry, max_cost, method=best_fit_decreasing": (
             "an iterable has no shards, and its lengths are not known before its samples are read; "
-            "leave it out, or read MDS streams with PackedStreamingDataset"
+            "omit it, or read MDS streams with PackedStreamingDataset"
         ),
         "dataset=BucketedIterableDataset excludes epoch_end=drop, pack_shuffle": (
-            "it makes no packs; leave it out, or use PackedIterableDataset"
+            "it makes no packs; omit it, or use PackedIterableDataset"
         ),
         "dataset=PackedStreamingDataset excludes stop": (
-            "its epochs end by the weights of the streams, or by epoch_size; leave stop out"
+            "its epochs end by the weights of the streams, or by epoch_size; omit stop"
         ),
         "Stream(payloads) excludes method=next_fit|concat, split_gap": (
             "payloads stay with whole samples, and samples are cut where a pack ends; use "
             "method='exact_fit' without split_gap"
         ),
         "steps=equal excludes stop=repeat": (
-            "the loop ends with the first rank whose sources end, and these never do; set steps to "
-            "a number, such as steps=1000"
+            "the loop ends with the first rank that runs out of samples, and these never do; "
+            "set steps to a number, such as steps=1000"
         ),
         "steps excludes batching_method=per_stream unless stop=repeat": (
             "all ranks get the same stream at each step, but begin their epochs at different "

@@ -82,7 +82,7 @@ def open_arrow(name: str, path: Path, columns: tuple[str, ...]) -> TokenFile:
             batches = map(reader.get_batch, numbers) if is_file else reader
             found = [_buffers_of(batch.column(column.name), base, path) for batch in batches]
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is not a whole Arrow file ({error}); copy it again") from error
+        raise DataError(f"{path}: is not a whole Arrow file ({error}); make a new copy") from error
     dtype = str(column.type.value_type)
     num_bytes, itemsize = path.stat().st_size, np.dtype(dtype).itemsize
     table = np.array([row for row in found if row[0]], np.int64).reshape(-1, 3)

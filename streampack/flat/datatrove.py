@@ -33,7 +33,7 @@ def open_datatrove(name: str, num_bytes: int, index: Path, metadata: Path | None
     if size % 8 or not size:
         raise DataError(
             f"{index}: has {size} bytes, but must have 8 for each document, of one or more; it is "
-            "cut short: copy it again"
+            "cut short: make a new copy"
         )
     ends = Table(path=index, dtype="<u8", offset=0, count=size // 8)
     last = int(ends[np.array([ends.count - 1])][0])

@@ -63,7 +63,7 @@ def open_documents(name: str, num_bytes: int, index: Path, *, split_at: int | No
         DataError: If it is missing or damaged, or of other tokens, or was not made for `split_at`.
     """
     path = index / f"{name}{DOCUMENTS}"
-    way_out = f"write it again: streampack index FILES --out {index}"
+    way_out = f"rewrite it: streampack index FILES --out {index}"
     if split_at is not None:
         way_out += f" --eos-id {split_at}"
     try:

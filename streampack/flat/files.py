@@ -130,7 +130,7 @@ class Arrow:
     def open(self, file: FoundFile, options: Options) -> TokenFile:
         path = file.path_of(file.name)
         if path is None:
-            raise DataError(f"{file.name}: does not exist; copy it again")
+            raise DataError(f"{file.name}: does not exist; make a new copy")
         return open_arrow(file.name, path, options.tokens)
 
 

@@ -67,7 +67,7 @@ class MegatronIndex:
         if sequences.size and not 0 <= sequences.min() <= sequences.max() <= count:
             raise DataError(
                 f"{self.path}: a document begins at sequence {sequences.max()} or "
-                f"{sequences.min()}, but there are {count}; the index is damaged: copy it again",
+                f"{sequences.min()}, but there are {count}; the index is damaged: make a new copy",
                 uri=str(self.path),
             )
         is_end = sequences == count
@@ -75,7 +75,7 @@ class MegatronIndex:
         if (bytes_before % self.itemsize).any():
             raise DataError(
                 f"{self.path}: a sequence begins at a byte that is not a multiple of the "
-                f"{self.itemsize} bytes of a token; the index is damaged: copy it again",
+                f"{self.itemsize} bytes of a token; the index is damaged: make a new copy",
                 uri=str(self.path),
             )
         return np.where(is_end, self.num_tokens, bytes_before // self.itemsize)
@@ -91,20 +91,20 @@ def open_megatron(name: str, num_bytes: int, path: Path, *, unit: str) -> TokenF
         head = file.read(HEAD.size)
     size = path.stat().st_size
     if len(head) < HEAD.size or not head.startswith(MAGIC):
-        raise DataError(f"{path}: {size} bytes that are not a Megatron index; copy it again")
+        raise DataError(f"{path}: {size} bytes that are not a Megatron index; make a new copy")
     _, version, code, n, d = HEAD.unpack(head)
     if version != 1 or code not in DTYPES:
         shown = OTHER_DTYPES.get(code, f"code {code}")
         raise DataError(
             f"{path}: has version {version} and tokens of type {shown}, but only version 1 and the "
-            f"types {', '.join(DTYPES.values())} can be read; write it again"
+            f"types {', '.join(DTYPES.values())} can be read; rewrite it"
         )
     begin = HEAD.size + 4 * n
     expected = begin + 8 * n + 8 * d
     if size not in (expected, expected + n) or not n or d < 2:  # a byte each: modes of multimodal
         raise DataError(
             f"{path}: has {size} bytes, but {n} sequences and {d} - 1 documents take {expected}, "
-            "and at least one of each is needed; it is cut short or damaged: copy it again"
+            "and at least one of each is needed; it is cut short or damaged: make a new copy"
         )
     itemsize = np.dtype(DTYPES[code]).itemsize
     lengths = Table(path=path, dtype="<i4", offset=HEAD.size, count=n)

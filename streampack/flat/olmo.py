@@ -56,7 +56,7 @@ def open_olmo(name: str, num_bytes: int, table: Path, *, dtype: str) -> TokenFil
             "the type that the tokenizer's ids were written in"
         )
     if (ends < starts).any() or (starts[1:] < ends[:-1]).any() or starts[0] < 0:
-        raise DataError(f"{table}: its documents overlap or are not in order; copy it again")
+        raise DataError(f"{table}: its documents overlap or are not in order; make a new copy")
     return TokenFile(
         name=name, dtype=dtype, num_bytes=num_bytes, boundaries=DocumentTable(starts, ends)
     )
@@ -77,5 +77,5 @@ def _read_table(path: Path) -> tuple[Int64Array, Int64Array]:
     try:
         table = np.array(numbers, np.int64).reshape(-1, 2)
     except OverflowError as error:
-        raise DataError(f"{path}: a number in it is too large; copy it again") from error
+        raise DataError(f"{path}: a number in it is too large; make a new copy") from error
     return np.ascontiguousarray(table[:, 0]), np.ascontiguousarray(table[:, 1])

@@ -78,7 +78,7 @@ class Table:
         if self.count < 0 or end > size:
             raise DataError(
                 f"{self.path}: has {size} bytes, but its table of {self.count} entries ends at "
-                f"byte {end}; the file is cut short or damaged: copy it again",
+                f"byte {end}; the file is cut short or damaged: make a new copy",
                 uri=str(self.path),
             )
 
@@ -94,7 +94,7 @@ class Table:
         if indices.size and not 0 <= indices.min() <= indices.max() < self.count:
             raise DataError(
                 f"{self.path}: entry {indices.max()} of {self.count} is asked for; the file is "
-                "damaged: copy it again",
+                "damaged: make a new copy",
                 uri=str(self.path),
             )
         tables = vars(_thread).get("tables", {})
@@ -110,7 +110,7 @@ class Table:
         if values.dtype.kind == "u" and values.size and values.max() > MAX_VALUE:
             raise DataError(
                 f"{self.path}: has the entry {values.max()}, which no file is long enough for; "
-                "the file is damaged: copy it again",
+                "the file is damaged: make a new copy",
                 uri=str(self.path),
             )
         return values.astype(np.int64)

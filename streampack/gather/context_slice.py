@@ -45,7 +45,7 @@ class Pieces:
         segments = packs.segments[pieces[:, kernels.SEGMENT]]
         segments[:, START] += pieces[:, kernels.SKIPPED]
         segments[:, LENGTH] = pieces[:, kernels.TOKENS]
-        # Pieces of padding are left out, so each end moves forward by those before it.
+        # Pieces of padding are omitted, so each end moves forward by those before it.
         before = np.concatenate([[0], np.cumsum(has_tokens)])
         slots = np.ascontiguousarray(pieces[:, kernels.AT])
         return Packs(segments=segments, ends=before[self.ends]), slots

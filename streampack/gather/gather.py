@@ -45,7 +45,7 @@ class Rows:
     multiple: int = 1
     """Each segment takes a multiple of this many slots, with padding at its end."""
     context: ContextSlice | None = None
-    """The slice of each row that this is; None: whole rows."""
+    """The slice of each row that this is, or None for whole rows."""
 
 
 def _row_dtype(streams: Sequence[TokenStream], packing: Packing) -> type[np.integer[Any]]:
@@ -82,7 +82,7 @@ class Gatherer:
                     *special_ids(own),
                     packing.padding_id,
                     own.overflow == "truncate",
-                    # Where a slice's segments lie is known one by one.
+                    # The places of a slice's segments are known one by one.
                     self._multiple if context is None else 1,
                 ]
                 for own in (stream.ends.packing_of(packing) for stream in self._streams)
@@ -178,15 +178,15 @@ class Gatherer:
             kernels.BAD_RANGE: f"tokens {start} to {start + length} of {total} are planned",
             kernels.BAD_ROW: f"{length} tokens of it pass the end of a pack",
             kernels.BAD_COLUMN: "its labels or loss mask do not fit its tokens",
-            kernels.BAD_MASK: "its loss mask holds other values than 0 and 1: token ids and -100 "
+            kernels.BAD_MASK: "its loss mask has other values than 0 and 1: token ids and -100 "
             "belong in labels=",
             kernels.BAD_VALUE: "one of its token ids is negative, or an id or a "
             f"label is outside int32, +-{MAX_ID}",
         }[problem]
         return DataError(
             f"stream {stream.name!r}, sample {sample}: {what}; {uri or 'the stream'} is damaged, "
-            "or was changed after it was planned: write the stream again, or run "
-            "`streampack index` and plan again",
+            "or was changed after it was planned: rewrite the stream, or run "
+            "`streampack index` and replan",
             uri=uri,
             shard=basename,
         )

@@ -7,7 +7,7 @@ One pack of two segments, with ``bos_id=1`` and S = 8::
     tokens   1 a0 a1 a2  1 b0 b1  0               a BOS before each sample, then padding
     next     a3          -100                     A is cut there, B ends
 
-An *address row* holds the addresses of a shard, with the columns below. Addresses are read only
+An *address row* contains the addresses of a shard, with the columns below. Addresses are read only
 after their bounds are checked against the mapped bytes. A sample out of bounds is reported, never
 read.
 
@@ -41,7 +41,7 @@ from streampack.types import IGNORED, LENGTH, SAMPLE, START, STREAM, TOTAL, Int6
 # and the options of each stream, (num_streams, 5): BOS and EOS ids or -1, padding id, 1 if samples
 # may be truncated, and the multiple of slots that each segment takes.
 Reading: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int64Array, Int64Array]
-# Of a sample: its own tokens, and 1 or 0 for an added BOS and an added EOS.
+# For a sample: its own tokens, and 1 or 0 for an added BOS and an added EOS.
 PackShape: TypeAlias = tuple[int, int, int]
 # Location of each segment's values, (n, FOUND_COLUMNS); and the prefetch position, (3,): the next
 # segment, how many of its bytes were prefetched, and how many bytes too early.
@@ -173,7 +173,7 @@ def copy_values(address: int, code: int, first: int, out: IntArray, lowest: int)
     Returns whether all are at least `lowest` (0, or `LEAST` with `out` of int32) and fit in `out`.
     """
     start = address + (first << (code >> 1))
-    # A value in 0 to 2**n - 1 has no bit set from n on, including the sign; the same holds for the
+    # A value in 0 to 2**n - 1 has no bit set from n on, including the sign; the same is true of the
     # OR of all values. One loop per common type, so that each compiles to vector instructions.
     seen = 0
     if code == INT32:
@@ -415,7 +415,7 @@ def _apply_labels(segment: Int64Array, shard: Int64Array, shape: PackShape, room
 
 @compiled
 def _ignore_where_zero(address: int, code: int, first: int, out: IntArray) -> bool:
-    """Ignore the targets in `out` whose mask values are 0; return whether all are 0 or 1."""
+    """Ignore the targets in `out` where the mask is 0; return whether all are 0 or 1."""
     width = 1 << (code >> 1)
     start = address + first * width
     seen = 0

@@ -23,7 +23,7 @@ CHECK_NS = 10_000_000
 
 @compiled_inline
 def _at_or_below(sorted_numbers: Int64Array, low: int, high: int, number: int) -> int:
-    """Return the last index in [low, high) that holds `number` or less; or `low`."""
+    """Return the last index in [low, high) with `number` or less, or `low`."""
     while high - low > 1:
         middle = (low + high) // 2
         if sorted_numbers[middle] <= number:
@@ -45,7 +45,7 @@ def find_shards(
         first_samples: First sample of each shard, then the number of samples, for each stream.
         shards: Filled with indices into `first_samples`, shape (n,).
 
-    Returns the first segment whose stream or sample does not exist, or -1.
+    Returns the first segment with a stream or sample that does not exist, or -1.
     """
     for k in range(len(segments)):
         stream, sample = segments[k, STREAM], segments[k, SAMPLE]

@@ -77,7 +77,7 @@ class MappedShards:
         )
 
     def check_uncut(self, rows: Int64Array, now_ns: int) -> None:
-        """Refuse shards whose files were truncated after they were mapped: reading is SIGBUS."""
+        """Refuse shards if files were truncated after they were mapped: reading is SIGBUS."""
         mapped, checked_ns = list(self.shards.values()), self.times[:, CHECKED]
         due = [row for row in set(rows.tolist()) if checked_ns[row] < now_ns - CHECK_NS]
         for row in due:
@@ -85,11 +85,11 @@ class MappedShards:
             if is_cut(shard.data):
                 raise DataError(
                     f"{shard.uri}: was cut short while it was read; put the whole file back "
-                    "or write the stream again, and start again: write a new version of a "
+                    "or rewrite the stream, and start again: write a new version of a "
                     "stream to another path, never over one that is being read",
                     uri=shard.uri,
                 )
-        # Only once all are intact: a group that failed is read again batch by batch.
+        # Only once all are intact: a group that failed is reread batch by batch.
         checked_ns[due] = now_ns
 
 
@@ -205,8 +205,8 @@ def _put_column(row: Int64Array, column: int, spans: Spans, where: str) -> Int64
     num_samples = int(row[kernels.COUNT])
     if not len(spans.begins) == len(spans.counts) == num_samples:
         raise DataError(
-            f"{where}: it holds {len(spans.begins)} samples, but index.json says {num_samples}; "
-            "write the stream again"
+            f"{where}: it has {len(spans.begins)} samples, but index.json says {num_samples}; "
+            "rewrite the stream"
         )
     samples = np.stack([spans.begins, spans.counts], axis=1).astype(np.int64, copy=False)
     row[column + kernels.SAMPLES] = samples.ctypes.data

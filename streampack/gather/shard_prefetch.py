@@ -58,7 +58,7 @@ class FetchLimits:
     num_threads: int = FETCH_THREADS
     """Concurrent fetches."""
     cache_bytes: int | None = None
-    """Limit in bytes for the shards needed now or later; None: no limit."""
+    """Limit in bytes for the shards needed now or later, or None for no limit."""
     turn: int = 0
     """Index of this process on the node."""
     num_turns: int = 1
@@ -136,7 +136,7 @@ class ShardPrefetcher:
     # Called by the process that plans and reads.
 
     def update_plan(self, needs: ShardDelta | None) -> None:
-        """Follow the plan's shards from now on; None: no change. `finish` takes finished ones."""
+        """Follow the plan's new shards, if there are any. `finish` takes finished ones."""
         if needs is None:
             return
         ahead = [(s, shard) for s, shard in needs.ahead.tolist() if self._fetches[s]]

@@ -7,7 +7,7 @@ Rank 0 of 2, layout "zigzag", one row of 16 with segments of 6 and 5 tokens::
     pieces    a, 4 slots                                padding, 4 slots
 
 A *unit* ends at an edge of cu_seqlens: a segment with the padding behind it, or the padding of a
-row's end. A *piece* is the part of one chunk that one unit takes. It holds tokens of its segment,
+row's end. A *piece* is the part of one chunk that one unit takes. It has tokens of its segment,
 then padding.
 
 Cost: about 15 ns per segment.

@@ -89,7 +89,7 @@ class RankBatches:
         return inputs
 
     def progress(self) -> tuple[float, bool] | None:
-        """Return how many epochs are done, and whether one has just ended; None: not known."""
+        """Return how many epochs are done, and whether one has just ended, or None if not known."""
         planned = self.dataset
         if self.at is None or not has_epochs(planned):
             return None

@@ -46,7 +46,7 @@ def last_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
 
 
 def find_checkpoint(output_dir: str | os.PathLike[str], resume: str | bool | None) -> str | None:
-    """Return the checkpoint that `resume_from_checkpoint` means; None: begin at step 0.
+    """Return the checkpoint that `resume_from_checkpoint` means, or None to begin at step 0.
 
     Raises:
         ResumeError: If the folder is incomplete, or no complete one is found.
@@ -60,7 +60,7 @@ def find_checkpoint(output_dir: str | os.PathLike[str], resume: str | bool | Non
             raise ResumeError(
                 f"the checkpoint {resume} has no readable {' and no '.join(missing)}: the run was "
                 "killed while it wrote it, or another trainer wrote it; "
-                + (f"resume from {last}" if last else "leave resume_from_checkpoint out to begin")
+                + (f"resume from {last}" if last else "omit resume_from_checkpoint to begin")
             )
         return str(folder)
     last = last_checkpoint(folder)

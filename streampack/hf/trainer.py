@@ -95,7 +95,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         if self.args.auto_find_batch_size:
             raise ConfigError(
                 "auto_find_batch_size=True changes the batch size while packs are planned for "
-                f"per_device_train_batch_size={self.args.per_device_train_batch_size}; leave it out"
+                f"per_device_train_batch_size={self.args.per_device_train_batch_size}; omit it"
             )
         folder = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         dataset = self._filled(self.train_dataset)
@@ -303,7 +303,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         if batch_format == "native" and own:
             raise ConfigError(
                 f"Stream(loss_weight=...) is weighed by PackedTrainer's own loss, but {own[0]} is "
-                "set; leave one of them out"
+                "set; omit one of them"
             )
 
     def _check_world(self, world: World) -> None:

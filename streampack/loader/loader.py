@@ -71,7 +71,7 @@ class PackedDataLoader:
         timeout: Seconds to wait for a worker, including its start, before raising WorkerError.
             0 or None: no limit, even for a suspended worker.
         check_ranks: Before the first batch, compare a digest of streams, lengths and recipe over
-            all ranks of torch's process group, and raise if one differs. Of a source that has an
+            all ranks of torch's process group, and raise if one differs. For a source that has an
             index, 16 samples are compared; iterators are not read. All ranks must then
             iterate over the loader. Set it to False if only some ranks load. Nothing is compared
             if `dataset.world` differs from the process group.
@@ -96,9 +96,9 @@ class PackedDataLoader:
         check_ranks: bool = True,
     ) -> None:
         # torch's DataLoader accepts None here; unchecked, None would fail only at the first batch.
-        prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "leave it out for 2", 1)
+        prefetch_factor = read_integer("prefetch_factor", prefetch_factor, "omit it to use 2", 1)
         prefetch_threads = read_integer(
-            "prefetch_threads", prefetch_threads, "0 reads in the loop; leave it out for 1", 0
+            "prefetch_threads", prefetch_threads, "0 reads in the loop; omit it to use 1", 0
         )
         num_workers = read_integer("num_workers", num_workers, "0 reads in threads", 0)
         methods = get_all_start_methods()
@@ -178,7 +178,7 @@ class PackedDataLoader:
         again. Without a process group, the snapshots are those of this rank alone.
 
         Args:
-            group: A torch process group of all ranks; None: the default group.
+            group: A torch process group of all ranks, or None for the default group.
 
         Raises:
             ResumeError: If the ranks are not at the same step, or the dataset reads iterables.
@@ -273,7 +273,7 @@ class PackedDataLoader:
             raise ConfigError(
                 f"all_ranks=True sums over torch's process group, whose rank and size are {group}, "
                 f"but those of the dataset are {(world.rank, world.num_ranks)}; initialize it "
-                "before the dataset, or leave all_ranks out"
+                "before the dataset, or omit all_ranks"
             )
         # Ranks that share batches are neighbours.
         report = self._loading.stats(lambda value: gather_values(value)[:: world.replication])
@@ -304,7 +304,7 @@ def _join(states: Sequence[State]) -> State:
         for key, value in first.items():
             if key != "snapshots" and state.get(key) != value:
                 raise ResumeError(
-                    f"rank 0 stands at {key}={value!r:.80}, but rank {rank} at "
+                    f"rank 0 is at {key}={value!r:.80}, but rank {rank} at "
                     f"{state.get(key)!r:.80}; gather states after the same step on every rank"
                 )
         for snapshot in json.loads(state["snapshots"]):
@@ -321,7 +321,7 @@ def _check_timeout(timeout: float | None, num_workers: int) -> float:
         )
     if timeout and not num_workers:
         raise ConfigError(
-            f"timeout={timeout} is for worker processes, and num_workers=0 has none; leave it out, "
+            f"timeout={timeout} is for worker processes, and num_workers=0 has none; omit it, "
             "or set num_workers: threads cannot be ended while they wait"
         )
     return float(timeout or 0)

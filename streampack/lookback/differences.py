@@ -39,7 +39,7 @@ def first_difference(
     Args:
         first: The dataset of a run. It stays as it is.
         second: That of another.
-        upto: The last step to compare; None: the last of a run of chapters, or of an epoch.
+        upto: The last step to compare, or None for the last of a run of chapters, or of an epoch.
         report: Called with the step that was reached, from time to time.
 
     Streams are the same if names and contents are. Where one run ends, the other differs.

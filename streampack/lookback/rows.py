@@ -58,7 +58,7 @@ class StepRows:
     is_skipped: bool
     """Whether the run skipped the step, so that no rank got these rows."""
     rows: list[Row]
-    """Its rows, by rank. Rows of padding are left out."""
+    """Its rows, by rank. Rows of padding are omitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

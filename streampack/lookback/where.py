@@ -2,7 +2,7 @@
 
 ::
 
-    stream, sample --> the lane that holds it --> the packs of that lane, searched
+    stream, sample --> the lane that contains it --> the packs of that lane, searched
 
 With a plan index, the snapshots of the lane say between which of them each pass drew the sample,
 and only what lies there is planned.
@@ -76,7 +76,7 @@ def where(
         stream: Name of the stream, as in `dataset.stream_names`.
         sample: Its number in the stream, as in `segments`.
         upto: The last step of the run to look at; None: its last, for a run of chapters that ends.
-        index: A plan index of the run; None: it is planned from its start.
+        index: A plan index of the run, or None if it is planned from its start.
         report: Called with the step that planning has reached, from time to time.
 
     Raises:

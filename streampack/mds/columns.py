@@ -31,7 +31,7 @@ DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 """Value types that fit in an int64; the only other MDS integer type is uint64."""
 MAX_CONFIG_BYTES = 2**20
 NO_TOKENS = (
-    "none of its columns holds token ids: write the stream again with token ids (`streampack "
+    "none of its columns has token ids: rewrite the stream with token ids (`streampack "
     "write`), or iterate its text: IterableStream(streaming.StreamingDataset(...), "
     "tokenizer=..., text=...)"
 )
@@ -60,9 +60,9 @@ class Column:
     number: int
     """Its position in the layout."""
     dtype: str | None
-    """The values' type; None: each value states it in its first byte."""
+    """The values' type, or None if each value states it in its first byte."""
     num_values: int | None = None
-    """Values per sample if the shape is fixed; None: each value states its shape, or its size."""
+    """Values per sample if the shape is fixed, or None if each value states its shape or size."""
     has_shape: bool = False
     """Whether a value starts with its shape (not for `bytes` and fixed shapes)."""
     is_untyped: bool = False
@@ -111,7 +111,7 @@ class Spans:
 def find_column(
     layout: Layout, wanted: Sequence[str], dtype: str | None, where: str, option: str
 ) -> Column:
-    """Find the first of the `wanted` columns that exists; refuse it unless it holds integers.
+    """Find the first of the `wanted` columns that exists; refuse it unless it has integers.
 
     `dtype` is the type of its values if its encoding is `bytes`. For messages, `where` names the
     stream, and `option` the argument of `Stream` that names the column.
@@ -119,7 +119,7 @@ def find_column(
     name = next((name for name in wanted if name in layout.names), None)
     if name is None:
         raise DataError(
-            f"{where}: no column {' or '.join(map(repr, wanted))}; it holds "
+            f"{where}: no column {' or '.join(map(repr, wanted))}; it has "
             f"{', '.join(map(repr, layout.names))}{suggest(wanted[0], layout.names)}; "
             f"{_way_to_integers(layout, option)}"
         )
@@ -189,7 +189,7 @@ def _ndarray_column(name: str, number: int, encoding: str, where: str) -> Column
 def _check_dtype(dtype: str | None, name: str, encoding: str, where: str) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise DataError(
-            f"{where}: column {name!r} (column_encodings: {encoding!r}) holds {dtype}, but must "
+            f"{where}: column {name!r} (column_encodings: {encoding!r}) has {dtype}, but must "
             f"hold one of {', '.join(DTYPES)}; write the stream with integers"
         )
 
@@ -216,7 +216,7 @@ def check_layout(data: ByteArray, shard: Shard, where: str) -> None:
         raise DataError(
             f"{where}: its config of {end - begin} bytes does not state its columns "
             f"({type(error).__name__}: {error}); the shard is damaged: if it is a cached copy, "
-            "delete it, else write the stream again"
+            "delete it, else rewrite the stream"
         ) from error
     for field, theirs in zip(fields, stated, strict=True):
         ours = getattr(shard.layout, field)
@@ -288,7 +288,7 @@ def _refuse_first(bad: BoolArray, where: str, problem: Callable[[int], str]) -> 
         sample = int(bad.argmax())
         raise DataError(
             f"{where}, sample {sample} of the shard: {problem(sample)}; the shard is damaged: "
-            "if it is a cached copy, delete it, else write the stream again"
+            "if it is a cached copy, delete it, else rewrite the stream"
         )
 
 
@@ -297,14 +297,14 @@ def _sample_offsets(data: ByteArray, num_samples: int, where: str) -> Int64Array
     stated = int(data[:4].view(np.uint32)[0]) if len(data) >= 8 else -1
     if stated != num_samples or len(data) < head_bytes:
         raise DataError(
-            f"{where}: the shard of {len(data)} bytes says it holds {stated} samples, but "
+            f"{where}: the shard of {len(data)} bytes says it has {stated} samples, but "
             f"index.json says {num_samples}; they do not belong together: fetch or write both again"
         )
     offsets = data[4:head_bytes].view(np.uint32).astype(np.int64)  # (num_samples + 1,)
     if offsets[0] < head_bytes or offsets[-1] != len(data):
         raise DataError(
             f"{where}: samples take bytes {offsets[0]} to {offsets[-1]}, but the shard has space "
-            f"for them in {head_bytes} to {len(data)}; fetch or write it again"
+            f"for them in {head_bytes} to {len(data)}; fetch or rewrite it"
         )
     _refuse_first(
         np.diff(offsets) < 0, where, lambda i: f"it ends {offsets[i + 1]} before it begins"
@@ -347,7 +347,7 @@ def _dynamic_dtype(
     names = [DYNAMIC_DTYPES.get(int(code), f"unknown ({code})") for code in codes]
     if len(names) > 1:
         raise DataError(
-            f"{where}: column {column.name!r} holds {', '.join(names)} in one shard; "
+            f"{where}: column {column.name!r} has {', '.join(names)} in one shard; "
             "write it with one dtype, e.g. as 'ndarray:int32'"
         )
     dtype = names[0] if names else "int32"

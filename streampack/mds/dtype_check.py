@@ -86,7 +86,7 @@ def check_tokens_dtype(
 
 
 def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> str | None:
-    """Return the likely type of values whose sizes do not fit the requested one.
+    """Return the likely type of values if their sizes do not fit the requested one.
 
     It fits the sizes of all samples. None if only single bytes fit and do not look like ids.
     """

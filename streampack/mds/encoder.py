@@ -50,11 +50,11 @@ class ShardLayout:
     columns: Mapping[str, str]
     """MDS encodings by column name: str, bytes, int, json, a numpy type, or ndarray:dtype."""
     compression: str | None = None
-    """MosaicML's name of a compression, such as "zstd:7"; None: raw shards."""
+    """MosaicML's name of a compression, such as "zstd:7", or None for raw shards."""
     hashes: Sequence[str] = ()
     """Hash algorithms of each file, in index.json."""
     size_limit: int | str | None = 1 << 26
-    """Bytes of a raw shard; None: one shard."""
+    """Bytes of a raw shard, or None for one shard."""
 
     def __post_init__(self) -> None:
         if self.compression and self.compression not in COMPRESSIONS:
@@ -173,7 +173,7 @@ class ShardEncoder:
         return shard
 
     def finish(self) -> EncodedShard | None:
-        """Return the shard of the samples since the last one; None: there are no samples."""
+        """Return the shard of the samples since the last one, or None if there are no samples."""
         if not self._samples:
             return None
         samples = self._samples
@@ -260,7 +260,7 @@ def _ndarray(value: Any, dtype: str) -> bytes:
     array = _of_type(value, np.ndarray)
     shape = array.shape
     if array.dtype.name != dtype:
-        raise ValueError(f"an array of {array.dtype.name}, but the column holds {dtype}")
+        raise ValueError(f"an array of {array.dtype.name}, but the column has {dtype}")
     if not array.size or not shape:
         raise ValueError(f"an array of shape {shape} has no values, or no axes")
     _, letter, code = next(entry for entry in SHAPE_TYPES if max(shape) < entry[0])

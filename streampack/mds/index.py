@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def num_variable(self) -> int:
-        """Number of columns whose values state their size, 4 bytes each at the sample's start."""
+        """Number of columns that state the size of each value, in 4 bytes at the sample's start."""
         return self.sizes.count(None)
 
     @property
@@ -79,7 +79,7 @@ class Shard:
     """The compression, e.g. "zstd" or "zstd:7"."""
     layout: Layout
     stored: ShardFile = field(init=False)
-    """The file that a store holds: the compressed one, else the raw one."""
+    """The file that a store contains: the compressed one, else the raw one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stored", self.packed or self.raw)
@@ -146,16 +146,16 @@ def parse_entries(text: bytes, uri: str) -> list[Any]:
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{uri}: {len(text)} bytes that are not JSON ({error}); "
-            "if it is a cached copy, delete it, else write the stream again"
+            "if it is a cached copy, delete it, else rewrite the stream"
         ) from error
     is_object = isinstance(document, dict)
-    _check(is_object, f"{uri}: holds", document, "an index.json is an object; write it again")
+    _check(is_object, f"{uri}: holds", document, "an index.json is an object; rewrite it")
     if is_litdata(document):
         return entries_of(document, uri)
     version, entries = document.get("version"), document.get("shards")
-    way_out = "only MDS version 2 is known; write the stream again"
+    way_out = "only MDS version 2 is known; rewrite the stream"
     _check(version == 2, f"{uri}: version is", version, way_out)
-    way_out = "a stream needs 1 or more; finish writing it, or leave it out of the mix"
+    way_out = "a stream needs 1 or more; finish writing it, or remove it from the mix"
     _check(isinstance(entries, list) and entries, f"{uri}: shards is", entries, way_out)
     return list(entries)
 
@@ -170,7 +170,7 @@ def index_of(entries: list[Any], uri: str) -> MdsIndex:
     if not any(shard.num_samples for shard in shards):
         raise DataError(
             f"{uri}: the stream is empty: its {len(shards)} shards hold 0 samples; "
-            "write samples to it, or leave it out of the mix"
+            "write samples to it, or remove it from the mix"
         )
     return MdsIndex(uri=uri, shards=shards)
 
@@ -199,7 +199,7 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
         )
         _check(is_known, f"{where}.compression is", compression, must)
     num_samples = _parse_size(entry.get("samples"), f"{where}.samples")
-    # A shard holds its sample count, its offsets, and the fixed bytes of each sample.
+    # A shard contains its sample count, its offsets, and the fixed bytes of each sample.
     least = 8 + num_samples * (4 + layout.fixed_bytes * (layout.format != LITDATA_BARE))
     if raw.num_bytes < least:
         raise DataError(
@@ -259,11 +259,11 @@ def _parse_layout(entry: dict[str, Any], where: str) -> Layout:
     fields = [entry.get(f"column_{field}") for field in ("names", "encodings", "sizes")]
     three = f"{where}: column_names, column_encodings and column_sizes are"
     are_lists = all(isinstance(field, list) for field in fields)
-    _check(are_lists, three, fields, "must be lists; write the stream again")
+    _check(are_lists, three, fields, "must be lists; rewrite the stream")
     names, encodings, sizes = (tuple(field or ()) for field in fields)
     texts = all(isinstance(text, str) for text in names + encodings)
     positive = all(size is None or (type(size) is int and size > 0) for size in sizes)
     are_alike = texts and positive and len(names) == len(encodings) == len(sizes) > 0
-    must = "do not match, or hold other values than names and sizes; write the stream again"
+    must = "do not match, or hold other values than names and sizes; rewrite the stream"
     _check(are_alike, three, fields, must)
     return Layout(names=names, encodings=encodings, sizes=sizes, format=entry["format"])

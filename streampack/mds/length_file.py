@@ -69,7 +69,7 @@ class LengthFile:
     origin: str
     """Folder or URL of its stream, for messages."""
     column: str
-    """The column whose values were counted."""
+    """The column that was counted."""
     num_samples: int
     num_shards: int
     num_tokens: int
@@ -140,7 +140,7 @@ class LengthFile:
     def digest(self) -> str:
         """Return a 16-character digest of the token counts of all shards.
 
-        Lengths of single samples are left out: reading all of them takes 12 bytes a sample.
+        Lengths of single samples are omitted: reading all of them takes 12 bytes a sample.
         """
         head = (self.column, self.num_samples, self.num_tokens, self.min_tokens)
         entries = self._entries()
@@ -236,9 +236,9 @@ def length_file_pieces(
 ) -> Iterator[bytes | memoryview]:
     """Yield the parts of a length file in order.
 
-    It is to lie next to an index.json of the bytes `text`, parsed as `index`. `lengths` holds the
+    It belongs next to an index.json of the bytes `text`, parsed as `index`. `lengths` contains the
     tokens per sample in `column`, shape (num_samples,), and `edges` their first and last token,
-    shape (num_samples, 2). `hashes` holds the xxh64 of each decompressed shard; empty: none are
+    shape (num_samples, 2). `hashes` contains the xxh64 of each decompressed shard; empty: none are
     stored.
     """
     sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.uint64)])
@@ -262,7 +262,7 @@ def length_file_pieces(
 
 
 def _way_out(origin: str) -> str:
-    return f"write it again: streampack index {origin}"
+    return f"rewrite it: streampack index {origin}"
 
 
 def _padded(num_bytes: int) -> int:

@@ -127,7 +127,7 @@ class Deficits:
         deficits = [int(deficit) for deficit in state["deficits"]]
         if not len(amounts) == len(deficits) == len(self._amounts):
             raise ResumeError(
-                f"the state holds amounts of {len(amounts)} sources and deficits of "
+                f"the state contains amounts of {len(amounts)} sources and deficits of "
                 f"{len(deficits)}, but there are {len(self._amounts)}; load what state_dict() "
                 "returned, unchanged"
             )
@@ -156,7 +156,7 @@ def _serve_waiting(
 ) -> int:
     """Serve waiting samples, and write their sources to `served`; return their number.
 
-    `sources` holds deficit, share in units of 1 / SHARE_SCALE, next sample, and one past the
+    `sources` contains deficit, share in units of 1 / SHARE_SCALE, next sample, and one past the
     last of each source, shape (4, num_sources); updated. Others are as in `Deficits.serve_waiting`.
     """
     num = 0

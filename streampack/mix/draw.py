@@ -73,9 +73,9 @@ def draw_places(
 
 
 def lookaheads(weights: Sequence[float], sizes: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the samples of each stream whose lengths a draw by tokens should know.
+    """Return the samples of each stream that a draw by tokens should know the lengths of.
 
-    They are proportional to the samples drawn, given the (samples, tokens) that each stream holds.
+    They are proportional to the samples drawn, given the (samples, tokens) that each stream has.
     """
     due = [
         weight * samples / max(tokens, 1)
@@ -152,7 +152,7 @@ def draw_by_tokens(
 ) -> int:
     """Fill `out` with streams by running token deficit, and return the number of draws.
 
-    Stops early at a stream whose known lengths are used up, unless the stream is finished.
+    Stops early if a stream's known lengths are used up, unless the stream is finished.
 
     Args:
         shares: Share of each stream, summing to at most TOKEN_SCALE; 0 for ended streams. Updated.

@@ -1,4 +1,4 @@
-"""Which stream each slot holds. Shares are met to within one slot at every moment.
+"""Which stream each slot gets. Shares are met to within one slot at every moment.
 
 With shares 1/2, 1/4, 1/4::
 
@@ -6,7 +6,7 @@ With shares 1/2, 1/4, 1/4::
     stream    0  1  2  0  0  1  2  0     after n slots: n * share, give or take less than 1
 
 A slot is one pack, one device batch or one global batch, depending on the batching method. To stay
-within one slot, each unit of a stream must lie in a certain window of slots. The unit whose window
+within one slot, each unit of a stream must be in a certain window of slots. The unit whose window
 closes first is served (earliest deadline first, Liu & Layland 1973; the windows are those of Pfair
 scheduling, Baruah et al. 1996). docs/adr/0005 explains the choice.
 
@@ -54,7 +54,7 @@ class LinearShares:
         begin: Share of each stream at the first slot; they sum to 1.
         end: Share of each stream after the last slot; they sum to 1.
         num_slots: Number of slots. None: it has no end.
-        ramp_slots: Slots over which the shares change; None: as many as there are.
+        ramp_slots: Slots over which the shares change, or None for as many as there are.
 
     >>> shares = LinearShares([Fraction(1), Fraction(0)], [Fraction(0), Fraction(1)], 100)
     >>> (shares.due(0, 100) / SCALE).tolist()
@@ -110,7 +110,7 @@ def fixed_shares(amounts: Sequence[int]) -> LinearShares:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduleState:
-    """Where a schedule stands, to resume it; nothing in it grows with the run."""
+    """The position of a schedule, to resume it; nothing in it grows with the run."""
 
     slot: int = 0
     """Slots before it."""
@@ -131,7 +131,7 @@ class Schedule:
         amounts: Expected tokens of each stream, of which only the ratios matter; or the shares.
         block: Slots per block. The streams within a block are shuffled, so with one global batch
             per block every rank sees every stream. With block=1, neighbours are swapped only where
-            the bound still holds at every slot.
+            the bound is still met at every slot.
         seed: The run's seed.
         seed_path: Identifies the schedule, such as ("epoch", 0).
         num_lanes: Number of lanes that take the slots in turn.

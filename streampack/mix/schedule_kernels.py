@@ -114,7 +114,7 @@ def earliest_deadline(
 def swap_neighbours(
     out: Int64Array, windows: Int64Array, order: Int64Array, coins: Int64Array
 ) -> None:
-    """Swap random neighbours if both stay inside their windows, so that the bound still holds."""
+    """Swap random neighbours if both stay inside their windows, so that the bound is still met."""
     # Each swap sees the windows that earlier swaps left, so a unit may move by several slots.
     for turn in range(len(order)):
         i = order[turn]

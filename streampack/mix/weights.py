@@ -164,7 +164,7 @@ def resolve_weights(
     arithmetic: str = "exact",
     seed: int = 0,
 ) -> tuple[Quota, ...]:
-    """Return the quota of each stream for one epoch, given the (samples, tokens) that it holds.
+    """Return the quota of each stream for one epoch, given the (samples, tokens) that it has.
 
     Raises a ConfigError if the weights do not fit together, or the epoch would be empty. The
     options are those of `Mixing`; `seed` distributes the shortfall of arithmetic="mosaicml".
@@ -186,7 +186,7 @@ def resolve_weights(
     elif epoch_size is not None:
         raise ConfigError(
             f"epoch_size={epoch_size} needs proportions, but the streams set repeat or choose; "
-            "leave epoch_size out, or use proportion"
+            "omit epoch_size, or use proportion"
         )
     else:
         quotas = tuple(

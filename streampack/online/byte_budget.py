@@ -103,7 +103,7 @@ def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> Mem
 
 
 def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
-    """Return the most bytes that a format adds to a native batch; None: not known in advance."""
+    """Return the most bytes that a format adds to a native batch, or None if not known."""
     if convert is to_native:
         return 0
     if not is_builtin(convert):
@@ -135,7 +135,7 @@ def added_bytes(converted: Any, batch: Batch) -> int:
 
 
 class HeldBytes:
-    """Counts the bytes that a worker holds, and enforces the bound.
+    """Counts the bytes that a worker keeps, and enforces the bound.
 
     `fixed` bytes are reserved for tensors; `ahead` is the most batches not yet delivered.
     """
@@ -143,13 +143,13 @@ class HeldBytes:
     def __init__(self, limit: int | None, fixed: int, ahead: int) -> None:
         self._limit = limit
         self._fixed = fixed
-        # Of each batch that may be undelivered: tensors plus payloads, and payloads alone.
+        # For each batch that may be undelivered: tensors plus payloads, and payloads alone.
         self._batches: deque[tuple[int, int]] = deque(maxlen=max(ahead - 1, 0))
         self.high_water = 0
         """Peak bytes of batches and payloads."""
 
     def check(self, payloads: int, where: str) -> None:
-        """Refuse payloads, up to sample `where`, that do not fit beside the finished batches."""
+        """Refuse payloads, up to sample `where`, that do not fit next to the finished batches."""
         if self._limit is None:
             return
         payloads += sum(each for _, each in self._batches)

@@ -65,13 +65,13 @@ class OnlineIteration:
     epoch: int
     worker_slice: WorkerSlice
     start: State | None
-    """The state to resume from; None: the epoch's start."""
+    """The state to resume from, or None for the epoch's start."""
 
 
 class OnlineEngine(ResumableRun[OnlineIteration, State]):
     """Iterates over a process's slice of the sources, and resumes from its states.
 
-    `context` is the slice of each row that this rank gets; None: whole rows.
+    `context` is the slice of each row that this rank gets, or None for whole rows.
     """
 
     ROLLED_BACK: ClassVar = (*ResumableRun.ROLLED_BACK, "_start", "_has_moved_away")
@@ -351,7 +351,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             self.restart(epoch)
 
     def restart(self, epoch: int, start: State | None = None) -> None:
-        """Read from a state in an epoch; None: from the epoch's start."""
+        """Read from a state in an epoch, or from the epoch's start."""
         self._start, self._is_start_own = start, get_worker_info() is not None
         self._has_moved_away = False
         self.loops.num_moves += 1

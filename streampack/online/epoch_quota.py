@@ -7,7 +7,7 @@
     repeat, choose             the same; a stream with neither in such a mix: one pass
 
 A worker takes every P-th item of the endless sequence of passes, P being the number of workers.
-So all workers together take each item exactly as often as the weights ask. This holds where the
+So all workers together take each item exactly as often as the weights ask. This is true where the
 source has a size, or where each worker reads all of it. Where a source shards itself over the
 workers, each worker's quota rounds up in a different epoch.
 
@@ -42,7 +42,7 @@ class WorkerQuota:
     """How much of its slice of a stream a worker takes in an epoch."""
 
     amount: int | None = None
-    """Samples, or tokens; None: one pass, or passes without end."""
+    """Samples or tokens; None means one pass, or passes without end."""
     by_tokens: bool = False
     skipped: int | None = None
     """Samples of the slice's endless sequence of passes that belong to earlier epochs; None: every
@@ -56,7 +56,7 @@ class EpochQuotas:
     """Amounts of each stream in an epoch, over all workers."""
 
     amounts: tuple[int | None, ...]
-    """Relative shares, or samples (or tokens); None: unknown until the source was read through."""
+    """Relative shares, or samples (or tokens). None until a source was read through."""
     repeats: tuple[float | None, ...]
     """Passes over each stream that is weighted by passes; otherwise None."""
     are_quotas: bool
@@ -172,7 +172,7 @@ def _absolute(
         asked = f"epoch_size={mixing.epoch_size}" if mixing.epoch_size else "stop='repeat'"
         raise ConfigError(
             f"{asked} needs proportions, but the streams set repeat or choose, which say what an "
-            "epoch takes; leave it out, or use proportion"
+            "epoch takes; omit it, or use proportion"
         )
     amounts: list[int | None] = []
     repeats: list[float | None] = []

@@ -208,7 +208,7 @@ def are_integer_rows(values: Sequence[Any]) -> bool:
 
 
 def has_invalid_values(plain: Plain) -> bool:
-    """Whether a sample holds an invalid token id or label."""
+    """Whether a sample has an invalid token id or label."""
     tokens, labels, _ = plain
     return bool(
         len(invalid_token_ids(tokens)) or (labels is not None and len(invalid_labels(labels)))

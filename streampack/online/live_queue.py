@@ -46,7 +46,7 @@ CHUNK_TOKENS = 1 << 14  # of a chunk, if a device batch has fewer
 def fitting_window(plan: FlowPlan, buffers: Buffers, num_workers: int) -> int:
     """Return the packs that each worker shuffles together, at most `plan.pack_shuffle`.
 
-    They fit beside the packers' buffers and one batch, except if that leaves fewer than two packs;
+    They fit next to the packers' buffers and one batch, except if that leaves fewer than two packs;
     `max_prefetch` refuses such buffers.
     """
     limits = [buffers.worker_tokens]

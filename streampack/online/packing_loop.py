@@ -208,7 +208,7 @@ class OnlinePacker:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a worker's state; buffered samples are read again."""
+        """Resume from a worker's state; buffered samples are reread."""
         try:
             self._restore(state)
         except StreampackError:

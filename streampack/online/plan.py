@@ -34,11 +34,11 @@ class FlowPlan:
     batch_size: int
     seed: int
     shuffle_block_size: int | None
-    """Samples shuffled together in indexed sources; None: stored order."""
+    """Samples shuffled together in indexed sources, or None for stored order."""
     bucketing: Bucketing | None = None
-    """Length bucketing, whose batches each count as one pack; None: packing."""
+    """Length bucketing, whose batches each count as one pack, or None for packing."""
     steps: Steps | None = None
-    """Where a loop ends, on all ranks; None: with this rank's epoch."""
+    """Where a loop ends on all ranks, or None if it ends with this rank's epoch."""
     pack_shuffle: int = 0
     """Packs that a worker shuffles together, as far as `Buffers` allow; 0: no shuffle."""
 

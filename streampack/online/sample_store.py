@@ -60,7 +60,7 @@ INVALID = np.iinfo(np.int32).min  # neither a token id nor a label
 
 
 class SampleStore:
-    """The samples that one worker holds; without labels in any stream, only tokens are stored."""
+    """The samples that one worker keeps; without labels in any stream, only tokens are stored."""
 
     def __init__(
         self, packing: Packing, streams: Sequence[IterableStream], *, has_labels: bool
@@ -206,7 +206,7 @@ class SampleStore:
 
     @property
     def addresses(self) -> Int64Array:
-        """Of each piece: stream, pass, sample, start, length, tokens left, digest; shape (n, 7)."""
+        """Stream, pass, sample, start, length, tokens left, digest of each piece; shape (n, 7)."""
         pieces = self.pieces
         live: Int64Array = pieces[pieces[:, LEFT] > 0]
         return live
@@ -220,7 +220,7 @@ class SampleStore:
         """Free all pieces but those at `held` addresses of the store that was saved.
 
         Return the index of the first address, also of those at `last`, of another piece than is
-        stored; None: all are equal.
+        stored, or None if all are equal.
         """
         lines = self._table[: self._num_lines]
         found = {tuple(line[: START + 1].tolist()): line for line in lines}
@@ -248,7 +248,7 @@ class SampleStore:
         """Return the tokens, labels and extra fields of packs, and free the used pieces.
 
         The next call reuses the rows' memory. Rows after the packs are padding, and rows have
-        `row_tokens` tokens; None: as many as a pack has.
+        `row_tokens` tokens, or None for as many as a pack has.
         """
         shape = (num_rows, row_tokens or self._packing.row_tokens)
         if self._rows is None or self._rows[0].shape != shape:

@@ -9,7 +9,7 @@
 All kernels are in this one file, because numba's disk cache does not notice a changed callee in
 another file.
 
-A digest verifies a piece that is read again on resume. It uses only int64 arithmetic, so states are
+A digest verifies a piece that is reread on resume. It uses only int64 arithmetic, so states are
 portable between machines.
 
 Cost: about 20 ns per piece, a copy of its tokens, and about 1 ns per token for the digest.
@@ -44,7 +44,7 @@ SIZE, LEFT, DIGEST, OFFSET, AFTER, SERIAL, NEXT = range(4, 11)
 NUM_TABLE = 11
 NO_LINE = -1
 FACTOR = 6364136223846793005  # Knuth's MMIX multiplier: its powers repeat only after 2**62
-# Its powers in int64, whose products wrap: four tokens are mixed in without waiting for each other.
+# Its powers in int64 (products wrap): four tokens are mixed in without waiting for each other.
 FACTOR_2, FACTOR_3, FACTOR_4 = (
     (pow(FACTOR, power, 1 << 64) ^ (1 << 63)) - (1 << 63) for power in (2, 3, 4)
 )
@@ -53,7 +53,7 @@ DIGEST_BITS = 53  # precision that every JSON reader keeps
 
 @compiled
 def _bucket(heads: Int64Array, stream: int, pass_: int, sample: int) -> int:
-    """Return a sample's hash bucket in `heads`, whose length is a power of 2."""
+    """Return a sample's hash bucket in `heads` (its length is a power of 2)."""
     mixed = (sample * 0x9E3779B97F4A7C1 + pass_ * 0x85EBCA6B + stream * 0xC2B2AE35) & (2**62 - 1)
     return int((mixed ^ (mixed >> 31)) & (len(heads) - 1))
 
@@ -83,7 +83,7 @@ def _leave(table: Int64Array, heads: Int64Array, line: int) -> None:
 
 @compiled
 def _find(table: Int64Array, heads: Int64Array, segment: Int64Array, start: int) -> int:
-    """Return the line of the piece that holds token `start` of a segment's sample, or NO_LINE."""
+    """Return the line of the piece with token `start` of a segment's sample, or NO_LINE."""
     line = heads[_bucket(heads, segment[0], segment[1], segment[2])]
     while line != NO_LINE:
         is_same = (
@@ -173,13 +173,13 @@ def hold(
         length = rows[i, TOKENS] - num_slots
         own_ids = own_tokens[at_token : at_token + num]
         out = tokens[offset : offset + length]
-        beside = labels[offset : offset + length] if len(labels) else labels
+        own_labels = labels[offset : offset + length] if len(labels) else labels
         targets = (
             own_labels[at_label : at_label + num_labels],
             own_mask[at_mask : at_mask + num_mask],
         )
         shifted = are_shifted[rows[i, STREAM]]
-        is_valid = _encode(own_ids, targets, shifted, ids, out, beside, is_in_place)
+        is_valid = _encode(own_ids, targets, shifted, ids, out, own_labels, is_in_place)
         if not is_valid and first_bad == len(rows):
             first_bad = i
         if num_slots:
@@ -336,7 +336,7 @@ def take_out(
         held: Table, heads, tokens and labels; empty labels: they follow from the tokens.
         packs: Segment rows, shape (n, 6), and the end of each pack, shape (num_packs,).
         multiple: Each segment is padded to a multiple of this many tokens.
-        padding_id: Token of the padding, whose label is IGNORED.
+        padding_id: Token of the padding; its label is IGNORED.
         made: Outputs: tokens and labels, shape (B, S); the token after each segment, shape (n,);
             and the copies, shape (most, 5), as row, offset in the row, line, first token in the
             piece, number of tokens.

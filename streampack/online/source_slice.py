@@ -80,7 +80,7 @@ class SourceSlice:
     """The items of one slice of a source, readable again from any earlier position.
 
     A `sharded` source gives each worker only that worker's items. With `replay`, the source's own
-    state is never used. `shuffle` holds seed, stream number and block size; None: no shuffle.
+    state is never used. `shuffle` contains seed, stream number and block size, or is None.
 
     >>> letters = SourceSlice("abcdefgh", "letters", WorkerSlice(worker=1, num_workers=3))
     >>> letters.begin(0)
@@ -198,7 +198,7 @@ class SourceSlice:
             self._keep_state()
 
     def _skip(self, taken: int | None) -> None:
-        """Skip until `taken` items were taken; None: to the end of the pass."""
+        """Skip until `taken` items were taken, or to the end of the pass."""
         # No states on the way: each is a copy, and none of them is needed.
         self._keeps = False
         try:
@@ -294,7 +294,7 @@ class SourceSlice:
         return Items(self.pass_, taken, numbers[: len(values)], values)
 
     def _together(self, numbers: Sequence[int]) -> list[Any] | None:
-        """Return items that are read in one step; None: read them one by one."""
+        """Return items that are read in one step, or None to read them one by one."""
         if self.is_list and isinstance(self._source[numbers[0]], np.ndarray):
             return list(map(self._source.__getitem__, numbers))
         if self._reads_batches and len(numbers) > 1:
@@ -369,7 +369,7 @@ class SourceSlice:
             return
         if not self._has_state:
             raise ConfigError(
-                f"stream {self.name!r}: the state holds one of its source's own, but "
+                f"stream {self.name!r}: the state contains one of its source's own, but "
                 f"{type(self._source).__name__} has no load_state_dict; pass the source that was "
                 "saved, or set replay=True to read it up to the position"
             )

@@ -22,7 +22,7 @@ NUM_COMPARED = 16
 def source_view(stream: IterableStream, where: str) -> State:
     """Return what ranks compare of a stream, as JSON; `where` names it in the keys.
 
-    Of a Hugging Face iterable, that is the list of its shards and what seeds its shuffles. Files
+    For a Hugging Face iterable, that is the list of its shards and what seeds its shuffles. Files
     count by name, because nodes may keep copies in different folders.
     """
     source = stream.source

@@ -5,10 +5,10 @@
     {"version": 6, "kind": "iterable", "epoch": 0,
      "worker": [0, 2], "device": [0, 8],              number and count of this worker and rank
      "fingerprint": {"seed": 17, "streams": [...], ...},          every field must match
-     "flow": {...}}                                   positions in the sources; None: at the start
+     "flow": {...}}                                   positions in the sources, or None at the start
 
 Unlike a planned run's state, it belongs to one worker of one rank: the packs depend on the samples
-that each worker reads. A loader's state holds one for each of its workers.
+that each worker reads. A loader's state contains one for each of its workers.
 
 Cost: a few hundred integers per state; no tokens.
 """
@@ -169,7 +169,7 @@ class LoaderPosition:
 
     @property
     def flows(self) -> list[State | None]:
-        """The state of each worker's packing loop; None: at the start of an epoch."""
+        """The state of each worker's packing loop, or None at the start of an epoch."""
         return [state["flow"] for state in self.states]
 
     def state_dict(self, num_workers: int) -> State:
@@ -203,7 +203,7 @@ def read_position(state: State, num_workers: int) -> LoaderPosition:
     wrong = None
     if not isinstance(workers, list) or len(workers) != num:
         held = len(workers) if isinstance(workers, list) else "no"
-        wrong = f"the state holds {held} workers', but this loader has {num}"
+        wrong = f"the state contains {held} workers', but this loader has {num}"
     elif type(next_worker) is not int or not 0 <= next_worker < num:
         wrong = f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
     if wrong:

@@ -71,7 +71,7 @@ class StreamMixer:
         self._find_only()
 
     def draw(self, lane: int, most_tokens: int, most_samples: int) -> Chunk | None:
-        """Take samples for a lane, of all streams or of the stream of that number; None: no more.
+        """Take samples for a lane, of all streams or of the stream of that number, if any are left.
 
         The last one may exceed `most_tokens`. If a source fails, the samples before that come
         first.

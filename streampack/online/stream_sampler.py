@@ -6,7 +6,7 @@
                               texts are encoded        | bad ones: raise, skip
 
 When a pass ends, the next one begins if the epoch's quota needs more. The state is a position in
-the source and never holds tokens: on resume, buffered samples are read again.
+the source and never has tokens: on resume, buffered samples are reread.
 
 Cost: 0.1 us per sample of a list, else 1 us, plus the source and the tokenizer. Memory: one group
 of items, in which one follows 65,536 tokens or characters at most; one item if it has payloads.
@@ -36,7 +36,7 @@ from streampack.types import Int64Array, State
 CHUNK = 64  # items that are read together
 LIST_ITEMS = 256  # of a list, whose items are in memory already
 SIZE_TOGETHER = 65_536  # tokens or characters, up to the last item
-NEAR = 64  # most items that are read again only to verify the last sample
+NEAR = 64  # most items that are reread only to verify the last sample
 
 # Columns of the lines: a sample's pass and number, the items of the slice up to and with it in that
 # pass, its tokens as it is packed, those of them that are packed, and what was taken with it.
@@ -271,7 +271,7 @@ class StreamSampler:
             if self._slice.is_empty:
                 raise DataError(
                     f"stream {self._name!r}: its source "
-                    f"({type(self._stream.source).__name__}) is empty; leave the stream out"
+                    f"({type(self._stream.source).__name__}) is empty; omit the stream"
                 )
             wants_more = self._quota.endless or self._quota.amount is not None
             num_empty += not self._slice.taken  # no item was read or skipped in this pass
@@ -330,7 +330,7 @@ class StreamSampler:
         }
 
     def is_near(self, sample_pass: int, number: int) -> bool:
-        """Whether a sample is cheap to read again: by index, or within `NEAR` items."""
+        """Whether a sample is cheap to reread: by index, or within `NEAR` items."""
         if self.has_index:
             return True
         pass_, taken, *_ = self.position

@@ -145,7 +145,7 @@ class Passes:
             cursor += step * len(in_block)
 
     def _put_small(self, cursors: Int64Array, rows: Int64Array, places: Int64Array) -> None:
-        """Write elements at ascending cursors, which lie in small blocks, with few kernel calls."""
+        """Write elements at ascending cursors, which are in small blocks, with few kernel calls."""
         passes, inside = np.divmod(cursors, self.num_samples)
         blocks, in_block = np.divmod(inside, self._block_size)
         taken = np.empty((len(cursors), 2), np.int64)
@@ -198,7 +198,7 @@ class Passes:
         return passes * self.num_samples + first + int(found)
 
     def block_of(self, cursor: int) -> int:
-        """Return the number of the block that holds an element, counted over all passes."""
+        """Return the number of the block of an element, counted over all passes."""
         passes, inside = divmod(cursor, self.num_samples)
         return passes * self._blocks_per_pass + inside // self._block_size
 
@@ -268,7 +268,7 @@ class Passes:
         return self.num_samples, before
 
     def _block_near(self, passes: int, tokens: int) -> tuple[int, int]:
-        """Return a block at or before the one that holds a token, and the tokens before it."""
+        """Return a block at or before the one with a token, and the tokens before it."""
         if self._shard_tokens is None:
             return 0, 0
         order = self._order_of(passes)
@@ -309,7 +309,7 @@ class Passes:
         return tokens
 
     def _block_at(self, cursor: int) -> _Block:
-        """Return the block that holds an element. The next call may overwrite its rows."""
+        """Return the block of an element. The next call may overwrite its rows."""
         block = self._block
         if block is not None and block.first <= cursor < block.first + len(block.rows):
             return block

@@ -141,9 +141,9 @@ def place_segments(
 
 @compiled
 def write_packs(rows: Int64Array, place_of: Int64Array, ends: Int64Array, out: Int64Array) -> None:
-    """Write each row into its pack of `out`; a negative place means that the row is left out.
+    """Write each row into its pack of `out`; a negative place means that the row is omitted.
 
-    `ends` holds the first row of each pack on entry, and one past its last row on return.
+    `ends` contains the first row of each pack on entry, and one past its last row on return.
     """
     for row in range(len(rows)):
         place = place_of[row]
@@ -154,7 +154,7 @@ def write_packs(rows: Int64Array, place_of: Int64Array, ends: Int64Array, out: I
 
 
 class BestFitDecreasingPacker(BufferedPacker):
-    """A packer whose calls of `add` are windows, each packed as a whole, longest first.
+    """A packer that packs each call of `add` as a whole, longest first.
 
     >>> packer = BestFitDecreasingPacker(Packing(max_seq_len=8, method="best_fit_decreasing"))
     >>> lengths = [5, 4, 6, 2, 1, 3]
@@ -191,7 +191,7 @@ class BestFitDecreasingPacker(BufferedPacker):
         return self._leave(rows, pack_of, packs[:, OPENER], passes)
 
     def _choose(self, packs: Int64Array, may_pass: npt.NDArray[np.bool_]) -> Int64Array:
-        """Return the packs whose segments pass on to the next window, shape (n,)."""
+        """Return the packs that give their segments to the next window, shape (n,)."""
         limits = self._limits
         may_pass &= (packs[:, FREE] > limits.tolerance) & (packs[:, COUNT] < limits.max_samples)
         chosen: Int64Array = np.flatnonzero(may_pass)

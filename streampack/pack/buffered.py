@@ -150,7 +150,7 @@ Kernel: TypeAlias = Callable[[Limits, Work, bool], None]
 
 
 class KernelPacker(BufferedPacker):
-    """A packer whose buffer is a pool that is emptied by a kernel of kernels.py."""
+    """A packer with a buffer that a kernel of kernels.py empties."""
 
     def __init__(self, method: str, limits: Limits, kernel: Kernel):
         super().__init__(method, limits)
@@ -204,7 +204,7 @@ class KernelPacker(BufferedPacker):
         return kernels.Tier(limits=self._limits, rows=rows, waited=waited, counts=counts)
 
     def take_back(self, tier: kernels.Tier) -> None:
-        """Store the segments that a tier holds after the kernel ran."""
+        """Store the segments that a tier has after the kernel ran."""
         num_buffered, tokens, samples = tier.counts.tolist()
         self._buffered = tier.rows[:num_buffered].copy()
         self._waited = tier.waited[:num_buffered].copy()

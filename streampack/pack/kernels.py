@@ -5,7 +5,7 @@
     rows     a  b  c  d | e  f  g  h        buffered segments, then the newly arrived ones
     order       b     d   e                 the pool: places in `rows`, oldest first
              head^       ^tail ^next        next: the first row that was not pulled yet
-    out      packs that closed, row by row; `ends` holds the end of each one
+    out      packs that closed, row by row; `ends` contains the end of each one
 
 A kernel pulls one row at a time, and only if the pool cannot fill a pack. Building a pack only adds
 to the pool; a single commit at the end removes its segments. A build that runs out of rows is
@@ -395,7 +395,7 @@ def mark_counted(
 def search_counted(limits: Limits, work: Work, task: tuple[int, int, bool]) -> int:
     """Choose as `search` does, but respect `max_samples`; the result is never TOO_SMALL.
 
-    A row of counts holds, for each sum, the minimum number of segments that reach it.
+    A row of counts contains, for each sum, the minimum number of segments that reach it.
     """
     rows, pool, cursor = work.rows, work.pool, work.cursor
     first, left, final = task
@@ -579,7 +579,7 @@ class Tiers(NamedTuple):
 
     short: Tier
     long: Tier
-    """Its rows represent items. The sample column holds the item's number."""
+    """Its rows represent items. The sample column is the item's number."""
     turn: Int64Array
     """Collected short segments, shape (n, 6)."""
     items: Int64Array
@@ -698,7 +698,7 @@ def emit_items(tiers: Tiers, packed: Int64Array, first: int, last: int) -> int:
 def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> None:
     """Run a tier. Packs of the short tier become items of the long tier, which closes rows.
 
-    `added` holds collected segments for the short tier, or one item for the long tier.
+    `added` contains collected segments for the short tier, or one item for the long tier.
     """
     counts = tiers.counts
     nothing = added[:0]

@@ -24,7 +24,7 @@ from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
 
 
 class LengthBucketPacker:
-    """A packer whose packs are batches of similar lengths; implements the `Packer` protocol.
+    """A packer that makes batches of similar lengths; implements the `Packer` protocol.
 
     >>> packer = LengthBucketPacker(Bucketing(max_tokens=12, buffer_samples=3))
     >>> lengths = (5, 2, 6)

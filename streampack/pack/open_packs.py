@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 @compiled
 def put_piece(work: Work, row: int, offset: int, length: int, owner: int) -> None:
-    """Record that a piece of a row lies in a pack."""
+    """Record that a piece of a row is in a pack."""
     piece = work.pieces[work.counters[NUM_PIECES]]
     piece[ROW], piece[OFFSET], piece[TOKENS], piece[OWNER] = row, offset, length, owner
     work.counters[NUM_PIECES] += 1
@@ -175,7 +175,7 @@ def fit_rows(limits: Limits, work: Work, lengths: Int64Array, fullest: bool, fin
 
 
 class OpenPacksPacker(BufferedPacker):
-    """A packer that keeps several packs open. Every buffered segment lies in one of them.
+    """A packer that keeps several packs open. Every buffered segment is in one of them.
 
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate([4, 5, 3, 4])]
     >>> for method in ("first_fit", "best_fit"):

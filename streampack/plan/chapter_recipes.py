@@ -85,7 +85,7 @@ def _check_names(number: int, chapter: Chapter, names: Sequence[str]) -> None:
 
 
 def chapter_slots(chapter: Chapter, row_tokens: int, size: int) -> int | None:
-    """Return the packs of a chapter, whole global batches of `size`; None: it has no end."""
+    """Return the packs of a chapter, whole global batches of `size`, or None if it has no end."""
     if chapter.stop_after is not None:
         return chapter.stop_after * size
     return _ramp_slots(chapter, row_tokens, size)

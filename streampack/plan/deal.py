@@ -109,7 +109,7 @@ class Dealer:
 
     @property
     def straggler(self) -> tuple[float, float] | None:
-        """Mean time of a global batch over the ideal, as planned and as dealt; None: none dealt."""
+        """Mean time of a global batch over the ideal, as planned and as dealt, or None."""
         if not self._num_dealt:
             return None
         planned, dealt = (self._times / self._num_dealt).tolist()

@@ -33,7 +33,7 @@ class DeviceView:
     batch_size: int = 1
     """Packs per device batch."""
     balance: Balance | None = None
-    """How the packs of a global batch are dealt to `sharing`; None: they stay where they are."""
+    """How the packs of a global batch are dealt to `sharing`, or None if they are not dealt."""
     sharing: tuple[int, ...] = ()
     """Places of the devices that share packs, in ascending order, with this one."""
 
@@ -114,7 +114,7 @@ class Totals:
     packer_tokens: int = 0
     """High-water mark of the packers' buffers."""
     straggler: tuple[float, float] | None = None
-    """Time of a global batch over the ideal, as planned and as dealt; None: none was dealt."""
+    """Time of a global batch over the ideal, as planned and as dealt, or None if none was dealt."""
 
     def __add__(self, later: Totals) -> Totals:
         return Totals(
@@ -153,7 +153,7 @@ class BatchPacks:
     def take(self, first: int, most: int, num_slots: int | None = None) -> AlikeBatches:
         """Return up to `most` batches from `first` on, with packs of one length.
 
-        Only the packs of `num_slots` slots are returned; None: all.
+        Only the packs of `num_slots` slots are returned; all by default.
         """
         slots, last = self._slots[first], min(first + most, self._ends[first])
         begin, end = self.bounds[first], self.bounds[last]

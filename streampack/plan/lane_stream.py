@@ -1,4 +1,4 @@
-"""The part of a stream that lies in one lane, and what a queue draws of it.
+"""The part of a stream that is in one lane, and what a queue draws of it.
 
 ::
 
@@ -64,14 +64,14 @@ class LaneStream:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the lane holds no sample of the stream."""
+        """Whether the lane has no sample of the stream."""
         return self._passes is None
 
     @property
     def is_used(self) -> bool:
         """Whether any epoch takes a sample here.
 
-        If all epochs take the same samples, a small quota leaves out the same lanes every time.
+        If all epochs take the same samples, a small quota omits the same lanes every time.
         """
         if self._passes is None or not self.stream.quota.amount:
             return False
@@ -80,17 +80,17 @@ class LaneStream:
     def find(self, passes: int, sample: int) -> tuple[int, int]:
         """Return the lane that takes a sample in a pass, and its index in that lane's sequence.
 
-        The lane holds the sample. Of a stream that all lanes share, it may be another lane.
+        The lane has the sample. If all lanes share a stream, it may be another lane.
         """
         if self._passes is None:
-            raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
+            raise IndexError(f"lane {self._lane} has no sample of stream {self.stream.name!r}")
         element = self._passes.find(passes, sample)
         if self._shares is not None:
             return self._lane, element
         return element % self._step, element // self._step
 
     def block_of(self, cursor: int) -> int:
-        """Return the number of the shuffle block that holds an element; -1 in an empty lane."""
+        """Return the number of an element's shuffle block, or -1 in an empty lane."""
         if self._passes is None:
             return -1
         return self._passes.block_of(self._first + cursor * self._step)
@@ -143,7 +143,7 @@ class LaneStream:
         if not len(places):
             return
         if self._passes is None:
-            raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
+            raise IndexError(f"lane {self._lane} has no sample of stream {self.stream.name!r}")
         if self.stream.prepare is not None:
             self._prepare(self.stream.prepare, self.block_of(cursor + len(places) - 1))
         self._passes.put(self._first + cursor * self._step, rows, places, self._step)
@@ -341,7 +341,7 @@ def is_used(recipe: Recipe, lane: int, queue: int) -> bool:
 def skips_lanes(recipe: Recipe) -> bool:
     """Return whether slots pass over lanes that hold no sample of a global batch's stream.
 
-    A device's slots then lie in other lanes in each global batch.
+    A device's slots then are in other lanes in each global batch.
     """
     is_endless = recipe.mixing.epoch_end == "carry"
     is_whole = recipe.mixing.batching_method == "per_stream"

@@ -3,7 +3,7 @@
 ::
 
     windows of packs     [ c | a | d | b ] [ f | e ]
-                         ^ a snapshot       ^ lies where a window begins
+                         ^ a snapshot       ^ is where a window begins
 
 Packs are addressed by their number in the queue, so planning a queue again gives the same packs.
 A chapter begins after `number` packs of the queue were delivered::
@@ -12,7 +12,7 @@ A chapter begins after `number` packs of the queue were delivered::
     new packing   window  a b c | d e      buffered, are given back: their streams draw them first
     other queues  window  a b c | d e      d and e come first
 
-Windows after the one that holds pack `number` - 1 are planned again, so how far ahead a process
+Windows after the one with pack `number` - 1 are replanned, so how far ahead a process
 planned changes nothing.
 
 Cost: see `pack_windows`; at the start of a chapter, two windows of segments at most. Memory: two

@@ -57,7 +57,7 @@ class PackQueues:
             key: dict(enumerate(saved.get("begins", ()), saved.get("chapter", 0) + 1))
             for key, saved in self._loaded.items()
         }
-        # Samples left out by queues that are parked. Their snapshots may lack the last.
+        # Samples skipped by queues that are parked. Their snapshots may lack the last.
         self._parked_dropped = {key: saved["dropped"] for key, saved in self._loaded.items()}
         self._queues: dict[tuple[int, int], PackQueue] = {}
         self._planned = np.zeros_like(passed)  # known packs of each queue
@@ -84,7 +84,7 @@ class PackQueues:
 
     @property
     def dropped(self) -> Int64Array:
-        """Samples left out so far in the counted lanes, shape (num_streams,)."""
+        """Samples skipped so far in the counted lanes, shape (num_streams,)."""
         if self._num_counted != self.num_changes:
             self._num_counted = self.num_changes
             self._dropped = np.zeros(len(self._recipe.streams), np.int64)
@@ -191,7 +191,7 @@ class PackQueues:
         """Return how many of these slots can be delivered before a snapshot changes."""
         queues = slots[:, QUEUE]
         passed = self._recipe.shapes.packs_before(queues, slots[:, PACK] + 1)
-        # The first slot whose pack lies behind the next snapshot of its queue.
+        # The first slot with a pack behind the next snapshot of its queue.
         crossed = np.flatnonzero(passed >= self._crossings[slots[:, LANE], queues])
         return int(crossed[0]) if len(crossed) else len(slots)
 

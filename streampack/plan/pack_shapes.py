@@ -6,7 +6,7 @@
     web     4,096    [a][b][c][d][e][f][g][h]        a device batch: 8 packs of one slot
     books  16,384    [a         ][b         ]        another: 2 packs of four slots
 
-A pack must lie in one device batch, and a batch has packs of one length. So the slots of a queue
+A pack must be in one device batch, and a batch has packs of one length. So the slots of a queue
 are delivered in whole runs. Where a queue ends inside a run, "pad" completes the run with empty
 packs, and "drop" leaves it out. See docs/adr/0035 and 0047.
 """
@@ -56,7 +56,7 @@ class PackShapes:
         self.run = run if self.is_pure else 1
         """Slots of a queue that are delivered together."""
         self.is_padded = is_padded
-        """Whether a queue's last run is completed with empty packs. Otherwise it is left out."""
+        """Whether a queue's last run is completed with empty packs. Otherwise it is omitted."""
 
     def slots_of(self, queue: int, num_packs: int, *, is_all: bool) -> int:
         """Return the slots that the known packs of a queue serve, in whole runs.
@@ -71,5 +71,5 @@ class PackShapes:
         return -(-slots // size) * size if self.is_padded else slots // size * size
 
     def packs_before(self, queues: Int64Array, slots: Int64Array) -> Int64Array:
-        """Return how many whole packs of these queues lie before these slots, shape (n,)."""
+        """Return how many whole packs of these queues come before these slots, shape (n,)."""
         return slots if self.is_uniform else slots // self.slots_per_pack[queues]

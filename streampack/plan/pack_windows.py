@@ -5,7 +5,7 @@
     queue 0   arrivals -> overflow -> packer -> a b c d -> shuffle -> [ c | a | d | b ]
     queue 1   arrivals -> overflow -> packer -> e f     -> shuffle -> [ f | e ]
 
-The packs of a window are shuffled, so that a batch holds pieces of many samples: see docs/adr/0026
+The packs of a window are shuffled, so that a batch has pieces of many samples: see docs/adr/0026
 and, for packers of windows, 0028. A window has the packs or the samples of `Recipe.window`, rounded
 up to whole chunks of samples; a smaller one is a part of a chunk. Its order depends only on the
 seed, the lane, the queue and its first pack.
@@ -309,7 +309,7 @@ class PackWindows:
             if not rows[:, TOKENS].any() and "drop" not in rules:
                 raise DataError(
                     f"stream {names}: all of {self._num_dropped} samples in a row have no tokens; "
-                    "leave the stream out, or write it with tokens"
+                    "omit the stream, or write it with tokens"
                 )
             raise DataError(
                 f"stream {names}: all of {self._num_dropped} samples in a row are longer than "

@@ -113,7 +113,7 @@ def token_share(recipe: Recipe, number: int, num_slots: int) -> Fraction:
 
 
 def exhausted_at(recipes: list[Recipe], number: int, *, margin: int = 0) -> tuple[int, int] | None:
-    """Return the chapter and its step at which a stream reaches its max_passes; None: it does not.
+    """Return the chapter and its step at which a stream reaches its max_passes, or None.
 
     The stream may get ahead of its share by `margin` tokens.
     """
@@ -152,7 +152,7 @@ def _used(recipe: Recipe, number: int, whole: int, steps: int) -> Fraction:
 
 
 def check_limits(recipes: list[Recipe]) -> tuple[int, int, str] | None:
-    """Return the chapter and step at which a stream ends the run, and its name; None: none does.
+    """Return the chapter and step at which a stream ends the run, and its name, or None.
 
     Raises a ConfigError if a stream must not be exhausted and would be, or if a chapter has only
     streams that are.

@@ -33,7 +33,7 @@ V = TypeVar("V")
 MAX_PACKS = 1 << 20  # limit on packs in a global batch, and packs in a lane's run
 MAX_LANES = 1 << 14  # a lane takes about 0.1 ms to set up
 MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
-# Blocks whose halves are packed as a whole by default. Each half costs about 57 us: one of 128
+# By default halves of such blocks are packed as a whole. Each half costs about 57 us: one of 128
 # samples makes planning twice as slow, one of a single sample 180 times as slow.
 MIN_PACKED_BLOCK = 256
 
@@ -94,16 +94,16 @@ class PlanStream:
     lengths_of: Callable[[int], Int64Array]
     """Return the tokens of each sample of a shard, including those added by bos_id and eos_id."""
     overflow: str | None = None
-    """The overflow rule that these lengths have been through; None: none yet."""
+    """The overflow rule that these lengths have been through, or None."""
     whole_lengths_of: Callable[[int], Int64Array] | None = None
-    """As `lengths_of`, before that rule; None: there is none."""
+    """As `lengths_of`, before that rule, or None if there is none."""
     quota: Quota
     """The amount that an epoch takes."""
     shard_tokens: Int64Array | None = None
     """Tokens that each shard delivers in total, shape (num_shards,). None: computed from the
     lengths."""
     max_passes: Fraction | None = None
-    """Passes that a run of chapters may use in a lane; None: any number."""
+    """Passes that a run of chapters may use in a lane, or None for any number."""
     on_exhausted: str = "substitute"
     """What happens then: "substitute", "end" or "error"."""
     num_slots: int | None = None
@@ -144,7 +144,7 @@ class _Found(dict[K, V]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Recipe:
-    """Everything that determines which segments lie in pack q of an epoch."""
+    """Everything that determines which segments are in pack q of an epoch."""
 
     streams: tuple[PlanStream, ...]
     """The streams, in the order given."""
@@ -159,7 +159,7 @@ class Recipe:
     global_batch_size: int
     """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
     chapter: ChapterPlan | None = None
-    """The chapter of the run that this is the recipe of; None: the run has epochs."""
+    """The chapter of the run that this is the recipe of, or None if the run has epochs."""
     names: list[str] = field(init=False, repr=False)
     """Names of the streams."""
     keys: Sequence[int | str] = field(init=False, repr=False)
@@ -276,7 +276,7 @@ class Recipe:
 
     def _samples_in_pass(self, lane: int, queue: int) -> int:
         if (lane, queue) not in self._in_pass:
-            # Of a chapter, only streams with a share: another one that is passed changes nothing.
+            # In a chapter, only streams with a share: another one that is passed changes nothing.
             is_run = self.chapter is not None
             numbers = self.used if is_run and self.is_mixed else self.streams_in(queue)
             self._in_pass[lane, queue] = sum([self.samples_in(n, lane) for n in numbers])
@@ -334,7 +334,7 @@ class Recipe:
         return range(len(self.streams)) if self.is_mixed else [queue]
 
     def assignment(self, number: int) -> tuple[list[Extents], Int64Array | None]:
-        """Return the extents of a stream in each lane, and the part of it that each lane holds.
+        """Return the extents of a stream in each lane, and the part of it that each lane has.
 
         Parts are in the quota's unit or proportional to it, shape (num_lanes,). Of a stream that
         all lanes share, return all extents, and None.

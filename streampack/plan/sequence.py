@@ -225,7 +225,7 @@ class PackSequence:
         far are delivered. Another device of the same lanes may need it slightly longer.
         """
         if self._recipe.is_endless and self._num_looked < 0:
-            # Lanes planned again from the run's start need no shards of delivered packs.
+            # Lanes replanned from the run's start need no shards of delivered packs.
             self._queues.know_passed()
             self._at.quiet_until = 0
         self._at.snapshots()  # passes delivered packs on

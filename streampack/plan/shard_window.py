@@ -7,7 +7,7 @@ One lane of a stream, delivered up to a sample of block 4, planned up to a sampl
     needed, in order             [ a  c      c  f       b  e ]
 
 A shard is needed as soon as its block is the next one. It stays needed until all packs planned up
-to the end of its last block are delivered, and no packer holds one of its samples. Both follow from
+to the end of its last block are delivered, and no packer has one of its samples. Both follow from
 the oldest snapshot of a queue. Within a pass, these lanes never read a finished shard again.
 
 Cost: one integer comparison a batch. When a chunk of samples was planned or delivered, about 10 us

@@ -1,7 +1,7 @@
 """The walk over slots, compiled: which lane and queue serve each slot.
 
 Where it does not know whether a queue has another pack, it stops and names the queue. If a global
-batch holds one stream, the stream is chosen when the batch begins, and must have packs left in some
+batch has one stream, the stream is chosen when the batch begins, and must have packs left in some
 lane.
 
 Cost: about 10 ns a slot.
@@ -17,17 +17,17 @@ from streampack._numba import compiled, compiled_inline, kernel_holding_gil
 from streampack.types import Int64Array
 
 DRY, ENDS = -2, 2
-# Of a queue: packs taken, packs known, whether that is all, and packs expected. ENDS: it is, and
+# For a queue: packs taken, packs known, whether that is all, and packs expected. ENDS: it is, and
 # no other stream takes its place, so that the run ends with it.
 SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
 # Cursor of the walk: the current lane, the packs left in its run, the stream chosen for a whole
-# global batch, the slots for which that choice still holds, and the queue that serves the run.
+# global batch, the slots for which that choice is still valid, and the queue that serves the run.
 TURN, LEFT, CHOSEN, HOLDS, SERVING = range(5)
 # Slots of a lane's run; of these, slots that one queue serves together, which are 1 or all, and in
-# which queues are known; slots over all lanes for which a choice of stream holds, or 0 if slots
+# which queues are known; slots over all lanes for which a choice of stream is valid, or 0 if slots
 # choose separately; the least slots of a stream for which it is chosen.
 Sizes: TypeAlias = tuple[int, int, int, int]
-# Of a slot. SUBSTITUTED counts choices served by another stream: the slot's own, and in the first
+# For a slot. SUBSTITUTED counts choices served by another stream: the slot's own, and in the first
 # slot of a global batch with one stream, also the batch's.
 LANE, QUEUE, PACK, SUBSTITUTED = range(4)
 
@@ -70,11 +70,11 @@ def _serve_turn(
     A queue serves whole runs, if there are any. With `is_pure`, no other stream takes the place of
     one that is chosen for a global batch.
     """
-    _, run, holds, _ = sizes
+    _, run, valid, _ = sizes
     if turn[LEFT] < run:
         return turn[SERVING], -1
     lane = turn[TURN]
-    if not is_pure or not holds:
+    if not is_pure or not valid:
         return _serve(queues, lane, wanted)
     if queues[SERVED, lane, wanted] < queues[KNOWN, lane, wanted]:
         return wanted, -1
@@ -148,19 +148,19 @@ def walk_slots(
     filled, and the lane and queue to learn about before the next one. These are -1 if all slots are
     filled. The lane is DRY if all lanes are dry.
     """
-    lane_run, _, holds, least = sizes
+    lane_run, _, valid, least = sizes
     num_lanes = queues.shape[1]
     num_dry = 0
     before, left = turn[TURN], turn[LEFT]  # where the search for a slot begins
     filled = 0
     while filled < len(out):
         asked = wanted[filled]
-        if holds:
+        if valid:
             if turn[HOLDS] == 0:
                 turn[CHOSEN], lane, unknown = _choose(queues, asked, least)
                 if turn[CHOSEN] < 0:
                     return filled, lane, unknown
-                turn[HOLDS] = holds
+                turn[HOLDS] = valid
             asked = turn[CHOSEN]
         if turn[LEFT] == 0:
             turn[TURN] = (turn[TURN] + 1) % num_lanes
@@ -177,12 +177,12 @@ def walk_slots(
             if num_dry < num_lanes:
                 turn[LEFT] = 0
                 continue
-            if not is_pure or not holds:
+            if not is_pure or not valid:
                 return filled, DRY, -1
             queue = asked
         num_dry = 0
         # The first slot of a global batch also counts the batch's choice.
-        is_swapped = turn[HOLDS] == holds and asked != wanted[filled]
+        is_swapped = turn[HOLDS] == valid and asked != wanted[filled]
         _fill(out[filled], queues, turn, queue)
         out[filled, SUBSTITUTED] = np.int64(queue != asked) + np.int64(is_swapped)
         before, left = turn[TURN], turn[LEFT]

@@ -34,7 +34,7 @@ PIECE = 4096  # slots walked together, and wanted queues computed together
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkState:
-    """Where a walk stands, at a slot from which it can resume."""
+    """The position of a walk, at a slot from which it can resume."""
 
     slot: int
     """Slots of the chapter before it."""
@@ -43,7 +43,7 @@ class WalkState:
     turn: Int64Array
     """The cursor of the walk, shape (5,)."""
     schedule: ScheduleState | None
-    """Where the schedule stands; None if packs mix streams."""
+    """Where the schedule is; None if packs mix streams."""
     limits: Int64Array
     """Packs of the run at which each queue ends in this chapter; ENDLESS: it does not. The same
     shape as `served`."""
@@ -182,7 +182,7 @@ class SlotWalker:
         return out[:done]
 
     def state(self) -> WalkState:
-        """Return where the walk stands; a chapter's can resume only from some of these states."""
+        """Return the position of the walk. A chapter's can resume only from some states."""
         return WalkState(
             slot=self.slot,
             served=self.served.copy(),

@@ -74,7 +74,7 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         return None
     least = np.full(len(recipe.streams), np.iinfo(np.int64).max)
     for number, samples in in_pass.items():
-        # Of a stream that all lanes share, a lane gets more or fewer.
+        # If all lanes share a stream, a lane gets more or fewer.
         is_shared = recipe.assignment(number)[1] is None
         least[number] = max(samples - 1, 1) if is_shared else samples
     if len(recipe.streams_in(queue)) == 1:

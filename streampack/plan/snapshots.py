@@ -133,7 +133,7 @@ def _planes(numbers: Int64Array) -> bytes:
 
 
 def _values(text: str) -> Int64Array:
-    """Return the numbers whose `_planes` are compressed in a text, shape (n,)."""
+    """Return the numbers from their compressed `_planes`, shape (n,)."""
     planes = zlib.decompress(base64.b64decode(text))
     rows = np.frombuffer(planes, np.uint8).reshape(NUMBER_BYTES, -1).T
     return np.ascontiguousarray(rows).view("<i8").ravel().astype(np.int64)

@@ -84,7 +84,7 @@ class SpanSlots:
 
     @property
     def num_omitted(self) -> int:
-        """Packs that epoch_end="drop" leaves out, over all ranks; 0 until the end is known."""
+        """Packs that epoch_end="drop" omits, over all ranks; 0 until the end is known."""
         if self.total is None or self._recipe.mixing.epoch_end != "drop":
             return 0
         served = self.walk.served.sum(axis=0)

@@ -40,7 +40,7 @@ class Span:
     recipe: Recipe
     """Its streams, with shares or quotas, and its sizes."""
     num_slots: int | None
-    """Its packs, whole global batches; None: it drains, or has no end."""
+    """Its packs, whole global batches, or None if it drains, or has no end."""
     first_step: int = 0
     """Steps of the chapters before."""
 
@@ -191,7 +191,7 @@ def start_after(end: WalkState, before: Recipe, after: Recipe) -> WalkState:
     if schedule is not None:
         is_alike = choice_tokens(before) == choice_tokens(after)
         lags = _lags_after(schedule.lags, after) if is_alike else 0 * schedule.lags
-        # A saved state may hold this, and it holds rounded debts.
+        # A saved state may hold this, and it has rounded debts.
         schedule = ScheduleState(lags=lags, owed=rounded_debts(schedule.owed))
     turn = np.array([end.turn[TURN], 0, -1, 0, -1], np.int64)
     limits = limits_after(end.limits, end.served, before, after)

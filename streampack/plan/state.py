@@ -60,7 +60,7 @@ KIND = "chapters"  # of states of runs of chapters; others have no kind
 MAX_WALKED_EPOCHS = 50_000  # each takes up to 1 ms
 MAX_CHAPTERS = 10_000
 MAX_STREAMS = 1_000_000
-# Fields that do not change which segments lie in which pack. They are not in the fingerprint.
+# Fields that do not change which segments are in which pack. They are not in the fingerprint.
 NOT_IN_SEQUENCE = {
     "arithmetic",
     "buffer_tokens",
@@ -91,7 +91,7 @@ class RunShape(NamedTuple):
     lane_run: int
     global_batch_size: int
     method: Method | None = None
-    """Its packing method, used if the dataset asks for none; None: its state names none."""
+    """Its packing method, used if the dataset asks for none."""
 
 
 def plan_fingerprint(
@@ -113,7 +113,7 @@ def plan_fingerprint(
         unused = NOT_IN_CHAPTERS if recipe.is_mixed else {*NOT_IN_CHAPTERS, "weight_unit"}
         values = {key: value for key, value in values.items() if key not in unused}
         return _streams_by_name(run, digests, last) | values
-    # Of each stream's packs. They are left out where they are the packing's.
+    # Of each stream's packs. They are omitted where they are the packing's.
     lengths = [packing.max_seq_len for packing in recipe.shapes.packings]
     return {
         "streams": list(digests),
@@ -137,7 +137,7 @@ def _streams_by_name(run: RunPlan, digests: Sequence[str], last: int | None) -> 
 
 
 def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | None]:
-    """Return the effective values of optional settings, whose defaults a release may change."""
+    """Return the effective values of settings with defaults that a release may change."""
     keeps_open = packing.method in OPTION_METHODS["open_packs"]
     return {
         "min_fragment": None if packing.split_gap is None else packing.least_fragment,
@@ -171,7 +171,7 @@ def _shares(recipe: Recipe) -> list[int] | None:
 def encode_state(
     run: RunPlan, digests: Sequence[str], progress: Progress, walk: WalkState | None = None
 ) -> State:
-    """Return the state of a run at this position, whose walk can resume from `walk`."""
+    """Return the state of a run at this position; its walk can resume from `walk`."""
     recipe, last = run.recipes[0], progress.epoch if run.chapters else None
     state = {
         "version": STATE_VERSION,
@@ -331,7 +331,7 @@ def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
     if size == before:
         return
     asked = f"the state was saved with global_batch_size={before}, but this dataset asks for {size}"
-    keep = f"leave it out to keep {before}"
+    keep = f"omit it to keep {before}"
     if progress.position and not own.is_mixed:
         raise ResumeError(
             f"{asked}: batching_method={own.mixing.batching_method!r} chooses the streams of a "

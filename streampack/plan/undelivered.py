@@ -24,7 +24,7 @@ class Undelivered:
     """The undelivered samples of a queue, each as one or more segments, by stream and in order."""
 
     def __init__(self, segments: Int64Array, streams: Sequence[int]) -> None:
-        """Sort `segments`, shape (n, 6), of the given streams, whose numbers ascend."""
+        """Sort `segments`, shape (n, 6), of the given streams, in ascending order."""
         # Samples of a pass keep the order in which they come first, and their pieces join there.
         first = np.arange(len(segments))
         pieces = np.flatnonzero(segments[:, LENGTH] < segments[:, TOTAL])

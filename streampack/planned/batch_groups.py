@@ -58,7 +58,7 @@ class ReadGroup:
 def in_groups(
     next_plan: Callable[[int], DevicePlan | None], most: int, ahead: ReadAhead
 ) -> Iterator[DevicePlan]:
-    """Yield plans of at most `most` batches whose shards are local.
+    """Yield plans of at most `most` batches, once their shards are local.
 
     While a shard is missing, the group is halved repeatedly, so that no batch waits for a shard
     that only a later one needs. Batches before a failure come first.

@@ -190,7 +190,7 @@ def kept_shape(recipe: Recipe) -> tuple[int, int, int, int]:
 
 
 def loss_weights_of(streams: Sequence[Any], convert: Formatter) -> tuple[float, ...] | None:
-    """Return the factor of each stream's losses; None: all are 1."""
+    """Return the factor of each stream's losses, or None if all are 1."""
     own = [getattr(stream, "loss_weight", None) for stream in streams]
     weights = tuple(1.0 if weight is None else float(weight) for weight in own)
     stated = next((weight for weight in weights if weight != 1), None)
@@ -235,7 +235,7 @@ def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
 
 
 def chapter_steps(spec: DatasetSpec, chapter: Chapter) -> int | None:
-    """Return the length of a chapter in global batches, as it is written; None: it has no end."""
+    """Return the length of a chapter in global batches, or None if it has no end."""
     own = chapter_spec(spec, chapter)
     size = own.mixing.global_batch_size or 1
     slots = chapter_slots(chapter, own.packing.max_seq_len, size)
@@ -297,7 +297,7 @@ def build_chapters(
 
 
 def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:
-    """Refuse a chapter whose global batches are not whole steps of all ranks."""
+    """Refuse a chapter if its global batches are not whole steps of all ranks."""
     size, window = recipe.global_batch_size, spec.batch_size * spec.world.num_devices
     try:
         _check_batches(spec.batch_size, size)

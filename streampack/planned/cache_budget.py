@@ -134,7 +134,7 @@ def fetch_limits(
         more = "" if num_workers else f" (and {in_flight} more for each of num_workers)"
         raise ConfigError(
             f"Buffers(cache_limit={cache_limit}) cannot hold two shuffle blocks of what this node "
-            f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight "
+            f"reads and what is planned in addition ({needs.node_bytes}), and a shard in flight "
             f"for each of its readers; set cache_limit to at least {least}{more}, or lower "
             "Order.shuffle_block_size or num_workers"
         )
@@ -142,7 +142,7 @@ def fetch_limits(
     # Every further thread has one more shard in flight on each rank.
     num_threads = min(1 + spare, FETCH_THREADS)
     left = cache_limit - (num_threads + num_workers) * in_flight
-    # The rank's part of the bytes left, without the compressed files that are kept beside raw ones.
+    # The rank's part of the bytes left, without compressed files kept next to raw ones.
     own = left * needs.own_bytes / needs.node_bytes * needs.raw_part
     return replace(limits, num_threads=min(num_threads, limits.num_threads), cache_bytes=int(own))
 

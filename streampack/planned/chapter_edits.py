@@ -60,7 +60,7 @@ class RunChapters:
             number: The chapter that ends.
             weights: The weights of its rest.
             after: Its steps; with 0, it is replaced.
-            left: The steps of its rest; None: it has no end.
+            left: The steps of its rest, or None if it has no end.
         """
         running, origins = self.chapters[number], self.origins
         if isinstance(weights, Mapping):
@@ -78,7 +78,7 @@ class RunChapters:
         )
 
     def record(self, num_chapters: int) -> State:
-        """Return what a state keeps beside the chapters of a run, as many as these."""
+        """Return what a state keeps in addition to the chapters of a run, as many as these."""
         amended = [number for number in sorted(self.amended) if number < num_chapters]
         sizes = [chapter.batch_size for chapter in self.chapters[:num_chapters]]
         origins = list(self.origins[:num_chapters])
@@ -206,7 +206,7 @@ def skip_problem(
         return None
     first, stop = ahead[0]
     return (
-        f"position {progress.position} lies inside a step of this world, whose steps have "
+        f"position {progress.position} is inside a step of this world, whose steps have "
         f"batch_size * ranks = {window} packs, so it does not read steps {first} to {stop - 1} "
         "whole, which are skipped; set a smaller batch_size, or take a state after a whole step"
     )

@@ -64,7 +64,7 @@ class ChapterEngine(PlanEngine):
             self._use_chapter(number)
             max_prefetch(self.buffers, self.footprint(), 1)
             self.check_cache()
-        self._check_shards(self.run, len(self.run) - 1)  # no state lies after the last chapter
+        self._check_shards(self.run, len(self.run) - 1)  # no state is after the last chapter
         warn_of_skips(self.run, self.skips)
 
     def _check_shards(self, run: RunPlan, first: int) -> None:
@@ -210,7 +210,7 @@ class ChapterEngine(PlanEngine):
         """Accept 0, for trainers that always call it; a run has no epochs."""
         if epoch:
             raise ConfigError(
-                f"set_epoch({epoch}): a run of chapters has no epochs; leave it out, the next loop "
+                f"set_epoch({epoch}): a run of chapters has no epochs; omit it, the next loop "
                 "continues the run"
             )
 
@@ -224,7 +224,7 @@ class ChapterEngine(PlanEngine):
         """Return the state of the run; only the training process knows it."""
         if get_worker_info() is not None:
             raise ResumeError(
-                "a worker does not know where a run of chapters stands; save "
+                "a worker does not know how far a run of chapters has come; save "
                 "dataset.state_after(batch), which fits any number of workers"
             )
         return super().state_dict()

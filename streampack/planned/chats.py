@@ -35,7 +35,7 @@ def chat_dataset(
             files.
         tokenizer: A tokenizer of transformers with a chat template, or the path of one.
         packing: How samples share packs. With ``overflow="truncate"``, a conversation that is cut
-            before its first target is left out.
+            before its first target is omitted.
         chat: See `Stream`.
         name: See `Stream`.
         local: See `Stream`.
@@ -47,7 +47,7 @@ def chat_dataset(
         ConfigError: If the arguments cannot work together.
         DataError: If a row is not a conversation.
     """
-    if packing.overflow == "truncate":  # what is cut before its first target is left out
+    if packing.overflow == "truncate":  # what is cut before its first target is omitted
         named = {} if chat is True else {"chat": chat}
         chat = {
             "max_seq_len": packing.max_seq_len,

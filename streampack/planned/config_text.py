@@ -98,5 +98,5 @@ def _plain(place: str, value: Any) -> Any:
 def _unwritable(place: str, value: Any) -> ConfigError:
     return ConfigError(
         f"{place}={value!r:.80} cannot be written as YAML, which has text, numbers, lists and "
-        "mappings; leave it out of the dataset, or replace it by one of these"
+        "mappings; remove it from the dataset, or replace it by one of these"
     )

@@ -64,7 +64,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         batch_format: "native", a trainer's format by name such as "hf", or a function of the
             native batch; see `streampack.formats`. None: "native", unless `with_batches` sets it.
         balance: How the packs of a global batch are dealt to ranks so that their batches cost the
-            same; None: they are not.
+            same, or None if they are not.
         chapters: The mixture of each part of the run, instead of the streams' own weights; None:
             the run has epochs. See `Chapter`.
         skip: Inclusive ranges of steps of a run of chapters, counted from 0, that are planned and
@@ -113,7 +113,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             "skip": skip,
             "world": world,
         }
-        """The arguments as they were passed, but for the streams; None: left open."""
+        """The arguments as they were passed, but for the streams. None is left open."""
         location = {"remote": remote, "local": local, "split": split}
         streams = resolve_streams(streams, location, stream_name, stream_config)
         self.buffers = buffers or Buffers()
@@ -161,7 +161,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             if before[name] not in (None, value):
                 raise ConfigError(
                     f"{name}={value!r} was asked for, but the dataset was made with "
-                    f"{name}={before[name]!r}; leave it out of the dataset, or make both the same"
+                    f"{name}={before[name]!r}; remove it from the dataset, or make both the same"
                 )
         if (packs := changed.pop("global_batch_size", None)) is not None:
             changed["mixing"] = replace(mixing, global_batch_size=packs)
@@ -185,7 +185,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         passed. A run that was amended is written as it began.
 
         Args:
-            path: File to write it to as well; None: none.
+            path: File to write it to as well.
 
         Raises:
             ConfigError: If an argument has no place in YAML, such as a function for `batch_format`.
@@ -203,7 +203,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         Args:
             segment: Integers that begin with stream, pass and sample: a segment of
                 `streampack.at`, or a row of ``batch["segments"]`` after its first column.
-            tokenizer: An object with `decode`, to return the text as well; None: no text.
+            tokenizer: An object with `decode`, to return the text as well, or None for no text.
 
         Returns:
             The columns by name. `tokens` are those of the whole sample as they are stored, shape
@@ -224,8 +224,8 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next.
 
-        Of a run of chapters, it is the number of batches in all of them. Under torch's own workers,
-        this process does not see the current epoch: it is the next.
+        For a run of chapters, it is the number of batches in all of them. Under torch's own
+        workers, this process does not see the current epoch: it is the next.
 
         Raises:
             TypeError: If the last chapter has no end.
@@ -250,7 +250,7 @@ def _make_engine(
     batch_format = "native" if batch_format is None else batch_format
     finds_world = world is None
     world = world or World.from_env(os.environ)
-    # Of a run that resumes, shards of streams that it no longer uses may be deleted.
+    # When a run resumes, shards of streams that it no longer uses may be deleted.
     may_be_emptied = chapters is not None
     opened = open_streams(streams, cache_limit=buffers.cache_bytes, may_be_emptied=may_be_emptied)
     opened, packing = with_own_overflow(opened, packing)

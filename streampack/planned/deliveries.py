@@ -33,7 +33,7 @@ class PlannedBatches:
     totals: Totals
     """Those of this iteration so far."""
     shares: Float64Array | None
-    """Shares that the chapter asks for, shape (num_streams,); None: the run has epochs."""
+    """Shares that the chapter asks for, shape (num_streams,), or None if the run has epochs."""
     finished: Int64Array | None
     """Rows (stream, shard) that are finished with the last batch."""
     num_delivered: int = 0

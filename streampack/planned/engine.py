@@ -195,7 +195,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         return None
 
     def _resume_from(self, progress: Progress, past: list[RunWorld] | None = None) -> None:
-        """Begin the next iteration there, after these worlds; None: those so far."""
+        """Begin the next iteration there, after these worlds, or None for those so far."""
         self._past = self.worlds(progress.epoch) if past is None else past
         self._start = progress
         self.num_moves += 1

@@ -122,7 +122,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         return min(max(1, fitting), MOST_HANDED_OVER)
 
     def _choose_handing(self) -> RingReader | None:
-        """Return what hands tokens over; None: workers make whole batches."""
+        """Return what hands tokens over, or None if workers make whole batches."""
         engine, read = self.engine, self._read
         if not read.is_cheap:
             return None

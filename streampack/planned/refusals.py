@@ -41,7 +41,7 @@ def check_not_empty(recipe: Recipe, epoch: int) -> None:
 
 
 def check_whole_batches(recipe: Recipe) -> None:
-    """Refuse streams that epoch_end="drop" would leave out: they fill no batch of their own."""
+    """Refuse streams that epoch_end="drop" would omit: they fill no batch of their own."""
     if recipe.mixing.epoch_end != "drop" or not recipe.shapes.is_pure:
         return
     lanes, run = recipe.num_lanes, recipe.lane_run
@@ -113,21 +113,21 @@ def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
 
 
 def check_within_epoch(sequence: PackSequence, position: int, saved_size: int) -> None:
-    """Refuse a loaded state whose position lies after the epoch.
+    """Refuse a loaded state with a position after the epoch.
 
     The sequence begins there, or at its end; `saved_size` is the global batch size of the state.
     """
     slots = sequence.num_slots
-    # With larger global batches, a state may lie after padding that the last batch lacks here.
+    # With larger global batches, a state may be after padding that the last batch lacks here.
     if slots is not None and position > -(-slots // saved_size) * saved_size:
         raise ResumeError(
-            f"the state's position {position} lies after the epoch's {slots} "
+            f"the state's position {position} is after the epoch's {slots} "
             "packs; load what state_dict() or state_after(batch) returned, unchanged"
         )
 
 
 def check_at_batch(begin: int, position: int, batch_size: int) -> None:
-    """Refuse a state whose `position` lies inside a batch; the sequence begins at `begin`."""
+    """Refuse a state with a `position` inside a batch; the sequence begins at `begin`."""
     if begin % batch_size:
         raise ResumeError(
             f"the state's position {position} is not a multiple of batch_size="
@@ -141,7 +141,7 @@ def check_lanes(order: Order, num_lanes: int) -> None:
     if order.num_lanes not in (None, num_lanes):
         raise ResumeError(
             f"the state was saved with num_lanes={num_lanes}, but this dataset asks for "
-            f"{order.num_lanes}; a run keeps its num_lanes: set {num_lanes}, or leave it out"
+            f"{order.num_lanes}; a run keeps its num_lanes: set {num_lanes}, or omit it"
         )
 
 

@@ -34,7 +34,7 @@ class RunWorld(NamedTuple):
     replication: int
     batch_size: int
     within: str | None
-    """Which ranks shared packs; None: there was no balance."""
+    """Which ranks shared packs, or None if there was no balance."""
     cost: str | None
     """Digest of the balance's cost."""
 

@@ -42,18 +42,18 @@ class DatasetSpec:
     skip: tuple[tuple[int, int], ...] = ()
     """Ranges [first, stop) of steps of a run of chapters that are not delivered."""
     context: ContextSlice | None = None
-    """The slice of each row that this rank gets; None: whole rows."""
+    """The slice of each row that this rank gets, or None for whole rows."""
     cache_limit: int | None = None
-    """Cache limit in bytes for fetched shards on this node; None: no limit."""
+    """Cache limit in bytes for fetched shards on this node, or None for no limit."""
     keeps_packed: tuple[bool, ...]
     """For each stream, whether a fetched shard is kept next to its decompressed form."""
     loss_weights: tuple[float, ...] | None = None
-    """The factor of each stream's losses; None: all are 1."""
+    """The factor of each stream's losses, or None if all are 1."""
     fetched_for_lengths: list[int] = field(default_factory=list)
     """Bytes of each shard that was fetched to learn its lengths; grows."""
 
     def view(self, world: World | None = None) -> DeviceView:
-        """Return the part of the sequence that a rank gets; None: this one."""
+        """Return the part of the sequence that a rank, or this one, gets."""
         world = world or self.world
         return DeviceView(
             place=world.place,
@@ -118,7 +118,7 @@ def check_balance(
     if saved == own or edge == position or edge + size > num_packs():
         return
     raise ResumeError(
-        f"the state lies inside a global batch, at position {position}, and was saved with "
+        f"the state is inside a global batch, at position {position}, and was saved with "
         f"balance={saved!r:.200}, but this dataset has {own!r}; resume with the saved balance, "
         f"batch_size and ranks, or from the edge of the global batch: set the state's 'position' "
         f"to {edge}"

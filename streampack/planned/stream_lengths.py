@@ -27,7 +27,7 @@ from streampack.special_ids import adds_ids, num_added
 from streampack.streams import TokenStream
 from streampack.types import LENGTH, TOKENS, Int64Array
 
-KEPT_SHARDS = 64  # shards whose lengths are cached, per stream
+KEPT_SHARDS = 64  # shards with lengths that are cached, per stream
 LEAST_ROWS = 20  # fewer samples of one length say little
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def _warn_of_joined_rows(name: str, size: int) -> None:
         "stream %r: nearly all samples have %d tokens, as many as a pack, as rows of joined "
         "documents do: the documents of a row then attend to each other, and eos_id= or bos_id= "
         "mark each cut between rows as the end of a document; write each document as a sample, or "
-        "leave out eos_id and bos_id; if each sample is one document, silence the logger %r",
+        "omit eos_id and bos_id; if each sample is one document, silence the logger %r",
         name,
         size,
         __name__,

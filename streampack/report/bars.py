@@ -43,7 +43,7 @@ def colour(stream: int) -> str:
 
 
 def bars_of(segments: Int64Array) -> list[Bar]:
-    """Return the packs of a batch's ``segments``, shape (n, 6); all-padding rows are left out.
+    """Return the packs of a batch's ``segments``, shape (n, 6); all-padding rows are omitted.
 
     >>> segments = np.array([[0, 2, 0, 7, 0, 5], [0, 1, 0, 3, 0, 2], [1, 2, 0, 8, 0, 6]])
     >>> [bar.tolist() for bar in bars_of(segments)]

@@ -40,7 +40,7 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
 
     Args:
         dataset: A dataset with chapters. It stays as it is.
-        state: A state of the run, to compare with; None: the run begins.
+        state: A state of the run to compare with, or None at its beginning.
 
     Returns:
         `chapters`, a list with a dict for each: `first_step`, `steps` (None: it has no end),
@@ -180,7 +180,7 @@ def _exhausted(engine: ChapterEngine) -> dict[str, int]:
 
 
 def chapters_view(described: Mapping[str, Any]) -> Group:
-    """Return a run's table, and what to know beside it, for a terminal."""
+    """Return a run's table, with notes, for a terminal."""
     notes = ["steps and tokens are exact; passes are expected, for packs that are full"]
     ended_by = described["ended_by"]
     for name, step in described["exhausted"].items():
@@ -192,7 +192,7 @@ def chapters_view(described: Mapping[str, Any]) -> Group:
         notes.append(f"the run ends with the last pack of stream {ended_by!r}")
     if described["stands_at"] is not None:
         place = described["stands_at"]
-        notes.append(f"the state stands in chapter {place['chapter']}, at its step {place['step']}")
+        notes.append(f"the state is in chapter {place['chapter']}, at its step {place['step']}")
     return Group(chapter_table(described), Text("\n".join(notes + uses_lines(described["uses"]))))
 
 

@@ -137,7 +137,7 @@ def draw_run(curves: Any, engine: Any, num_chapters: int, state_tokens: float | 
 
 
 def length_chart(facts: RunFacts) -> Chart | None:
-    """Draw a histogram of the lengths of each stream; None: no stream tells its lengths."""
+    """Draw a histogram of the lengths of each stream, or None for no stream tells its lengths."""
     recipe, found = facts.engine.recipe, stream_lengths(facts.engine.recipe)
     if not found:
         return None
@@ -213,7 +213,7 @@ def cuts_chart(facts: RunFacts) -> Chart:
 
 
 def straggler_chart(facts: RunFacts) -> Chart | None:
-    """Draw how long ranks wait for each other; None: there is one, or no whole step."""
+    """Draw how long ranks wait for each other, or None if there is one, or no whole step."""
     times = facts.numbers["straggler"]
     if times is None or facts.numbers["ranks"] == 1:
         return None

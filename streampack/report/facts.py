@@ -34,7 +34,7 @@ MOST_BINS = 50  # of an epoch's steps, over which shares are means
 
 
 class Steps:
-    """Collects what each global batch holds, and the first packs."""
+    """Collects what each global batch has, and the first packs."""
 
     def __init__(self, num_streams: int) -> None:
         self.packs: list[Int64Array] = []
@@ -179,7 +179,7 @@ def _delivered(
         before = state["epoch"] * engine.recipe.chosen_tokens
     if not 0 < before + tokens <= affordable:
         return tokens, {}, "not known: the state is too far in the run; give statistics"
-    return tokens, simulate_until(engine, state)["streams"], "planned again up to the state"
+    return tokens, simulate_until(engine, state)["streams"], "replanned up to the state"
 
 
 def stream_lengths(recipe: Recipe) -> dict[str, tuple[Int64Array, int, int]]:

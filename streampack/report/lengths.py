@@ -36,7 +36,7 @@ def length_quantiles(lengths: Int64Array) -> dict[str, float]:
 
 def histogram_table(lengths: Int64Array) -> Table:
     """Return a histogram of lengths in tokens, with one row per power of two."""
-    # A length of n bits lies in [2 ** (n - 1), 2 ** n); frexp counts the bits exactly.
+    # A length of n bits is in [2 ** (n - 1), 2 ** n); frexp counts the bits exactly.
     bits = np.frexp(lengths.astype(np.float64))[1]
     counts = np.bincount(bits)
     numbers = [Column(name, justify="right") for name in ("tokens", "samples")]

@@ -28,7 +28,7 @@ from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, Packs
 KINDS = ("web", "sft", "code", "long", "uniform", "chat")
 
 CHUNK = 4096
-NUM_WATCHED = 20_000  # samples whose waiting is measured
+NUM_WATCHED = 20_000  # samples that are timed
 COLUMNS = ("packer", "fill %", "cuts/pack", "wait mean", "p99", "max", "ns/sample")
 
 

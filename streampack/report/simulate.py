@@ -45,7 +45,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
     Args:
         dataset: The dataset to simulate; its world gives the number of ranks. Any rank may call
             this. It stays as it is: its state, its next epoch and its statistics.
-        steps: Batches per rank, over as many epochs as that needs; None: one epoch.
+        steps: Batches per rank, over as many epochs as that needs, or None for one epoch.
 
     Returns:
         `streams`, `packs`, `tokens`, `fill` and `substituted` as in ``loader.stats()``, summed over
@@ -67,11 +67,11 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
           take on its disk without a limit. `least_cache_limit`: The smallest
           ``Buffers(cache_limit)``, without workers. A loader also fetches up to a shuffle block
           ahead of the last batch.
-        - `omitted_packs`: Packs that ``epoch_end="drop"`` leaves out.
+        - `omitted_packs`: Packs that ``epoch_end="drop"`` omits.
         - `padding_packs`: Packs of padding, of one slot each.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
-        Of a run of chapters, without `steps`, it is what `describe_run` returns, whatever the
+        For a run of chapters, without `steps`, it is what `describe_run` returns, whatever the
         length of the run. With them, the first steps are planned, without `repeats` and what
         concerns epochs.
 

@@ -47,7 +47,7 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
     streams = stats["streams"]
     # Only a simulation has the streams' sizes.
     has_repeats = all("repeats" in stream for stream in streams.values())
-    # Columns of zeros are left out.
+    # Columns of zeros are omitted.
     cuts = [cut for cut in CUTS if any(stream[cut] for stream in streams.values())]
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
     table.add_column("stream")
@@ -121,5 +121,5 @@ def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:
     if stats["substituted"]:
         facts.append(f"{stats['substituted']:,} packs of another stream, as one had run out")
     if stats.get("omitted_packs"):
-        facts.append(f"{stats['omitted_packs']:,} packs left out at the end")
+        facts.append(f"{stats['omitted_packs']:,} packs omitted at the end")
     return " · ".join(facts)

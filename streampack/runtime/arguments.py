@@ -82,7 +82,7 @@ def _place(name: str, known: list[str]) -> str:
 
 
 def check_configs(**configs: object) -> None:
-    """Refuse a config of the wrong type; None stands for the default, but packing has none."""
+    """Refuse a config of the wrong type; None means the default, but packing has none."""
     for key, value in configs.items():
         wanted = CONFIGS[key]
         if isinstance(value, wanted) or (value is None and wanted is not Packing):
@@ -98,8 +98,8 @@ def check_configs(**configs: object) -> None:
 def check_batch_size(batch_size: object, row_tokens: int = 1) -> int:
     """Return `batch_size` as an int; refuse more tokens than a batch's `cu_seqlens` can count."""
     if batch_size is None:
-        raise ConfigError(f"batch_size={batch_size} is not a number of packs; leave it out for 1")
-    count = read_count("batch_size", batch_size, "leave it out for the default")
+        raise ConfigError(f"batch_size={batch_size} is not a number of packs; omit it to use 1")
+    count = read_count("batch_size", batch_size, "omit it to use the default")
     if count * row_tokens > MAX_BATCH_TOKENS:
         raise ConfigError(
             f"batch_size={count} packs of {row_tokens} tokens are more than "

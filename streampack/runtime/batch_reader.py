@@ -39,7 +39,7 @@ class BatchReader:
     packing: Packing
     convert: Formatter = to_native
     stream_weights: Tensor | None = None
-    """The `loss_weight` of each stream, shape (num_streams,); None: all are 1."""
+    """The `loss_weight` of each stream, shape (num_streams,), or None if all are 1."""
     blocks: BufferPool = field(default_factory=BufferPool)
     """Memory of batches."""
     scratch: Scratch = field(default_factory=Scratch)
@@ -91,7 +91,7 @@ class BatchReader:
         return plan.num_rows * plan.num_batches, self.gatherer.row_tokens * plan.slots_per_pack
 
     def room(self, plan: DevicePlan) -> tuple[IntArray, list[Tensor]]:
-        """Return memory for the rows of a plan whose batches keep them, and a tensor per batch."""
+        """Return memory for the rows of a plan if its batches keep them, and a tensor per batch."""
         kind = (self.gatherer.dtype, self.shape(plan))
         [array], parts = self.blocks.take(kind, num_parts=plan.num_batches)
         return array, [tokens for [tokens] in parts]

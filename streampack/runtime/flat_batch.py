@@ -65,7 +65,7 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def by_value(tensor: Tensor) -> Any:
-    """Reduce a tensor such that the pickle holds its bytes, and no connection is needed."""
+    """Reduce a tensor such that the pickle has its bytes, and no connection is needed."""
     if not is_plain(tensor):
         return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
     flat = flatten(tensor)

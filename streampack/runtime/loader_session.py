@@ -102,7 +102,7 @@ class SharedMemory:
         self._num_ranks = num_ranks
         self._folder = folder
         self.free: int | None = None
-        """Free bytes; None: unknown, torch will use another location or raise its own error."""
+        """Free bytes, or None: torch will then use another location or raise its own error."""
         with suppress(OSError):
             status = os.statvfs(folder)
             self.free = status.f_bavail * status.f_frsize
@@ -111,7 +111,7 @@ class SharedMemory:
         return self.free is None or self._num_ranks * num_bytes <= self.free
 
     def check(self, num_bytes: int) -> None:
-        """Refuse workers whose batches, of `num_bytes` in each rank, do not fit."""
+        """Refuse workers if their batches, of `num_bytes` in each rank, do not fit."""
         if not self.has(num_bytes):
             raise ConfigError(
                 f"{self._folder} has {self.free} bytes free, but workers hand batches over in it "

@@ -35,7 +35,7 @@ class MemoryFootprint:
     plans_in_workers: bool = False
     """Whether each worker plans for itself, as under torch's own DataLoader."""
     batch_bytes: int | None = None
-    """Bytes of a finished batch; None: `BYTES_PER_TOKEN` for each of its slots."""
+    """Bytes of a finished batch, or None to count `BYTES_PER_TOKEN` for each of its slots."""
     format_bytes: int = 0
     """Bytes that its format adds to the batch that is delivered."""
 

@@ -55,7 +55,7 @@ class Provenance:
     """Rows and token slots of the native batch, before it is divided among ranks."""
     packing: Packing
     context: ContextSlice | None
-    """This rank's share of the rows; None: whole rows."""
+    """This rank's share of the rows, or None for whole rows."""
     convert: Formatter
     """The function of the batch's format."""
     position: int

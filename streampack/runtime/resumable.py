@@ -49,7 +49,7 @@ class ResumableRun(Generic[Iteration, Position]):
         self._finds_world = finds_world
         self.counter = SharedEpochCounter()
         self.at: Position | None = None
-        """The position of the current iteration; None: where the next one begins."""
+        """The position of the current iteration, or None where the next one begins."""
         self.num_moves = 0
         """Number of times that a state was loaded, the epoch set or the run changed."""
         self._current: Iteration | None = None
@@ -114,7 +114,7 @@ class ResumableRun(Generic[Iteration, Position]):
         raise NotImplementedError
 
     def note(self, iteration: Iteration, position: Position | None) -> None:
-        """Record the position of an iteration after a batch; None: its end.
+        """Record the position of an iteration after a batch, or None at its end.
 
         Ignored if a later iteration has begun or a state was loaded since.
         """

@@ -7,7 +7,7 @@ Two workers, each two plans ahead::
     slot 0 1 2 3 4 5 0 ...      worker: fills its slot, then sends a message of a few hundred bytes
                                 main:   makes the batch, which frees the slot
 
-A slot is written again only when the plan `num_slots` later is requested. A loader with n plans in
+A slot is rewritten only when the plan `num_slots` later is requested. A loader with n plans in
 flight requests the next before it delivers a batch, so n + 1 slots are enough. If it requests k
 plans at a time, and has n times k in flight, it needs (n + 1) times k.
 

@@ -79,7 +79,7 @@ class StepAgreement:
             raise WorkerError(
                 f"{num_failed} of {self._world.num_ranks} ranks failed before step {step} of epoch "
                 f"{epoch}, so no rank takes it; their own errors say why. Load the last state "
-                "into every rank and iterate again"
+                "into every rank and restart the iteration"
             )
         return num_having
 
@@ -106,7 +106,7 @@ class StepAgreement:
             raise WorkerError(
                 f"steps='equal': another rank has ended, or gave no answer in {MINUTES} minutes "
                 f"({error}); the log of the first rank that ended says why. Load the last state "
-                "into every rank and iterate again"
+                "into every rank and restart the iteration"
             ) from error
         return int(self._sum[0])
 

@@ -6,7 +6,7 @@
 
     (n, True, start)     sets up the work of iteration n
     (n, False, task)     a task of iteration n
-    (n, results)         a pickle without tensors, then the bytes of all tensors; None: n has begun
+    (n, results)         a pickle without tensors, then the bytes of all tensors, or None at first
 
 The threads let the training loop send to a busy worker, and the worker continue while the loop is
 busy. Workers ignore signals that schedulers send to a whole process group: the training process
@@ -144,7 +144,7 @@ def run_worker(
 ) -> None:
     """Run a worker with this signal mask until the other end of its socket closes.
 
-    `environment` replaces the process's own; None: it has the training process's already.
+    `environment` replaces the process's own; None if it has the training process's already.
     """
     _leave_signals()
     if environment is not None:

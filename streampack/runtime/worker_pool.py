@@ -37,7 +37,7 @@ SHARED_MEMORY = Path("/dev/shm")
 REASONS = {
     signal.SIGKILL: "the system may have run out of memory: see `dmesg`, use fewer workers",
     signal.SIGBUS: f"{SHARED_MEMORY} may be full: use num_workers=0; or a local shard was cut "
-    "short while it was read: write the stream again",
+    "short while it was read: rewrite the stream",
 }
 
 
@@ -147,7 +147,7 @@ class _Session:
     def _failure(self, worker: int, text: str) -> WorkerError:
         return WorkerError(
             f"reading worker {worker} (pid {self.kept.pids[worker]}) {text}; load the "
-            "last state into the loader and iterate again"
+            "last state into the loader and restart the iteration"
         )
 
 
@@ -236,8 +236,8 @@ class Pool:
     def _check_turn(self, session: _Session, number: int) -> None:
         if session.pid != os.getpid():
             raise ConfigError(
-                f"this iteration was begun in process {session.pid}, whose workers serve it; "
-                f"iterate the loader again in the forked process {os.getpid()}"
+                f"this iteration was begun in process {session.pid}, and its workers serve it; "
+                f"start a new iteration in the forked process {os.getpid()}"
             )
         if number != self._num_begun:
             raise ConfigError(

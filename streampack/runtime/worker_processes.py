@@ -97,7 +97,7 @@ class WorkerProcesses:
             self._join()
         for process in self.processes:
             if process.is_alive():
-                process.kill()  # it holds only kernel locks, which are released
+                process.kill()  # it has only kernel locks, which are released
         self._join()
         self.exitcodes = list(map(_exit_code, self.processes))
         # Here, so that no interrupt can arrive while the loop drops the last reference to them.

@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 class CachedFile(NamedTuple):
     """One version of a shard's raw file.
 
-    It is a key of dicts and holds built-in types only. Their hashes and comparisons run no Python
+    It is a key of dicts and has built-in types only. Their hashes and comparisons run no Python
     code, so that a signal handler cannot raise in the middle of a dict's own work.
     """
 

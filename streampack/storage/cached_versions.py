@@ -36,7 +36,7 @@ class CachedVersion:
     num_shards: int
     """Number of its shards, here or not."""
     num_here: int
-    """Number of its shards whose raw file is here."""
+    """Number of its shards with their raw file here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ def _version(folder: Path, name: str, last: str, here: dict[str, int]) -> Cached
     try:
         text = (folder / f"index.{name}.json").read_bytes()
         index = parse_index(text, str(folder))
-    except DataError:  # damaged: it would be fetched again
+    except DataError:  # damaged: it would be refetched
         return CachedVersion(name=name, is_last=False, files=frozenset(), num_shards=0, num_here=0)
     shards = index.shards
     try:

@@ -21,7 +21,7 @@ def expected_hash(file: ShardFile, validate_hash: str | None, uri: str) -> str:
     """Return the hash that a file must have, as "algorithm:digest"; empty if none is known.
 
     `file` is its entry in the index.json at `uri`. `validate_hash` is the one of its hashes
-    to use, and a DataError if it has no such hash; None: the cheapest.
+    to use, and a DataError if it has no such hash; by default the cheapest.
 
     >>> file = ShardFile(basename="a.mds", num_bytes=3, hashes={"md5": "0f", "xxh64": "AB"})
     >>> expected_hash(file, None, "index.json")

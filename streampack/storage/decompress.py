@@ -54,10 +54,10 @@ def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piec
             raise
         raise DataError(
             f"{where}: cannot be decompressed with {algorithm!r} ({type(error).__name__}: "
-            f"{error}); the bytes are damaged: copy or write the shard again"
+            f"{error}); the bytes are damaged: make a new copy of the shard, or rewrite it"
         ) from error
     if filled != num_bytes:
         raise DataError(
             f"{where}: does not decompress to the {num_bytes} bytes that index.json says "
-            f"({filled}{' or more' if filled > num_bytes else ''}); write the stream again"
+            f"({filled}{' or more' if filled > num_bytes else ''}); rewrite the stream"
         )

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def attempt_s(location: StreamLocation, num_bytes: int | None = None) -> float:
-    """Return the time limit of one attempt at an object, whose size may be unknown."""
+    """Return the time limit of one attempt at an object; its size may be unknown."""
     return float(location.stream.download_timeout) + (num_bytes or 0) / SLOWEST_BYTES_PER_S
 
 
@@ -69,7 +69,7 @@ def fetch(
 
     `to` is a temporary path below the local folder; names with this prefix are used too. Larger
     objects get more time. `check` raises DamagedError for a file with wrong bytes, which is then
-    discarded and fetched again, up to 3 times. Unless `check` compares a hash (`is_hashed`), the
+    discarded and refetched, up to 3 times. Unless `check` compares a hash (`is_hashed`), the
     checksum that the store reports is compared, where its library can compute it. A DataError says
     that the object cannot be fetched, or only damaged; an OSError, that it cannot be written here.
     """
@@ -161,7 +161,7 @@ class _Download:
         if (num_different := len(set(damages))) > 1:
             times = f"different in {num_different} of {len(damages)} downloads"
         return DataError(
-            f"{self.uri}: {error}; {times}, {elapsed_s:.1f} s: write the stream again, or, if it "
+            f"{self.uri}: {error}; {times}, {elapsed_s:.1f} s: rewrite the stream, or, if it "
             f"was replaced since it was first read, delete {self._location.folder}",
             uri=self.uri,
             shard=self._basename,

@@ -3,7 +3,7 @@
 ::
 
     shards of any version in the cache folders + incoming files > limit
-        --> first those marked finished, then those whose use was planned longest ago
+        --> first those marked finished, then those planned longest ago
             |<- note's time 0 ->|<----------- oldest ... latest ---------------->|
 
 All files in a cache folder are streampack's own. None is evicted while its lock is held. One lock

@@ -8,7 +8,7 @@
 On a network file system shards are read into memory instead of being mapped: another node may
 replace a file there, and reading its mapping would then kill the process with SIGBUS.
 
-A mapping holds no file descriptor. ``mmap.mmap`` and ``numpy.memmap`` duplicate theirs, and a
+A mapping has no file descriptor. ``mmap.mmap`` and ``numpy.memmap`` duplicate theirs, and a
 stream of many small shards would exceed the descriptor limit of the process.
 
 Cost: one or two system calls per method. The mount table is read once per folder, about 0.1 ms.

@@ -57,7 +57,7 @@ class FileLocks:
 
     @contextmanager
     def temporary(self, basename: str) -> Iterator[Path]:
-        """Yield a new temporary path for a file, whose lock must be held.
+        """Yield a new temporary path for a file. The caller has the file's lock.
 
         What is there at the end is removed, or if that fails, left to a later start.
         """
@@ -145,7 +145,7 @@ class FileLocks:
                 self._disk.remove(self._folder / name)
 
     def sweep(self) -> None:
-        """Remove leftovers of dead processes: those whose lock is free."""
+        """Remove leftovers of dead processes, which have released their locks."""
         for owner, names in self._leftovers().items():
             with suppress(OSError), self.try_hold(owner) as is_held:
                 for name in names if is_held else ():

@@ -140,7 +140,7 @@ class ShardMaterializer:
         if is_here:
             try:
                 self._unpack(source, str(source), shard, new)
-            except DataError:  # fetched again
+            except DataError:  # refetched
                 self.disk.remove(source)
             else:
                 return False
@@ -168,7 +168,7 @@ class ShardMaterializer:
             self.disk.write(raw, digest.of(decompress_pieces(file, where, shard)))
         problem = self.verifier.problem(raw, shard.raw, digest.text)
         if problem is not None:
-            raise DataError(f"{where}: unpacked, {problem}; write the stream again")
+            raise DataError(f"{where}: unpacked, {problem}; rewrite the stream")
 
     def _fetch(self, shard: Shard, to: Path, unpack: Callable[[Path], None] | None) -> None:
         """Fetch a file until it is undamaged; a compressed one is verified by unpacking it."""

@@ -117,13 +117,13 @@ class StreamMetadata:
         folder = Path(self._location.stream.local)
         split = self._location.stream.split
         if split is not None and (folder / INDEX_FILE).exists():
-            return f"leave out split={split!r}, as {folder} has an index.json; or "
+            return f"omit split={split!r}, as {folder} has an index.json; or "
         splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX_FILE}"))
         if not splits:
             return ""
         options = " or ".join(f"split={name!r}" for name in splits[:NAMED_SPLITS])
         more = ", ..." if splits[NAMED_SPLITS:] else ""
-        return f"set {options}{more}, whose folders hold one; or "
+        return f"set {options}{more}, as their folders have one; or "
 
     def _current(self) -> _Version:
         """Return the remote's version where that is free or `check_remote` asks, else the last."""
@@ -229,7 +229,7 @@ class StreamMetadata:
     def read_lengths(self, read: Callable[[], _T]) -> _T | None:
         """Return what `read` returns of the length file; None if it was deleted everywhere.
 
-        If our copy was deleted, or is damaged, it is fetched again first.
+        If our copy was deleted, or is damaged, it is refetched first.
         """
         path, state = self.length_path, None
         try:

@@ -54,7 +54,7 @@ def index_version(text: bytes, source: FileState | None) -> str:
     """Return the version of an index.json, as in the names of its file and its length file.
 
     `source` is the state of the original, if it is in a folder of this machine and has shards
-    without hashes: then it may have been written again with the same text, for other shards.
+    without hashes: then it may have been rewritten with the same text, for other shards.
     """
     version = index_digest(text).hex()[:8]
     return version if source is None else f"{version}-{_hex(f'{source.mtime_ns} {source.inode}')}"

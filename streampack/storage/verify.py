@@ -42,7 +42,7 @@ def attach_uri(uri: str | Path, shard: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) -> Iterator[None]:
-    """Turn a file's OSError into a DataError; the file needs `num_bytes` if it is to be written.
+    """Turn a file's OSError into a DataError; the file needs `num_bytes` if it should be written.
 
     If the caller retries because the file may have been evicted, FileNotFoundError passes.
     """
@@ -125,7 +125,7 @@ class FileVerifier:
         """
         if self.opened is not None and not is_hashed(shard):
             path, before = self.opened
-            raise_if_changed(path, before, self._disk.state(path), "was written again")
+            raise_if_changed(path, before, self._disk.state(path), "was rewritten")
 
     def problem(self, path: Path, file: ShardFile, digest: str | None = None) -> str | None:
         """Return a description of how a file differs from index.json; None if it does not.
@@ -167,7 +167,7 @@ class FileVerifier:
             if problem is not None:
                 raise DataError(
                     f"{path}: {problem}; the shard was truncated, damaged or changed: copy or "
-                    f"write it again, or, if it is a cached copy, delete it{where}"
+                    f"rewrite it, or, if it is a cached copy, delete it{where}"
                 )
 
 
@@ -178,6 +178,6 @@ def raise_if_changed(
     if now not in (None, before):
         raise DataError(
             f"{path}: {change} since the stream was opened, and without hashes it cannot be "
-            "checked for the same tokens; make the dataset again and load the last state",
+            "checked for the same tokens; recreate the dataset and load the last state",
             uri=str(path),
         )

@@ -20,7 +20,7 @@ MISSING = (404, 410)
 CHANGED = (412, 416)  # If-Match failed; the range is beyond the end
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
-# Error codes mapped to a status, for stores whose exceptions carry no number.
+# Error codes mapped to a status, for stores with exceptions that carry no number.
 STATUS_OF_WORD = {
     "AccessDenied": 403,
     "NOT_FOUND": 404,
@@ -85,7 +85,7 @@ WAYS_OUT = {
         "give this process credentials for the store, in the environment, a file or a role "
         "of the machine, as the store's own tools read them"
     ),
-    FailureKind.CHANGED: "run it again when no process writes to it",
+    FailureKind.CHANGED: "rerun it when no process writes to it",
 }
 
 

@@ -39,7 +39,7 @@ class Store(Protocol):
     def list(self, prefix: str, after: str = "") -> Page:
         """Return a page of the objects with a URL that begins with `prefix`, sorted by name.
 
-        Markers of folders are left out. `after` is that of the page before.
+        Markers of folders are omitted. `after` is that of the page before.
         """
 
     def stat(self, url: str) -> Found:

@@ -61,7 +61,7 @@ def check_columns(index: MdsIndex, columns: ColumnSelection, name: str) -> str:
     if len(token_columns) > 1:
         raise DataError(
             f"stream {name!r}: its shards hold tokens in columns "
-            f"{' and '.join(map(repr, sorted(token_columns)))}; write the stream again with one "
+            f"{' and '.join(map(repr, sorted(token_columns)))}; rewrite the stream with one "
             "of them"
         )
     return token_columns.pop()

@@ -18,7 +18,7 @@ from streampack.config.packing import Overflow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnds:
-    """Options of `Packing` that a stream has of its own; None: the packing's."""
+    """Options of `Packing` that a stream has of its own, or None for the packing's."""
 
     bos_id: int | None = None
     eos_id: int | None = None

@@ -263,7 +263,7 @@ def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
     def open_one(name: str) -> TokenFile:
         file = tables.file(name)
         if not file.num_bytes:
-            raise DataError(f"{name}: is empty; leave it out, or copy it again")
+            raise DataError(f"{name}: is empty; omit it, or make a new copy")
         with tables_mapped():
             if index is None:
                 opened = found.form.open(file, options)
@@ -329,7 +329,7 @@ def _digest(
 ) -> str:
     """Return a digest of the shards: their files' names, their bytes and their numbers of samples.
 
-    Of a stream to which files were appended, the former shards have the former digest.
+    After files were appended to a stream, the former shards have the former digest.
     """
     names = [(file.name, file.dtype) for file in files]
     text = repr((form, unit, [names[n] for n in dict.fromkeys(shards.file.tolist())]))

@@ -57,11 +57,11 @@ class FlatStream:
     """The virtual shards of remote files as the cache knows them; empty for local files."""
     digest: str
     begins_with_bos: bool | None
-    """Whether every document begins with the BOS id; None: the `Stream` does not say."""
+    """Whether every document begins with the BOS id, or None if the `Stream` does not say."""
     ends_with_eos: bool | None
     ends: StreamEnds
     part: SamplePart | None = None
-    """Its samples; None: all of its shards."""
+    """Its samples, or None for all of its shards."""
     first_sample: Int64Array = field(init=False)
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)

@@ -20,7 +20,7 @@ def warn_unused_label_column(kind: str, name: str, column: str) -> None:
     """Warn that one of `TARGET_COLUMNS` is not read by stream `name` of class `kind`."""
     logger.warning(
         "stream %r: its %r is not read, so every token is a target; set %s(%s=%r) to read it, or, "
-        "if it is left out on purpose, silence the logger %r",
+        "if it is omitted on purpose, silence the logger %r",
         name,
         column,
         kind,

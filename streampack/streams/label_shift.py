@@ -56,7 +56,7 @@ def labels_are_shifted(samples: Iterable[tuple[IntArray, IntArray]]) -> bool | N
 
 
 def unclear_shift(name: str, num_samples: int) -> DataError:
-    """Return the error for a stream whose first labels fit both ways of storage, or neither."""
+    """Return the error for a stream if its first labels fit both ways of storage, or neither."""
     return DataError(
         f"stream {name!r}: the labels of its first {num_samples} samples do not tell "
         "whether they are shifted; say so with labels_shifted=True (labels[i] is for "

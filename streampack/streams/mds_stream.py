@@ -39,7 +39,7 @@ from streampack.types import Int64Array
 logger = logging.getLogger(__name__)
 
 _files_of_checked_values: dict[tuple[Path, str], CachedFile] = {}
-"""The shard whose values this process checked, by its stream's folder and digest."""
+"""The shard that this process checked, by its stream's folder and digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,7 +63,7 @@ class MdsStream:
     is_part: bool
     """Whether the stream has only some of the shards or samples in index.json."""
     part: SamplePart | None = None
-    """Its samples; None: all of its shards."""
+    """Its samples, or None for all of its shards."""
     index: MdsIndex
     rows: MdsIndex | None = None
     """The index of the shards as they are stored, if samples are documents in their rows."""
@@ -71,9 +71,9 @@ class MdsStream:
     cache: ShardCache
     length_file: LengthFile | None
     max_seq_len: int | None = None
-    """Tokens per pack of this stream; None: those of the packing."""
+    """Tokens per pack of this stream, or None for those of the packing."""
     max_passes: float | None = None
-    """Passes that a run of chapters may use in a lane; None: any number."""
+    """Passes that a run of chapters may use in a lane, or None for any number."""
     on_exhausted: str = "substitute"
     """What happens after `max_passes`."""
     checks_dtypes: bool = True
@@ -185,7 +185,7 @@ class MdsStream:
         if lengths.sum() > self.raw_bytes[shard]:
             raise DataError(
                 f"{file.path}: shard {shard} has {lengths.sum()} tokens there, but "
-                f"only {self.raw_bytes[shard]} bytes; write it again: streampack index "
+                f"only {self.raw_bytes[shard]} bytes; rewrite it: streampack index "
                 f"{file.origin}",
                 uri=str(file.path),
             )
@@ -262,7 +262,7 @@ class MdsStream:
         if lengths is None:
             raise DataError(
                 f"stream {self.name!r}: its length file is gone from {self.cache.folder}, and the "
-                "remote has none; make it again with `streampack index`, and start again",
+                "remote has none; recreate it with `streampack index`, and start again",
                 uri=str(self.cache.metadata.length_path),
             )
         return lengths
@@ -277,14 +277,14 @@ class MdsStream:
             # Our copy may have been damaged on disk or in transit: fetch it once more.
             if not self.cache.remove_damaged(info, mapped.file):
                 raise
-            logger.warning("%s; the copy in %s is fetched again", error, self.cache.folder)
+            logger.warning("%s; the copy in %s is refetched", error, self.cache.folder)
             mapped = self.cache.map(info)
             try:
                 opened = self._parse(shard, mapped, uri, columns)
             except DataError as second:
                 raise DataError(
-                    f"{second}; {uri} was fetched again with the "
-                    "same fault, so it is damaged at its origin: write it again there, and start "
+                    f"{second}; {uri} was refetched with the "
+                    "same fault, so it is damaged at its origin: rewrite it there, and start "
                     "again"
                 ) from second
         self._check(opened, shard, mapped.file, columns)

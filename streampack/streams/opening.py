@@ -153,7 +153,7 @@ def open_streams(
             raise ConfigError(
                 f"cache_limit={cache_limit}: {folder} is on a network file system, where "
                 "other nodes may use its files; set local= to a folder of this node's own disk, "
-                "or leave cache_limit out"
+                "or omit cache_limit"
             )
     limit = CacheLimit(cache_limit, shared, disk)
     return tuple(

@@ -52,9 +52,9 @@ def resolve_streams(
 ) -> Sequence[Any]:
     """Return the streams that a dataset's arguments describe: a list, or a single one.
 
-    `location` holds remote, local and split of a single stream. `stream_name` is the registered
-    name of its class (None: `streampack.Stream`), and `stream_config` holds more arguments of that
-    class. A ConfigError refuses arguments that contradict each other.
+    `location` contains remote, local and split of a single stream. `stream_name` is the registered
+    name of its class (None: `streampack.Stream`), and `stream_config` contains more arguments of
+    that class. A ConfigError refuses arguments that contradict each other.
     """
     single = {**location, "stream_name": stream_name, "stream_config": stream_config}
     if streams is not None:
@@ -64,7 +64,7 @@ def resolve_streams(
             if location["split"] is not None:
                 way_out += f", and set Stream(..., split={location['split']!r}) on each of a list"
             raise ConfigError(
-                f"streams and {', '.join(passed)} were passed; these stand for a single stream, "
+                f"streams and {', '.join(passed)} were passed; these describe a single stream, "
                 f"so {way_out}"
             )
         check_streams(streams, Stream)

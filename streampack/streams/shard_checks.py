@@ -45,11 +45,11 @@ class ShardChecker:
                     raise
                 raise DataError(
                     f"{error}. {self.length_file} was made with {shard.tokens.dtype} too; then "
-                    "write it again with `streampack index`"
+                    "rewrite it with `streampack index`"
                 ) from None
 
     def check_padding(self, shard: OpenShard, info: Shard) -> None:
-        """Refuse padded samples, whose padding would be packed, by a column of attention masks."""
+        """Refuse samples with padding, which would be packed, by a column of attention masks."""
         if PADDING_MASK not in info.layout.names:
             return
         try:
@@ -61,7 +61,7 @@ class ShardChecker:
             if not masks.read(shard.data, sample).all():
                 raise DataError(
                     f"{self._sample(sample)}: its {PADDING_MASK!r} has zeros, so it is padded, and "
-                    "padding would be packed and learned; write the stream again without it: "
+                    "padding would be packed and learned; rewrite the stream without it: "
                     "write_stream(streaming.StreamingDataset(...), out) leaves padding out"
                 )
 
@@ -77,7 +77,7 @@ class ShardChecker:
                 )
 
     def check_stated_lengths(self, shard: OpenShard) -> None:
-        """Refuse a shard whose lengths differ from those in the length file."""
+        """Refuse a shard if its lengths differ from those in the length file."""
         counts, stated = shard.tokens.counts, self.stated
         if self.length_file is not None and stated is not None and (stated != counts).any():
             sample = int((stated != counts).argmax())
@@ -87,7 +87,7 @@ class ShardChecker:
             typed = f" --tokens-dtype {shard.tokens.dtype}" * self.columns["tokens"].is_untyped
             raise DataError(
                 f"{self._sample(sample)}: {counts[sample]} tokens, but {self.length_file} says "
-                f"{stated[sample]}; write it again: streampack index {self.length_file.parent}"
+                f"{stated[sample]}; rewrite it: streampack index {self.length_file.parent}"
                 f"{typed}{hint}"
             )
 

@@ -52,8 +52,8 @@ def check_not_table(source: object, argument: str) -> None:
     for (library, name), rows in TABLES.items():
         if is_from(source, library, name):
             raise ConfigError(
-                f"{argument}=<{name}> is a table of {library}, whose items are its columns; pass "
-                f"its rows: {argument}={rows}"
+                f"{argument}=<{name}> is a table of {library}, and iterating it gives its columns; "
+                f"pass its rows: {argument}={rows}"
             )
 
 
@@ -123,7 +123,7 @@ def hugging_face_steps(source: object) -> list[Any]:
 
 
 def has_unsaved_shuffle_buffer(source: object) -> bool:
-    """Return whether a Hugging Face iterable has a shuffle buffer that its state leaves out."""
+    """Return whether a Hugging Face iterable has a shuffle buffer that its state omits."""
     return any("BufferShuffled" in type(step).__name__ for step in hugging_face_steps(source))
 
 

@@ -52,9 +52,7 @@ def open_split(stream: Any, text: bytes, rows: MdsIndex) -> tuple[MdsIndex, Leng
 def with_counts(rows: MdsIndex, counts: Sequence[int]) -> MdsIndex:
     """Return an index whose shards have other numbers of samples."""
     if len(counts) < len(rows.shards):
-        raise DataError(
-            f"{rows.uri}: has more shards than were indexed; run streampack index again"
-        )
+        raise DataError(f"{rows.uri}: has more shards than were indexed; rerun streampack index")
     shards = zip(rows.shards, counts, strict=False)
     return replace(rows, shards=tuple(replace(shard, num_samples=count) for shard, count in shards))
 
@@ -88,7 +86,7 @@ def split_spans(rows: Spans, lengths: Int64Array, where: str) -> Spans:
     if not is_full or (ends > row_ends[np.minimum(row, len(row_ends) - 1)]).any():
         raise DataError(
             f"{where}: its documents do not fill its rows; the shard is not the one that was "
-            "indexed: run streampack index again"
+            "indexed: rerun streampack index"
         )
     inside = begins - (row_ends - rows.counts)[row]
     return Spans(

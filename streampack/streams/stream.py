@@ -78,11 +78,11 @@ class Stream:
         tokens: Column of the tokens; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the tokens if stored as `bytes`, e.g. "uint16".
         labels: Column of labels, one per token. None: the label of a token is the next token.
-        labels_dtype: Type of the labels if stored as `bytes`; None: `tokens_dtype`.
+        labels_dtype: Type of the labels if stored as `bytes`, or None for `tokens_dtype`.
         labels_shifted: Whether labels[i] is the target at token i (True), or token i itself or
             -100 (False). None: detect from the first samples.
         loss_mask: Column that marks the targets, 1 or 0 for each token.
-        loss_mask_dtype: Type of the loss mask if stored as `bytes`; None: `tokens_dtype`.
+        loss_mask_dtype: Type of the loss mask if stored as `bytes`, or None for `tokens_dtype`.
         check_dtypes: Whether to refuse types of `bytes` columns that the values contradict.
         max_seq_len: Tokens per pack of this stream. None: as in `Packing`. It must be a multiple of
             `Packing.max_seq_len` that divides the tokens of a device batch, and needs the batching
@@ -131,7 +131,7 @@ class Stream:
             of `RowFormat`'s options, such as ``{"train_on": "last_response"}``. None: rows are
             texts.
         text: Column of the texts.
-        on_bad_row: What a row that cannot become a sample does: raise an error, or be left out and
+        on_bad_row: What a row that cannot become a sample does: raise an error, or be omitted and
             counted in a warning.
 
     Raises:
@@ -255,7 +255,7 @@ def _check(given: Mapping[str, Any]) -> None:
     if labels_shifted is not None and given["labels"] is None:
         raise ConfigError(
             f"labels_shifted={labels_shifted} describes a labels column, but labels=None; "
-            "set labels= to its name, or leave labels_shifted out"
+            "set labels= to its name, or omit labels_shifted"
         )
     if (weight := given["loss_weight"]) is not None and not is_weight(weight):
         raise ConfigError(

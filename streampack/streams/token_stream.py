@@ -109,7 +109,7 @@ class TokenStream(Protocol):
 
     @property
     def token_dtypes(self) -> set[str | None]:
-        """Types of the token ids; None: each value states its own."""
+        """Types of the token ids, or None if each value states its own."""
 
     def total_tokens(self) -> tuple[int, str]:
         """Return the stream's number of tokens, and whether it is from "lengths" or "bytes"."""
@@ -142,7 +142,7 @@ class TokenStream(Protocol):
         """Return the folders that may have files that we created."""
 
     def under(self, limit: CacheLimit) -> TokenStream:
-        """Return a copy whose cache is subject to a limit."""
+        """Return a copy with a limit on its cache."""
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard is on this node."""

@@ -37,7 +37,7 @@ from streampack.testing.architectures import way_out
 Style = Literal["hf", "torchtune", "decoder", "batch"]
 LogitsOf: TypeAlias = Callable[[dict[str, Any]], torch.Tensor]
 MAX_NAMED = 3  # leaking segments listed in a message
-MAX_MEASURED = 4  # segments whose context is replaced to measure a real change
+MAX_MEASURED = 4  # segments that get another context to measure a real change
 ROUNDING = 8.0  # bound of a logit's rounding error, in units of epsilon times the largest logit
 LEAST_SHARE = 1e-3  # fraction of a real change that counts as a difference from the segment alone
 LEAST_LEAK = 1e-5  # the same between passes of one shape, which differ by far less if none leaks
@@ -85,7 +85,7 @@ def assert_no_leak(
             bfloat16 model as ``model.float()``, without TF32. Differences below a fraction of a
             real change within a segment are rounding too: a thousandth against the segment alone,
             a hundred-thousandth if other segments are replaced.
-        style: Calling convention of the model; None: inferred from its argument names.
+        style: Calling convention of the model, by default inferred from its argument names.
 
             - "hf": ``model(**to_hf(batch)).logits``, a causal model of transformers, or with
               another `batch_format`
@@ -323,7 +323,7 @@ def _why(
         if len(seen) == MAX_NAMED:
             break
     reasons = [f"the segment saw {name}" for name in seen]
-    # Different positions that still begin with 0 and lie within any position table.
+    # Different positions that still begin with 0 and fit any position table.
     halved = batch | {"input_pos": batch["input_pos"] // 2}
     differs = not torch.equal(halved["input_pos"], batch["input_pos"])
     if differs and _difference(packed, logits_of(halved)) <= tolerance:

@@ -83,7 +83,7 @@ def assert_exactly_once(
             chain their loaders.
         lengths: Tokens of each sample, for each stream; None: samples that are missing, or that
             lack their end, are not noticed.
-        num_samples: Number of samples that the epoch takes of each stream; None: all, once.
+        num_samples: Number of samples that the epoch takes of each stream, or None for all, once.
 
     Raises:
         AssertionError: If a sample is repeated, cut or missing. It names stream and sample.

@@ -43,7 +43,7 @@ class ChatEncoder:
     """Turns a conversation into samples: `tokens`, and the `loss_mask` of its responses.
 
     A conversation is a list of messages, ``{"role": ..., "content": ...}`` as in transformers or
-    ``{"from": ..., "value": ...}`` as in ShareGPT; or a row that holds one under "messages" or
+    ``{"from": ..., "value": ...}`` as in ShareGPT; or a row that contains one under "messages" or
     "conversations", a "prompt" and its "completion", or Alpaca's "instruction", "input" and
     "output". A row may also have "system" and "tools". Lists may be JSON text.
 
@@ -74,13 +74,13 @@ class ChatEncoder:
     """Targets: every response of a conversation, only the last one, or all tokens. For
     "each_response", every response is the only target of a sample that ends with it."""
     chat_template: str | None = None
-    """A template, or the name of one of the tokenizer's; None: the tokenizer's default."""
+    """A template, or the name of one of the tokenizer's, or None for the tokenizer's default."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """More template arguments, such as ``{"enable_thinking": False}``."""
     context_roles: Sequence[str] = ()
-    """More roles of the template whose messages are not targets, such as "documents"."""
+    """More roles of the template that are not targets, such as "documents"."""
     max_seq_len: int | None = None
-    """Tokens that a sample is cut to; None: it is never cut."""
+    """Tokens that a sample is cut to, or None if it is never cut."""
 
     def __post_init__(self) -> None:
         check_choice("train_on", self.train_on, TrainOn)
@@ -102,22 +102,22 @@ class ChatEncoder:
             )
         if self.train_on != "all" and not getattr(self.tokenizer, "is_fast", False):
             raise ConfigError(
-                f"tokenizer=<{kind}> does not say which characters a token stands for; pass a "
+                f"tokenizer=<{kind}> does not say which characters a token represents; pass a "
                 "fast tokenizer (AutoTokenizer gives one), or train_on='all'"
             )
 
     def __call__(self, conversation: Any) -> dict[str, IntArray]:
-        """Return the sample of one conversation: messages, or a row that holds them.
+        """Return the sample of one conversation: messages, or a row that contains them.
 
         Returns:
             `tokens`, int32, and `loss_mask`, uint8: 1 for targets; both of shape (num_tokens,).
             Without any response the mask is all 0.
 
         Raises:
-            ConfigError: If the template does not reveal the position of a response or leaves out
+            ConfigError: If the template does not reveal the position of a response or omits
                 its reasoning or a call, or if `train_on` makes several samples of a conversation.
             DataError: If this is not a conversation, the template rejects it, it has an unknown
-                role, whose messages would not be learned, or a field that would be ignored.
+                role that would not be learned, or a field that would be ignored.
         """
         if self.train_on == "each_response":
             raise ConfigError(
@@ -129,9 +129,9 @@ class ChatEncoder:
     def samples(self, conversation: Any) -> list[dict[str, IntArray]]:
         """Return the samples of one conversation: one for each response, or one in other modes.
 
-        They are as `__call__` returns them. Of a conversation with nothing to learn, and of one
+        They are as `__call__` returns them. For a conversation with nothing to learn, and of one
         that `max_seq_len` cuts before its first target, the mask is all 0: ``streampack write`` and
-        `chat_dataset` leave such samples out and count them.
+        `chat_dataset` skip such samples and count them.
 
         Raises:
             ConfigError: See `__call__`.
@@ -179,7 +179,7 @@ class ChatEncoder:
             if role not in known:
                 raise DataError(
                     f"message {number} has role {role!r}, which is not one of {'|'.join(known)}"
-                    f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it is to be "
+                    f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it should be "
                     f"learned, or pass context_roles=[{role!r}] if it is not"
                 )
         first = -1 if self.train_on == "last_response" else 0
@@ -212,8 +212,8 @@ class ChatSamples:
 def target_tokens(offsets: Any, spans: TargetSpans, num_chars: int) -> npt.NDArray[np.uint8]:
     """Return 1 for tokens that have a character in a span, else 0; shape (num_tokens,).
 
-    `offsets` holds the first character of each token and one past its last, (num_tokens, 2); so do
-    `spans`, in the same text of `num_chars` characters. A token that
+    `offsets` contains the first character of each token and one past its last, (num_tokens, 2); so
+    do `spans`, in the same text of `num_chars` characters. A token that
     crosses an edge is marked. So are all tokens of one character, such as the bytes of an emoji:
 
     >>> target_tokens([(0, 2), (2, 5), (5, 6), (5, 6), (6, 8)], [(4, 6)], 8).tolist()

@@ -92,7 +92,7 @@ class Rendering:
         except Exception as error:  # a template can raise anything
             raise DataError(
                 f"the chat template cannot render {num_messages} of {len(self.messages)} messages "
-                f"({type(error).__name__}: {error}); fix the conversation or leave it out"
+                f"({type(error).__name__}: {error}); fix the conversation or omit it"
             ) from error
         return str(text)
 
@@ -102,7 +102,7 @@ class Rendering:
         With `is_prompted`, the last message is the one to learn. Then the text may change: it is
         the prompt of an inference and what the template prints for the response.
 
-        A ConfigError says that the template does not reveal a position, or leaves out reasoning or
+        A ConfigError says that the template does not reveal a position, or omits reasoning or
         a call.
         """
         if not learned:
@@ -182,7 +182,7 @@ class Rendering:
         return begin, begin + self._num_to_learn(added)
 
     def _begin_of(self, response: int, before: str, until: str, is_prompted: bool) -> int | None:
-        """Return where a response begins in the text until its end; None: it is unknown.
+        """Return where a response begins in the text until its end, or None if it is unknown.
 
         `before` is the prompt. It may part from `until` in what the generation prompt adds.
         """
@@ -248,7 +248,7 @@ class Rendering:
         for kind, text in printed_parts(self.messages[response]):
             if text not in target:
                 raise ConfigError(
-                    f"message {response} of {len(self.messages)}: the chat template leaves out "
+                    f"message {response} of {len(self.messages)}: the chat template omits "
                     f"its {kind}, {text[:40]!r}, so it would not be learned; set an option of the "
                     "template that keeps it with template_kwargs=, pass chat_template= with one "
                     f"that prints it, or remove the {kind} from the data"

@@ -6,7 +6,7 @@
     parts/*/samples.bin  ------>  lengths.bin
 
 No shard is read or moved. The bytes are a function of the parts, so several processes may commit,
-one at a time. In a store, one whose job was extended during its commit fails.
+one at a time. In a store, it fails if the job was extended meanwhile.
 The length file is written first: a reader that finds index.json may rely on everything else.
 
 Cost: two small files a part, 16 at a time; 24 bytes of memory a sample.
@@ -98,7 +98,7 @@ def verify(out: str | os.PathLike[str]) -> int:
     text = output.read(INDEX_FILE)
     if text is None:
         raise DataError(
-            f"{output.url}: holds no {INDEX_FILE}: the stream is not finished; run the command "
+            f"{output.url}: has no {INDEX_FILE}: the stream is not finished; run the command "
             "that began it again, or `streampack merge` once all its parts are done"
         )
     index = parse_index(text, f"{output.url}/{INDEX_FILE}")

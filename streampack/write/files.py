@@ -49,8 +49,8 @@ def write_texts(
         A summary of the stream, or with `part` of the parts that are done.
 
     Raises:
-        BadRowsError: If there are more bad rows than may be left out. Names one.
-        ConfigError: If `out` holds anything else, the tokenizer cannot be loaded, or a text file
+        BadRowsError: If there are more bad rows than may be omitted. Names one.
+        ConfigError: If `out` contains anything else, the tokenizer cannot be loaded, or a text file
             has no tokenizer.
         DataError: If an input cannot be read, or the output cannot be written.
         WorkerError: If a worker process died.
@@ -85,29 +85,28 @@ def _check_place(output: Output, inputs: Sequence[str]) -> None:
         out = output.url if "://" in output.url else os.path.realpath(output.url)
         if out.startswith(folder.rstrip("/") + "/"):
             raise ConfigError(
-                f"out={output.url!r} lies in the input {one}, so its files would be read as rows; "
-                "name a folder outside of it"
+                f"out={output.url!r} is inside the input {one}, so its files would be read as rows"
+                "; name a folder outside of it"
             )
 
 
 def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Written:
-    """Commit a job whose parts were written by several calls with `part`.
+    """Commit a job after several calls with `part` wrote its parts.
 
     Args:
         out: The stream's folder or s3:// URL.
-        max_bad_rows: Number of bad rows that may have been left out; None: any.
+        max_bad_rows: Number of bad rows that may have been skipped, or None for any.
 
     Raises:
         BadRowsError: If more were.
-        ConfigError: If `out` holds no job.
+        ConfigError: If `out` has no job.
         DataError: If parts are missing, or cannot be read.
     """
     output = open_output(out)
     job = read_job(output)
     if job is None:
         raise ConfigError(
-            f"out={output.url!r} holds no job.json; name the folder that `streampack write` wrote "
-            "to"
+            f"out={output.url!r} has no job.json; name the folder that `streampack write` wrote to"
         )
     results = finished_parts(output, job)
     if max_bad_rows is not None:
@@ -182,7 +181,7 @@ def _check_budget(counts: Counts, most: int, *, is_skipping: bool) -> None:
     if counts.num_bad_rows > most:
         also = "" if is_skipping else "on_bad_row='skip' and "
         raise BadRowsError(
-            f"{counts.num_bad_rows} bad rows in all parts, but {most} may be left out; the "
+            f"{counts.num_bad_rows} bad rows in all parts, but {most} may be skipped; the "
             f"part.json of each part names them: fix them, or set {also}"
             f"max_bad_rows={10 * counts.num_bad_rows}"
         )

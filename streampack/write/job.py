@@ -61,9 +61,9 @@ class JobSettings:
     """As in `Written.tokenizer`; not compared, as a path may be spelled in several ways."""
     special_tokens: str = "ids"
     backend: str | None = None
-    """What encodes texts; None: rows are not texts."""
+    """What encodes texts, or None if rows are not texts."""
     train_on: str | None = None
-    """Targets of conversations; None: rows are not conversations."""
+    """Targets of conversations, or None if rows are not conversations."""
     chat_template: str | None = None
     max_seq_len: int | None = None
     """As in `RowFormat`."""
@@ -167,13 +167,13 @@ class Job:
 
 
 def current_versions(backend: str | None) -> Versions:
-    """Return the versions of streampack and the libraries that bytes depend on; None: missing."""
+    """Return the versions of streampack and of the libraries that bytes depend on."""
     libraries = LIBRARIES if backend != "gigatoken" else (*LIBRARIES, backend)
     return {"streampack": streampack.__version__} | {name: installed(name) for name in libraries}
 
 
 def installed(name: str) -> str | None:
-    """Return the version of a distribution; None: it is missing."""
+    """Return the version of a distribution, or None if it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -181,7 +181,7 @@ def installed(name: str) -> str | None:
 
 
 def read_job(output: Output) -> Job | None:
-    """Return the job that an output holds; None: it holds none."""
+    """Return the job that an output holds, or None if it has none."""
     files: list[JobFile] = []
     while (data := output.read(name := _file_name(len(files)))) is not None:
         files.append(JobFile.decode(data, f"{output.url}/{name}"))
@@ -192,12 +192,12 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     """Write the description of a new job, or return the same one that is there already.
 
     A job of which no part is done is replaced. Until the stream is whole, files may change: their
-    parts are written again, and others are kept. Another job, or anything else, is refused.
+    parts are rewritten, and others are kept. Another job, or anything else, is refused.
     """
     job = read_job(output)
     if job is None and not output.is_empty():
         raise ConfigError(
-            f"out={output.url!r} exists already and is not empty, and holds no {JOB_FILE} to "
+            f"out={output.url!r} exists already and is not empty, and has no {JOB_FILE} to "
             "resume; remove it, or name another"
         )
     file = JobFile.of(settings, slices)
@@ -221,7 +221,7 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     _check_unchanged(output, theirs, ours)
     differing = sorted({one.uri for one in set(theirs) ^ set(ours)}) or [ours[0].uri]
     raise ConfigError(
-        f"out={output.url!r} holds another job, of other inputs or in another order "
+        f"out={output.url!r} has another job, of other inputs or in another order "
         f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
         "append=True to add inputs that it does not have"
     )
@@ -238,8 +238,8 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
         job = read_job(output)
         if job is None:
             raise ConfigError(
-                f"out={output.url!r} holds no {JOB_FILE}, so append=True has nothing to add to; "
-                "leave it out to write a new stream"
+                f"out={output.url!r} has no {JOB_FILE}, so append=True has nothing to add to; "
+                "omit it to write a new stream"
             )
         _check_same(output, job, settings)
         known = {one for file in job.files for one in file.slices}
@@ -257,7 +257,7 @@ def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
     for name, ours in settings.compared.items():
         if theirs[name] != ours:
             raise ConfigError(
-                f"out={output.url!r} holds another job, whose {name} is {theirs[name]!r}, but this "
+                f"out={output.url!r} has another job: its {name} is {theirs[name]!r}, but this "
                 f"one's is {ours!r}; {ANOTHER}"
             )
 

@@ -60,7 +60,7 @@ class Indexed:
     path: Path | str
     """The length file; in a store, its URL."""
     column: str
-    """The column whose values were counted."""
+    """The column that was counted."""
     num_samples: int
     num_shards: int
     num_tokens: int
@@ -83,7 +83,7 @@ def write_lengths(
         tokens: The token column; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
-        local: Folder that keeps the shards and the length file of a URL; None: a temporary one.
+        local: Folder that keeps the shards and the length file of a URL; temporary if None.
         check_dtypes: Whether to refuse a type that the values contradict, as `Stream` does.
 
     Returns:
@@ -119,7 +119,7 @@ def write_documents(
         tokens: The token column, as of `write_lengths`; so are the others.
         tokens_dtype: Type of the values if the column is stored as `bytes`.
         progress: Called with 1 after each shard.
-        local: Folder that keeps the shards of a URL; None: a temporary one.
+        local: Folder that keeps the shards of a URL, or None for a temporary one.
 
     Raises:
         ConfigError: If `local` is set for a folder, or the folder has several streams.
@@ -139,7 +139,7 @@ class _Options:
     progress: Callable[[int], None]
     checks_dtypes: bool = True
     eos_id: int | None = None
-    """The token that ends a document inside of a row; None: rows are documents."""
+    """The token that ends a document inside of a row, or None if rows are documents."""
 
 
 def _index(
@@ -153,13 +153,13 @@ def _index(
     folder = local_path(found, "path")
     if local is not None:
         raise ConfigError(
-            f"local={local} is for streams in a store, and {path} is a folder; leave it out",
+            f"local={local} is for streams in a store, and {path} is a folder; omit it",
             option="local",
         )
     index_files = sorted(folder.rglob(INDEX_FILE))
     if not index_files:
         raise DataError(
-            f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
+            f"{path}: has no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
     if documents is not None and len(index_files) > 1:
@@ -217,7 +217,7 @@ def _count(
     *,
     options: _Options,
 ) -> Indexed:
-    """Write the length file of one stream, whose index.json is `text`, to `path`.
+    """Write the length file of one stream, with the index.json `text`, to `path`.
 
     `shards` yields its raw shards in stored order, shape (num_bytes,) each.
     """
@@ -289,7 +289,7 @@ def edges_of(data: ByteArray, spans: Spans, where: str) -> UInt32Array:
 
 
 def _upload(file: Path, url: str, *, is_kept: bool) -> None:
-    """Upload a length file; on failure keep it, so that the stream need not be read again."""
+    """Upload a length file; on failure keep it, so that the stream need not be reread."""
     data = file.read_bytes()
     limit_s = ATTEMPT_S + len(data) / SLOWEST_BYTES_PER_S
     try:

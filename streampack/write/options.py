@@ -40,15 +40,15 @@ class Written:
     num_tokens: int
     num_shards: int
     num_skipped: int
-    """Number of samples left out because they had no tokens."""
+    """Number of samples skipped because they had no tokens."""
     num_without_targets: int
-    """Number of samples whose `loss_mask` is all 0, so that nothing in them is learned."""
+    """Number of samples with a `loss_mask` of zeros, in which nothing is learned."""
     num_dropped: int = 0
-    """Number of samples of conversations left out because nothing in them is learned."""
+    """Number of samples of conversations skipped because nothing in them is learned."""
     num_bad_rows: int = 0
-    """Number of rows left out because they could not become samples."""
+    """Number of rows skipped because they could not become samples."""
     num_special_tokens: int = 0
-    """Number of special tokens that texts spell, and whose ids were written."""
+    """Number of special tokens that texts spell and that were written as ids."""
     tokenizer: dict[str, Any] | None = None
     """Its name, size, BOS and EOS, and the tokens that its template adds `before` and `after`."""
     num_parts: int = 1
@@ -74,13 +74,13 @@ class WriteOptions:
     column: str = "tokens"
     """Name of the token column."""
     tokens_dtype: str | None = None
-    """Type of the stored tokens; None: uint16 if the tokenizer's ids fit in it, else int32."""
+    """Type of the stored tokens. By default uint16 if the tokenizer's ids fit in it, else int32."""
     compression: str | None = "zstd"
-    """MosaicML's name of a compression; None: raw shards."""
+    """MosaicML's name of a compression, or None for raw shards."""
     size_limit: int | str | None = "64mb"
     """Bytes of a shard before compression."""
     num_workers: int | None = None
-    """Number of tokenizing processes; None: one per core, or one for small files."""
+    """Number of tokenizing processes, or None for one per core, or one for small files."""
     part_bytes: int | str = "256mb"
     """Bytes of input in a part, which is what an interrupted job loses at most per process."""
     engine: EngineName = "processes"
@@ -90,20 +90,20 @@ class WriteOptions:
     append: bool = False
     """Add inputs that the stream does not have yet."""
     on_bad_row: OnBadRow = "error"
-    """What a row that cannot become a sample does: raise an error, or be counted and left out."""
+    """What a row that cannot become a sample does: raise an error, or be counted and omitted."""
     max_bad_rows: int = 1000
-    """Number of bad rows that may be left out."""
+    """Number of bad rows that may be skipped."""
 
     def __post_init__(self) -> None:
         if self.num_workers is not None:
-            read_count("num_workers", self.num_workers, "leave it out for one process per core")
+            read_count("num_workers", self.num_workers, "omit it to start one process per core")
         check_choice("engine", self.engine, EngineName)
         check_choice("on_bad_row", self.on_bad_row, OnBadRow)
         least = int(self.on_bad_row == "skip")
         if self.max_bad_rows < least:
             raise ConfigError(
                 f"max_bad_rows={self.max_bad_rows} must be {least} or more with on_bad_row="
-                f"{self.on_bad_row!r}; set it to the number of rows that may be left out",
+                f"{self.on_bad_row!r}; set it to the number of rows that may be skipped",
                 option="max_bad_rows",
             )
         if self.tokens_dtype is not None:
@@ -112,7 +112,7 @@ class WriteOptions:
         if not 1 <= number <= total:
             raise ConfigError(
                 f"part={self.part!r} is not K/N with K from 1 to N, such as 1/16 on the first of "
-                "16 machines; leave it out to write all parts here",
+                "16 machines; omit it to write all parts here",
                 option="part",
             )
 

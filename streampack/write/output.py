@@ -151,7 +151,7 @@ class LocalOutput:
 
     @contextmanager
     def _written(self, name: str, data: bytes) -> Iterator[Path]:
-        """Yield a temporary file beside `name` that holds the data, and remove it afterwards."""
+        """Yield a temporary file next to `name` with the data, and remove it afterwards."""
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
         path.parent.mkdir(parents=True, exist_ok=True)

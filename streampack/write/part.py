@@ -37,7 +37,7 @@ from streampack.write.output import Output
 from streampack.write.rows import LOSS_MASK, RowEncoder, RowFormat
 from streampack.write.samples import Counts, SampleWriter
 
-OR_SKIP = "; set on_bad_row='skip' to leave such rows out"
+OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
 
 
@@ -83,7 +83,7 @@ class PartResult:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
                 f"{uri}: is damaged ({type(error).__name__}: {error}); delete it, and run the same "
-                "command again: the part is then written again"
+                "command again: the part is then rewritten"
             ) from error
 
 
@@ -99,7 +99,7 @@ class Event:
 
 
 def read_result(output: Output, part: Part) -> PartResult | None:
-    """Return a part's result; None: the part is not done."""
+    """Return a part's result, or None if the part is not done."""
     name = f"{part.folder}/{PART_FILE}"
     data = output.read(name)
     return None if data is None else PartResult.decode(data, f"{output.url}/{name}")
@@ -194,7 +194,7 @@ class _PartWriter:
             raise BadRowsError(f"{where}{OR_SKIP}")
         raise BadRowsError(
             f"{num_bad_rows} bad rows, but max_bad_rows={most}; the last one is {where}; set "
-            f"max_bad_rows={10 * most} to leave more out"
+            f"max_bad_rows={10 * most} to allow more"
         )
 
 

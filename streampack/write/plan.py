@@ -107,8 +107,7 @@ def _dtype_of(options: WriteOptions) -> str:
     most = int(np.iinfo(dtype).max)
     if size - 1 > most:  # its texts would be bad rows
         raise ConfigError(
-            f"tokens_dtype={dtype!r} holds ids up to {most}, and {tokenizer} has {size}; "
-            "leave it out",
+            f"tokens_dtype={dtype!r} has ids up to {most}, and {tokenizer} has {size}; omit it",
             option="tokens_dtype",
         )
     return dtype
@@ -123,7 +122,7 @@ def _columns(
     taken = [name for name in rows.kept if name in columns]
     if taken:
         raise ConfigError(
-            f"columns: {taken[0]!r} is also the name of a column that is made; leave it out, or "
+            f"columns: {taken[0]!r} is also the name of a column that is made; omit it, or "
             "rename it in the input",
             option="columns",
         )
@@ -143,7 +142,7 @@ def _columns(
 
 
 def _is_per_token(name: str, values: Sequence[Any], tokens: Sequence[Any]) -> bool:
-    """Return whether a column holds an integer for each token: by its name, or its first value."""
+    """Return whether a column has an integer for each token: by its name, or its first value."""
     if name in TARGETS or not values:
         return name in TARGETS
     first = values[0].tolist() if isinstance(values[0], np.ndarray) else values[0]

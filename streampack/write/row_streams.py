@@ -59,7 +59,7 @@ PARTIAL, LOCK = ".partial", ".lock"
 ROWS_FILE = ".rows.jsonl"
 PART_BYTES = 4 << 20  # of every node alike, as index.json depends on it
 BATCH_ROWS = 1000
-MAX_BAD_ROWS = 2**31  # all, where they may be left out
+MAX_BAD_ROWS = 2**31  # all, where they may be omitted
 COLUMN = "tokens"
 
 logger = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
     logger.info("%s: %d samples, %d tokens", folder, written.num_samples, written.num_tokens)
     if written.num_dropped or written.num_skipped or written.num_bad_rows:
         logger.warning(
-            "left out %d samples without a token to learn, %d without any token, and %d bad rows, "
+            "omitted %d samples without a token to learn, %d without any token, and %d bad rows, "
             "of which each part.json in %s names the first ones",
             written.num_dropped,
             written.num_skipped,
@@ -273,7 +273,7 @@ def _write(path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow) -> Wr
 def _json_lines(rows: Any, options: RowFormat) -> Iterator[bytes]:
     """Yield the rows as JSON lines, with the columns that are needed."""
     column = options.chat or (options.tokens if options.tokenizer is None else options.text)
-    # A conversation may have fields beside it.
+    # A conversation may have more fields.
     needed = None if options.chat else {column, "input_ids", *options.columns}
     for number, row in enumerate(chain.from_iterable(_batches(rows))):
         fields = row if isinstance(row, Mapping) else {column: row}
@@ -287,7 +287,7 @@ def _json_lines(rows: Any, options: RowFormat) -> Iterator[bytes]:
             )
         except TypeError as error:  # JSONEncodeError is one
             raise DataError(
-                f"rows: row {number} holds a value that JSON has no type for ({error}); leave its "
+                f"rows: row {number} has a value that JSON has no type for ({error}); leave its "
                 "column out, or make it a text, a number or a list"
             ) from error
 

@@ -50,7 +50,7 @@ class RowFormat:
     """The contents of a row, and its conversion to tokens."""
 
     tokenizer: Path | None = None
-    """A tokenizer.json, or the folder of a tokenizer of transformers; None: rows hold token ids."""
+    """A tokenizer.json, or the folder of a tokenizer of transformers, or None for token ids."""
     text: str = "text"
     """Field of the text."""
     tokens: str = "tokens"
@@ -68,7 +68,7 @@ class RowFormat:
     chat_template: str | None = None
     """A chat template to use instead of the tokenizer's."""
     max_seq_len: int | None = None
-    """Tokens that a conversation is cut to; without a target in them, it is left out."""
+    """Tokens that a conversation is cut to; without a target in them, it is omitted."""
     special_tokens: SpecialTokens = "ids"
     """What a text that spells a special token gets: its "ids", or those of ordinary "text"."""
 
@@ -85,19 +85,19 @@ class RowFormat:
         if self.backend != "huggingface" and not self.encodes_text:
             raise ConfigError(
                 f"backend={self.backend!r} encodes texts, and these rows are "
-                f"{'token ids' if self.chat is None else 'conversations'}; leave it out"
+                f"{'token ids' if self.chat is None else 'conversations'}; omit it"
             )
         if self.chat is None:
             for name, unset in (("train_on", "responses"), *OF_CHATS.items()):
                 if (value := getattr(self, name)) != unset:
                     raise ConfigError(
                         f"{name}={short_text(value)} is for conversations; name their column with "
-                        "chat=, or leave it out"
+                        "chat=, or omit it"
                     )
 
     @property
     def kept(self) -> dict[str, str | None]:
-        """The encodings of the fields that are kept, by name; None: by the first rows."""
+        """The encodings of the fields that are kept, by name, or None to see the first rows."""
         kept: dict[str, str | None] = {}
         for field in self.columns:
             name, _, encoding = field.rpartition(":")
@@ -172,9 +172,7 @@ class RowEncoder:
             near = tokens[(tokens >= ids[0]) & (tokens <= ids[-1])]  # so that few are looked up
             self.num_special_tokens += int(np.isin(near, ids).sum()) if len(near) else 0
         if most > self._limit:
-            return (
-                f"token id {most} exceeds {self._limit} of {self._dtype}; leave out tokens_dtype="
-            )
+            return f"token id {most} exceeds {self._limit} of {self._dtype}; omit tokens_dtype="
         return [{self._schema.column: tokens.astype(self._dtype), **kept}]
 
     def _from_row(self, value: Any, kept: dict[str, Any]) -> Any:

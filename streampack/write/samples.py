@@ -63,9 +63,9 @@ class SampleSchema:
         return cls(column=column, dtype=dtype, columns=encodings, per_token=lists)
 
     def fit(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return a sample with its token ids and lists as arrays; None: it has no tokens.
+        """Return a sample with its token ids and lists as arrays, or None if it has no tokens.
 
-        Padding by an `attention_mask` is left out.
+        Padding by an `attention_mask` is omitted.
 
         A ValueError says that it has other fields, or values that do not fit.
 
@@ -114,9 +114,9 @@ class Counts:
     num_skipped: int = 0
     """Samples without tokens."""
     num_without_targets: int = 0
-    """Samples whose `loss_mask` is 0 throughout."""
+    """Samples with a `loss_mask` of zeros."""
     num_dropped: int = 0
-    """Samples of conversations that were left out because nothing in them is learned."""
+    """Samples of conversations that were skipped because nothing in them is learned."""
     num_bad_rows: int = 0
     num_special_tokens: int = 0
     """Special tokens that texts spell."""
@@ -178,7 +178,7 @@ def checked_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
         return np.zeros(0, dtype)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(
-            f"holds {tokens.dtype} of shape {tokens.shape}, but must be one row "
+            f"has {tokens.dtype} of shape {tokens.shape}, but must be one row "
             "of integer token ids; tokenize it first"
         )
     least, most = int(tokens.min()), int(tokens.max())
@@ -218,7 +218,7 @@ def _as_integers(values: Any, name: str, like: IntArray) -> IntArray:
         if is_fit and limits.min <= array.min() and array.max() <= limits.max:
             return array.astype(like.dtype)
     raise ValueError(
-        f"{name!r} holds {repr(values)[:60]}, but as in the first sample it must "
+        f"{name!r} has {repr(values)[:60]}, but as in the first sample it must "
         f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; "
         "fix it, or put it into a dict in all samples if it has another meaning"
     )
@@ -234,7 +234,7 @@ def _check_target(name: str, value: Any, tokens: IntArray) -> None:
     else:
         return
     raise ValueError(
-        f"{name!r} holds {got}, but must hold one integer for each of the "
+        f"{name!r} has {got}, but must hold one integer for each of the "
         f"{len(tokens)} tokens; write it so, or under another name"
     )
 

@@ -63,7 +63,7 @@ def write_stream(
         out: The stream's folder, on this machine; must be new or empty.
         tokens: Name of the token column; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the stored ids; "uint16" suffices for vocabularies up to 65,536.
-        compression: MosaicML's name of one, such as "zstd" or "zstd:7"; None: raw shards.
+        compression: MosaicML's name of one, such as "zstd" or "zstd:7", or None for raw shards.
         size_limit: Bytes of a shard before compression, as a number or e.g. "64mb".
         hashes: Hash algorithms for index.json.
 

@@ -140,7 +140,7 @@ def _write(
         start, stop = shards.extents[number].tolist()
         data = np.frombuffer(read(start, stop), np.uint8)
         if len(data) != stop - start:
-            raise DataError(f"{file.name}: was cut short while it was read; copy it again")
+            raise DataError(f"{file.name}: was cut short while it was read; make a new copy")
         begins, lengths = file.spans(int(first), int(first + count))
         if lengths.max() >= NO_TOKEN:
             raise DataError(f"{file.name}: a document has {lengths.max()} tokens; split it")

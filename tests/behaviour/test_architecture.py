@@ -89,7 +89,7 @@ def in_every_file(offences: Callable[[Path], Iterable[str]]) -> None:
 
 
 def room_of(path: Path) -> str:
-    """Return the room that a file lies in; a file of the ground is a room of its own."""
+    """Return the room that a file is in; a file of the ground is a room of its own."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 

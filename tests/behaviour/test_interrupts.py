@@ -272,7 +272,7 @@ def try_moments(case: Case, seed: int, num_moments: int, num_last: int = 0) -> i
     num_raised = 0
     for num_before in (0, 5):
         count = case.count(num_before)
-        # A part from each stretch, so that none of the phases of a start is left out.
+        # A part from each stretch, so that none of the phases of a start is omitted.
         stretches = np.linspace(0, count, num_moments + 1).astype(int).tolist()
         for first, last in pairwise(stretches):
             at = chance.randrange(first, max(last, first + 1))

@@ -223,7 +223,7 @@ def test_all_ranks_take_as_many_steps_to_the_same_positions(written, epoch_end, 
 @pytest.mark.parametrize("method", METHODS)
 def test_with_carry_nothing_is_lost_or_said_twice_between_epochs(written, method):
     mixing = {"epoch_end": "carry", "batching_method": method, "global_batch_size": 8}
-    # A small buffer, so that only the last passes can lie in it; one lane, as lanes roll on apart;
+    # A small buffer, so that only the last passes can be in it; one lane, as lanes roll on apart;
     # no window, of which the last epoch would have given a part.
     options = {"packing": {"buffer_tokens": 128}, "order": {"pack_shuffle": 0}}
     dataset = conformance.make(written, mixing=mixing, **options)

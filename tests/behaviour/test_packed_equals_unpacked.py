@@ -161,7 +161,7 @@ def test_several_packs_are_kept_apart_by_all_formats_that_say_so(
 
 @pytest.mark.parametrize("rows", [[[7, 12, 5], [10, 14]], [[7, 9], [9, 5]], [[7, 9]]])
 def test_transformers_drops_a_numbered_mask_or_its_numbers(rows: list[list[int]]) -> None:
-    # Why to_llama_factory refuses several packs, and leaves out padding.
+    # Why to_llama_factory refuses several packs, and omits padding.
     with flash_in_torch() as attention:
         model = model_of("llama", attention)
 

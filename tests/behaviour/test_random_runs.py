@@ -59,7 +59,7 @@ def check_another_world(
 
 
 def check_rows(case: Case, batches: list[dict[str, Any]]) -> None:
-    """Every token and label is the sample's own; a batch of one stream holds no other."""
+    """Every token and label is the sample's own; a batch of one stream has no other."""
     for batch in batches:
         check_tokens(batch, case.written)
         streams = set(batch["segments"][:, 1].tolist())

@@ -119,7 +119,7 @@ STATES = {
     ),
     "another number of lanes": Remedy(
         lambda folder: resume(folder, saved(folder), order=Order(num_lanes=2)),
-        r"num_lanes=1, .* 2; .*: set (\d+), or leave it out",
+        r"num_lanes=1, .* 2; .*: set (\d+), or omit it",
         lambda folder, lanes: [
             resume(folder, saved(folder), order=Order(num_lanes=int(lanes))),
             unchanged(folder),
@@ -350,7 +350,7 @@ def of_chats(folder: Path, **options: Any) -> int:
 STREAMS_OF_ROWS = {
     "a bad row": Remedy(
         of_chats,
-        r"^rows: row 1: .*; set (on_bad_row)='(\w+)' to leave such rows out$",
+        r"^rows: row 1: .*; set (on_bad_row)='(\w+)' to skip such rows$",
         lambda folder, option, value: of_chats(folder, **{option: value}),
     ),
     "rows that can be read only once": Remedy(
@@ -365,7 +365,7 @@ STREAMS_OF_ROWS = {
     ),
     "no checkpoint that is complete": Remedy(
         lambda folder: checkpoint(folder / "other", True),
-        r"leave it out to begin, or pass streampack\.hf\.(\w+)\(\.\.\.\), which may be None$",
+        r"omit it to begin, or pass streampack\.hf\.(\w+)\(\.\.\.\), which may be None$",
         lambda folder, name: [checkpoint(folder / "other", None), last_of(name, folder / "other")],
     ),
 }

@@ -126,7 +126,7 @@ def shard_stops(root: Path, name: str) -> tuple[list[str], np.ndarray]:
 
 
 def shard_of(root: Path, name: str, sample: int) -> str:
-    """The name of the shard that a sample lies in."""
+    """The name of the shard that a sample is in."""
     names, stops = shard_stops(root, name)
     return names[int(np.searchsorted(stops, sample, side="right"))]
 

@@ -45,7 +45,7 @@ MISUSES = (
         "column 'n' is of type int, but must be text; name another column with text=",
         "write rows.parquet --text=body --tokenizer tok.json --out o",
     ),
-    ("write a.txt --columns url --tokenizer tok.json --out o", "leave out columns=", TEXT),
+    ("write a.txt --columns url --tokenizer tok.json --out o", "omit columns=", TEXT),
     (
         "write bad.jsonl --tokenizer tok.json --out o",
         "row 1: not valid JSON.*set on_bad_row='skip'",
@@ -58,13 +58,13 @@ MISUSES = (
     ),
     (
         f"{TEXT} --num-workers 0",
-        "--num-workers: num_workers=0 must be at least 1; leave it out for one process per core",
+        "--num-workers: num_workers=0 must be at least 1; omit it to start one process per core",
         TEXT,
     ),
     (f"{TEXT} --engine spark", r"--engine: engine='spark' is not one of processes\|ray", TEXT),
     (
         f"{TEXT} --part 3/2",
-        "--part: part='3/2' is not K/N .*leave it out",
+        "--part: part='3/2' is not K/N .*omit it",
         TEXT,
     ),
     (
@@ -78,7 +78,7 @@ MISUSES = (
         "set tokens_dtype='int64', or, if int32 is right, check_dtypes=False$",
         "index wide --tokens_dtype='int64'",
     ),
-    ("index ds --local x", "--local: local=x is for streams in a store.*leave it out", "index ds"),
+    ("index ds --local x", "--local: local=x is for streams in a store.*omit it", "index ds"),
     ("inspect a.txt", NO_STREAM, "write a.txt --tokenizer tok.json --out a"),
     ("inspect above", "does not exist; set split='ds'", "inspect above --split='ds'"),
     (

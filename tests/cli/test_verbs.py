@@ -228,7 +228,7 @@ def test_write_makes_a_stream_of_text_and_inspect_reads_it_back(call, tmp_path, 
     written = call("write", rows, "--out", out, "--tokenizer", tokenizer)
     shown = call("inspect", out, "--tokenizer", tokenizer, "--pack", 16)
 
-    assert written.endswith("3 samples, 12 tokens in 1 shard, 1 without tokens left out\n")
+    assert written.endswith("3 samples, 12 tokens in 1 shard, 1 without tokens skipped\n")
     assert "numbers: 1 shard, 3 samples" in shown
     assert "\n12 tokens\n" in shown
     assert "median 3" in shown
@@ -245,7 +245,7 @@ def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
 
     output = call("write", rows, "--out", out, *fields)
 
-    assert output.endswith("in 1 shard, 1 whose loss_mask is 0 throughout\n")
+    assert output.endswith("in 1 shard, 1 with a loss_mask of zeros\n")
     stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
     assert stream.shard_edges(0).tolist() == [[3, 4]] * 2
     assert stream.index.shards[0].packed is None

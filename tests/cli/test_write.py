@@ -190,10 +190,10 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     assert (written["num_bad_rows"], written["is_complete"]) == (1, True)
     assert written["num_verified"] == written["num_shards"]
     num = written["num_shards"]
-    verified = f"{num} shard{'s' if num > 1 else ''} read again: all hashes are equal"
+    verified = f"{num} shard{'s' if num > 1 else ''} reread: all hashes are equal"
     assert f"\n{verified}" in call_verb("merge", out, "--verify")
     shown = call_verb("inspect", out)
-    assert "1 bad row left out" in shown
+    assert "1 bad row omitted" in shown
     assert f"{path}, row " in shown
     assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
 
@@ -212,9 +212,9 @@ def test_too_many_bad_rows_are_exit_code_4_and_one_line(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), b"{", b"["])
     command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
     code, line = fails(*command)
-    assert (code, line.endswith("set on_bad_row='skip' to leave such rows out")) == (4, True)
+    assert (code, line.endswith("set on_bad_row='skip' to skip such rows")) == (4, True)
     code, line = fails(*command, "--on-bad-row", "skip", "--max-bad-rows", 1)
-    assert (code, line.endswith("set max_bad_rows=10 to leave more out")) == (4, True)
+    assert (code, line.endswith("set max_bad_rows=10 to allow more")) == (4, True)
     assert fails(*command, "--on-bad-row", "skip", "--max-bad-rows", "10", "--json")[0] == 0
 
 
@@ -225,7 +225,7 @@ def test_a_write_prints_a_line_now_and_then_and_json_at_the_end(tmp_path, tokeni
     lines = call_verb(*command, "2kb").splitlines()
     assert "parts, " in lines[2]
     assert "tokens/s" in lines[2]
-    assert lines[-1].endswith("without tokens left out")
+    assert lines[-1].endswith("without tokens skipped")
     done = CliRunner().invoke(build_app(), [*map(str, command), "2kb", "--json"])
     written = json.loads(done.stdout)
     assert (written["is_complete"], written["num_samples"]) == (True, 97)

@@ -1,4 +1,4 @@
-"""Damaged shards are fetched again or refused; their tokens are never delivered.
+"""Damaged shards are refetched or refused; their tokens are never delivered.
 
 Every row damages a shard where it lies, at the store or in the cache. After an error the origin is
 mended, and the same cache must do without a clean-up. Each takes a second or two.

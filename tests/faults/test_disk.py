@@ -4,7 +4,7 @@
 
     full         DataError with the path and the bytes needed, no partial file; with space again,
                  the run goes on from its last state
-    emptied      fetched again
+    emptied      refetched
     cache_limit  the folder stays within it, give or take a shard a reader; what streampack did not
                  fetch is never removed
 
@@ -142,7 +142,7 @@ def test_a_cache_that_is_deleted_in_mid_run_is_fetched_again(bench, num_workers)
     job.go_on()
     assert job.join() == 0, job.errors()
     bench.check_exact(config, num_epochs=2)
-    assert list(bench.cache().rglob("shard.*.mds.????????")), "nothing was fetched again"
+    assert list(bench.cache().rglob("shard.*.mds.????????")), "nothing was refetched"
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ GRACE_S = 10.0
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
-    """Keep what tests before have left out of garbage collections, which may take a second then.
+    """Keep what tests before have omitted of garbage collections, which may take a second then.
 
     A client makes enough objects to start one, in the middle of an attempt that is timed.
     """

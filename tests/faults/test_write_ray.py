@@ -54,7 +54,7 @@ def command(tmp_path: Path, out: str, engine: str) -> list[str]:
 
 
 def kill_and_finish(tmp_path: Path, out: str, chance: random.Random) -> None:
-    """Kill a run on Ray, or one of Ray's own processes, once a part is done; run it again."""
+    """Kill a run on Ray, or one of Ray's own processes, once a part is done; rerun it."""
     process = subprocess.Popen(command(tmp_path, out, "ray"), start_new_session=True)
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None and time.monotonic() < deadline:

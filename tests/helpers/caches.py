@@ -110,7 +110,7 @@ def write_bare(
 ) -> tuple[Path, list[Any]]:
     """Write a stream whose index.json is the same, byte for byte, whatever the seed.
 
-    Its length file is of version 1, as earlier releases wrote it, and holds no hashes of shards.
+    Its length file is of version 1, as earlier releases wrote it, and has no hashes of shards.
     """
     with patch("streampack.write.lengths.length_file_pieces", _without_hashes):
         return builders.write_stream_files(folder, lengths, seed=seed, **options)

@@ -454,5 +454,5 @@ def test_weights_beside_a_loss_of_the_users_own_are_refused(tmp_path):
     stream = Stream(local=tmp_path / "a", loss_weight=2)
     dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=MAX_SEQ_LEN))
     own = {"train_dataset": dataset, "compute_loss_func": lambda *_, **__: 0}
-    with pytest.raises(ConfigError, match="compute_loss_func is set; leave one of them out"):
+    with pytest.raises(ConfigError, match="compute_loss_func is set; omit one of them"):
         make_trainer(tmp_path / "out", **own).train()

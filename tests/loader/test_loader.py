@@ -156,7 +156,7 @@ def test_losses_add_up_over_epochs_ranks_and_resumes(written, overflow):
     again.load_state_dict(state)
     for _ in again:
         pass
-    # Only what came after the state, though the epoch is planned again from its start.
+    # Only what came after the state, though the epoch is replanned from its start.
     assert again.stats()["streams"]["s1"][key] < num_long
 
 
@@ -315,10 +315,10 @@ def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
         ({"num_workers": "2"}, r"num_workers='2' is not an integer; 0 reads in threads"),
         ({"num_workers": 1.5}, r"num_workers=1.5 is not an integer"),
         ({"prefetch_factor": 0}, r"prefetch_factor=0 must be at least 1"),
-        ({"prefetch_factor": None}, r"prefetch_factor=None is not an integer; leave it out for 2"),
+        ({"prefetch_factor": None}, r"prefetch_factor=None is not an integer; omit it to use 2"),
         (
             {"prefetch_threads": 0.5},
-            r"prefetch_threads=0.5 is not an integer; .* leave it out for 1",
+            r"prefetch_threads=0.5 is not an integer; .* omit it to use 1",
         ),
     ],
 )

@@ -66,9 +66,7 @@ def test_length_file_of_another_size_is_refused_with_both(stream):
     file = path / LENGTH_FILE
     num_bytes = file.stat().st_size
     file.write_bytes(file.read_bytes() + b"x")
-    message = (
-        rf"lengths\.bin: has {num_bytes + 1} bytes, but should have {num_bytes}; write it again"
-    )
+    message = rf"lengths\.bin: has {num_bytes + 1} bytes, but should have {num_bytes}; rewrite it"
     with pytest.raises(DataError, match=message):
         open_length_file(file, text, index)
 
@@ -78,7 +76,7 @@ def test_length_file_cut_short_is_refused(stream, num_bytes):
     path, text, index, _ = stream
     file = path / LENGTH_FILE
     file.write_bytes(file.read_bytes()[:num_bytes])
-    with pytest.raises(DataError, match=r"lengths\.bin: .* write it again: streampack index"):
+    with pytest.raises(DataError, match=r"lengths\.bin: .* rewrite it: streampack index"):
         open_length_file(file, text, index)
 
 

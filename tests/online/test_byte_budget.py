@@ -44,7 +44,7 @@ LEAST = re.compile(r"worker_bytes to at least (\d+)")
 
 
 def real_bytes(*batches) -> int:
-    """The bytes of all memory that the tensors of some batches lie in."""
+    """The bytes of all memory that the tensors of some batches are in."""
     storages = {}
     waiting = list(batches)
     while waiting:

@@ -53,7 +53,7 @@ def resumed(made, state):
 
 
 def held_of(state) -> list[int]:
-    """The numbers of the samples that a state holds all of."""
+    """The numbers of the samples that a state contains all of."""
     return [address[2] for address in state["flow"]["held"]]
 
 
@@ -90,7 +90,7 @@ def test_a_held_sample_that_became_longer_or_shorter_is_named(kind, by):
     size = len(rows[number])
     rows[number] = (rows[number] * 9)[: size + by]
 
-    message = rf"stream 'a', sample {number} of pass 0 has {size + by} tokens, .* holds {size}"
+    message = rf"stream 'a', sample {number} of pass 0 has {size + by} tokens, .* has {size}"
     with pytest.raises(DataError, match=message + ".*" + WAY_OUT):
         resumed(dataset(kind(rows)), state)
 

@@ -50,7 +50,7 @@ def of_type(kind: pa.DataType, cut: slice = slice(None)) -> datasets.Dataset:
     return datasets.Dataset(table.slice(first, last - first))
 
 
-# What each is, and which of ROWS it holds, in order; None: as its own column says.
+# What each is, and which of ROWS it has, in order; None: as its own column says.
 TABLES = {
     "select a range": (lambda: whole().select(range(10, 40)), NUMBERS[10:40]),
     "select some": (lambda: whole().select([50, 3, 3, 17, 0]), [50, 3, 3, 17, 0]),
@@ -90,7 +90,7 @@ TABLES = {
 
 
 def expected_of(name: str) -> tuple[datasets.Dataset, list[list[int]]]:
-    """A table and the rows that it holds, known without reading its tokens."""
+    """A table and the rows that it has, known without reading its tokens."""
     make, numbers = TABLES[name]
     table = make()
     if numbers is None:

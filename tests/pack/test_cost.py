@@ -101,7 +101,7 @@ def test_a_bound_below_one_sample_is_refused_with_the_least():
             {"max_cost": 2000, "capacity": 999},
             "capacity=999 must be from max_seq_len=1000 to .*1500",
         ),
-        ({"max_cost": 2000, "capacity": 1501}, "capacity=1501 must be from .*; leave it out"),
+        ({"max_cost": 2000, "capacity": 1501}, "capacity=1501 must be from .*; omit it"),
         ({"max_cost": 0}, "max_cost=0 must be at least 1"),
         ({"max_cost": 2000, "pad_to_multiple": 8, "capacity": 1201}, "capacity=1201 is not a mult"),
     ],

@@ -228,7 +228,7 @@ class History(RuleBasedStateMachine):
 
     @rule(order=st.permutations(NAMES), num=st.integers(0, 4))
     def list_other_streams(self, order, num) -> None:
-        """Pass streams that never ran, or leave them out; those that ran keep their order."""
+        """Pass streams that never ran, or omit them; those that ran keep their order."""
         ran = {name for chapter in self.run[: self.current + 1] for name in chapter.weights}
         ran_in_order = iter([name for name in self.names if name in ran])
         listed = [name for number, name in enumerate(order) if name in self.used or number < num]

@@ -165,7 +165,7 @@ def test_equal_functions_have_equal_digests():
     ("options", "message"),
     [
         ({"within": "rack"}, r"within='rack' is not one of rank\|node\|batch"),
-        ({"cost": 3}, r"cost=3 is not a function of lengths; leave it out"),
+        ({"cost": 3}, r"cost=3 is not a function of lengths; omit it"),
         ({"cost": lambda _: 1}, r"cost returned shape \(\) for \d+ lengths; return one cost"),
         ({"cost": lambda n: -n}, r"cost returned -1.0 for a sample of 1 tokens; return a number"),
         ({"cost": lambda n: n * np.nan}, r"cost returned nan for a sample of 1 tokens"),

@@ -72,7 +72,7 @@ def check_batch(plan: DevicePlan, batch_size: int, slots: list[int] = SLOTS) -> 
 
 
 def sequence_of(r: Recipe, num_devices: int, batch_size: int, epoch: int = 0, **options) -> list:
-    """The packs of a world in slot order with the length of each; empty ones left out."""
+    """The packs of a world in slot order with the length of each; empty ones omitted."""
     views = world_views(num_devices, batch_size)
     per_device = [device_batches(r, view, epoch, **options) for view in views]
     first = options.get("position", 0) // batch_size % num_devices

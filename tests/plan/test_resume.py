@@ -98,7 +98,7 @@ def test_another_global_batch_size_goes_on_with_the_packs_of_the_run_or_is_refus
             {"method": "random", "epoch_end": "carry"},
             {"epoch": 3},
             40,
-            r"asks for 40: with epoch_end='carry' .* so the 3 before would .*; leave it out",
+            r"asks for 40: with epoch_end='carry' .* so the 3 before would .*; omit it",
         ),
         (
             {"method": "random"},

@@ -42,7 +42,7 @@ def keys(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 def shards_of(r: Recipe, batch) -> set[tuple[int, int]]:
-    """The shards that a batch's samples lie in."""
+    """The shards that a batch's samples are in."""
     return {
         (
             row[STREAM],
@@ -122,7 +122,7 @@ def test_shards_are_finished_along_the_way(epoch_end):
         if needs is not None:
             most = max(most, len(needs.ahead))
             num_finished += len(needs.finished)
-    # A block lies in 33 shards at most; a chunk of 4,096 samples is two blocks and a bit.
+    # A block is in 33 shards at most; a chunk of 4,096 samples is two blocks and a bit.
     assert most < 6 * 33
     assert num_finished > 400
 

@@ -105,7 +105,7 @@ def test_a_loader_reads_groups_and_delivers_the_batches_of_the_dataset(
         dataset_of(streams[:1], batch_format=batch_format), prefetch_threads=num_threads
     )
     assert group_of(loader) == MOST_AT_ONCE
-    # All are held: no two batches may lie in the same memory.
+    # All are held: no two batches may be in the same memory.
     found = list(loader)
     assert len(found) == len(expected)
     assert all(map(same, found, expected))

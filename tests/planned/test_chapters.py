@@ -250,7 +250,7 @@ def test_runs_that_cannot_be_are_refused(make, options, message):
         ({"weights": {"web": 0}}, "all weights"),
         ({"weights": {"web": Ramp(1, 0), "code": 1}, "steps": 1}, "sum to 2 .* to 1"),
         ({"weights": {"web": Ramp(1, 0), "code": Ramp(0, 1)}}, "has no end"),
-        ({"weights": {"web": 1}, "until": "1k", "steps": 1}, "leave out one"),
+        ({"weights": {"web": 1}, "until": "1k", "steps": 1}, "omit one"),
     ],
 )
 def test_chapters_that_cannot_be_are_refused(values, message):
@@ -668,7 +668,7 @@ def test_a_later_chapter_may_get_another_batch_size(make, method):
 def test_a_run_of_one_stream_a_batch_resumes_with_larger_batches(make):
     size = {"global_batch_size": 4, "method": "per_stream"}
     state = saved(make, 4, batch_size=2, **size)
-    with pytest.raises(ConfigError, match="to resume from a state, leave num_lanes out"):
+    with pytest.raises(ConfigError, match="to resume from a state, omit num_lanes"):
         make(batch_size=4, **size)
     dataset = make(batch_size=4, order={"num_lanes": None}, **size)
     dataset.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Our damaged copies are fetched again once; files of others are left alone."""
+"""Our damaged copies are refetched once; files of others are left alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_shard_that_is_damaged_at_its_origin_is_fetched_twice_and_named(tmp_pa
     stream = Stream(remote="s3://b/r", local=str(tmp_path / "l"))
     opened = open_stream(stream, 0, store=buckets.store)
     buckets.asked.clear()
-    message = r"s3://b/r/shard\.00000\.mds.*fetched again.* damaged at its origin: write it again"
+    message = r"s3://b/r/shard\.00000\.mds.*refetched.* damaged at its origin: rewrite it"
     with pytest.raises(DataError, match=message):
         opened.open_shard(0)
     assert buckets.asked == ["shard.00000.mds"] * 2

@@ -459,7 +459,7 @@ def test_damaged_bytes_are_fetched_again_three_times(bucket):
 def test_bytes_that_stay_damaged_are_an_error_after_four_downloads(bucket, kind):
     fault = bucket.server.add(kind)
     message = (
-        r"a\.mds: its bytes are others; the same in 4 downloads, [\d.]+ s: write the stream again, "
+        r"a\.mds: its bytes are others; the same in 4 downloads, [\d.]+ s: rewrite the stream, "
         f"or, if it was replaced since it was first read, delete {bucket.local}"
     )
     with pytest.raises(DataError, match=message) as raised:

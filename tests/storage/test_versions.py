@@ -41,7 +41,7 @@ def test_a_local_stream_that_is_rewritten_while_it_is_open_is_refused(tmp_path):
     opened.open_shard(0)
     shutil.rmtree(path)
     _, others = write_bare(tmp_path / "s", seed=1)
-    message = r"shard\.00001\.mds: was changed since .* was opened, .*; make the dataset again"
+    message = r"shard\.00001\.mds: was changed since .* was opened, .*; recreate the dataset"
     with pytest.raises(DataError, match=message):
         opened.open_shard(1)
     with pytest.raises(DataError, match=message.replace("00001", "00000")):
@@ -76,7 +76,7 @@ def test_a_remote_folder_that_is_rewritten_while_it_is_open_is_never_mixed(tmp_p
     opened.open_shard(0)
     shutil.rmtree(path)
     _, others = write_bare(tmp_path / "r", seed=1)
-    with pytest.raises(DataError, match=r"r/index\.json: was written again since .* was opened"):
+    with pytest.raises(DataError, match=r"r/index\.json: was rewritten since .* was opened"):
         opened.open_shard(1)
     assert_reads(open_stream(stream, 0), others)
 

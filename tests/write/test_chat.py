@@ -414,7 +414,7 @@ def test_a_conversation_is_cut_and_may_keep_no_target(train_on: Any) -> None:
 
 @pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
 def test_a_response_begins_where_it_parts_from_the_generation_prompt(train_on: Any) -> None:
-    # The prompt begins the reasoning that the template then leaves out, at the end too.
+    # The prompt begins the reasoning that the template then omits, at the end too.
     tokenizer = tokenizer_of(CHATML.replace("assistant\n{%", "assistant\n<think>{%"))
     samples = ChatEncoder(tokenizer, train_on).samples(say("hello", "fine", "<how>", "</think>w"))
     texts = {
@@ -430,7 +430,7 @@ def test_a_template_that_deletes_the_reasoning_of_its_own_response_is_refused(tr
     deletes = CHATML.replace("m.content +", "m.content.split('</think>')[-1] +")
     encode = ChatEncoder(tokenizer_of(deletes), train_on)
     assert len(encode.samples(say("hello", "fine"))) == 1
-    with pytest.raises(ConfigError, match=r"1 of 2: .* leaves out its reasoning, 'so', so it .*or"):
+    with pytest.raises(ConfigError, match=r"1 of 2: .* omits its reasoning, 'so', so it .*or"):
         encode.samples(say("hello", "<think>\nso\n</think>fine"))
     chat = say("hello", "fine")
     chat[1]["reasoning_content"] = "so"  # of which the template knows nothing
@@ -574,7 +574,7 @@ def test_marks_that_say_what_is_done_anyway_are_no_obstacle() -> None:
         assert encode([m | marks for m in chat])["loss_mask"].tolist() == expected
     marked = [chat[0] | {"train": False}, chat[1] | {"train": True}]
     assert encode(marked)["loss_mask"].tolist() == expected
-    with pytest.raises(DataError, match=r"message 0 is to be learned, but has role 'user'"):
+    with pytest.raises(DataError, match=r"message 0 should be learned, but has role 'user'"):
         encode([chat[0] | {"train": True}, chat[1]])
     with pytest.raises(DataError, match=r"message 1 has weight=0.5, and .* write 0 or 1"):
         encode([chat[0], chat[1] | {"weight": 0.5}])
@@ -766,7 +766,7 @@ def test_templates_that_hide_where_a_response_lies_are_refused(
         ([], "is not a conversation"),
         ("hello", "is not a conversation"),
         (["hello"], "is not a conversation"),
-        ({"text": "hello"}, "a row with 'text' holds no conversation"),
+        ({"text": "hello"}, "a row with 'text' has no conversation"),
         ([{"text": "hello"}], "message 0 has 'text', but must have role"),
         ([{"from": "humans", "value": "a"}], "message 0 is from 'humans', .* mean 'human'"),
         ({"messages": say("a"), "chat_template_kwargs": "x"}, "'x' must be an object, such as"),

@@ -200,7 +200,7 @@ def test_marked_targets_are_those_of_transformers(name: str, case: str) -> None:
     tokenizer = tokenizer_of(FAMILIES[name])
     encode = ChatEncoder(tokenizer)
     if error := is_refused(name, case):
-        with pytest.raises(error, match=r"no tools|leaves out its reasoning"):
+        with pytest.raises(error, match=r"no tools|omits its reasoning"):
             encode(row_of(case))
         return
     sample = encode(row_of(case))
@@ -219,7 +219,7 @@ def test_each_response_follows_the_prompt_of_an_inference(name: str, case: str) 
     tokenizer = plain(name)
     encode = ChatEncoder(tokenizer, "each_response")
     if error := is_refused(name, case):
-        with pytest.raises(error, match=r"no tools|leaves out its reasoning, '(so|hm)'"):
+        with pytest.raises(error, match=r"no tools|omits its reasoning, '(so|hm)'"):
             encode.samples(row_of(case))
         return
     samples = encode.samples(row_of(case))

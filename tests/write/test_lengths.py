@@ -182,7 +182,7 @@ def test_a_reader_names_the_length_file_that_was_made_with_a_wrong_type(tmp_path
     with pytest.raises(DataError, match=rf"tokens_dtype='int64'.*{file} was made with int32 too"):
         open_stream(wrong, 0).open_shard(0)
     right = Stream(local=str(tmp_path / "s"), tokens_dtype="int64")
-    message = rf"40 tokens, but {file} says 80; write it again: .* --tokens-dtype int64$"
+    message = rf"40 tokens, but {file} says 80; rewrite it: .* --tokens-dtype int64$"
     with pytest.raises(DataError, match=message):
         open_stream(right, 0).open_shard(0)
     call_verb("index", tmp_path / "s", "--tokens-dtype", "int64")
@@ -217,10 +217,10 @@ def test_tokens_in_two_columns_are_refused_before_readers_see_the_length_file(tm
 
 
 def test_what_is_no_stream_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no index\.json, nor does a subfolder"):
+    with pytest.raises(DataError, match=r"has no index\.json, nor does a subfolder"):
         write_lengths(tmp_path)
     path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, lengths_file=False)
-    with pytest.raises(DataError, match="no column 'ids'; it holds 'tokens'; set tokens="):
+    with pytest.raises(DataError, match="no column 'ids'; it has 'tokens'; set tokens="):
         write_lengths(path, tokens="ids")
     shard = path / "shard.00000.mds"
     content = shard.read_bytes()

@@ -342,7 +342,7 @@ def test_a_bad_row_of_a_file_is_named_by_the_file(tmp_path):
 @pytest.mark.parametrize("kind", ["list", "jsonl", "parquet"])
 def test_bad_rows_are_left_out_and_counted_where_they_may_be(tmp_path, caplog, kind):
     rows = chats(2100)
-    for number in range(0, 2100, 2):  # more than `streampack write` leaves out by default
+    for number in range(0, 2100, 2):  # more than `streampack write` omits by default
         rows[number]["messages"] = [{"role": "bot", "content": "a"}]
     each = (in_memory(rows) | files_of(rows, tmp_path))[kind]
     dataset = chat_dataset(

@@ -122,7 +122,7 @@ def test_impossible_options_are_refused(tmp_path):
         write_texts([tmp_path / "a.txt"], tmp_path / "s", options)
     with pytest.raises(ConfigError, match=r"a\.txt: is text; set tokenizer= to a tok"):
         write_texts([tmp_path / "a.txt"], tmp_path / "s", WriteOptions())
-    with pytest.raises(ConfigError, match="num_workers=0 must be at least 1; leave it out"):
+    with pytest.raises(ConfigError, match="num_workers=0 must be at least 1; omit it"):
         WriteOptions(num_workers=0)
 
 

@@ -251,7 +251,7 @@ def test_a_sign_for_unknown_words_is_not_counted_as_spelled(tmp_path):
     [{"backend": "gigatoken", "tokenizer": Path("t")}, {"tokenizer": Path("t"), "chat": "m"}],
 )
 def test_special_tokens_are_text_only_where_huggingface_encodes_texts(rows):
-    with pytest.raises(ConfigError, match=r"special_tokens='text' is for texts .*; leave it out"):
+    with pytest.raises(ConfigError, match=r"special_tokens='text' is for texts .*; omit it"):
         RowFormat(special_tokens="text", **rows)
 
 
@@ -315,7 +315,7 @@ def test_dropout_is_refused(bpe, tmp_path):
     [({}, "token ids"), ({"chat": "messages", "tokenizer": Path("t")}, "conversations")],
 )
 def test_a_backend_is_for_texts(rows, what):
-    with pytest.raises(ConfigError, match=f"these rows are {what}; leave it out"):
+    with pytest.raises(ConfigError, match=f"these rows are {what}; omit it"):
         RowFormat(backend="gigatoken", **rows)
 
 

@@ -50,7 +50,7 @@ def to_hf(
         batch: A native batch; other fields, such as images, are passed through.
         shift_labels: Also add the shifted labels, which transformers then uses for its loss. They
             keep one target per cut that unshifted labels lose: the token after the cut, which
-            lies in another pack.
+            is in another pack.
         dense: Add a 4-D attention_mask, for models that do not find edges in position_ids; not for
             "flex_attention".
         dtype: Dtype of that mask: the model's.
@@ -134,7 +134,7 @@ def to_llama_factory(
     Labels are unshifted. There are two modes, by attention implementation:
 
     - Flash attention, B = 1: transformers drops a mask without zeros and finds the edges in
-      position_ids. So the padding at the row's end is left out, as LLaMA-Factory does.
+      position_ids. So the padding at the row's end is omitted, as LLaMA-Factory does.
     - SDPA and eager, any B: ``dense=True``, the 4-D mask that LLaMA-Factory's collator makes.
 
     Args:

@@ -59,7 +59,7 @@ def to_megatron(
         cu_seqlens_padded: with `pad_segments_to`, int32, shape (B, S + 1): segment edges with
             padding. cu_seqlens then excludes padding, and repeats its last value.
         epoch, position: ints.
-        Of a slice, the first four have shape (B, S / n), and the edges are those of whole rows:
+        For a slice, the first four have shape (B, S / n), and the edges are those of whole rows:
         TransformerEngine divides them by the context-parallel size itself.
 
     Raises:

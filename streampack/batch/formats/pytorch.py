@@ -70,8 +70,8 @@ def to_torchtitan(batch: Batch) -> TitanBatch:
 
     Returns:
         The inputs: input and positions, int64, shape (B, S); and the labels, int64, shape (B, S).
-        Of a slice, shape (B, S / n): the parts that torchtitan's trainer cuts of whole rows. A mask
-        of documents needs the positions of whole rows, which a slice does not have.
+        For a slice, shape (B, S / n): the parts that torchtitan's trainer cuts of whole rows. A
+        mask of documents needs the positions of whole rows, which a slice does not have.
 
     Raises:
         ConfigError: If positions do not restart in every segment, the batch has a field that this

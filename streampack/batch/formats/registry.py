@@ -97,7 +97,7 @@ def is_builtin(convert: Formatter) -> bool:
 
 
 def is_cheap(convert: Formatter) -> bool:
-    """Whether a format is built in and cheap: all but to_torchtune, whose mask has B * S * S bools.
+    """Whether a format is built in and cheap. to_torchtune is not: its mask has B * S * S bools.
 
     >>> is_cheap(to_hf), is_cheap(to_torchtune), is_cheap(lambda batch: batch)
     (True, False, False)

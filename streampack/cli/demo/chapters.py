@@ -144,7 +144,7 @@ def use_table(reports: list[Report], num_samples: Mapping[str, int]) -> Table:
 
 
 def check_runs(unbroken: list[Report], before: list[Report], after: list[Report]) -> None:
-    """Check that both processes read the batches of the unbroken run, and left out none."""
+    """Check that both processes read the batches of the unbroken run, and skipped none."""
     check_same_batches([report["batch"] for report in unbroken], [*before, *after])
     if after[-1]["step"] != len(unbroken) or after[0]["step"] > len(before) + 1:
         raise StreampackError(

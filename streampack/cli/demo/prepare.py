@@ -32,7 +32,7 @@ from streampack._paths import replaced
 
 # Tables and texts in many languages: many bytes with little to learn from.
 EXCLUDED = {"encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages", "test", "tests"}
-MIN_CHARACTERS = 100  # one-liners are left out
+MIN_CHARACTERS = 100  # one-liners are omitted
 VOCABULARY = 4096
 END = "<|end|>"  # the first token, so its id is 0
 CHARACTERS_PER_TEXT = 20_000  # for the tokenizer, so that a few huge texts do not dominate

@@ -1,4 +1,4 @@
-"""The demo's model and its training process: an ordinary loop, whose checkpoint survives SIGKILL.
+"""The demo's model and training: an ordinary loop with a checkpoint that survives SIGKILL.
 
 ::
 

@@ -7,7 +7,7 @@
 A bad line is one bad row. A broken quote in CSV ends the file: it may hide where any later row
 begins.
 
-Cost: one core reads about 700 MB/s of JSON lines, and 500 MB/s where zstd is to be decompressed.
+Cost: one core reads about 700 MB/s of JSON lines, and 500 MB/s where zstd has to be decompressed.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: Wanted) ->
 
 
 def _lenient_json(line: bytes, error: orjson.JSONDecodeError) -> Any:
-    """Parse a line that holds NaN or Infinity, which Python writes, but JSON has not."""
+    """Parse a line that contains NaN or Infinity, which Python writes, but JSON has not."""
     try:
         row = json.loads(line.decode())
         json.dumps(row, ensure_ascii=False).encode()  # refuses halves of surrogate pairs
@@ -168,12 +168,11 @@ def read_text(
         if wanted.option != "text":
             raise BadValueError(
                 f"a text file is one text, and {wanted.option} is for columns; set tokenizer= to "
-                "tokenize it, or leave it out"
+                "tokenize it, or omit it"
             )
         if wanted.keep:
             raise BadValueError(
-                f"a text file has no column {wanted.keep[0]!r}; leave out columns=, or name "
-                "JSON lines"
+                f"a text file has no column {wanted.keep[0]!r}; omit columns=, or name JSON lines"
             )
         rows.add_value(0, data.decode())
     except UnicodeDecodeError as error:
@@ -186,7 +185,7 @@ def read_text(
 def read_csv(
     pieces: Iterable[bytes], slice_: InputSlice, wanted: Wanted, batch_rows: int
 ) -> Iterator[RowBatch]:
-    """Yield the rows of a CSV or TSV file whose first row names the columns; values are text.
+    """Yield the rows of a CSV or TSV file. The first one names the columns; values are text.
 
     A DamagedInputError names the line of a row that cannot be parsed: where the next row begins is
     not known then.

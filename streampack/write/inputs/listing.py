@@ -2,7 +2,7 @@
 
 ::
 
-    data/                     every file below it and below its links, by name, hidden ones left out
+    data/                     every file below it and below its links, by name, except hidden ones
     data/2026-*               the files that match, and those below folders that match
     saved/                    save_to_disk: its .arrow files
     ~/.cache/.../<hash>/      cache of `datasets`: without the cache-*.arrow files of map and filter
@@ -43,7 +43,7 @@ COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 TABLES = ("parquet", "arrow")
 """Formats with column types and a compression of their own; pyarrow reads them."""
 
-# What a dataset folder holds beside its tables.
+# What a dataset folder has next to its tables.
 DESCRIPTIONS = re.compile(
     r"(?:.*/)?(?:README\.md|LICENSE[^/]*|dataset_dict\.json|dataset_infos?\.json|state\.json)"
 )
@@ -103,11 +103,11 @@ def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
             way_out = "decompress it if it is one of them"
         raise DataError(
             f"{others[0]}{more}: is not a supported file; supported are {supported()}; {way_out}, "
-            "or leave it out: name the files to read instead of their folder",
+            "or omit it: name the files to read instead of their folder",
             uri=others[0],
         )
     if not files:
-        raise DataError(f"{uri}: 0 files in this folder; name one that holds files of rows or text")
+        raise DataError(f"{uri}: 0 files in this folder; name one with files of rows or text")
     return files
 
 

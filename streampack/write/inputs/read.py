@@ -136,7 +136,7 @@ def read_rows(
                 raise
             reason = str(error).removeprefix(f"{slice_.uri}: ")
             unit = "file" if slice_.stop == WHOLE else "part"
-            rest = BadRow(slice_.uri, row, f"the rest of the {unit} is left out: {reason}")
+            rest = BadRow(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
             yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])
 
 
@@ -166,7 +166,7 @@ def read_pieces(
     except (zlib.error, zstandard.ZstdError) as error:
         raise DamagedInputError(
             f"{uri}: cannot be decompressed between byte {done} and byte {file.tell()} ({error}); "
-            "copy it again",
+            "make a new copy",
             uri=uri,
         ) from error
 

@@ -4,7 +4,7 @@
 
     list_inputs --> whole files --> split_inputs --> InputSlice --> read_rows --> RowBatch
 
-An `InputSlice` names its rows completely, on any machine and at any time. It holds text and
+An `InputSlice` names its rows completely, on any machine and at any time. It has text and
 integers only, so ``dataclasses.asdict`` makes JSON of it, and ``InputSlice(**fields)`` reads it.
 """
 
@@ -53,12 +53,12 @@ class RowSelection:
     chat: str | None = None
     """Column of the conversation; without it, any that a `ChatEncoder` reads."""
     keep: tuple[str, ...] = ()
-    """Columns whose values are kept beside the tokens."""
+    """Columns whose values are kept next to the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that was left out."""
+    """A row that was skipped."""
 
     uri: str
     """Path or URL of its file."""
@@ -81,7 +81,7 @@ class RowBatch:
     rows: list[int] = field(default_factory=list)
     """Numbers of the rows, counted as in `BadRow`."""
     bad: list[BadRow] = field(default_factory=list)
-    """Rows of this range that were left out."""
+    """Rows of this range that were skipped."""
     num_bytes: int = 0
     """Bytes of the slice at rest that were read so far; 0 in Arrow."""
 

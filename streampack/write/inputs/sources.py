@@ -38,7 +38,7 @@ SMALL_BLOCK_BYTES = 1 << 18  # for readers that look at a few places of a file
 MAGIC = re.compile(r"[*?[]")
 SLASH = re.compile("/")
 MARKERS = {"_SUCCESS", "_metadata", "_common_metadata"}
-WAY_OUT = "check the URL and the access to it, and run it again"
+WAY_OUT = "check the URL and the access to it, and rerun it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Listing:
     folder: str | None
     """The folder that they are in, if the input or a match of its glob is one; else None."""
     files: list[Found] = field(default_factory=list)
-    """Files in the order of their names, hidden ones left out."""
+    """Files in the order of their names, except hidden ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _open_file(path: str, version: str) -> Iterator[OpenInput]:
     except PermissionError as error:
         raise DataError(
             f"{path}: may not be read ({error.strerror}); change its rights (chmod u+r), or "
-            "leave it out",
+            "omit it",
             uri=path,
         ) from error
 
@@ -248,7 +248,7 @@ def read_object(uri: str, version: str, start: int, stop: int) -> bytes:
 def _changed(uri: str, version: str, now: str) -> DataError:
     return DataError(
         f"{uri}: changed since it was listed ({version}, now {now}); run the same command again "
-        "when no process writes to it: its parts are then written again",
+        "when no process writes to it: its parts are then rewritten",
         uri=uri,
     )
 

@@ -122,7 +122,7 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
         raise
     except EOFError as error:
         raise DamagedInputError(
-            f"{uri}: {error}: it was cut short or damaged; copy it again", uri=uri
+            f"{uri}: {error}: it was cut short or damaged; make a new copy", uri=uri
         ) from error
     except Exception as error:  # ArrowInvalid, OSError and others
         byte = "" if file is None else f" {min(file.tell(), _size(file))} of {_size(file)}"
@@ -130,12 +130,12 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
         # pyarrow's error has a number only if the system failed.
         kind = DataError if getattr(error, "errno", None) else DamagedInputError
         raise kind(
-            f"{uri}: {where}{byte} ({line}); it was cut short or damaged: copy it again", uri=uri
+            f"{uri}: {where}{byte} ({line}); it was cut short or damaged: make a new copy", uri=uri
         ) from error
 
 
 def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
-    """Return the columns to read; None: all, and each row is bad, as it lacks one."""
+    """Return the columns to read, or None to read all; each row is then bad, as it lacks one."""
     try:
         return wanted.columns_in(names)
     except BadValueError:

@@ -131,7 +131,7 @@ def read_everything(folder: Path, store: Downloader | None = None, **options: An
 
     Args:
         folder: Its local folder.
-        store: What it is fetched from; None: all lies in the folder.
+        store: What it is fetched from; None: all is in the folder.
         options: More arguments of `Stream`.
     """
     recent_module._pools.clear()

@@ -52,7 +52,7 @@ LOG = "log.jsonl"
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a job's log; a last one that was cut short is left out."""
+    """Return the whole lines of a job's log; a last one that was cut short is omitted."""
     path = folder / LOG
     if not path.is_file():
         return []
@@ -78,7 +78,7 @@ def num_altered(batch: dict[str, Any]) -> int:
 
 
 def digest(batch: dict[str, Any]) -> str:
-    """Return a hash of all that a batch holds."""
+    """Return a hash of all that a batch has."""
     whole = hashlib.blake2s()
     for key, value in sorted(batch.items()):
         whole.update(key.encode())
@@ -207,7 +207,7 @@ def _mind(config: dict[str, Any], events: socket.socket) -> None:
 def _end(status: int) -> None:
     """End as a script does: threads and workers are joined, what is registered is done.
 
-    C++'s own end is left out. The threads that torch keeps stayed in the server when this job was
+    C++'s own end is omitted. The threads that torch keeps stayed in the server when this job was
     forked, and C++ now and then aborts where it destroys what is left of them.
     """
     threading._shutdown()

@@ -9,7 +9,7 @@
     jobs.run({**config, "state": "last"})
     bench.check_exact(config)           each token once, and none altered
 
-The server lies in a mount namespace of its own, where it may be root: its /dev/shm holds what its
+The server is in a mount namespace of its own, where it may be root: its /dev/shm holds what its
 jobs put there and nothing else, and small disks are mounted for them alone.
 
 Every wait has a bound. Cost: see `tests.helpers.faults.job`.
@@ -217,7 +217,7 @@ class Jobs:
         self._inside("mount", "-o", f"remount,{options}", str(folder))
 
     def shared_memory(self) -> list[str]:
-        """Return what lies in the jobs' /dev/shm."""
+        """Return what is in the jobs' /dev/shm."""
         if not self.is_private:
             pytest.skip("needs a mount namespace of its own: run as root, with unshare")
         return sorted(path.name for path in self.path("/dev/shm").iterdir())

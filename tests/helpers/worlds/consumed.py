@@ -20,7 +20,7 @@ import numpy as np
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    """Read what all ranks of a run logged; a last line that a kill cut short is left out."""
+    """Read what all ranks of a run logged; a last line that a kill cut short is omitted."""
     lines = []
     for file in sorted(run.glob("rank*.jsonl")):
         text = file.read_text()

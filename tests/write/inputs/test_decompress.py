@@ -53,7 +53,7 @@ def test_a_file_cut_short_anywhere_is_an_error_that_names_the_byte(tmp_path_fact
     size = int(len(whole) * cut)
     path.write_bytes(whole[:size])
 
-    with pytest.raises(DataError, match=rf"{path}: ends at byte {size} within .*copy it again"):
+    with pytest.raises(DataError, match=rf"{path}: ends at byte {size} within .*make a new copy"):
         rows_of(split(path))
 
 

@@ -45,7 +45,7 @@ BAD_LINES = {
     b'{"tex": "a"}': "did you mean 'tex'",
     b'{"text": 1}': "column 'text' is of type int, but must be text",
     b'{"text": null}': "column 'text' is null, but must be text",
-    b'{"text": [1, 2]}': "leave out tokenizer=",
+    b'{"text": [1, 2]}': "omit tokenizer=",
     b'"text"': "str, but a row must be a JSON object",
     b"[1, 2]": "list, but a row must be a JSON object",
     b"[" * 100_000: "not valid JSON",
@@ -318,7 +318,7 @@ def test_a_broken_row_of_csv_is_an_error_with_file_and_line(tmp_path, broken, su
     assert batch.values == ["a\nb", "good"]
     assert (rest.values, rest.bad[0].row) == ([], 2)
     assert re.search(
-        f"the rest of the file is left out: {BROKEN_RECORDS[broken]}", rest.bad[0].reason
+        f"the rest of the file is omitted: {BROKEN_RECORDS[broken]}", rest.bad[0].reason
     )
 
 

@@ -185,7 +185,7 @@ def test_a_table_cut_short_is_an_error_that_names_the_byte(tmp_path, suffix, sha
     size = int((path.stat().st_size - 8) * share)  # 8: the mark of an Arrow stream's end
     path.write_bytes(path.read_bytes()[:size])
 
-    with pytest.raises(DataError, match=rf"{path}: .*byte {size}.*copy it again"):
+    with pytest.raises(DataError, match=rf"{path}: .*byte {size}.*make a new copy"):
         rows_of(split(path, part_bytes))
 
 
@@ -193,7 +193,7 @@ def test_an_arrow_stream_of_damaged_messages_is_an_error_that_names_the_byte(tmp
     path = tmp_path / "rows.arrow"
     path.write_bytes(b"\xff\xff\xff\xff\x10\x00\x00\x00" + b"\xff" * 5000)
 
-    with pytest.raises(DataError, match=rf"{path}: .* byte 5008.*copy it again"):
+    with pytest.raises(DataError, match=rf"{path}: .* byte 5008.*make a new copy"):
         rows_of(split(path))
 
 
