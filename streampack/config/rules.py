@@ -122,12 +122,12 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "chapters both: the run keeps its own"
         ),
         "balance divides global_batch_size by batch_size * devices": (
-            "the packs of a global batch are dealt to whole steps of all ranks; {usual}, or leave "
-            "balance out"
+            "the packs of a global batch are dealt to whole steps of all ranks; {usual}, or omit "
+            "balance"
         ),
         "max_cost needs a length file": (
-            "the number of packs follows from the lengths; run `streampack index` on it, or leave "
-            "max_cost out"
+            "the number of packs follows from the lengths; run `streampack index` on it, or omit "
+            "max_cost"
         ),
     },
     "Streams with packs of their own length": {

@@ -66,8 +66,8 @@ def find_checkpoint(output_dir: str | os.PathLike[str], resume: str | bool | Non
     last = last_checkpoint(folder)
     if last is None:
         raise ResumeError(
-            f"resume_from_checkpoint={resume}, but {folder} has no complete checkpoint; leave it "
-            "out to begin, or pass streampack.hf.last_checkpoint(...), which may be None"
+            f"resume_from_checkpoint={resume}, but {folder} has no complete checkpoint; omit it "
+            "to begin, or pass streampack.hf.last_checkpoint(...), which may be None"
         )
     newest = str(max(_checkpoints(folder).items())[1])
     if newest != last:

@@ -118,8 +118,8 @@ def open_mds(
         opened = replace(opened, part=part.with_tokens(partial(opened.stored_lengths, length_file)))
     if not opened.total_tokens()[0]:
         raise DataError(
-            f"stream {name!r}: none of its {opened.num_samples} samples has tokens; leave it "
-            "out, or write it with tokens"
+            f"stream {name!r}: none of its {opened.num_samples} samples has tokens; omit it, "
+            "or write it with tokens"
         )
     return opened
 

@@ -79,8 +79,8 @@ class RowFormat:
         is_exact = self.encodes_text and self.backend == "huggingface"
         if self.special_tokens == "text" and not is_exact:
             raise ConfigError(
-                "special_tokens='text' is for texts that backend='huggingface' encodes; leave it "
-                "out, or set tokenizer= without chat= and backend="
+                "special_tokens='text' is for texts that backend='huggingface' encodes; omit it, "
+                "or set tokenizer= without chat= and backend="
             )
         if self.backend != "huggingface" and not self.encodes_text:
             raise ConfigError(

@@ -159,8 +159,8 @@ def read_pieces(
             yield piece
     except EOFError as error:
         raise DamagedInputError(
-            f"{uri}: ends at byte {file.tell()} within compressed data: it was cut short; copy it "
-            "again",
+            f"{uri}: ends at byte {file.tell()} within compressed data: it was cut short; make a "
+            "new copy",
             uri=uri,
         ) from error
     except (zlib.error, zstandard.ZstdError) as error:
