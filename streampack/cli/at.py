@@ -48,14 +48,11 @@ def run(options: At) -> None:
             output_console().print(f"{path}: {path.stat().st_size:,} bytes", highlight=False)
         return
     if options.step is None:
-        raise ConfigError(
-            f"step={options.step}: nothing to show; give a step, such as 34017, or --build",
-            option="step",
-        )
+        raise ConfigError("nothing to show; give a step, such as --step 34017, or --build")
     with progress("planned", options.step) as report:
         found = at(dataset, options.step, rank=options.rank, index=index, report=report)
     rows = [row_as_json(dataset, row) for row in found.rows]
-    if options.text:
+    if options.text or options.tokenizer is not None:
         _add_texts(dataset, options, found.rows, rows)
     facts = {
         "step": found.step,
@@ -86,12 +83,12 @@ def open_run(options: LookBack) -> tuple[PackedStreamingDataset, PlanIndex | Non
         world = world_of_devices(described, options.devices, options.ranks_per_node)
     elif worlds:
         world = worlds[-1].world(0)
-        sizes["batch_size"] = worlds[-1].batch_size
+        if all(chapter.batch_size is None for chapter in described.chapters or []):
+            sizes["batch_size"] = worlds[-1].batch_size  # else it may be of a chapter only
     else:
         raise ConfigError(
-            f"devices={options.devices}: packs and rows depend on the world of the run, which only "
-            "a state records; give --state, or --devices, and --batch-size if the config differs",
-            option="devices",
+            "who got a row depends on the world of the run, and no state tells it; give --state, "
+            "or the number of devices, such as --devices 64"
         )
     if options.batch_size is not None:
         sizes["batch_size"] = options.batch_size

@@ -40,10 +40,11 @@ def run(options: Diff) -> None:
     console = output_console()
     for key, (one, other) in changed.items():
         console.print(f"{key}: {one} -> {other}", markup=False, highlight=False)
-    console.print(
-        "the packs are the same" if step is None else f"the packs differ from step {step} on",
-        highlight=False,
-    )
+    result = "the packs are the same" if step is None else f"the packs differ from step {step} on"
+    if step is None and datasets[0].digest != datasets[1].digest:
+        end = "" if configs[0].chapters else " in the first epoch"
+        result += end if options.upto is None else f" up to step {options.upto}"
+    console.print(result, highlight=False)
 
 
 def _flat(place: str, value: Any) -> dict[str, Any]:

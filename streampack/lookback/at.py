@@ -14,12 +14,11 @@ from contextlib import closing
 
 from streampack.errors import ConfigError
 from streampack.lookback.index import PlanIndex
-from streampack.lookback.rows import SlotPack, StepRows, rows_of
-from streampack.lookback.steps import Report, place_of, plans, step_of, whole_views
+from streampack.lookback.rows import SlotPack, StepRows, rows_of, worlds_between
+from streampack.lookback.steps import Report, place_of, planned_engine, plans, step_of, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.runtime.resumable import engine_of
 
 
 def at(
@@ -45,19 +44,21 @@ def at(
         ConfigError: If the run has no such step or rank, or the step was dealt with a cost that
             the dataset does not have.
     """
-    engine = engine_of(dataset)
+    engine = planned_engine(dataset)
     number, position = place_of(engine, step)
     packs = global_batch(engine, number, position, index, report)
     recipe = engine.run.recipes[engine.run.index(number)]
     is_padded = sum(pack.num_slots for pack in packs) < recipe.global_batch_size
     rows = rows_of(engine, number, packs, position, is_padded=is_padded)
     if rank is not None:
-        last = max((row.ranks[-1] for row in rows), default=0)
-        rows = [row for row in rows if rank in row.ranks]
-        if not rows and not is_padded:
+        stop = position + recipe.global_batch_size
+        worlds = worlds_between(engine, number, position, stop)
+        last = max(world.num_ranks for world, *_ in worlds) - 1
+        if not 0 <= rank <= last:
             raise ConfigError(
                 f"rank={rank}: the ranks of step {step} were 0 to {last}", option="rank"
             )
+        rows = [row for row in rows if rank in row.ranks]
     return StepRows(
         step=step,
         epoch=number,

@@ -16,11 +16,10 @@ from itertools import takewhile, zip_longest
 
 import numpy as np
 
-from streampack.lookback.steps import Report, plans, step_of, whole_views
+from streampack.lookback.steps import Report, planned_engine, plans, step_of, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.runtime.resumable import engine_of
 from streampack.types import NUM_COLUMNS, STREAM, Int64Array, Packs
 
 # Odd, so that no two values of a column have the same product.
@@ -39,12 +38,13 @@ def first_difference(
     Args:
         first: The dataset of a run. It stays as it is.
         second: That of another.
-        upto: The last step to compare, or None for the last of a run of chapters, or of an epoch.
+        upto: The last step to compare, or None for the last of a run of chapters, or of the first
+            epoch.
         report: Called with the step that was reached, from time to time.
 
     Streams are the same if names and contents are. Where one run ends, the other differs.
     """
-    engines = engine_of(first), engine_of(second)
+    engines = planned_engine(first), planned_engine(second)
     keys = [engine.plan_keys() for engine in engines]
     if engines[0].fingerprint() == engines[1].fingerprint():
         return None
@@ -56,7 +56,7 @@ def first_difference(
         names = [(s["name"], s["index"], s["lengths"]) for s in engine.rank_view()["streams"]]
         numbers = np.array([streams.setdefault(name, len(streams)) for name in names])
         chapter = max(num_same - 1, 0) if engine.run.chapters else 0
-        hashes.append(_hashes(engine, numbers, chapter, report))
+        hashes.append(_hashes(engine, numbers, chapter, report, is_open=upto is not None))
     for one, other in zip_longest(*hashes):
         step = (one or other)[0]
         if upto is not None and step > upto:
@@ -67,18 +67,18 @@ def first_difference(
 
 
 def _hashes(
-    engine: PlanEngine, numbers: Int64Array, number: int, report: Report | None
+    engine: PlanEngine, numbers: Int64Array, number: int, report: Report | None, *, is_open: bool
 ) -> Iterator[tuple[int, Int64Array]]:
     """Yield each step from a chapter on, with a hash of each of its packs in order.
 
-    Streams are hashed as `numbers`. Of a run of epochs, the first one is hashed.
+    Streams are hashed as `numbers`. A run of epochs is hashed without an end only if `is_open`.
     """
     steps, hashes = np.zeros((2, 0), np.int64)
     for _, plan, slot in plans(engine, whole_views(engine), Progress(epoch=number)):
         step = step_of(engine, plan.epoch, slot)
         if report is not None:
             report(step)
-        if plan.epoch and not engine.run.chapters:
+        if plan.epoch and not engine.run.chapters and not is_open:
             break
         size = engine.run.recipes[engine.run.index(plan.epoch)].global_batch_size
         slots = slot % size + np.arange(len(plan.packs)) * plan.slots_per_pack

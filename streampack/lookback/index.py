@@ -19,21 +19,31 @@ import json
 import os
 import sqlite3
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TypeVar
 
 from streampack.errors import ConfigError
-from streampack.lookback.steps import Report, lane_views, num_parts, plans, step_of
+from streampack.lookback.steps import (
+    Report,
+    lane_views,
+    num_parts,
+    planned_engine,
+    plans,
+    step_of,
+)
 from streampack.plan import Progress
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import text_as_walk, walk_as_text
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.runtime.resumable import engine_of
 from streampack.types import State
+
+T = TypeVar("T")
 
 EVERY = 1000
 TABLES = """
@@ -45,7 +55,7 @@ CREATE TABLE snapshots (
     PRIMARY KEY (lane, queue, epoch, position)
 );
 """
-BUILD = "build it: streampack at CONFIG --build"
+BUILD = "build it with the options of this command: streampack at CONFIG --build"
 
 
 class PlanIndex:
@@ -60,22 +70,18 @@ class PlanIndex:
         if not self._path.is_file():
             raise ConfigError(f"index={path} is not a file; {BUILD}")
         self._table = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True)
-        self._keys = [key for (key,) in self._rows("SELECT key FROM keys ORDER BY epoch")]
+        self._keys = self._rows("SELECT key FROM keys ORDER BY epoch", read=str)
 
-    def _rows(self, query: str, *values: int) -> list[Any]:
+    def _rows(self, query: str, *values: int, read: Callable[..., T]) -> list[T]:
         try:
-            return self._table.execute(query, values).fetchall()
-        except sqlite3.Error as error:
+            return [read(*row) for row in self._table.execute(query, values)]
+        except (sqlite3.Error, zlib.error, ValueError) as error:
             raise ConfigError(f"index={self._path} is damaged ({error}); {BUILD}") from error
 
     def _num_chapters(self, engine: PlanEngine) -> int:
         """Return the chapters that are as they were; 1 for a run of epochs."""
         pairs = zip(engine.plan_keys(), self._keys, strict=False)
-        num = 0
-        for own, saved in pairs:
-            if own != saved:
-                break
-            num += 1
+        num = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
         if not num:
             raise ConfigError(
                 f"index={self._path} is of another run: streams, options or the first chapter are "
@@ -91,41 +97,47 @@ class PlanIndex:
         It is the position itself, unless a chapter before was edited.
         """
         run, last = engine.run, self._num_chapters(engine) - 1
-        walk = None
+        walks: list[WalkState | None] = []
         if run.chapters:
             if number > last:
                 number, position = last, run.spans[last].num_slots or 0
-            names = engine.recipe.names
+
+            def walk_of(text: str) -> WalkState:
+                return text_as_walk(text, engine.recipe, len(engine.recipe.names))
+
             query = "SELECT epoch, walk FROM starts WHERE epoch <= ?"
-            for chapter, text in self._rows(query, number):
-                run.know_start(chapter, text_as_walk(text, engine.recipe, len(names)))
-            query = "SELECT max(position), walk FROM walks WHERE epoch = ? AND position <= ?"
-            for _, text in self._rows(query, number, position):
-                walk = text_as_walk(text, engine.recipe, len(names)) if text else None
+            for start in self._rows(query, number, read=lambda at, text: (at, walk_of(text))):
+                run.know_start(*start)
+            query = (
+                "SELECT walk FROM walks WHERE epoch = ? AND position <= ? "
+                "ORDER BY position DESC LIMIT 1"
+            )
+            walks += self._rows(query, number, position, read=walk_of)
         recipe = run.recipes[run.index(number)]
         first = 0 if recipe.is_endless else number
         snapshots = []
         for lane in range(recipe.num_lanes):
             for queue in range(recipe.num_queues):
-                rows = self._rows(
+                snapshots += self._rows(
                     "SELECT snapshot FROM snapshots WHERE lane = ? AND queue = ? AND epoch >= ? "
                     "AND (epoch, position) <= (?, ?) ORDER BY epoch DESC, position DESC LIMIT 1",
                     *(lane, queue, first, number, position),
+                    read=_state,
                 )
-                snapshots += [_state(packed) for (packed,) in rows]
-        return Progress(epoch=number, position=position, snapshots=snapshots), walk
+        progress = Progress(epoch=number, position=position, snapshots=snapshots)
+        return progress, next(iter(walks), None)
 
     def snapshots_of(
         self, engine: PlanEngine, lane: int, queue: int
     ) -> list[tuple[int, int, State]]:
         """Return the snapshots of a queue in order: epoch or chapter, position, and snapshot."""
         last = self._num_chapters(engine) - 1 if engine.run.chapters else 1 << 62
-        rows = self._rows(
+        return self._rows(
             "SELECT epoch, position, snapshot FROM snapshots WHERE lane = ? AND queue = ? "
             "AND epoch <= ? ORDER BY epoch, position",
             *(lane, queue, last),
+            read=lambda epoch, position, packed: (epoch, position, _state(packed)),
         )
-        return [(epoch, position, _state(packed)) for epoch, position, packed in rows]
 
 
 def _state(packed: bytes) -> State:
@@ -156,18 +168,21 @@ def build_index(
     Raises:
         ConfigError: If `upto` is missing and the run has no end.
     """
-    engine = engine_of(dataset)
+    engine = planned_engine(dataset)
     if upto is None:
         spans = engine.run.spans
         if not spans or spans[-1].stop_step is None:
             raise ConfigError(
-                f"upto={upto}: the run has no end, so that its index needs one; name the last "
-                "step, such as upto=100000",
+                f"upto={upto}: the run has no end; name the last step to index, such as "
+                "upto=100000 (--step 100000)",
                 option="upto",
             )
         upto = spans[-1].stop_step - 1
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"index={path}: folder {folder} does not exist; make it", option="index")
     parts = num_parts(engine.run, num_processes or len(os.sched_getaffinity(0)))
-    with TemporaryDirectory(dir=Path(path).absolute().parent, prefix=f"{Path(path).name}.") as some:
+    with TemporaryDirectory(dir=folder, prefix=f"{Path(path).name}.") as some:
         files = [str(Path(some) / f"{part}") for part in range(parts)]
         with ProcessPoolExecutor(max(parts - 1, 1)) as others:
             jobs = [

@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from typing import TypeAlias
+from operator import index
+from typing import SupportsIndex, TypeAlias
 
 from streampack.errors import ConfigError
 from streampack.plan import DevicePlan, DeviceView, PackSequence, Progress
 from streampack.plan.lane_stream import is_used
 from streampack.plan.slots import WalkState
 from streampack.plan.spans import RunPlan
+from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
+from streampack.runtime.resumable import engine_of
 
 Report: TypeAlias = Callable[[int], None]
 """Called with the step of the run that was reached."""
@@ -27,13 +30,33 @@ Report: TypeAlias = Callable[[int], None]
 MOST = 512  # batches planned per call
 
 
-def place_of(engine: PlanEngine, step: int) -> tuple[int, int]:
+def planned_engine(dataset: PackedStreamingDataset) -> PlanEngine:
+    """Return the engine of a dataset, which must have a plan."""
+    if not isinstance(dataset, PackedStreamingDataset):
+        raise ConfigError(
+            f"dataset is a {type(dataset).__name__}: only a PackedStreamingDataset has a plan to "
+            "look back at; pass the dataset of the loader, or log loader.provenance(batch)"
+        )
+    return engine_of(dataset)
+
+
+def whole_number(name: str, value: SupportsIndex) -> int:
+    """Return a step or a sample as an int; it may come from an array or a tensor."""
+    try:
+        number = index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(f"{name}={value!r:.40} must be a whole number, at least 0", option=name)
+    return number
+
+
+def place_of(engine: PlanEngine, step: SupportsIndex) -> tuple[int, int]:
     """Return the epoch or chapter of a step of the run, and the position at which it begins.
 
     Without carry, epochs before it are counted, which takes about 1 us a sample.
     """
-    if type(step) is not int or step < 0:
-        raise ConfigError(f"step={step!r:.40} is not a step of a run; they count from 0")
+    step = whole_number("step", step)
     for span in engine.run.spans:
         if span.stop_step is None or step < span.stop_step:
             return span.number, (step - span.first_step) * span.recipe.global_batch_size

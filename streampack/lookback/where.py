@@ -31,8 +31,10 @@ from streampack.lookback.steps import (
     lane_views,
     num_parts,
     place_of,
+    planned_engine,
     plans,
     step_of,
+    whole_number,
 )
 from streampack.order import Extents
 from streampack.plan import DeviceView, Progress
@@ -40,7 +42,6 @@ from streampack.plan.lane_stream import LaneStream
 from streampack.plan.snapshots import text_as_rows
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.runtime.resumable import engine_of
 from streampack.types import NUM_COLUMNS, SAMPLE, STREAM, BoolArray, Int64Array, State
 
 
@@ -83,7 +84,7 @@ def where(
         ConfigError: If the stream or sample does not exist, or `upto` is missing and the run has no
             end.
     """
-    engine = engine_of(dataset)
+    engine = planned_engine(dataset)
     names = engine.recipe.names
     if stream not in names:
         raise ConfigError(
@@ -92,9 +93,10 @@ def where(
         )
     number = names.index(stream)
     held = engine.recipe.streams[number].num_samples
-    if type(sample) is not int or not 0 <= sample < held:
+    sample = whole_number("sample", sample)
+    if sample >= held:
         raise ConfigError(
-            f"sample={sample!r:.40}: stream {stream!r} has {held} samples; they count from 0"
+            f"sample={sample}: stream {stream!r} has {held} samples; they count from 0"
         )
     search = _Search(engine, number, sample, _stop(engine, upto), index, report)
     found = []
@@ -127,7 +129,7 @@ def _rows_with(
     dataset: PackedStreamingDataset, step: int, epoch: int, pack: SlotPack, index: PlanIndex | None
 ) -> Iterator[Row]:
     """Yield the row that a pack was."""
-    engine = engine_of(dataset)
+    engine = planned_engine(dataset)
     size = engine.run.recipes[engine.run.index(epoch)].global_batch_size
     position = pack.slot // size * size
     [(world, _, _)] = worlds_between(engine, epoch, pack.slot, pack.slot + 1)

@@ -24,7 +24,7 @@ Bar: TypeAlias = Int64Array
 # Neighbours can be told apart by those who see fewer colours. The page of a report has the same
 # hues for a dark background.
 PALETTE = (
-    *("#2a78d6", "#1baf7a", "#eda100", "#008300", "#6d5ed6"),
+    *("#2a78d6", "#1baf7a", "#eda100", "#6f2da8", "#7d8f00"),
     *("#e34948", "#e87ba4", "#eb6834", "#0f9bb0", "#8a5a3b"),
 )
 

@@ -102,13 +102,14 @@ def simulate_with(
     nodes, waits = NodeReads(engine), _Waits(engine)
     watchers = [nodes, waits, *watchers]
     if isinstance(engine, ChapterEngine):
-        numbers = _simulate_run(engine, steps or 1, watchers)
+        numbers = _simulate_run(engine, (steps or 1) * engine.world.num_devices, watchers)
     else:
         check_whole_batches(engine.recipe)
         run = _Run(engine, watchers)
         while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
             epoch = engine.next_epoch + run.num_epochs
-            run.plan(epoch, None if steps is None else steps - run.num_steps)
+            most = None if steps is None else (steps - run.num_steps) * engine.world.num_devices
+            run.plan(epoch, most)
         numbers = run.numbers()
     return numbers | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
 
@@ -118,26 +119,25 @@ def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
     number, position = state["epoch"], state["position"]
     if isinstance(engine, ChapterEngine):
         places = [*((plan.num_slots or 0) for plan in engine.run.chapters[:number]), position]
-        windows = [size * engine.world.num_devices for size in engine.batch_sizes]
-        steps = sum(at // window for at, window in zip(places, windows, strict=False))
-        return _simulate_run(engine, steps, ())
+        batches = sum(at // size for at, size in zip(places, engine.batch_sizes, strict=False))
+        return _simulate_run(engine, batches, ())
     run = _Run(engine, ())
     for epoch in range(number):
         run.plan(epoch, None)
     if position:
-        run.plan(number, position // (engine.batch_size * engine.world.num_devices))
+        run.plan(number, position // engine.batch_size)
     return run.numbers()
 
 
-def _simulate_run(engine: ChapterEngine, steps: int, watchers: Sequence[Watcher]) -> dict[str, Any]:
-    """Plan the first steps of a run of chapters."""
+def _simulate_run(engine: ChapterEngine, most: int, watchers: Sequence[Watcher]) -> dict[str, Any]:
+    """Plan the first batches of a run of chapters, over all devices."""
     tally, num_devices = DeliveryStats(engine.recipe), engine.world.num_devices
     # A single device gets the batches of all ranks, one after another.
     views = [DeviceView(batch_size=size) for size in engine.batch_sizes]
     sequence = PackSequence(engine.run, views, skips=engine.skips)
     num_batches = 0
-    while num_batches < steps * num_devices:
-        plan = sequence.next(min(PLAN_BATCHES, steps * num_devices - num_batches))
+    while num_batches < most:
+        plan = sequence.next(min(PLAN_BATCHES, most - num_batches))
         if plan is None:
             break
         recipe = engine.run.recipes[plan.epoch]
@@ -232,12 +232,12 @@ class _Run:
         self.num_steps = 0
 
     def plan(self, epoch: int, most: int | None) -> None:
-        """Plan an epoch, or at most `most` steps of it."""
+        """Plan an epoch, or at most `most` batches of it, over all devices."""
         sequence = epoch_sequence(
             self._recipe, self._view, Progress(epoch=epoch, snapshots=self._snapshots)
         )
         num_batches = position = 0
-        last = math.inf if most is None else most * self._num_devices
+        last = math.inf if most is None else most
         while num_batches < last:
             plan = sequence.next(int(min(PLAN_BATCHES, last - num_batches)))
             if plan is None:

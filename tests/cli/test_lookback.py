@@ -103,6 +103,38 @@ def test_a_state_says_in_which_world_a_step_was(config, tmp_path):
     assert {tuple(row["ranks"]) for row in shown["rows"]} == {(0,), (1,), (2,), (3,)}
 
 
+def test_a_state_inside_a_chapter_leaves_the_batch_sizes_of_others(config, tmp_path):
+    run = yaml.safe_load(config.read_text())
+    own = {"weights": {"code": 1}, "steps": 3}
+    config.write_text(yaml.safe_dump(run | {"chapters": [own, {**own, "batch_size": 4}, own]}))
+    loader = PackedDataLoader(from_config(config, world=World()))
+    for _ in zip(range(4 * 3 + 2), loader, strict=False):
+        pass
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+
+    sizes = [
+        1 + max(row["row"] for row in shown["rows"])
+        for step in (1, 4, 7)
+        if (shown := as_json("at", config, "--step", step, "--state", tmp_path / "state.json"))
+    ]
+
+    assert sizes == [2, 4, 2]
+
+
+def test_diff_says_how_far_epochs_were_compared(config, tmp_path):
+    run = yaml.safe_load(config.read_text())
+    del run["chapters"]
+    other = tmp_path / "other.yaml"
+    config.write_text(yaml.safe_dump(run | {"batch_size": 1, "mixing": {"global_batch_size": 1}}))
+    other.write_text(
+        yaml.safe_dump(
+            run | {"batch_size": 1, "mixing": {"global_batch_size": 1, "epoch_end": "drop"}}
+        )
+    )
+    assert "the packs are the same in the first epoch" in call_verb("diff", config, other)
+    assert "the same up to step 900" in call_verb("diff", config, other, "--upto", 900)
+
+
 def test_diff_names_keys_and_the_first_step(config, tmp_path):
     run = yaml.safe_load(config.read_text())
     other = tmp_path / "other.yaml"
@@ -125,8 +157,8 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["at", "--step", 0], "give --state, or --devices"),
-        (["at", "--devices", 1], "step=None: nothing to show; give a step"),
+        (["at", "--step", 0], "give --state, or the number of devices, such as --devices 64"),
+        (["at", "--devices", 1], "^nothing to show; give a step"),
         (["at", "--devices", 1, "--step", 5], "the run has 5 steps"),
         (["at", "--devices", 1, "--step", 1, "--rank", 3], "the ranks of step 1 were 0 to 0"),
         (["at", "--devices", 1, "--step", 1, "--index", "no"], "index=no is not a file"),

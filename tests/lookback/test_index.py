@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
+import numpy as np
 import pytest
 
-from streampack import Chapter, ConfigError, PackedDataLoader, Ramp, World, at
-from streampack.lookback import build_index, first_difference
+from streampack import (
+    Chapter,
+    ConfigError,
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Ramp,
+    Stream,
+    World,
+    at,
+    where,
+)
+from streampack.lookback import PlanIndex, build_index, first_difference
 from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
@@ -97,3 +114,59 @@ def test_a_document_is_found_by_a_segment_of_a_batch(folders):
         assert tokens[start : start + length].tolist() == here
     with pytest.raises(ConfigError, match="is of no sample of this dataset"):
         dataset.document([0, 0, 400])
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [("snapshots", "snapshot"), ("walks", "walk"), ("starts", "walk")]
+)
+def test_a_damaged_index_is_refused(folders, tmp_path, table, column):
+    long = Chapter(weights={"web": 1, "code": 1}, steps=150)  # more than are planned at once
+
+    def dataset():
+        return chapter_dataset(folders, [CHAPTERS[0], long], method="per_stream", world=WORLD)
+
+    path = tmp_path / "index"
+    build_index(dataset(), path, every=3)
+    with closing(sqlite3.connect(path)) as file, file:
+        for number, value in file.execute(f"SELECT rowid, {column} FROM {table}").fetchall():
+            middle = len(value) // 2
+            letter = b"\0" if isinstance(value, bytes) else "x" if value[middle] != "x" else "y"
+            damaged = value[:middle] + letter + value[middle + 1 :]
+            file.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (damaged, number))
+    with pytest.raises(ConfigError, match="is damaged"):
+        at(dataset(), 160, index=PlanIndex(path))
+
+
+def test_places_may_come_from_arrays_and_others_are_refused(folders):
+    dataset = chapter_dataset(folders, CHAPTERS, world=WORLD)
+    assert at(dataset, np.int64(3)).step == 3
+    sample = at(dataset, 3).rows[0].segments[0, 2]
+    name = dataset.stream_names[at(dataset, 3).rows[0].segments[0, 0]]
+    assert 3 in [found.step for found in where(dataset, name, sample)]
+    for step in (-1, 2.5, "3"):
+        with pytest.raises(ConfigError, match="must be a whole number, at least 0"):
+            at(dataset, step)
+    with pytest.raises(ConfigError, match="dataset is a PackedDataLoader"):
+        at(PackedDataLoader(dataset), 3)
+    with pytest.raises(ConfigError, match="does not exist; make it"):
+        build_index(dataset, "/no/such/folder/index")
+
+
+def epochs(folders, epoch_end):
+    return PackedStreamingDataset(
+        [Stream(name="web", local=folders["web"])],
+        packing=Packing(max_seq_len=64),
+        mixing=Mixing(global_batch_size=8, epoch_end=epoch_end),
+        order=Order(num_lanes=1),
+        batch_size=2,
+        world=World(),
+    )
+
+
+def test_the_ranks_of_a_padded_step_are_those_of_the_world(folders):
+    dataset = epochs(folders, "pad")
+    with pytest.raises(ConfigError, match="the ranks of step 0 were 0 to 0"):
+        at(dataset, 0, rank=1)
+    num_steps = -(-len(dataset) * 2 // 8)
+    with pytest.raises(ConfigError, match="were 0 to 0"):
+        at(dataset, num_steps - 1, rank=1)

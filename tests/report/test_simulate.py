@@ -6,6 +6,7 @@ import pytest
 
 from streampack import AttentionCost, Balance, ConfigError, DataError, PackedDataLoader
 from streampack.report import simulate
+from streampack.report.simulate import simulate_until
 from streampack.runtime.resumable import engine_of
 from streampack.streams.mds_stream import MdsStream
 from tests.helpers import conformance
@@ -244,3 +245,14 @@ def test_where_nothing_can_be_gained_is_said(written):
     assert "nothing can be gained" in found["note"]
     broken = conformance.make(written, mixing={"global_batch_size": 6}, world=worlds(4)[0])
     assert simulate(broken)["straggler"] is None
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_a_state_of_another_world_is_simulated_to_its_own_place(written, num_ranks):
+    options = {"mixing": {"global_batch_size": 8}}
+    loader = PackedDataLoader(conformance.make(written, world=worlds(2)[0], **options))
+    for _ in zip(range(3), loader, strict=False):
+        pass
+    later = conformance.make(written, world=worlds(num_ranks)[0], **options)
+    found = simulate_until(engine_of(later), loader.state_dict())
+    assert found["packs"] == loader.state_dict()["position"]
