@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -22,6 +24,7 @@ from streampack.batch.formats.registry import BatchFormat, get_format
 from streampack.batch.layout import WEIGHTS, token_weights
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.runtime.provenance import RecentBatches
 from streampack.types import IGNORED
 
 SHIFTED = "shift_labels"
@@ -57,12 +60,14 @@ class RankBatches:
         loader: PackedDataLoader,
         batch_format: BatchFormat,
         unknown: Collection[str],
+        recent: RecentBatches,
         num_batches: int | None = None,
     ) -> None:
         self.loader = loader
         self.dataset: Any = loader.dataset
         self._convert: Callable[[Any], Any] = get_format(batch_format)
         self._unknown = unknown
+        self._recent = recent
         self._num_batches = num_batches
         self.at: tuple[int, int] | None = None
         """Epoch and position of the last batch, if it has them."""
@@ -76,8 +81,13 @@ class RankBatches:
         for batch in self.loader:
             if "position" in batch:
                 self.at = batch["epoch"], batch["position"]
-            inputs = self._inputs(batch) if "segments" in batch else batch
-            yield {key: value for key, value in inputs.items() if key not in self._unknown}
+            origin, inputs = self.loader.provenance(batch), batch
+            if "segments" in batch:
+                inputs = self._inputs(batch)
+                origin = replace(origin, convert=self._convert)
+            inputs = {key: value for key, value in inputs.items() if key not in self._unknown}
+            self._recent.add(inputs, origin)
+            yield inputs
 
     def _inputs(self, batch: Any) -> dict[str, Any]:
         """Return a native batch in the model's format; while training, with weights of losses."""
@@ -135,3 +145,16 @@ def num_steps(dataset: PackedStreamingDataset, args: Any) -> int:
     dataset.set_epoch(0)
     part: float = args.num_train_epochs % 1 or 1.0
     return sum(steps[:-1]) + math.ceil(part * steps[-1])
+
+
+@contextmanager
+def changed(arguments: Any, **values: Any) -> Iterator[None]:
+    """Give attributes of Trainer's arguments other values for a while."""
+    before = {name: getattr(arguments, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(arguments, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(arguments, name, value)

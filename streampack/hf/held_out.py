@@ -21,6 +21,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from streampack.config import Mixing, Packing
+from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.types import IGNORED
 from streampack.world import World
@@ -28,8 +29,17 @@ from streampack.world import World
 Row = dict[str, torch.Tensor]
 
 
-def rows_of(dataset: PackedStreamingDataset) -> list[Row]:
-    """Return each sample of an epoch as `input_ids` and unshifted `labels`, int64, shape (n,)."""
+def rows_of(dataset: Any) -> list[Row]:
+    """Return each sample of an epoch as `input_ids` and unshifted `labels`, int64, shape (n,).
+
+    Raises:
+        ConfigError: If its samples have no order.
+    """
+    if not isinstance(dataset, PackedStreamingDataset):
+        raise ConfigError(
+            f"predictions need samples that have an order, which a {type(dataset).__name__} "
+            "does not have; pass a PackedStreamingDataset, or set prediction_loss_only=True"
+        )
     packing: Packing = dataset.arguments["packing"]
     one_each = Packing(
         max_seq_len=packing.max_seq_len,

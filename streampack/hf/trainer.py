@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -37,6 +36,7 @@ from streampack.hf.batches import (
     SHIFTED,
     RankBatches,
     TrueEpochs,
+    changed,
     format_for,
     num_steps,
     weighted_loss,
@@ -46,6 +46,7 @@ from streampack.hf.held_out import padded, rows_of
 from streampack.loader.loader import PackedDataLoader
 from streampack.loader.trainer_support import held_out_set, is_packed, over_ranks
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.runtime.provenance import RECENT, Provenance, RecentBatches
 from streampack.runtime.resumable import engine_of
 from streampack.testing.leaks import InconclusiveError, LeakError, assert_no_leak
 from streampack.types import IGNORED
@@ -54,7 +55,6 @@ from streampack.world import World
 logger = logging.getLogger(__name__)
 
 MAX_TRIED = 10  # batches in which the leak check looks for a row of two segments
-
 
 _Mixed: Any = object  # the Trainer that a subclass adds, which super() finds
 
@@ -72,6 +72,25 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         self._sums: list[float] | None = None  # losses and targets, while packs are evaluated
         self._epochs = TrueEpochs()
         self.add_callback(self._epochs)
+        # Trainer fetches the batches of a whole optimizer step before it trains on the first one.
+        self._recent = RecentBatches(RECENT + 2 * self.args.gradient_accumulation_steps)
+
+    def provenance(self, inputs: Any) -> Provenance:
+        """Return where the tokens of a batch come from, in `compute_loss` and its callers.
+
+        It is what `PackedDataLoader.provenance` returns, in the layout of the model's inputs, also
+        where Trainer has copied them to a GPU.
+
+        Raises:
+            ConfigError: If they are not of a recent batch of a packed dataset.
+        """
+        return self._recent.find(inputs)
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        prepared = super()._prepare_inputs(inputs)
+        with suppress(ConfigError):  # of a dataset that is not packed
+            self._recent.add(prepared, self._recent.find(inputs))
+        return prepared
 
     # Training.
 
@@ -108,7 +127,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         if folder is not None:
             load_state(folder, self._epochs.batches.loader)
         try:
-            with _changed(self.args, max_steps=max_steps, ignore_data_skip=True):
+            with changed(self.args, max_steps=max_steps, ignore_data_skip=True):
                 return super().train(folder, *args, **kw)
         finally:
             self._epochs.batches = None
@@ -129,7 +148,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         inputs = dict(inputs)
         targets, weights = inputs.pop(SHIFTED), inputs.pop(WEIGHTS)
         weigh = partial(weighted_loss, targets=targets, weights=weights)
-        with _changed(self, compute_loss_func=weigh):
+        with changed(self, compute_loss_func=weigh):
             return compute(model, inputs, *args, **kw)
 
     def _save_checkpoint(self, model: Any, trial: Any, *args: Any, **kw: Any) -> None:
@@ -218,7 +237,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         with (
             torch.no_grad(),
             # Trainer would scale it by the number of ranks.
-            _changed(self.args, average_tokens_across_devices=False),
+            changed(self.args, average_tokens_across_devices=False),
             self.compute_loss_context_manager(),
         ):
             loss = self.compute_loss(model, inputs, num_items_in_batch=count)  # the batch's mean
@@ -238,11 +257,6 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         return self._batches_of(dataset)
 
     def _rows(self, dataset: Any) -> Any:
-        if not isinstance(dataset, PackedStreamingDataset):
-            raise ConfigError(
-                f"predictions need samples that have an order, which a {type(dataset).__name__} "
-                "does not have; pass a PackedStreamingDataset, or set prediction_loss_only=True"
-            )
         rows: Any = DataLoader(
             rows_of(dataset),  # type: ignore[arg-type]
             batch_size=self.args.per_device_eval_batch_size,
@@ -267,7 +281,8 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         names = inspect.signature(model.forward).parameters
         # Bloom, MPT and Mamba take none; the leak check refuses packs of several samples for them.
         unknown = {"position_ids"} - set(names) if "input_ids" in names else set()
-        return RankBatches(loader, self._format, {*CARRIED, *unknown}, num_batches)
+        unknown = {*CARRIED, *unknown}
+        return RankBatches(loader, self._format, unknown, self._recent, num_batches)
 
     def _filled(self, dataset: Any) -> Any:
         """Return the training set with what its maker left open."""
@@ -383,16 +398,3 @@ class PackedTrainer(PackedTrainerMixin, Trainer):
     `eval_loss` is a mean over all held-out targets. Checkpoints hold the loader's state of every
     rank, and ``train(resume_from_checkpoint=True)`` continues with the next batch.
     """
-
-
-@contextmanager
-def _changed(arguments: Any, **values: Any) -> Iterator[None]:
-    """Give attributes of Trainer's arguments other values for a while."""
-    before = {name: getattr(arguments, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(arguments, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(arguments, name, value)

@@ -119,8 +119,8 @@ class Provenance:
 class RecentBatches:
     """The provenance of the batches that a loader delivered last."""
 
-    def __init__(self) -> None:
-        self._known: deque[tuple[ref[torch.Tensor] | None, Provenance]] = deque(maxlen=RECENT)
+    def __init__(self, size: int = RECENT) -> None:
+        self._known: deque[tuple[ref[torch.Tensor] | None, Provenance]] = deque(maxlen=size)
 
     def add(self, batch: Any, provenance: Provenance) -> None:
         """Record a batch; its memory is freed as before."""

@@ -36,6 +36,7 @@ from streampack import (
 from streampack.errors import ConfigError, DataError
 from streampack.formats import to_hf
 from streampack.hf import PackedTrainer, PackedTrainerMixin
+from streampack.runtime.provenance import RECENT
 from streampack.write import write_stream
 from tests.helpers.fine_tuning import (
     MAX_SEQ_LEN,
@@ -447,6 +448,55 @@ def test_losses_of_streams_are_weighed_and_held_out_ones_are_not(tmp_path, atten
     assert trainer.state.log_history[0]["loss"] == pytest.approx(wanted, rel=1e-3)
     plain = sum(sums[name] * counts[name] for name in weights) / total
     assert trainer.evaluate()["eval_loss"] == pytest.approx(plain, rel=1e-5)
+
+
+class Copying(Trainer):
+    """Copies every tensor, as Trainer does on a GPU, and notes where tokens come from."""
+
+    def _prepare_input(self, data):
+        prepared = super()._prepare_input(data)
+        return prepared.clone() if torch.is_tensor(prepared) else prepared
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        if model.training:
+            origin = self.provenance(inputs)
+            self.seen.append((origin, inputs["input_ids"], self.state.global_step))
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+class PackedCopying(PackedTrainerMixin, Copying):
+    pass
+
+
+@pytest.mark.parametrize("weight", [None, 2.0])
+def test_provenance_is_found_for_inputs_that_the_trainer_copied(tmp_path, weight):
+    for number, name in enumerate(["a", "b"]):
+        rows = [{"tokens": np.full(20, 1 + number)} for _ in range(160)]
+        write_stream(rows, tmp_path / name)
+    dataset = PackedStreamingDataset(
+        [Stream(local=tmp_path / name, loss_weight=weight) for name in "ab"],
+        packing=Packing(max_seq_len=MAX_SEQ_LEN),
+    )
+    trainer = make_trainer(
+        tmp_path / "out",
+        cls=PackedCopying,
+        train_dataset=dataset,
+        eval_dataset=dataset,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=RECENT // 2 + RECENT,  # fetched before the first is used
+        eval_strategy="steps",
+        eval_steps=1,
+        max_steps=2,
+    )
+    trainer.seen = []
+    trainer.train()
+
+    assert len(trainer.seen) >= RECENT + 2
+    for origin, ids, step in trainer.seen:
+        np.testing.assert_array_equal(origin.stream_ids, ids.numpy() - 1)
+        assert origin.step == step
+    with pytest.raises(ConfigError, match="is not one of the last"):
+        trainer.provenance({"input_ids": torch.zeros(1, 4)})
 
 
 def test_weights_beside_a_loss_of_the_users_own_are_refused(tmp_path):
