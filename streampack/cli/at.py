@@ -28,11 +28,11 @@ from streampack.lookback.steps import Report
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.run_worlds import worlds_in
 from streampack.report import colour
-from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from streampack.world import World
 from streampack.write.tokenization import load_tokenizer
 
 CHARACTERS_SHOWN = 400
+COLUMNS = ("stream", "pass", "sample", "start", "length", "total")
 
 
 def run(options: At) -> None:
@@ -128,17 +128,9 @@ def progress(word: str, upto: int | None) -> Iterator[Report]:
 
 def row_as_json(dataset: PackedStreamingDataset, row: Row) -> dict[str, Any]:
     """Return a row as plain values."""
-    segments = [
-        {
-            "stream": dataset.stream_names[segment[STREAM]],
-            "pass": segment[PASS],
-            "sample": segment[SAMPLE],
-            "start": segment[START],
-            "length": segment[LENGTH],
-            "total": segment[TOTAL],
-        }
-        for segment in row.segments.tolist()
-    ]
+    segments = [dict(zip(COLUMNS, segment, strict=True)) for segment in row.segments.tolist()]
+    for each in segments:
+        each["stream"] = dataset.stream_names[each["stream"]]
     return {"ranks": list(row.ranks), "batch": row.batch, "row": row.row, "segments": segments}
 
 

@@ -48,8 +48,7 @@ def at(
     number, position = place_of(engine, step)
     packs = global_batch(engine, number, position, index, report)
     recipe = engine.run.recipes[engine.run.index(number)]
-    is_padded = sum(pack.num_slots for pack in packs) < recipe.global_batch_size
-    rows = rows_of(engine, number, packs, position, is_padded=is_padded)
+    rows = rows_of(engine, number, packs, position)
     if rank is not None:
         stop = position + recipe.global_batch_size
         worlds = worlds_between(engine, number, position, stop)

@@ -81,14 +81,12 @@ def places_of(world: RunWorld) -> dict[int, tuple[int, ...]]:
     return ranks
 
 
-def rows_of(
-    engine: PlanEngine, number: int, packs: Sequence[SlotPack], position: int, *, is_padded: bool
-) -> list[Row]:
+def rows_of(engine: PlanEngine, number: int, packs: Sequence[SlotPack], position: int) -> list[Row]:
     """Return the rows of a global batch that begins at a position, in order of rank."""
     size = engine.run.recipes[engine.run.index(number)].global_batch_size
-    worlds = worlds_between(engine, number, position, position + size)
+    is_padded = sum(pack.num_slots for pack in packs) < size
     rows: list[Row] = []
-    for world, first, stop in worlds:
+    for world, first, stop in worlds_between(engine, number, position, position + size):
         here = [pack for pack in packs if first <= pack.slot < stop]
         if world.within is not None and not is_padded:
             rows += _dealt(engine, number, world, here)

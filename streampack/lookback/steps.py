@@ -88,7 +88,6 @@ def plans(
     views: Sequence[DeviceView],
     start: Progress,
     walk: WalkState | None = None,
-    most: int = MOST,
 ) -> Generator[tuple[PackSequence, DevicePlan, int], None, None]:
     """Yield the plans of a device from a place on, each with the slot at which it begins.
 
@@ -99,7 +98,7 @@ def plans(
         sequence = PackSequence(run, views, start, walk=walk)
         with closing(sequence):
             is_empty = not start.position
-            while (plan := sequence.next(most)) is not None:
+            while (plan := sequence.next(MOST)) is not None:
                 window = views[run.index(plan.epoch)].window
                 yield sequence, plan, sequence.position - plan.num_batches * window
                 is_empty = False

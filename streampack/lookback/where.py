@@ -142,39 +142,34 @@ def _rows_with(
             yield row
 
 
+@dataclass(frozen=True, slots=True)
 class _Search:
     """The search for the packs that have a part of a sample, up to a place."""
 
-    def __init__(
-        self,
-        engine: PlanEngine,
-        number: int,
-        sample: int,
-        stop: Place,
-        index: PlanIndex | None,
-        report: Report | None,
-    ) -> None:
-        self._engine = engine
-        self._number = number
-        self._sample = sample
-        self._stop = stop
-        self._index = index
-        self._report = report
-        runs, shares = engine.recipe.assignment(number)
-        first_sample = engine.recipe.streams[number].first_sample
-        self._lanes = list(range(engine.recipe.num_lanes))
-        if shares is not None:
-            holds = [_holds(run, first_sample, sample) for run in runs]
-            self._lanes = [holds.index(True)]
+    engine: PlanEngine
+    number: int
+    sample: int
+    stop: Place
+    index: PlanIndex | None
+    report: Report | None
+
+    def lanes(self) -> list[int]:
+        """Return the lanes that deliver the sample: one of its own, or all in turn."""
+        recipe = self.engine.recipe
+        runs, shares = recipe.assignment(self.number)
+        if shares is None:
+            return list(range(recipe.num_lanes))
+        first_sample = recipe.streams[self.number].first_sample
+        return [next(n for n, run in enumerate(runs) if _holds(run, first_sample, self.sample))]
 
     def has(self, segments: Int64Array) -> BoolArray:
         """Return which segments are of the sample, shape (n,)."""
-        has: BoolArray = (segments[:, [STREAM, SAMPLE]] == [self._number, self._sample]).all(axis=1)
+        has: BoolArray = (segments[:, [STREAM, SAMPLE]] == [self.number, self.sample]).all(axis=1)
         return has
 
     def packs(self) -> dict[Place, SlotPack]:
         """Return the packs by place."""
-        engine = self._engine
+        engine = self.engine
         parts = num_parts(engine.run, engine.recipe.num_lanes)
         ranges: dict[int, list[tuple[Place, Place]]] = {}
         for lane, some in self._ranges().items():
@@ -183,26 +178,26 @@ class _Search:
         for part, some in ranges.items():
             views = lane_views(engine, part, parts)
             for begin, end in _merged(some):
-                found |= self._search(views, begin, min(end, self._stop))
+                found |= self._search(views, begin, min(end, self.stop))
         return found
 
     def _search(self, views: list[DeviceView], begin: Place, end: Place) -> dict[Place, SlotPack]:
         """Return the packs that a device finds from a place on."""
-        engine, found = self._engine, {}
+        engine, found = self.engine, {}
         start, walk = Progress(), None
-        if self._index is not None and begin > (0, 0):
-            start, walk = self._index.nearest(engine, *begin)
+        if self.index is not None and begin > (0, 0):
+            start, walk = self.index.nearest(engine, *begin)
         with closing(plans(engine, views, start, walk)) as all_plans:
             for sequence, plan, slot in all_plans:
-                if self._report is not None:
-                    self._report(step_of(engine, plan.epoch, slot))
+                if self.report is not None:
+                    self.report(step_of(engine, plan.epoch, slot))
                 view = views[engine.run.index(plan.epoch)]
                 hits = np.flatnonzero(self.has(plan.packs.segments))
                 for pack in np.unique(np.searchsorted(plan.packs.ends, hits, "right")).tolist():
                     batch, row = divmod(pack, plan.num_rows)
                     first = view.first_slot(slot + batch * view.window) + row * plan.slots_per_pack
                     segments, size = plan.packs[pack], plan.slots_per_pack
-                    if (plan.epoch, first) < self._stop:
+                    if (plan.epoch, first) < self.stop:
                         found[plan.epoch, first] = SlotPack(
                             slot=first, num_slots=size, segments=segments
                         )
@@ -212,19 +207,20 @@ class _Search:
 
     def _ranges(self) -> dict[int, list[tuple[Place, Place]]]:
         """Return ranges of the run in which lanes may have the sample, by lane."""
-        engine, recipe, index = self._engine, self._engine.recipe, self._index
+        engine, recipe, index = self.engine, self.engine.recipe, self.index
+        lanes = self.lanes()
         is_fixed = recipe.mixing.sampling_method == "fixed"
         if index is None or is_fixed or not recipe.is_endless:
-            return {lane: [((0, 0), self._stop)] for lane in self._lanes}
-        queue = 0 if recipe.is_mixed else self._number
-        histories = {lane: _History(index, engine, lane, queue) for lane in self._lanes}
+            return {lane: [((0, 0), self.stop)] for lane in lanes}
+        queue = 0 if recipe.is_mixed else self.number
+        histories = {lane: _History(index, engine, lane, queue) for lane in lanes}
         ranges = {lane: [own.last] for lane, own in histories.items()}
         streams = recipe.streams_in(queue)
-        column = 3 + len(streams) + streams.index(self._number)
+        column = 3 + len(streams) + streams.index(self.number)
         most = max(own.cursors(column)[-1] for own in histories.values())
-        own = LaneStream(recipe, self._number, self._lanes[0])
+        own = LaneStream(recipe, self.number, lanes[0])
         for passes in count():
-            lane, cursor = own.find(passes, self._sample)
+            lane, cursor = own.find(passes, self.sample)
             if cursor > most:
                 return ranges
             ranges[lane].append(histories[lane].range_of(column, cursor, self._waits))
