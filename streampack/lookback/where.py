@@ -17,6 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import count
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ import numpy as np
 from streampack.errors import ConfigError, suggest
 from streampack.lookback.at import at
 from streampack.lookback.index import PlanIndex
-from streampack.lookback.rows import Row, SlotPack, planned_rows, worlds_between
+from streampack.lookback.rows import Row, SlotPack, StepRows, planned_rows, worlds_between
 from streampack.lookback.steps import (
     Report,
     lane_views,
@@ -100,10 +101,11 @@ def where(
         )
     search = _Search(engine, number, sample, _stop(engine, upto), index, report)
     found = []
+    dealt = lru_cache(1)(partial(at, dataset, index=index))  # several packs may be of one step
     for (epoch, _), pack in sorted(search.packs().items()):
         step = step_of(engine, epoch, pack.slot)
         is_skipped = any(first <= step < stop for first, stop in engine.skips)
-        for row in _rows_with(dataset, step, epoch, pack, index):
+        for row in _rows_with(engine, step, epoch, pack, dealt):
             own = row.segments[search.has(row.segments)]
             row_of_it = replace(row, segments=own)
             found.append(Found(step=step, is_skipped=is_skipped, row=row_of_it))
@@ -118,18 +120,20 @@ def _stop(engine: PlanEngine, upto: int | None) -> Place:
         return number, position + engine.run.recipes[engine.run.index(number)].global_batch_size
     if not spans or spans[-1].num_slots is None:
         raise ConfigError(
-            f"upto={upto}: the run has no end, so that looking for a sample needs one; name the "
-            "last step, such as upto=100000",
+            f"upto={upto}: the run has no end; name the last step to look at, such as 100000",
             option="upto",
         )
     return len(spans) - 1, spans[-1].num_slots
 
 
 def _rows_with(
-    dataset: PackedStreamingDataset, step: int, epoch: int, pack: SlotPack, index: PlanIndex | None
+    engine: PlanEngine,
+    step: int,
+    epoch: int,
+    pack: SlotPack,
+    dealt: Callable[[int], StepRows],
 ) -> Iterator[Row]:
     """Yield the row that a pack was."""
-    engine = planned_engine(dataset)
     size = engine.run.recipes[engine.run.index(epoch)].global_batch_size
     position = pack.slot // size * size
     [(world, _, _)] = worlds_between(engine, epoch, pack.slot, pack.slot + 1)
@@ -137,7 +141,7 @@ def _rows_with(
         yield from planned_rows(world, [pack], position)
         return
     # Only the whole global batch says where a pack was dealt to.
-    for row in at(dataset, step, index=index).rows:
+    for row in dealt(step).rows:
         if np.array_equal(row.segments, pack.segments):
             yield row
 
