@@ -127,7 +127,8 @@ def _carry(
     steps = {}
     if STEPS[subset] in options:
         steps["steps"] = _integer(STEPS[subset], options[STEPS[subset]])
-    left = sorted(options.keys() - used - CARRIED.keys() - {STEPS[subset]})
+    used |= {*CARRIED, STEPS[subset], "--reset-attention-mask"}  # the last: as it always is here
+    left = sorted(options.keys() - used)
     notes = [f"not carried over: {' '.join(left)}"] if left else []
     if "--reset-attention-mask" not in options:
         notes.append(ATTENTION)
@@ -179,7 +180,10 @@ def _blend_streams(
                 f"{' '.join(blend)!r:.80}: is not a list of weights and prefixes in turn; write "
                 "0.7 data/web 0.3 data/code, or prefixes alone"
             )
-        weights, prefixes = [float(weight) for weight in blend[::2]], blend[1::2]
+        sums: dict[str, float] = {}  # Megatron takes a prefix that is named twice by both weights
+        for weight, prefix in zip(blend[::2], blend[1::2], strict=True):
+            sums[prefix] = sums.get(prefix, 0.0) + float(weight)
+        weights, prefixes = list(sums.values()), list(sums)
     streams: list[dict[str, Any]] = [
         {"name": name, _place(prefix): prefix, "format": "megatron"}
         for name, prefix in zip(_names(prefixes), prefixes, strict=True)

@@ -63,6 +63,15 @@ def test_the_words_of_a_blend_a_file_of_them_and_an_args_path_are_alike(folder: 
     assert len(found) == 1
 
 
+def test_a_prefix_that_is_named_twice_has_the_sum_of_its_weights() -> None:
+    words = ["0.5", "d/web", "0.25", "d/code", "0.25", "d/web", "--reset-attention-mask"]
+    text = migrate(words, **LENGTHS)
+    config = yaml.safe_load(text)
+    assert [stream["name"] for stream in config["streams"]] == ["web", "code"]
+    assert config["chapters"][0]["weights"] == {"web": 0.75, "code": 0.25}
+    assert "--reset-attention-mask" not in text
+
+
 def test_a_blend_without_weights_takes_streams_by_their_sizes() -> None:
     [chapter] = yaml.safe_load(migrate(["d/web", "d/code"], **LENGTHS))["chapters"]
     sizes = {name: Path(f"d/{name}.bin").stat().st_size for name in ("web", "code")}
