@@ -51,7 +51,7 @@ from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map, prefetched
 from streampack.runtime.whole_batch import whole
 from streampack.streams.source_traits import has_index
-from streampack.types import Packs, State
+from streampack.types import Int64Array, Packs, State
 from streampack.world import World
 
 # Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
@@ -161,16 +161,14 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def provenance(self, native: Batch) -> Provenance:
         """Return the provenance of a native batch."""
-        rows = native["segments"].numpy()
         num_rows, row_tokens = native["tokens"].shape
-        ends = np.cumsum(np.bincount(rows[:, ROW], minlength=0))
-        packs = Packs(segments=np.column_stack([rows[:, ROW + 1 :], rows[:, -1]]), ends=ends)
+        rows = native["segments"].numpy().copy()  # may be a view of a buffer that is used again
         return Provenance(
             epoch=native["epoch"],
             position=native["position"],
             step_of=self._no_step,
             stream_names=self.plan.names,
-            packs_of=lambda: packs,
+            packs_of=partial(_packs_of, rows),
             shape=(num_rows, row_tokens * self.world.context_parallel),
             packing=self.plan.packing,
             context=self._context,
@@ -413,3 +411,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "only the workers of the loader that ran it know; iterate that loader again, load "
                 "its state_dict() into this one, or call dataset.set_epoch(n)"
             )
+
+
+def _packs_of(rows: Int64Array) -> Packs:
+    """Return the packs of the segments of a native batch."""
+    ends = np.cumsum(np.bincount(rows[:, ROW], minlength=0))
+    return Packs(segments=np.column_stack([rows[:, ROW + 1 :], rows[:, -1]]), ends=ends)
