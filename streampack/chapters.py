@@ -239,7 +239,8 @@ def check_skip(skip: Any, *, has_chapters: bool) -> tuple[tuple[int, int], ...]:
             )
         if pair[1] < pair[0]:
             raise ConfigError(
-                f"skip has {tuple(pair)}, which ends before it begins; write ({pair[1]}, {pair[0]})"
+                f"skip has {tuple(pair)}, whose last step is before its first; write "
+                f"({pair[1]}, {pair[0]})"
             )
         ranges.append((pair[0], pair[1] + 1))
     check_combination({"skip": str(skip) if ranges else None, "chapters": has_chapters})

@@ -186,7 +186,7 @@ class Cache:
 class StreamOptions(ColumnOptions):
     """Options of the verbs that open streams."""
 
-    split: Annotated[str | None, Option(help="Subfolder that contains the stream.")] = None
+    split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,9 +354,9 @@ class ComparePackers(StreamOptions):
         list[int] | None, Option(min=8, help="Tokens in a pack; give several to compare: 8192.")
     ] = None
     samples: Annotated[int, Option(min=1, help="Samples of each kind of lengths.")] = 100_000
-    stream: Annotated[list[str] | None, Option(help="A stream to pack too, in random order.")] = (
-        None
-    )
+    stream: Annotated[
+        list[str] | None, Option(help="A stream whose lengths are packed too, in random order.")
+    ] = None
     kind: Annotated[
         list[str] | None,
         Option(help="Synthetic lengths: web, sft, code, long, uniform, chat; by default all."),

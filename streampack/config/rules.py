@@ -243,8 +243,8 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "method='exact_fit' without split_gap"
         ),
         "steps=equal excludes stop=repeat": (
-            "the loop ends with the first rank that runs out of samples, and these never do; "
-            "set steps to a number, such as steps=1000"
+            "the loop ends with the first rank whose sources end, and these never do; set steps to "
+            "a number, such as steps=1000"
         ),
         "steps excludes batching_method=per_stream unless stop=repeat": (
             "all ranks get the same stream at each step, but begin their epochs at different "

@@ -304,7 +304,7 @@ def _join(states: Sequence[State]) -> State:
         for key, value in first.items():
             if key != "snapshots" and state.get(key) != value:
                 raise ResumeError(
-                    f"rank 0 is at {key}={value!r:.80}, but rank {rank} at "
+                    f"rank 0 stands at {key}={value!r:.80}, but rank {rank} at "
                     f"{state.get(key)!r:.80}; gather states after the same step on every rank"
                 )
         for snapshot in json.loads(state["snapshots"]):

@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
-from streampack.batch.kernels import ROW
 from streampack.batch.slices import slice_batch
 from streampack.config import Buffers
 from streampack.errors import ConfigError, DataError, ResumeError
@@ -51,7 +49,7 @@ from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map, prefetched
 from streampack.runtime.whole_batch import whole
 from streampack.streams.source_traits import has_index
-from streampack.types import Int64Array, Packs, State
+from streampack.types import State
 from streampack.world import World
 
 # Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
@@ -161,25 +159,14 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def provenance(self, native: Batch) -> Provenance:
         """Return the provenance of a native batch."""
-        num_rows, row_tokens = native["tokens"].shape
-        rows = native["segments"].numpy().copy()  # may be a view of a buffer that is used again
-        return Provenance(
-            epoch=native["epoch"],
-            position=native["position"],
-            step_of=self._no_step,
+        return Provenance.of_native(
+            native,
+            run=f"a {self.kind} with steps={self.plan.steps!r}",
             stream_names=self.plan.names,
-            packs_of=partial(_packs_of, rows),
-            shape=(num_rows, row_tokens * self.world.context_parallel),
             packing=self.plan.packing,
             context=self._context,
+            num_slices=self.world.context_parallel,
             convert=self._convert,
-        )
-
-    def _no_step(self) -> int:
-        raise ConfigError(
-            f"the step of a {self.kind} with steps={self.plan.steps!r} is not known, as its epochs "
-            "have no known length; set steps to a number, such as steps=1000, or count the "
-            "optimizer's steps"
         )
 
     def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
@@ -411,9 +398,3 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "only the workers of the loader that ran it know; iterate that loader again, load "
                 "its state_dict() into this one, or call dataset.set_epoch(n)"
             )
-
-
-def _packs_of(rows: Int64Array) -> Packs:
-    """Return the packs of the segments of a native batch."""
-    ends = np.cumsum(np.bincount(rows[:, ROW], minlength=0))
-    return Packs(segments=np.column_stack([rows[:, ROW + 1 :], rows[:, -1]]), ends=ends)

@@ -65,8 +65,8 @@ def read_again(
             found[key] = own_copy(items.values[0])
     for pass_, number in sorted(missing):
         raise DataError(
-            f"stream {slice_.name!r}: the state contains sample {number} of pass {pass_}, which "
-            f"the source does not give again{SAME_SAMPLES}"
+            f"stream {slice_.name!r}: the state holds sample {number} of pass {pass_}, which the "
+            f"source does not give again{SAME_SAMPLES}"
         )
     return [found[key] for key in wanted]
 
@@ -145,6 +145,6 @@ def changed_source(
     pieces = addresses[(addresses[:, :START] == (stream, pass_, number)).all(axis=1)]
     if [start, length] not in pieces[:, START:TOTAL].tolist():
         were = f"{length}" if not start else f"{length} that follow its first {start}"
-        what = f"has {num_tokens} tokens, of which the state contains {were}"
+        what = f"has {num_tokens} tokens, of which the state holds {were}"
     where = streams[stream].where(number)
     return DataError(f"{where} of pass {pass_} {what}{SAME_SAMPLES}")

@@ -109,9 +109,9 @@ def _cuts(
         if end <= start:
             longest = max(b - a for a, b in spans)
             raise DataError(
-                f"{where} has a payload that takes the place of up to {longest} tokens, which no "
-                f"pack of max_seq_len={size} can take uncut where pieces end at multiples of "
-                f"{multiple}; raise max_seq_len"
+                f"{where} has a payload that stands for up to {longest} tokens, which no pack of "
+                f"max_seq_len={size} can take uncut where pieces end at multiples of {multiple}; "
+                "raise max_seq_len"
             )
         ends.append(end)
         start = end

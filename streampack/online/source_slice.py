@@ -369,7 +369,7 @@ class SourceSlice:
             return
         if not self._has_state:
             raise ConfigError(
-                f"stream {self.name!r}: the state contains one of its source's own, but "
+                f"stream {self.name!r}: the state holds one of its source's own, but "
                 f"{type(self._source).__name__} has no load_state_dict; pass the source that was "
                 "saved, or set replay=True to read it up to the position"
             )

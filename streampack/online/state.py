@@ -203,7 +203,7 @@ def read_position(state: State, num_workers: int) -> LoaderPosition:
     wrong = None
     if not isinstance(workers, list) or len(workers) != num:
         held = len(workers) if isinstance(workers, list) else "no"
-        wrong = f"the state contains {held} workers', but this loader has {num}"
+        wrong = f"the state holds {held} workers', but this loader has {num}"
     elif type(next_worker) is not int or not 0 <= next_worker < num:
         wrong = f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
     if wrong:

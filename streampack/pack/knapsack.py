@@ -78,7 +78,7 @@ def greedy_knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     bad = np.flatnonzero((items < 0) | (items > capacity))
     if len(bad):
         raise DataError(
-            f"item {bad[0]} has length {items[bad[0]]}, but a bin takes 0 to {capacity}; "
+            f"item {bad[0]} has length {items[bad[0]]}, but a bin holds 0 to {capacity}; "
             "drop or cut such items first, or raise the capacity"
         )
     bins, num_bins = _bins(items, capacity, NO_LIMIT)

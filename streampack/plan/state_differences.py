@@ -44,7 +44,7 @@ def is_same_stream(saved: Any, own: str) -> bool:
 def difference(key: str, saved: Any, own: Any, recipe: Recipe) -> str:
     """Describe the difference in a fingerprint field, and a fix."""
     if recipe.chapter is not None:
-        way_out = "it applies to all chapters: set what the run began with"
+        way_out = "it holds for all chapters: set what the run began with"
         return field_difference(key, saved, own, way_out)
     is_alike = isinstance(saved, list) and isinstance(own, list) and len(saved) == len(own)
     if key == "streams" and is_alike:
@@ -94,7 +94,7 @@ def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
             "again without the state"
         )
     return (
-        f"since the state was saved stream {' and '.join(changed)} has other data, or another "
+        f"since the state was saved stream {' and '.join(changed)} holds other data, or another "
         "column of it: resume with what the run began with, or start again without the state"
     )
 
@@ -136,7 +136,7 @@ def check_streams_by_name(
             )
         if not is_same_stream(str(digest), own[name]):
             raise ResumeError(
-                f"since the state was saved stream {name!r} has other data, lengths or columns; "
+                f"since the state was saved stream {name!r} holds other data, lengths or columns; "
                 "resume with what the run began with. If shards were appended, pass "
                 f"Stream(name={name!r}, shards=slice(0, n)) and "
                 f"Stream(name={name + '2'!r}, shards=slice(n, None)) with the former number n of "
@@ -160,7 +160,7 @@ def check_past(records: Sequence[dict[str, Any]], recipes: Sequence[Recipe], sta
     position = CHECKS.integer("position", state.get("position"), 0, MAX_INTEGER)
     if current >= len(recipes):
         raise ResumeError(
-            f"the state is in chapters[{current}], but this run has {len(recipes)} chapters; "
+            f"the state lies in chapters[{current}], but this run has {len(recipes)} chapters; "
             "keep those that the run began, and add others after them"
         )
     for number in range(current + 1):

@@ -224,7 +224,7 @@ class ChapterEngine(PlanEngine):
         """Return the state of the run; only the training process knows it."""
         if get_worker_info() is not None:
             raise ResumeError(
-                "a worker does not know how far a run of chapters has come; save "
+                "a worker does not know where a run of chapters stands; save "
                 "dataset.state_after(batch), which fits any number of workers"
             )
         return super().state_dict()

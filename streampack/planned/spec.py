@@ -118,7 +118,7 @@ def check_balance(
     if saved == own or edge == position or edge + size > num_packs():
         return
     raise ResumeError(
-        f"the state is inside a global batch, at position {position}, and was saved with "
+        f"the state lies inside a global batch, at position {position}, and was saved with "
         f"balance={saved!r:.200}, but this dataset has {own!r}; resume with the saved balance, "
         f"batch_size and ranks, or from the edge of the global batch: set the state's 'position' "
         f"to {edge}"

@@ -29,6 +29,7 @@ import torch
 from streampack.batch.batch import make_batches
 from streampack.batch.compact import to_compact
 from streampack.batch.formats.registry import Formatter, is_cheap, to_native, unwrapped
+from streampack.batch.kernels import ROW
 from streampack.batch.slices import slice_batch
 from streampack.config import Packing
 from streampack.errors import ConfigError
@@ -60,6 +61,34 @@ class Provenance:
     """The function of the batch's format."""
     position: int
     step_of: Callable[[], int]
+
+    @classmethod
+    def of_native(
+        cls, native: Mapping[str, Any], *, run: str, num_slices: int, **fields: Any
+    ) -> Provenance:
+        """Return the provenance of a native batch, one of `num_slices` slices of its rows."""
+
+        def no_step() -> int:
+            raise ConfigError(
+                f"the step of {run} is not known, as its epochs have no known length; set steps "
+                "to a number, such as steps=1000, or count the optimizer's steps"
+            )
+
+        rows = native["segments"].numpy().copy()  # may be a view of a buffer that is used again
+        num_rows, row_tokens = native["tokens"].shape
+
+        def packs() -> Packs:
+            segments = np.column_stack([rows[:, ROW + 1 :], rows[:, -1]])
+            return Packs(segments=segments, ends=np.cumsum(np.bincount(rows[:, ROW])))
+
+        return cls(
+            epoch=native["epoch"],
+            position=native["position"],
+            packs_of=packs,
+            shape=(num_rows, row_tokens * num_slices),
+            step_of=no_step,
+            **fields,
+        )
 
     @property
     def step(self) -> int:

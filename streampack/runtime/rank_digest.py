@@ -102,7 +102,7 @@ def _refuse(views: Sequence[RankView]) -> None:
             if ranks:
                 raise DataError(
                     f"{_name(ranks)} {'has' if len(ranks) == 1 else 'have'} another {what} of "
-                    f"stream {stream['name']!r} (streams[{number}]) than rank 0: it is in "
+                    f"stream {stream['name']!r} (streams[{number}]) than rank 0: it lies in "
                     f"{own[ranks[0]]['folder']} there, in {stream['folder']} on rank 0. They "
                     "would plan other packs, and miss and repeat samples; delete the copy that is "
                     f"out of date, or set check_remote=True; {WAY_OUT}"

@@ -56,5 +56,5 @@ def _refuse_to_stack(
 ) -> NoReturn:
     raise ConfigError(
         f"torch's DataLoader has batch_size={len(batches)} and would stack whole batches; set "
-        "DataLoader(dataset, batch_size=None), and how many packs a batch has in the dataset"
+        "DataLoader(dataset, batch_size=None), and how many packs a batch holds in the dataset"
     )

@@ -236,8 +236,8 @@ class Pool:
     def _check_turn(self, session: _Session, number: int) -> None:
         if session.pid != os.getpid():
             raise ConfigError(
-                f"this iteration was begun in process {session.pid}, and its workers serve it; "
-                f"start a new iteration in the forked process {os.getpid()}"
+                f"this iteration was begun in process {session.pid}, whose workers serve it; "
+                f"iterate the loader again in the forked process {os.getpid()}"
             )
         if number != self._num_begun:
             raise ConfigError(

@@ -123,7 +123,7 @@ class StreamMetadata:
             return ""
         options = " or ".join(f"split={name!r}" for name in splits[:NAMED_SPLITS])
         more = ", ..." if splits[NAMED_SPLITS:] else ""
-        return f"set {options}{more}, as their folders have one; or "
+        return f"set {options}{more}, whose folders hold one; or "
 
     def _current(self) -> _Version:
         """Return the remote's version where that is free or `check_remote` asks, else the last."""

@@ -148,7 +148,7 @@ class IterableStream:
         if isinstance(self.source, Mapping):
             names = short_repr(list(self.source))
             raise ConfigError(
-                f"source=<{type(self.source).__name__}> is a dict, and iterating it gives its keys "
+                f"source=<{type(self.source).__name__}> is a dict, whose items are its keys "
                 f"{names}; pass one of its values, such as source['train'], or a list of rows"
             )
         check_not_table(self.source, "source")
@@ -170,7 +170,7 @@ class IterableStream:
                 raise ConfigError(
                     f"{key}={show_number(getattr(self, key))} needs a source that has a length or "
                     f"can be iterated again, and a {type(self.source).__name__} is neither; pass a "
-                    "list, a dataset, or an object with an __iter__ that makes a new generator"
+                    "list, a dataset, or an object whose __iter__ makes a new generator"
                 )
 
     def _check_fields(self) -> None:
@@ -189,7 +189,7 @@ class IterableStream:
                 np.dtype(dtype)
             except TypeError:
                 raise ConfigError(
-                    f"token_fields: {name!r} has {dtype!r}, which is not a dtype; "
+                    f"token_fields: {name!r} is to be {dtype!r}, which is not a dtype; "
                     "write 'int64' or 'float32', for example"
                 ) from None
 
@@ -208,7 +208,7 @@ class IterableStream:
             fields = [name for name, value in item.items() if isinstance(value, str)]
             what = f"has {', '.join(map(repr, item))}, and no text in {self.text!r}"
             if fields:
-                way_out = f"set text= to its field: {' or '.join(map(repr, fields))}"
+                way_out = f"set text= to the field that holds it: {' or '.join(map(repr, fields))}"
         if is_chat(item):
             way_out = ENCODE_CHATS
         elif isinstance(item, Mapping) and plain_row(self._field_of(dict(item))) is not None:
@@ -250,7 +250,7 @@ class IterableStream:
         if loss_mask is not None and not is_mask(loss_mask):
             value = loss_mask[(loss_mask != 0) & (loss_mask != 1)][0]
             raise DataError(
-                f"{where}: {self.loss_mask!r} has {value}, but a loss mask holds 1 for a target "
+                f"{where}: {self.loss_mask!r} holds {value}, but a loss mask holds 1 for a target "
                 "and 0 for any other token; token ids and -100 belong in labels="
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
@@ -291,7 +291,7 @@ class IterableStream:
         """Refuse invalid labels with a DataError that names the first."""
         if labels is not None and len(wrong := invalid_labels(labels)):
             raise DataError(
-                f"{self.where(number)}: {self.labels!r} has {wrong[0]}, which is outside int32, "
+                f"{self.where(number)}: {self.labels!r} holds {wrong[0]}, which is outside int32, "
                 f"+-{MAX_ID}; a label is a token id, or -100 for a token that is not a target"
             )
 

@@ -41,6 +41,7 @@ from streampack.streams.split_rows import open_split
 from streampack.streams.token_stream import TokenStream
 
 STAT_THREADS = 16
+OPTIONS: dict[str, Any] = {"max_seq_len": None, "max_passes": None, "on_exhausted": "substitute"}
 
 
 def open_stream(stream: Any, number: int, **options: Any) -> TokenStream:
@@ -106,20 +107,21 @@ def open_mds(
         columns=columns,
         cache=cache,
         length_file=length_file,
-        max_seq_len=getattr(stream, "max_seq_len", None),
-        max_passes=getattr(stream, "max_passes", None),
-        on_exhausted=getattr(stream, "on_exhausted", "substitute"),
         checks_dtypes=getattr(stream, "check_dtypes", True),
         ends=StreamEnds.of(stream),
+        **{each: getattr(stream, each, default) for each, default in OPTIONS.items()},
     )
-    if length_file is None:
-        return opened
-    if part is not None:
-        opened = replace(opened, part=part.with_tokens(partial(opened.stored_lengths, length_file)))
+    return opened if length_file is None else _with_tokens(opened, length_file)
+
+
+def _with_tokens(opened: MdsStream, length_file: LengthFile) -> MdsStream:
+    if opened.part is not None:
+        part = opened.part.with_tokens(partial(opened.stored_lengths, length_file))
+        opened = replace(opened, part=part)
     if not opened.total_tokens()[0]:
         raise DataError(
-            f"stream {name!r}: none of its {opened.num_samples} samples has tokens; omit it, "
-            "or write it with tokens"
+            f"stream {opened.name!r}: none of its {opened.num_samples} samples has tokens; omit "
+            "it, or write it with tokens"
         )
     return opened
 

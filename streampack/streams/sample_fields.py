@@ -35,7 +35,7 @@ def token_ids(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
         raise _missing(item, name, where, _way_to_tokens(item))
     if isinstance(item[name], str):
         raise DataError(
-            f"{where}: field {name!r} contains text, but must contain integers; set tokenizer="
+            f"{where}: field {name!r} holds text, but must hold integers; set tokenizer="
         )
     return _integers(item, name, where)
 
@@ -46,7 +46,7 @@ def _way_to_tokens(item: Mapping[str, Any]) -> str:
     rows = [name for name, value in item.items() if plain_row(value) is not None]
     texts = [name for name, value in item.items() if isinstance(value, str)]
     if rows:
-        return f"set tokens= to the field that contains them: {' or '.join(map(repr, rows))}"
+        return f"set tokens= to the field that holds them: {' or '.join(map(repr, rows))}"
     if texts:
         name = "text" if "text" in texts else texts[0]
         return f"set tokenizer={'' if name == 'text' else f' and text={name!r}'}"
@@ -127,18 +127,18 @@ def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = 
         raise DataError(f"{where}: field {name!r} is not a row of integers: {error}") from error
     if values.size and values.dtype.kind not in "iub":
         raise DataError(
-            f"{where}: field {name!r} contains {values.dtype}, but must have integers; tokenize it"
+            f"{where}: field {name!r} holds {values.dtype}, but must hold integers; tokenize first"
         )
     if is_row and values.size and max(values.shape, default=1) != values.size:
         shape = " x ".join(map(str, values.shape))
         raise DataError(
-            f"{where}: field {name!r} contains {shape} values, but a sample is one row; give each "
+            f"{where}: field {name!r} holds {shape} values, but a sample is one row; give each "
             "row as a sample of its own"
         )
     if values.dtype == np.uint64 and values.size and values.max() > MAX_INT64:
         raise DataError(
-            f"{where}: field {name!r} contains {values.max()}, but integers are at most {MAX_INT64}"
-            "; write negative values with a signed type"
+            f"{where}: field {name!r} holds {values.max()}, but integers are at most {MAX_INT64}; "
+            "write negative values with a signed type"
         )
     return values.reshape(-1).astype(np.int64)
 
@@ -169,8 +169,8 @@ def cast_values(
         wrong = np.isinf(values) & ~np.isinf(given) if is_rounded else values != given
         if wrong.any():
             raise DataError(
-                f"{where}: field {name!r} contains {given[wrong][0]}, which is not a value of "
-                f"{dtype}; set token_fields= to a dtype that contains it"
+                f"{where}: field {name!r} holds {given[wrong][0]}, which is not a value of "
+                f"{dtype}; set token_fields= to a dtype that holds it"
             )
     return values
 

@@ -33,7 +33,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     if not any(hasattr(tokenizer, name) for name in ("is_fast", "encode_batch", "encode")):
         raise ConfigError(
             f"tokenizer=<{type(tokenizer).__name__}> has no encode; pass a tokenizers.Tokenizer, "
-            "a transformers tokenizer, or an object with an encode(texts) that returns token ids"
+            "a transformers tokenizer, or an object whose encode(texts) returns lists of token ids"
         )
     # A tokenizers.Tokenizer does what its tokenizer.json says; transformers' do neither unless
     # asked.

@@ -102,7 +102,7 @@ class ChatEncoder:
             )
         if self.train_on != "all" and not getattr(self.tokenizer, "is_fast", False):
             raise ConfigError(
-                f"tokenizer=<{kind}> does not say which characters a token represents; pass a "
+                f"tokenizer=<{kind}> does not say which characters a token stands for; pass a "
                 "fast tokenizer (AutoTokenizer gives one), or train_on='all'"
             )
 
@@ -179,7 +179,7 @@ class ChatEncoder:
             if role not in known:
                 raise DataError(
                     f"message {number} has role {role!r}, which is not one of {'|'.join(known)}"
-                    f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it should be "
+                    f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it is to be "
                     f"learned, or pass context_roles=[{role!r}] if it is not"
                 )
         first = -1 if self.train_on == "last_response" else 0

@@ -93,7 +93,7 @@ def read_row(row: Any) -> Conversation:
         messages = [*_turns(asked, "user"), *_turns(row["output"], RESPONSE)]
     else:
         raise DataError(
-            f"a row with {', '.join(map(repr, row))} has no conversation; "
+            f"a row with {', '.join(map(repr, row))} holds no conversation; "
             f"name its fields {FORMATS}, or pass the messages alone"
         )
     if system := row.get("system"):
@@ -271,7 +271,7 @@ def _is_withheld(message: Mapping[str, Any], number: int, role: Any) -> bool:
     # A weight of 1 is for responses; users also give it to the messages around them.
     if role != RESPONSE and any(marks.get(key) for key in ("train", "training")):
         raise DataError(
-            f"message {number} should be learned, but has role {role!r}, and only messages of "
+            f"message {number} is to be learned, but has role {role!r}, and only messages of "
             f"{RESPONSE!r} can be; rename its role, or remove the field"
         )
     return any(bool(value) == MARKS[key] for key, value in marks.items())

@@ -98,7 +98,7 @@ def verify(out: str | os.PathLike[str]) -> int:
     text = output.read(INDEX_FILE)
     if text is None:
         raise DataError(
-            f"{output.url}: has no {INDEX_FILE}: the stream is not finished; run the command "
+            f"{output.url}: holds no {INDEX_FILE}: the stream is not finished; run the command "
             "that began it again, or `streampack merge` once all its parts are done"
         )
     index = parse_index(text, f"{output.url}/{INDEX_FILE}")

@@ -85,8 +85,8 @@ def _check_place(output: Output, inputs: Sequence[str]) -> None:
         out = output.url if "://" in output.url else os.path.realpath(output.url)
         if out.startswith(folder.rstrip("/") + "/"):
             raise ConfigError(
-                f"out={output.url!r} is inside the input {one}, so its files would be read as rows"
-                "; name a folder outside of it"
+                f"out={output.url!r} lies in the input {one}, so its files would be read as rows; "
+                "name a folder outside of it"
             )
 
 
@@ -106,7 +106,8 @@ def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Writt
     job = read_job(output)
     if job is None:
         raise ConfigError(
-            f"out={output.url!r} has no job.json; name the folder that `streampack write` wrote to"
+            f"out={output.url!r} holds no job.json; name the folder that `streampack write` wrote "
+            "to"
         )
     results = finished_parts(output, job)
     if max_bad_rows is not None:

@@ -197,7 +197,7 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     job = read_job(output)
     if job is None and not output.is_empty():
         raise ConfigError(
-            f"out={output.url!r} exists already and is not empty, and has no {JOB_FILE} to "
+            f"out={output.url!r} exists already and is not empty, and holds no {JOB_FILE} to "
             "resume; remove it, or name another"
         )
     file = JobFile.of(settings, slices)
@@ -221,7 +221,7 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
     _check_unchanged(output, theirs, ours)
     differing = sorted({one.uri for one in set(theirs) ^ set(ours)}) or [ours[0].uri]
     raise ConfigError(
-        f"out={output.url!r} has another job, of other inputs or in another order "
+        f"out={output.url!r} holds another job, of other inputs or in another order "
         f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
         "append=True to add inputs that it does not have"
     )
@@ -238,7 +238,7 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
         job = read_job(output)
         if job is None:
             raise ConfigError(
-                f"out={output.url!r} has no {JOB_FILE}, so append=True has nothing to add to; "
+                f"out={output.url!r} holds no {JOB_FILE}, so append=True has nothing to add to; "
                 "omit it to write a new stream"
             )
         _check_same(output, job, settings)
@@ -257,7 +257,7 @@ def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
     for name, ours in settings.compared.items():
         if theirs[name] != ours:
             raise ConfigError(
-                f"out={output.url!r} has another job: its {name} is {theirs[name]!r}, but this "
+                f"out={output.url!r} holds another job, whose {name} is {theirs[name]!r}, but this "
                 f"one's is {ours!r}; {ANOTHER}"
             )
 

@@ -159,7 +159,7 @@ def _index(
     index_files = sorted(folder.rglob(INDEX_FILE))
     if not index_files:
         raise DataError(
-            f"{path}: has no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
+            f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
     if documents is not None and len(index_files) > 1:

@@ -107,7 +107,7 @@ def _dtype_of(options: WriteOptions) -> str:
     most = int(np.iinfo(dtype).max)
     if size - 1 > most:  # its texts would be bad rows
         raise ConfigError(
-            f"tokens_dtype={dtype!r} has ids up to {most}, and {tokenizer} has {size}; omit it",
+            f"tokens_dtype={dtype!r} holds ids up to {most}, and {tokenizer} has {size}; omit it",
             option="tokens_dtype",
         )
     return dtype

@@ -287,8 +287,8 @@ def _json_lines(rows: Any, options: RowFormat) -> Iterator[bytes]:
             )
         except TypeError as error:  # JSONEncodeError is one
             raise DataError(
-                f"rows: row {number} has a value that JSON has no type for ({error}); omit its "
-                "column, or make it a text, a number or a list"
+                f"rows: row {number} holds a value that JSON has no type for ({error}); leave its "
+                "column out, or make it a text, a number or a list"
             ) from error
 
 

@@ -178,7 +178,7 @@ def checked_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
         return np.zeros(0, dtype)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(
-            f"has {tokens.dtype} of shape {tokens.shape}, but must be one row "
+            f"holds {tokens.dtype} of shape {tokens.shape}, but must be one row "
             "of integer token ids; tokenize it first"
         )
     least, most = int(tokens.min()), int(tokens.max())
@@ -218,7 +218,7 @@ def _as_integers(values: Any, name: str, like: IntArray) -> IntArray:
         if is_fit and limits.min <= array.min() and array.max() <= limits.max:
             return array.astype(like.dtype)
     raise ValueError(
-        f"{name!r} has {repr(values)[:60]}, but as in the first sample it must "
+        f"{name!r} holds {repr(values)[:60]}, but as in the first sample it must "
         f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; "
         "fix it, or put it into a dict in all samples if it has another meaning"
     )
@@ -234,7 +234,7 @@ def _check_target(name: str, value: Any, tokens: IntArray) -> None:
     else:
         return
     raise ValueError(
-        f"{name!r} has {got}, but must hold one integer for each of the "
+        f"{name!r} holds {got}, but must hold one integer for each of the "
         f"{len(tokens)} tokens; write it so, or under another name"
     )
 

@@ -92,7 +92,7 @@ def written(folder: Path, path: Path, rows: RowFormat | None = None, **options: 
 
 
 CONFIGS = {
-    "a buffer that has no pack": Remedy(
+    "a buffer that holds no pack": Remedy(
         lambda _: Packing(max_seq_len=64, buffer_tokens=8),
         r"set it to at least max_seq_len=(\d+)$",
         lambda _, least: Packing(max_seq_len=64, buffer_tokens=int(least)),
@@ -159,7 +159,7 @@ STREAMS = {
     ),
     "a folder whose splits hold the stream": Remedy(
         lambda folder: open_stream(Stream(local=mds(folder).parent), 0),
-        r"set split='([\w-]+)', as their folders have one; or give the folder of an MDS stream as "
+        r"set split='([\w-]+)', whose folders hold one; or give the folder of an MDS stream as "
         r"local=",
         lambda folder, split: [
             packed([Stream(local=folder, split=split)]),
@@ -173,7 +173,7 @@ STREAMS = {
     ),
     "a stream of text": Remedy(
         lambda folder: open_stream(Stream(local=text_mds(folder)), 0),
-        r"it has 'text'; none of its columns has token ids: rewrite the stream with "
+        r"it holds 'text'; none of its columns holds token ids: rewrite the stream with "
         r"token ids \(`streampack write`\), or iterate its text: IterableStream\(streaming\."
         r"(StreamingDataset)\(\.\.\.\), tokenizer=\.\.\., text=\.\.\.\)$",
         lambda folder, dataset: packed(
@@ -278,7 +278,7 @@ ITERABLES = {
     ),
     "texts of another field": Remedy(
         lambda _: packed([IterableStream(TEXTS, tokenizer=tokenizer())]),
-        r"set text= to its field: '(\w+)'$",
+        r"set text= to the field that holds it: '(\w+)'$",
         lambda _, name: packed([IterableStream(TEXTS, tokenizer=tokenizer(), text=name)]),
     ),
     "texts without a tokenizer": Remedy(

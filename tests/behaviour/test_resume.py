@@ -177,7 +177,7 @@ def test_ranks_gather_a_state_that_no_lane_is_planned_again_from(written, tmp_pa
     assert [lanes_of(own[0]) for own in (first, second)] == [[0], [1]]
     assert first[1] == second[1]
     assert lanes_of(first[1]) == [0, 1]
-    assert "rank 0 is at position=12, but rank 1 at 16; gather" in first[2]["refused"]
+    assert "rank 0 stands at position=12, but rank 1 at 16; gather" in first[2]["refused"]
 
     restored = []
     restore = PackQueue.restore
@@ -384,7 +384,7 @@ def other_streams(written: Written, tmp_path: Path) -> dict[str, list[Stream]]:
     return {
         rf"streams in another order: {first}, {second}; pass them": written.streams()[::-1],
         rf"saved with 2 streams, but this dataset has 1, {first}; res": written.streams()[:1],
-        rf"stream {first} \(streams\[0\]\) has other data, or": changed.streams(),
+        rf"stream {first} \(streams\[0\]\) holds other data, or": changed.streams(),
     }
 
 
@@ -450,7 +450,7 @@ def test_damaged_snapshots_and_those_of_another_position_change_no_batch(written
 def test_a_position_after_the_epoch_is_refused(written):
     _, states = states_of(make(written))
     dataset = loaded(make(written), json.loads(states[1]) | {"position": 10**6})
-    with pytest.raises(ResumeError, match=r"position 1000000 is after the epoch's \d+ packs"):
+    with pytest.raises(ResumeError, match=r"position 1000000 lies after the epoch's \d+ packs"):
         next(iter(dataset))
 
 

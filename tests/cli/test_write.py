@@ -193,7 +193,7 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     verified = f"{num} shard{'s' if num > 1 else ''} reread: all hashes are equal"
     assert f"\n{verified}" in call_verb("merge", out, "--verify")
     shown = call_verb("inspect", out)
-    assert "1 bad row omitted" in shown
+    assert "1 bad row skipped" in shown
     assert f"{path}, row " in shown
     assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
 

@@ -100,7 +100,7 @@ def test_it_would_see_who_waits_for_itself(setups, monkeypatch):
             yield
 
     monkeypatch.setattr("streampack.storage.locks.FileLocks._lock", contextmanager(hold))
-    finds(setups, "which it has itself, for ever")
+    finds(setups, "which it holds itself, for ever")
 
 
 def test_it_would_see_a_limit_that_is_passed(setups, monkeypatch):

@@ -396,7 +396,7 @@ def test_a_shard_with_fewer_places_than_index_json_says_is_an_error(
     streams: list[MdsStream],
 ) -> None:
     damaged: Any = Damaged(streams[0], begins=np.zeros(1, np.int64), counts=np.ones(1, np.int64))
-    with pytest.raises(DataError, match=r"shard 0: it has 1 samples, but index.json says \d+"):
+    with pytest.raises(DataError, match=r"shard 0: it holds 1 samples, but index.json says \d+"):
         gather_one([damaged], 0, 0, 0, 0, 1, 1)
 
 

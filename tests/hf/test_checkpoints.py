@@ -73,7 +73,7 @@ def test_a_run_resumes_from_any_folder_but_from_no_half_of_one(trained, tmp_path
     assert weights(trainer) == expected
 
     (tmp_path / "out" / "checkpoint-4" / "streampack.json").unlink()
-    with pytest.raises(ResumeError, match=r"no readable streampack.json.*leave resume_from"):
+    with pytest.raises(ResumeError, match=r"no readable streampack.json.*omit resume_from"):
         trained().train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-4"))
     with pytest.raises(ResumeError, match="has no complete checkpoint; omit it to begin"):
         trained().train(resume_from_checkpoint=True)

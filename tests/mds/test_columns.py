@@ -139,7 +139,7 @@ def test_empty_bytes_have_a_span_of_no_tokens(tmp_path):
 
 def test_a_count_that_is_not_the_indexs_is_refused(tmp_path):
     data, shard, _ = write_shard(tmp_path / "s", [3, 4])
-    with pytest.raises(DataError, match=r"shard 4: the shard of .* says it has 2 samples, but"):
+    with pytest.raises(DataError, match=r"shard 4: the shard of .* says it holds 2 samples, but"):
         spans_of(data, shard, num_samples=3)
 
 
@@ -172,7 +172,7 @@ def test_a_dtype_found_in_the_data_that_is_no_token_is_refused(tmp_path, dtype):
         writer.write({"tokens": np.arange(3, dtype=dtype)})
     index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
     data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
-    with pytest.raises(DataError, match=f"has {dtype}, but must hold one of"):
+    with pytest.raises(DataError, match=f"holds {dtype}, but must hold one of"):
         spans_of(data, index.shards[0])
 
 

@@ -70,11 +70,11 @@ def test_index_gives_first_samples_sizes_and_parts():
         (index_text(compression=3), r"compression is 3, but a shard with zip_data is compressed"),
         (
             index_text(column_names="tokens"),
-            r"shards\.0: .*, column_encodings and column_sizes are .*, but must be lists; write",
+            r"shards\.0: .*, column_encodings and column_sizes are .*, but must be lists; rewrite",
         ),
         (
             index_text(column_names=["tokens"]),
-            r"shards\.0: .*, column_encodings and column_sizes are .*, but do not match.*; write",
+            r"shards\.0: .*, column_encodings and column_sizes are .*, but do not match.*; rewrite",
         ),
         (index_text(column_names=[1, 2]), "do not match"),
         (index_text(column_sizes=[None, 0]), "do not match"),

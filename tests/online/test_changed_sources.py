@@ -90,7 +90,7 @@ def test_a_held_sample_that_became_longer_or_shorter_is_named(kind, by):
     size = len(rows[number])
     rows[number] = (rows[number] * 9)[: size + by]
 
-    message = rf"stream 'a', sample {number} of pass 0 has {size + by} tokens, .* has {size}"
+    message = rf"stream 'a', sample {number} of pass 0 has {size + by} tokens, .* holds {size}"
     with pytest.raises(DataError, match=message + ".*" + WAY_OUT):
         resumed(dataset(kind(rows)), state)
 

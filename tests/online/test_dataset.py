@@ -260,7 +260,7 @@ def test_a_loss_mask_of_other_values_than_0_and_1_is_refused(value, make):
     rows = [{"tokens": make([5, 6, 7]), "mask": make([1, 0, 1])}]
     rows += [{"tokens": make([5, 6, 7]), "mask": make([0, value, 1])}]
     stream = IterableStream(rows, loss_mask="mask", name="chat")
-    message = rf"stream 'chat', sample 1: 'mask' has {value}, but a loss mask holds 1 .* labels="
+    message = rf"stream 'chat', sample 1: 'mask' holds {value}, but a loss mask holds 1 .* labels="
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
 

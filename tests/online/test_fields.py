@@ -177,7 +177,7 @@ def test_values_that_the_dtype_cannot_hold_are_refused_and_a_wider_dtype_holds_t
     values, dtype, bad
 ):
     row = {"tokens": [1, 2], "w": values}
-    with pytest.raises(DataError, match=f"'w' has {bad}, .* not a value of {dtype}; .* a dtype"):
+    with pytest.raises(DataError, match=f"'w' holds {bad}, .* not a value of {dtype}; .* a dtype"):
         list(dataset(IterableStream([row], token_fields={"w": dtype})))
     wider = np.asarray(values).dtype.name
     [batch] = dataset(IterableStream([row], token_fields={"w": wider}))

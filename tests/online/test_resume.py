@@ -393,8 +393,8 @@ def test_a_damaged_state_is_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"workers": []}, r"the state contains 0 workers', but this loader has 2; load what"),
-        ({"workers": 5}, r"the state has no workers', but this loader has 2; load what"),
+        ({"workers": []}, r"the state holds 0 workers', but this loader has 2; load what"),
+        ({"workers": 5}, r"the state holds no workers', but this loader has 2; load what"),
         ({"next_worker": None}, r"the state's next_worker is None, not a worker from 0 to 1; load"),
         ({"next_worker": 2}, r"the state's next_worker is 2, not a worker"),
         ({"num_workers": None}, r"saved with num_workers=None, but"),

@@ -253,7 +253,7 @@ def test_a_label_beyond_int32_is_refused_in_every_format(make, label, options, m
     ]
     packing = Packing(**{"max_seq_len": 8, **options})
     stream = {"labels": "said", "labels_shifted": True, "loss_mask": mask}
-    message = rf"stream 'mine', sample 1: 'said' has {label}, which is outside int32, .* -100"
+    message = rf"stream 'mine', sample 1: 'said' holds {label}, which is outside int32, .* -100"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([IterableStream(rows, name="mine", **stream)], packing=packing))
     skipping = IterableStream(rows, on_bad_sample="skip", **stream)

@@ -202,9 +202,9 @@ BAD = [
     ({}, [[1, 2], []], "sample 1: 0 tokens, but a sample needs 1 or more"),
     ({}, [[1, 2], [3, -4]], "sample 1: token -4 is negative"),
     ({}, [[1, 2], {"y": 1}], "sample 1: no field 'tokens'"),
-    ({}, [[1, 2], {"tokens": "abc"}], "field 'tokens' has text, .*set tokenizer="),
+    ({}, [[1, 2], {"tokens": "abc"}], "field 'tokens' holds text, .*set tokenizer="),
     ({}, [[1, 2], [[1], [2, 3]]], "is not a row of integers"),
-    ({}, [[1, 2], [0.5]], "must contain integers"),
+    ({}, [[1, 2], [0.5]], "must hold integers"),
     (
         {"labels": "y", "labels_shifted": False},
         [{"tokens": [1, 2], "y": [1]}],

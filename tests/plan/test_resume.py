@@ -92,7 +92,7 @@ def test_another_global_batch_size_goes_on_with_the_packs_of_the_run_or_is_refus
             {"position": 24},
             8,
             r"saved with global_batch_size=12, but .* asks for 8: batching_method='stratified' "
-            r"chooses .* other packs from position 24 on; leave .* keep 12, .* start of an epoch",
+            r"chooses .* other packs from position 24 on; omit .* keep 12, .* start of an epoch",
         ),
         (
             {"method": "random", "epoch_end": "carry"},
@@ -110,7 +110,7 @@ def test_another_global_batch_size_goes_on_with_the_packs_of_the_run_or_is_refus
             {"method": "random"},
             {"position": 12},
             24,
-            r"is not a multiple of it; set it to 12, or leave",
+            r"is not a multiple of it; set it to 12, or omit",
         ),
     ],
 )

@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
     "too few chapters": (
         RAMP,
         {"chapters": C[:1]},
-        r"the state is in chapters\[1\], but this run has 1 chapters; keep those that the run "
+        r"the state lies in chapters\[1\], but this run has 1 chapters; keep those that the run "
         "began, and add others after them",
         [{"chapters": C[:2]}, {"chapters": [*C[:2], MORE]}],
     ),
@@ -140,19 +140,19 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
     "other data": (
         RAMP,
         {"data": {"code": "other"}},
-        r"stream 'code' has other data, .*; resume with what the run began with",
+        r"stream 'code' holds other data, .*; resume with what the run began with",
         [],
     ),
     "another seed": (
         RAMP,
         {"order": {"seed": 18}},
-        "saved with seed=17, but this dataset has seed=18; it applies to all chapters: set what",
+        "saved with seed=17, but this dataset has seed=18; it holds for all chapters: set what",
         [],
     ),
     "another window": (
         RAMP,
         {"order": {"pack_shuffle": 64}},
-        "saved with pack_shuffle=.*; it applies to all chapters: set what the run began",
+        "saved with pack_shuffle=.*; it holds for all chapters: set what the run began",
         [],
     ),
     "another method": (
@@ -164,13 +164,13 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
     "another end of sequence": (
         RAMP,
         {"packing": Packing(max_seq_len=64, eos_id=1)},
-        "has other data, lengths|saved with eos_id=None, but this dataset has eos_id=1",
+        "holds other data, lengths|saved with eos_id=None, but this dataset has eos_id=1",
         [],
     ),
     "a limit of passes": (
         RAMP,
         {"stream": {"max_passes": 50}},
-        "saved with max_passes={}, but this dataset has max_passes={'.*; it applies to all",
+        "saved with max_passes={}, but this dataset has max_passes={'.*; it holds for all chapters",
         [],
     ),
     "other lanes": (
@@ -239,7 +239,7 @@ def test_steps_are_skipped_only_where_a_world_reads_them_whole(make):
     state, two = saved(make, 19), World(num_ranks=2)
     with pytest.raises(
         ResumeError,
-        match=r"position 38 is inside a step .* batch_size \* ranks = 4.*steps 4 to 4",
+        match=r"position 38 lies inside a step .* batch_size \* ranks = 4.*steps 4 to 4",
     ):
         make(skip=[(4, 4)], world=two).load_state_dict(state)
     for options in ({"skip": [(4, 4)], "world": two, "batch_size": 1}, {"world": two}):
@@ -250,7 +250,7 @@ def test_steps_are_skipped_only_where_a_world_reads_them_whole(make):
     make(skip=[(4, 4)], world=two).load_state_dict(whole)
     loader = PackedDataLoader(make(world=two))
     loader.load_state_dict(state)
-    with pytest.raises(ConfigError, match="position 38 is inside a step"):
+    with pytest.raises(ConfigError, match="position 38 lies inside a step"):
         loader.skip(1)
 
 

@@ -38,7 +38,7 @@ def test_labels_and_masks_are_found():
     ("item", "message"),
     [
         ([], "stream 'web', sample 8: 0 tokens, but a sample needs 1 or more"),
-        ([0.5], "field 'tokens' holds float64, but must contain integers"),
+        ([0.5], "field 'tokens' holds float64, but must hold integers"),
         ({"text": "x"}, "sample 8: no field 'tokens'; it has 'text'; set tokenizer="),
         ({"tokens": [1, 2], "y": [1]}, "sample 8: 2 tokens, but 1 values in 'y'"),
         ({"tokens": [1, 2]}, "no field 'y'; it has 'tokens'"),

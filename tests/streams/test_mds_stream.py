@@ -110,7 +110,7 @@ def test_input_ids_are_found_where_no_column_is_named(tmp_path):
         assert opened.has_length_file
         shard = opened.open_shard(0)
         np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
-    with pytest.raises(DataError, match=r"no column 'ids'; it has 'input_ids'"):
+    with pytest.raises(DataError, match=r"no column 'ids'; it holds 'input_ids'"):
         open_stream(Stream(local=str(path), tokens="ids"), 0)
 
 
@@ -118,13 +118,15 @@ def test_a_missing_column_is_refused_at_once_and_names_those_there_are(tmp_path)
     path, _ = builders.write_stream_files(tmp_path / "web", LENGTHS, column="text_ids")
     message = (
         r"stream 'web' \(.*web/index\.json: shards\.0\): no column 'tokens' or 'input_ids'; "
-        r"it has 'text_ids'; set tokens= to 'text_ids'$"
+        r"it holds 'text_ids'; set tokens= to 'text_ids'$"
     )
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path)), 0)
     for option in ("labels", "loss_mask"):
         stream = Stream(local=str(path), tokens="text_ids", **{option: "nope"})
-        with pytest.raises(DataError, match=f"no column 'nope'; it has 'text_ids'; set {option}="):
+        with pytest.raises(
+            DataError, match=f"no column 'nope'; it holds 'text_ids'; set {option}="
+        ):
             open_stream(stream, 0)
 
 

@@ -574,7 +574,7 @@ def test_marks_that_say_what_is_done_anyway_are_no_obstacle() -> None:
         assert encode([m | marks for m in chat])["loss_mask"].tolist() == expected
     marked = [chat[0] | {"train": False}, chat[1] | {"train": True}]
     assert encode(marked)["loss_mask"].tolist() == expected
-    with pytest.raises(DataError, match=r"message 0 should be learned, but has role 'user'"):
+    with pytest.raises(DataError, match=r"message 0 is to be learned, but has role 'user'"):
         encode([chat[0] | {"train": True}, chat[1]])
     with pytest.raises(DataError, match=r"message 1 has weight=0.5, and .* write 0 or 1"):
         encode([chat[0], chat[1] | {"weight": 0.5}])
@@ -766,7 +766,7 @@ def test_templates_that_hide_where_a_response_lies_are_refused(
         ([], "is not a conversation"),
         ("hello", "is not a conversation"),
         (["hello"], "is not a conversation"),
-        ({"text": "hello"}, "a row with 'text' has no conversation"),
+        ({"text": "hello"}, "a row with 'text' holds no conversation"),
         ([{"text": "hello"}], "message 0 has 'text', but must have role"),
         ([{"from": "humans", "value": "a"}], "message 0 is from 'humans', .* mean 'human'"),
         ({"messages": say("a"), "chat_template_kwargs": "x"}, "'x' must be an object, such as"),

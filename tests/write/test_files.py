@@ -410,7 +410,7 @@ def test_a_type_that_cannot_hold_a_tokenizers_ids_is_refused(tmp_path):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
     tokenizer.save(str(tmp_path / "large.json"))
     rows = RowFormat(tokenizer=tmp_path / "large.json")
-    message = r"tokens_dtype='int8' has ids up to 127, and .*large\.json has 300; omit it"
+    message = r"tokens_dtype='int8' holds ids up to 127, and .*large\.json has 300; omit it"
     with pytest.raises(ConfigError, match=message):
         write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows, tokens_dtype="int8"))
     write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows))  # the way out
@@ -420,7 +420,7 @@ def test_an_output_inside_an_input_folder_is_refused(tmp_path):
     (tmp_path / "rows").mkdir()
     jsonl_file(tmp_path / "rows" / "a.jsonl", text_rows(3))
     options = options_of(tmp_path)
-    with pytest.raises(ConfigError, match=r"is inside the input .*; name a folder outside of it"):
+    with pytest.raises(ConfigError, match=r"lies in the input .*; name a folder outside of it"):
         write_texts([tmp_path / "rows"], tmp_path / "rows" / "out", options)
     assert not (tmp_path / "rows" / "out").exists()
     write_texts([tmp_path / "rows"], tmp_path / "rows-out", options)
@@ -428,12 +428,12 @@ def test_an_output_inside_an_input_folder_is_refused(tmp_path):
 
 def test_a_folder_without_a_job_is_refused(tmp_path, inputs):
     (tmp_path / "s").mkdir()
-    with pytest.raises(ConfigError, match=r"has no job\.json, so append=True has nothing to add"):
+    with pytest.raises(ConfigError, match=r"holds no job\.json, so append=True has nothing to add"):
         write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
     (tmp_path / "s" / "index.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"already and is not empty, and has no job\.json"):
+    with pytest.raises(ConfigError, match=r"already and is not empty, and holds no job\.json"):
         write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-    with pytest.raises(ConfigError, match=r"has no job\.json; name the folder that"):
+    with pytest.raises(ConfigError, match=r"holds no job\.json; name the folder that"):
         merge(tmp_path / "s")
     assert files_of(tmp_path / "s") == {"index.json": b"{}"}
 
@@ -499,7 +499,7 @@ def test_the_rest_of_a_damaged_file_is_one_bad_row(tmp_path, suffix, part_bytes)
     rows = RowFormat(tokenizer=tokenizer_file(tmp_path))
     options = options_of(tmp_path, rows=rows, part_bytes=part_bytes)
 
-    with pytest.raises(DataError, match=rf"^{path}: .*copy it\s+again"):
+    with pytest.raises(DataError, match=rf"^{path}: .*make a\s+new copy"):
         write_texts([path, other], tmp_path / "s", options)
     skipping = replace(options, on_bad_row="skip")
     written = write_texts([path, other], tmp_path / "s", skipping)
@@ -521,7 +521,7 @@ def test_the_rest_of_a_damaged_file_is_one_bad_row(tmp_path, suffix, part_bytes)
 def test_the_budget_is_that_of_all_parts_together(tmp_path):
     path = bad_rows(tmp_path)
     options = options_of(tmp_path, on_bad_row="skip", max_bad_rows=2, part_bytes=500)
-    with pytest.raises(BadRowsError, match=r"3 bad rows in all parts, but 2 may be omitted"):
+    with pytest.raises(BadRowsError, match=r"3 bad rows in all parts, but 2 may be skipped"):
         write_texts([path], tmp_path / "s", options)
     options = options_of(tmp_path, on_bad_row="skip", max_bad_rows=30, part_bytes=500)
     write_texts([path], tmp_path / "s", options)
@@ -564,7 +564,7 @@ def test_a_damaged_file_is_named_and_written_again(tmp_path, inputs, name, messa
 
 def test_an_unfinished_stream_is_not_verified(tmp_path, inputs):
     write_texts(inputs, tmp_path / "s", options_of(tmp_path, part="1/2"))
-    with pytest.raises(DataError, match=r"has no index\.json: the stream is not finished"):
+    with pytest.raises(DataError, match=r"holds no index\.json: the stream is not finished"):
         verify(tmp_path / "s")
 
 

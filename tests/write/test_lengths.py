@@ -150,7 +150,7 @@ def test_subfolders_are_indexed_in_order(tmp_path):
 
 def test_a_stream_of_empty_samples_alone_is_indexed_and_then_refused_by_the_reader(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "s", [0, 0], encoding="bytes")
-    with pytest.raises(DataError, match="stream 's': none of its 2 samples has tokens; leave it"):
+    with pytest.raises(DataError, match="stream 's': none of its 2 samples has tokens; omit"):
         open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
 
 
@@ -217,10 +217,10 @@ def test_tokens_in_two_columns_are_refused_before_readers_see_the_length_file(tm
 
 
 def test_what_is_no_stream_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"has no index\.json, nor does a subfolder"):
+    with pytest.raises(DataError, match=r"holds no index\.json, nor does a subfolder"):
         write_lengths(tmp_path)
     path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, lengths_file=False)
-    with pytest.raises(DataError, match="no column 'ids'; it has 'tokens'; set tokens="):
+    with pytest.raises(DataError, match="no column 'ids'; it holds 'tokens'; set tokens="):
         write_lengths(path, tokens="ids")
     shard = path / "shard.00000.mds"
     content = shard.read_bytes()

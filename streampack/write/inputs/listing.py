@@ -107,7 +107,7 @@ def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
             uri=others[0],
         )
     if not files:
-        raise DataError(f"{uri}: 0 files in this folder; name one with files of rows or text")
+        raise DataError(f"{uri}: 0 files in this folder; name one that holds files of rows or text")
     return files
 
 

@@ -195,7 +195,7 @@ class MemoryDisk(LocalFilesystem):
             files.setdefault(path.name, _File(b"", self._time_ns(), self._num_uses))
             lock = self._locks[key] = _Lock(actor)
         elif not lock.is_kept:
-            raise AssertionError(f"{actor} waits for {key}, which it has itself, for ever")
+            raise AssertionError(f"{actor} waits for {key}, which it holds itself, for ever")
         lock.is_kept = False
         try:
             yield

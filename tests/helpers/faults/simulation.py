@@ -275,7 +275,7 @@ class Job:
                 held = self.disk.held_by(self.disk.actor)
                 if held:
                     raise BrokenPromiseError(
-                        f"{self.disk.actor} has done its work and still has {held}"
+                        f"{self.disk.actor} has done its work and still holds {held}"
                     )
                 return result
 
