@@ -20,7 +20,7 @@ importing its whole compiler, and the plug-ins of other packages.
 numba has no cache if the module's folder, the user's cache folder and NUMBA_CACHE_DIR are all
 read-only. Kernels are then compiled in memory, which takes seconds in every process. A full disk
 has the same effect, with one warning. Each cache file carries a digest, since numba would run
-whatever machine code a corrupt file holds. Files that fail the check are discarded.
+whatever machine code a corrupt file has. Files that fail the check are discarded.
 
 The cache notices changes to a kernel's own file, but not to files with kernels that it calls. Keep
 kernels that call each other in one file.

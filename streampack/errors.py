@@ -1,4 +1,4 @@
-"""Every error that streampack raises on purpose, by where the fix lies.
+"""Every error that streampack raises on purpose, by where the fix is.
 
 ::
 

@@ -77,9 +77,9 @@ def global_units(
     Args:
         batches: This rank's native micro-batches of the step.
         average: What to count; see `streampack.loss_weights`.
-        group: The ranks that have different batches; None: all. Leave out tensor, sequence and
+        group: The ranks that have different batches, by default all. Leave out tensor, sequence and
             pipeline parallel ranks: they have the same batches.
-        device: Where to sum; None: where the batches are. NCCL needs a GPU.
+        device: Where to sum, by default where the batches are. NCCL needs a GPU.
 
     Raises:
         ConfigError: If `batches` is empty: every rank must pass its own.

@@ -181,7 +181,7 @@ def fill_slices(
     continues: bool,
     out: Tensors,
 ) -> None:
-    """Fill slices of rows; as `fill_batches`, whose result for the whole rows they are part of.
+    """Fill slices of rows; as `fill_batches` would fill the whole rows.
 
     `cut` contains the pieces of the slices, their ends (see slice_kernels.py), and the plan's
     segments. Arrays have a frame of rows in each row, and there is a next token for each piece that

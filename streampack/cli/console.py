@@ -33,7 +33,7 @@ def print_json(document: dict[str, Any] | list[Any]) -> None:
 
 
 def read_json(path: Path, option: str, method: str) -> Any:
-    """Return what a file of JSON holds: the result of a method of a loader."""
+    """Return the content of a JSON file: the result of a method of a loader."""
     try:
         return json.loads(local_path(path, option).read_text(encoding="utf-8"))
     except OSError as error:

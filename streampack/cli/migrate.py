@@ -76,7 +76,7 @@ def migrate(
         global_batch_size: Packs of an optimizer step, if there is no `--global-batch-size`.
         subset: "train", "valid" or "test": the part of a `--split`.
         root: Folder or URL that the paths of an OLMo mix begin with.
-        tokenizer_id: What `{TOKENIZER}` stands for in an OLMo mix.
+        tokenizer_id: The value of `{TOKENIZER}` in an OLMo mix.
         tokens_dtype: Type of the tokens of an OLMo mix.
 
     Raises:

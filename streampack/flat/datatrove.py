@@ -1,4 +1,4 @@
-"""datatrove's `.ds` files, as nanotron reads them: tokens, and the ends of documents beside them.
+"""datatrove's `.ds` files, as nanotron reads them: tokens, and a file with the ends of documents.
 
 ::
 

@@ -1,4 +1,4 @@
-"""OLMo's and Dolma's `.npy` files: raw tokens without a numpy header, and a table beside them.
+"""OLMo's and Dolma's `.npy` files: raw tokens without a numpy header, and a table for each.
 
 ::
 

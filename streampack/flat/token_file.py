@@ -1,4 +1,4 @@
-"""A file of token ids whose documents are known, and the virtual shards it is cut into.
+"""A file of token ids with known documents, and the virtual shards it is cut into.
 
 ::
 

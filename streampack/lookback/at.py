@@ -36,7 +36,7 @@ def at(
             worlds that it was trained in, its amendments and its skipped steps; without one, the
             run is that of this world from its start.
         step: The global batch, counted from 0 over all epochs or chapters.
-        rank: The rank whose rows to return, or None for those of all ranks.
+        rank: The rank to return the rows of, or None for all ranks.
         index: A plan index of the run, or None if it is planned from its start.
         report: Called with the step that planning has reached, from time to time.
 

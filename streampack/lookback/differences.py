@@ -33,7 +33,7 @@ def first_difference(
     upto: int | None = None,
     report: Report | None = None,
 ) -> int | None:
-    """Return the first step of two runs whose packs differ; None if there is none.
+    """Return the first step at which the packs of two runs differ, or None.
 
     Args:
         first: The dataset of a run. It stays as it is.

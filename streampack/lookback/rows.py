@@ -9,7 +9,7 @@
 
 Where the world changed inside a step, each pack went to the world at its place.
 
-Cost: that of dealing, where there is a balance; otherwise some integers a pack.
+Cost: that of dealing with a balance; otherwise some integers a pack.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     stream, sample --> the lane that contains it --> the packs of that lane, searched
 
 With a plan index, the snapshots of the lane say between which of them each pass drew the sample,
-and only what lies there is planned.
+and only that part is planned.
 
 Cost: planning the sample's lane from the start of the run, about 0.4 us a sample; all lanes of a
 small stream, and where lanes may run dry. With a plan index, about 1,000 steps of a lane a pass.

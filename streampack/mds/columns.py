@@ -49,7 +49,7 @@ DYNAMIC_DTYPES = {
     65: "int64",
     66: "float64",
 }
-"""dtype by the first byte of an `ndarray` value whose column states none."""
+"""dtype by the first byte of an `ndarray` value, if its column states none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ def _check_dtype(dtype: str | None, name: str, encoding: str, where: str) -> Non
 
 
 def check_layout(data: ByteArray, shard: Shard, where: str) -> None:
-    """Refuse a shard whose config states other columns than index.json, or cannot be read.
+    """Refuse a shard if its config has other columns than index.json, or cannot be read.
 
     Costs about 20 µs, to parse one small JSON text. litData's chunks have no config.
     """

@@ -122,7 +122,7 @@ def _next_stream(
     ends: Int64Array,
     nexts: Int64Array,
 ) -> int:
-    """Return the stream whose next sample finishes first, or -1 if none has a sample left."""
+    """Return the stream with the next sample to finish, or -1 if none has a sample left."""
     best = most_behind = -1
     best_finish = 0.0
     for stream in range(len(shares)):

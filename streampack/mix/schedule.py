@@ -12,7 +12,7 @@ scheduling, Baruah et al. 1996). docs/adr/0005 explains the choice.
 
 If slots belong to lanes, each stream must also be spread evenly over the lanes: as long as every
 unit can still be served in time, the slot takes the stream that its lane is owed most. The bound
-then holds at the end of each block. See docs/adr/0019.
+is then met at the end of each block. See docs/adr/0019.
 
 Shares may change linearly over a fixed number of slots; the windows follow from the exact running
 integral. All numbers are relative to the first slot that is computed together with others.

@@ -7,7 +7,7 @@
     served: closes first                web code web    web ...
 
 `schedule.py` has the promise, and keeps the amounts carried from window to window.
-With lanes, a slot whose stream is not forced takes the one that its lane is owed most.
+With lanes, a slot without a forced stream takes the one that its lane is owed most.
 
 Cost: O(streams) a slot, about 10 ns; 100 ns with lanes.
 """

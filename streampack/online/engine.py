@@ -277,7 +277,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     def read_ahead(self, iteration: OnlineIteration, ahead: int) -> Iterator[tuple[Batch, State]]:
         """Yield `native_batches` from a prefetch thread, until a later iteration begins."""
         batches = self.native_batches(iteration, ahead)
-        # The batch that the loop holds counts towards `ahead`, and so does the one at hand.
+        # The batch that the loop has counts towards `ahead`, and so does the one at hand.
         if all(has_index(stream.source) for stream in self.plan.streams):
             reading = prefetched(batches, ahead - 1)
         else:

@@ -7,7 +7,7 @@
     here       batch 0, 1, 2, 3 ...                state = the latest state of each worker
 
 A worker's state travels with its batch, so prefetched batches are not part of the loader's state.
-After a resume, the worker whose batch is next delivers first.
+After a resume, the worker with the next batch delivers first.
 
 Cost: the batch transfer, and a state of a few KB per batch.
 """

@@ -36,7 +36,7 @@ class FlowPlan:
     shuffle_block_size: int | None
     """Samples shuffled together in indexed sources, or None for stored order."""
     bucketing: Bucketing | None = None
-    """Length bucketing, whose batches each count as one pack, or None for packing."""
+    """Length bucketing (each batch counts as one pack), or None for packing."""
     steps: Steps | None = None
     """Where a loop ends on all ranks, or None if it ends with this rank's epoch."""
     pack_shuffle: int = 0

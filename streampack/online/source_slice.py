@@ -134,7 +134,7 @@ class SourceSlice:
         )
         self._keeps = self._has_state  # whether to save a state every STATE_EVERY items
         self._has_begun = False
-        self._is_put = False  # whether the source holds a loaded state that must be cleared
+        self._is_put = False  # whether the source has a loaded state that must be cleared
         self._items: Iterator[Any] = iter(())
         self.pass_, self.taken = 0, 0
         self._num_raw = 0  # items of the source's own iterator in this pass

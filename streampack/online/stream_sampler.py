@@ -34,7 +34,7 @@ from streampack.streams.source_traits import is_one_shot
 from streampack.types import Int64Array, State
 
 CHUNK = 64  # items that are read together
-LIST_ITEMS = 256  # of a list, whose items are in memory already
+LIST_ITEMS = 256  # of a list: its items are in memory already
 SIZE_TOGETHER = 65_536  # tokens or characters, up to the last item
 NEAR = 64  # most items that are reread only to verify the last sample
 

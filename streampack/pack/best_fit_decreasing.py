@@ -9,8 +9,8 @@ With max_seq_len=8 and a window of six segments::
     buffered     B4  E1                 their pack is not full: both pass on to the next window
 
 A window is all segments of one call of `add`. After it, packs with a gap of more than 0.1 % are
-dissolved, the emptiest first, as far as the buffer holds their segments. These are placed first in
-the next window. A segment that has seen 64 packs leave since its own window began does not pass on
+dissolved, the emptiest first, as far as the buffer has room. Their segments are placed first in the
+next window. A segment that has seen 64 packs leave since its own window began does not pass on
 again. docs/packers.md has the promises of windows, and docs/adr/0028 the reasons.
 
 Packs leave in the order in which their longest segments arrived, which is random in shuffled data:

@@ -7,7 +7,7 @@
                                                           100    200    150    its share of the cost
 
 A segment takes the larger of two shares of a pack: that of the capacity and that of the cost. A
-pack whose sizes fit its capacity therefore keeps both bounds. Packers need no second dimension.
+pack that fits its capacity therefore keeps both bounds. Packers need no second dimension.
 
 Cost: 20 ns a segment.
 """

@@ -28,7 +28,7 @@ MOST_SLOTS = 1 << 50
 
 
 def drained(recipes: Sequence[Recipe], ended_by: str) -> RunPlan:
-    """Return a run whose last chapter ends with a stream.
+    """Return a run with a last chapter that ends with a stream.
 
     `ended_by` of the run is None if the chapter ends before, as it is written.
     """

@@ -77,7 +77,7 @@ class _LeastPacks:
         self._lane = lane
         self._numbers = recipe.streams_in(queue)
         self._packing = recipe.shapes.packings[queue]
-        self._num_looked: int | None = None  # samples of each stream whose lengths are counted
+        self._num_looked: int | None = None  # counted samples of each stream
         self._tokens = 0
         self.num_packs = 0
         self.is_final = False
@@ -126,7 +126,7 @@ class LaneEndFinder:
         return least.num_packs, False
 
     def look_ahead(self, served: Int64Array) -> None:
-        """Start counting, in a thread, queues whose known packs are mostly served."""
+        """Start counting, in a thread, queues once most of their known packs are served."""
         for (lane, queue), least in self._least.items():
             slots = least.num_packs * int(self._recipe.shapes.slots_per_pack[queue])
             if least.is_final and served[lane, queue] >= PLAN_AHEAD * slots:

@@ -6,7 +6,7 @@
     shuffled                 d a f c b e       by default: any order is equally likely
     even (equal cost)        few, many, some, few, many, some tokens ...
 
-Packs of equal cost hold unequal tokens: a pack with a long sample holds fewer. In a random order,
+Packs of equal cost hold unequal tokens: a pack with a long sample has fewer. In a random order,
 the tokens of a global batch would vary with its share of long samples.
 
 Cost: about 0.2 us a pack.

@@ -52,7 +52,7 @@ class PackShapes:
         self.is_uniform = max(slots_per_pack, default=1) == 1
         """Whether all packs have one length, that of a slot."""
         self.is_pure = is_pure or not self.is_uniform
-        """Whether no batch that a stream is chosen for ever holds another one."""
+        """Whether a batch that a stream is chosen for never has another one."""
         self.run = run if self.is_pure else 1
         """Slots of a queue that are delivered together."""
         self.is_padded = is_padded

@@ -32,7 +32,7 @@ LANE_SPREAD = 8  # choices of a stream by which lanes may differ, see mix/schedu
 
 
 def choice_tokens(recipe: Recipe) -> int:
-    """Return the token slots for which one choice of the schedule holds."""
+    """Return the token slots of one choice of the schedule."""
     return recipe.choice_slots * recipe.row_tokens
 
 
@@ -56,7 +56,7 @@ def first_limits(recipe: Recipe) -> Int64Array:
 def limits_after(
     limits: Int64Array, served: Int64Array, before: Recipe, after: Recipe
 ) -> Int64Array:
-    """Return the limits in the chapter `after`, whose packs may have another length.
+    """Return the limits in the chapter `after`; its packs may have another length.
 
     `limits` are those of the chapter before. `served` are the packs that each queue served before
     `after`, of the same shape.
@@ -77,7 +77,7 @@ def limits_after(
 
 
 def _least_left(left: int, whole: int, held: int, *, before: Recipe, after: Recipe) -> int:
-    """Return the least tokens left of a stream whose samples are cut or dropped at another length.
+    """Return the least tokens left of a stream if samples are cut or dropped at another length.
 
     Which samples are left is unknown here. So no limit allows more than is left of any of them.
     `left` tokens at the length before are of `whole` tokens of all passes; `held` are those at the

@@ -51,7 +51,7 @@ class ChapterPlan:
     num_slots: int | None
     """Packs of the chapter: whole global batches. None: it has no end."""
     drains: bool = False
-    """Whether the run ends in it with a stream, whose last packs are delivered and padded."""
+    """Whether the run ends in it with a stream. Its last packs are delivered and padded."""
     ramp_slots: int = 0
     """Packs over which shares change; more than `num_slots` if the chapter was ended early."""
 
@@ -325,7 +325,7 @@ class Recipe:
 
     @property
     def choice_slots(self) -> int:
-        """Slots for which a choice of a stream holds."""
+        """Slots of one choice of a stream."""
         sizes = {"device_per_stream": self.lane_run, "per_stream": self.global_batch_size}
         return sizes.get(self.mixing.batching_method, 1)
 

@@ -70,11 +70,11 @@ def _serve_turn(
     A queue serves whole runs, if there are any. With `is_pure`, no other stream takes the place of
     one that is chosen for a global batch.
     """
-    _, run, holds, _ = sizes
+    _, run, valid, _ = sizes
     if turn[LEFT] < run:
         return turn[SERVING], -1
     lane = turn[TURN]
-    if not is_pure or not holds:
+    if not is_pure or not valid:
         return _serve(queues, lane, wanted)
     if queues[SERVED, lane, wanted] < queues[KNOWN, lane, wanted]:
         return wanted, -1
@@ -129,7 +129,7 @@ def _fill(slot: Int64Array, queues: Int64Array, turn: Int64Array, queue: int) ->
     queues[SERVED, lane, queue] += 1
     turn[SERVING] = queue
     turn[LEFT] -= 1
-    turn[HOLDS] -= 1  # negative if no choice holds; never read then
+    turn[HOLDS] -= 1  # negative without a choice; never read then
 
 
 @kernel_holding_gil
@@ -148,19 +148,19 @@ def walk_slots(
     filled, and the lane and queue to learn about before the next one. These are -1 if all slots are
     filled. The lane is DRY if all lanes are dry.
     """
-    lane_run, _, holds, least = sizes
+    lane_run, _, valid, least = sizes
     num_lanes = queues.shape[1]
     num_dry = 0
     before, left = turn[TURN], turn[LEFT]  # where the search for a slot begins
     filled = 0
     while filled < len(out):
         asked = wanted[filled]
-        if holds:
+        if valid:
             if turn[HOLDS] == 0:
                 turn[CHOSEN], lane, unknown = _choose(queues, asked, least)
                 if turn[CHOSEN] < 0:
                     return filled, lane, unknown
-                turn[HOLDS] = holds
+                turn[HOLDS] = valid
             asked = turn[CHOSEN]
         if turn[LEFT] == 0:
             turn[TURN] = (turn[TURN] + 1) % num_lanes
@@ -177,12 +177,12 @@ def walk_slots(
             if num_dry < num_lanes:
                 turn[LEFT] = 0
                 continue
-            if not is_pure or not holds:
+            if not is_pure or not valid:
                 return filled, DRY, -1
             queue = asked
         num_dry = 0
         # The first slot of a global batch also counts the batch's choice.
-        is_swapped = turn[HOLDS] == holds and asked != wanted[filled]
+        is_swapped = turn[HOLDS] == valid and asked != wanted[filled]
         _fill(out[filled], queues, turn, queue)
         out[filled, SUBSTITUTED] = np.int64(queue != asked) + np.int64(is_swapped)
         before, left = turn[TURN], turn[LEFT]

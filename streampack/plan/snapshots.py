@@ -97,7 +97,7 @@ def with_walk(state: State, text: str) -> State:
 
 
 def walk_in(state: State) -> str:
-    """Return the text of a state's walk; "" where there is none. Warn if it is damaged."""
+    """Return the text of a state's walk, or "". Warn if it is damaged."""
     saved = state.get("walk", "")
     digest, _, text = saved.partition(":") if isinstance(saved, str) else ("", "", "")
     if saved == "" or digest == _digest(_place(state), text):

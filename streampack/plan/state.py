@@ -113,7 +113,7 @@ def plan_fingerprint(
         unused = NOT_IN_CHAPTERS if recipe.is_mixed else {*NOT_IN_CHAPTERS, "weight_unit"}
         values = {key: value for key, value in values.items() if key not in unused}
         return _streams_by_name(run, digests, last) | values
-    # Of each stream's packs. They are omitted where they are the packing's.
+    # Each stream's packs, unless they are the packing's.
     lengths = [packing.max_seq_len for packing in recipe.shapes.packings]
     return {
         "streams": list(digests),

@@ -1,4 +1,4 @@
-"""The planned dataset: MDS streams whose packs follow from sample lengths, in any world.
+"""The planned dataset: MDS streams with packs that follow from sample lengths, in any world.
 
 In: `Stream` objects and configs. Out: batches of `PackedStreamingDataset`, and states that resume
 in any world. May import `runtime` and every room before it, never `online`.

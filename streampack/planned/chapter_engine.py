@@ -78,7 +78,7 @@ class ChapterEngine(PlanEngine):
         """Plan these chapters from now on; the walk resumes from `walk`, if it is known."""
         self.run = run
         self._chapters = chapters
-        # Of each chapter. The run may end before the last.
+        # For each chapter. The run may end before the last.
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
         self._views = [own.view() for own in self._specs]
         self._walk = walk

@@ -126,7 +126,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def plan_keys(self) -> list[str]:
         """Return a digest of what determines the packs up to each chapter's end, if it has one.
 
-        Of a run of epochs, it is a single one.
+        For a run of epochs, it is a single one.
         """
         if not self.run.chapters:
             return [digest_of_values(self.fingerprint())]

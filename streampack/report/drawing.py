@@ -1,4 +1,4 @@
-"""Charts with matplotlib in one style: as SVG whose colours follow the page, or as a picture.
+"""Charts with matplotlib in one style: as SVG with the page's colours, or as a picture.
 
 ::
 

@@ -98,7 +98,7 @@ def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples")
 
 
 def _waits(numbers: Mapping[str, Any]) -> str:
-    """Return how long ranks wait for each other, on a line, where there are several."""
+    """Return how long ranks wait for each other, on a line, if there are several."""
     times = numbers.get("straggler")
     if times is None or numbers["ranks"] == 1:
         return ""

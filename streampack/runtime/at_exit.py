@@ -5,7 +5,7 @@
     end of script --atexit--> iterations are closed --> their threads and workers end
                                                         modules are cleared
 
-Python clears modules before it drops the objects that a script still holds. Iterators finalized
+Python clears modules before it drops the objects that a script still has. Iterators finalized
 that late can no longer join their threads, because module globals are gone.
 
 Cost: one weak reference per iteration.

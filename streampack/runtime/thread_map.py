@@ -11,7 +11,7 @@ it waits for the next item. A caller that always finds a result, as a training l
 executes one itself.
 
 The threads start at the first item and end with the iteration, so none is alive when a process
-forks, except one whose items do not arrive for several seconds. A failure is raised where the
+forks, except one that gets no item for several seconds. A failure is raised where the
 result is requested, with its own traceback.
 
 A signal handler may raise at almost any instruction of the caller. So the end of the caller's frame
@@ -114,7 +114,7 @@ class _Maker(Generic[Item, Result]):
     def leave(self) -> None:
         """End the threads after their current items, and wait for them up to a limit."""
         self._stop()
-        # A thread whose item does not arrive ends when it does, or with the process.
+        # A thread that waits for an item ends when it arrives, or with the process.
         join_threads(self._threads, LEAVE_S)
 
     def _stop(self) -> None:

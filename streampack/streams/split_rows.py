@@ -50,7 +50,7 @@ def open_split(stream: Any, text: bytes, rows: MdsIndex) -> tuple[MdsIndex, Leng
 
 
 def with_counts(rows: MdsIndex, counts: Sequence[int]) -> MdsIndex:
-    """Return an index whose shards have other numbers of samples."""
+    """Return an index with other numbers of samples in its shards."""
     if len(counts) < len(rows.shards):
         raise DataError(f"{rows.uri}: has more shards than were indexed; rerun streampack index")
     shards = zip(rows.shards, counts, strict=False)

@@ -13,7 +13,7 @@ two segments, the check is inconclusive and raises instead of passing.
 
 Some leaks are weaker, such as those of short convolutions at their initial weights. So every second
 segment is replaced, then the others: without a leak, the segments that stay keep their logits. If
-logits differ, the segment whose change moves them is the one that leaked.
+logits differ, the segment that moves them is the one that leaked.
 
 Cost: three forward passes of the batch, one for each of its segments, and one for each of the
 4 longest; after a failure, one of the batch for each segment.

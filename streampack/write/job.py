@@ -181,7 +181,7 @@ def installed(name: str) -> str | None:
 
 
 def read_job(output: Output) -> Job | None:
-    """Return the job that an output holds, or None if it has none."""
+    """Return the job of an output, or None."""
     files: list[JobFile] = []
     while (data := output.read(name := _file_name(len(files)))) is not None:
         files.append(JobFile.decode(data, f"{output.url}/{name}"))

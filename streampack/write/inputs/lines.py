@@ -119,7 +119,7 @@ def _checked_start(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[byte
         return line_blocks(pieces)
     rest = iter(pieces)
     first = next(rest, b"")
-    # Of the piece: an array on one line would be read whole before its first block.
+    # Within the piece: an array on one line would be read whole before its first block.
     if ARRAY_OF_OBJECTS.match(first):
         raise DataError(
             f"{slice_.uri}: is one JSON array, but each line must be one row; make lines of "

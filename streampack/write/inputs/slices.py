@@ -53,7 +53,7 @@ class RowSelection:
     chat: str | None = None
     """Column of the conversation; without it, any that a `ChatEncoder` reads."""
     keep: tuple[str, ...] = ()
-    """Columns whose values are kept next to the tokens."""
+    """Columns that are kept next to the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
