@@ -221,7 +221,7 @@ def test_weights_that_mean_nothing_are_refused_by_name(asked, message):
 
 @pytest.mark.parametrize("asked", [[{"repeat": 2}, {}], [{"choose": 5}, {"choose": 2}]])
 def test_an_epoch_size_beside_absolute_weights_is_refused(asked):
-    with pytest.raises(ConfigError, match=r"epoch_size=40 needs proportions, .* leave epoch_size"):
+    with pytest.raises(ConfigError, match=r"epoch_size=40 needs proportions, .* omit epoch_size"):
         resolve(asked, SEED_SIZES, epoch_size=40)
 
 

@@ -176,7 +176,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
     "other lanes": (
         RAMP,
         {"order": {"num_lanes": 4}},
-        "the state was saved with num_lanes=2, but this dataset asks for 4; .*: set 2, or leave",
+        "the state was saved with num_lanes=2, but this dataset asks for 4; .*: set 2, or omit",
         [{"order": {"num_lanes": None}}],
     ),
     "a batch size that does not fit": (
