@@ -273,9 +273,7 @@ def test_an_iterator_that_raises_is_named_with_its_sample_and_never_skipped():
 
 @pytest.mark.parametrize("source", [[], iter([]), Again([])])
 def test_an_empty_source_is_named(source):
-    with pytest.raises(
-        DataError, match=r"stream 'none': its source \(.*\) is empty; omit|empty"
-    ):
+    with pytest.raises(DataError, match=r"stream 'none': its source \(.*\) is empty; omit|empty"):
         list(dataset(IterableStream(source, name="none")))
 
 
