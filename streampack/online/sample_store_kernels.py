@@ -173,13 +173,13 @@ def hold(
         length = rows[i, TOKENS] - num_slots
         own_ids = own_tokens[at_token : at_token + num]
         out = tokens[offset : offset + length]
-        own_labels = labels[offset : offset + length] if len(labels) else labels
+        beside = labels[offset : offset + length] if len(labels) else labels
         targets = (
             own_labels[at_label : at_label + num_labels],
             own_mask[at_mask : at_mask + num_mask],
         )
         shifted = are_shifted[rows[i, STREAM]]
-        is_valid = _encode(own_ids, targets, shifted, ids, out, own_labels, is_in_place)
+        is_valid = _encode(own_ids, targets, shifted, ids, out, beside, is_in_place)
         if not is_valid and first_bad == len(rows):
             first_bad = i
         if num_slots:
@@ -208,7 +208,7 @@ def _note_piece(
     labels: Int32Array,
     seed: int,
 ) -> None:
-    """Fill the line of a piece of a sample; its tokens begin at `offset`."""
+    """Fill the line of a piece of a sample, whose tokens begin at `offset`."""
     begin = offset + segment[START]
     end = begin + segment[LENGTH]
     after = IGNORED
