@@ -13,6 +13,7 @@ workers). A batch of either way is made before, so that no count includes the lo
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import tempfile
 from collections import Counter
@@ -72,11 +73,14 @@ class Counts:
 def count(call: Callable[[], Any]) -> Counts:
     """Return the counts of one call."""
     counts = Counts()
+    gc.collect()
+    gc.disable()  # or finalizers of earlier objects would be counted
     sys.setprofile(counts)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return counts
 
 
