@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,9 +71,9 @@ def local_path(
 def replaced(path: Path) -> Iterator[Path]:
     """Yield the path of a temporary file, which gets its final name once it is written."""
     # So that a full disk leaves no broken file.
-    part = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        yield part
-        part.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

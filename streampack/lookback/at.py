@@ -15,7 +15,7 @@ from contextlib import closing
 from streampack.errors import ConfigError
 from streampack.lookback.index import PlanIndex
 from streampack.lookback.rows import SlotPack, StepRows, rows_of, worlds_between
-from streampack.lookback.steps import Report, place_of, planned_engine, plans, step_of, whole_views
+from streampack.lookback.steps import Report, place_of, planned_engine, plans, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -81,7 +81,7 @@ def global_batch(
     with closing(plans(engine, whole_views(engine), start, walk)) as all_plans:
         for sequence, plan, slot in all_plans:
             if report is not None:
-                report(step_of(engine, plan.epoch, slot))
+                report(engine.step_of(plan.epoch, slot))
             if plan.epoch < number:
                 continue
             if plan.epoch > number or slot >= position + size:

@@ -16,7 +16,7 @@ from itertools import takewhile, zip_longest
 
 import numpy as np
 
-from streampack.lookback.steps import Report, planned_engine, plans, step_of, whole_views
+from streampack.lookback.steps import Report, planned_engine, plans, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -75,7 +75,7 @@ def _hashes(
     """
     steps, hashes = np.zeros((2, 0), np.int64)
     for _, plan, slot in plans(engine, whole_views(engine), Progress(epoch=number)):
-        step = step_of(engine, plan.epoch, slot)
+        step = engine.step_of(plan.epoch, slot)
         if report is not None:
             report(step)
         if plan.epoch and not engine.run.chapters and not is_open:

@@ -34,7 +34,6 @@ from streampack.lookback.steps import (
     num_parts,
     planned_engine,
     plans,
-    step_of,
 )
 from streampack.plan import Progress
 from streampack.plan.slots import WalkState
@@ -223,7 +222,7 @@ def _plan_part(
                 if plan.epoch != epoch and engine.run.chapters and not part:
                     start = walk_as_text(engine.run.start(plan.epoch))
                     table.execute("INSERT INTO starts VALUES (?, ?)", (plan.epoch, start))
-                epoch, step = plan.epoch, step_of(engine, plan.epoch, slot)
+                epoch, step = plan.epoch, engine.step_of(plan.epoch, slot)
                 if step > upto:
                     break
                 if report is not None:

@@ -77,12 +77,6 @@ def place_of(engine: PlanEngine, step: SupportsIndex) -> tuple[int, int]:
     return number, (step - engine.first_step(number)) * recipe.global_batch_size
 
 
-def step_of(engine: PlanEngine, number: int, position: int) -> int:
-    """Return the step of the run to which the pack at a position belongs."""
-    size = engine.run.recipes[engine.run.index(number)].global_batch_size
-    return engine.first_step(number) + position // size
-
-
 def plans(
     engine: PlanEngine,
     views: Sequence[DeviceView],

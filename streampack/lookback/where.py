@@ -34,7 +34,6 @@ from streampack.lookback.steps import (
     place_of,
     planned_engine,
     plans,
-    step_of,
     whole_number,
 )
 from streampack.order import Extents
@@ -103,7 +102,7 @@ def where(
     found = []
     dealt = lru_cache(1)(partial(at, dataset, index=index))  # several packs may be of one step
     for (epoch, _), pack in sorted(search.packs().items()):
-        step = step_of(engine, epoch, pack.slot)
+        step = engine.step_of(epoch, pack.slot)
         is_skipped = any(first <= step < stop for first, stop in engine.skips)
         for row in _rows_with(engine, step, epoch, pack, dealt):
             own = row.segments[search.has(row.segments)]
@@ -194,7 +193,7 @@ class _Search:
         with closing(plans(engine, views, start, walk)) as all_plans:
             for sequence, plan, slot in all_plans:
                 if self.report is not None:
-                    self.report(step_of(engine, plan.epoch, slot))
+                    self.report(engine.step_of(plan.epoch, slot))
                 view = views[engine.run.index(plan.epoch)]
                 hits = np.flatnonzero(self.has(plan.packs.segments))
                 for pack in np.unique(np.searchsorted(plan.packs.ends, hits, "right")).tolist():

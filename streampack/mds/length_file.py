@@ -24,7 +24,6 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streampack._paths import replaced
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex
 from streampack.mds.regular_files import check_file, open_file
@@ -217,13 +217,8 @@ def write_length_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
     """Write a length file of `length_file_pieces` atomically."""
     with suppress(FileNotFoundError):
         check_file(path)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("wb") as out:
-            out.writelines(pieces)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(path) as temporary, temporary.open("wb") as out:
+        out.writelines(pieces)
 
 
 def length_file_pieces(

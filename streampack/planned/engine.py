@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,6 +118,11 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def first_step(self, number: int) -> int:
         """Return the steps of the run before an epoch or a chapter: its global batches."""
         raise NotImplementedError
+
+    def step_of(self, number: int, position: int) -> int:
+        """Return the step of the run to which the pack at a position belongs."""
+        size = self.run.recipes[self.run.index(number)].global_batch_size
+        return self.first_step(number) + position // size
 
     @property
     def opened(self) -> tuple[TokenStream, ...]:
@@ -254,21 +260,11 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def provenance(self, plan: DevicePlan, number: int) -> Provenance:
         """Return the provenance of a batch of a plan, in the running chapter."""
-        run, packing, epoch, position = (
-            self.run,
-            self.recipe.packing,
-            plan.epoch,
-            plan.positions[number],
-        )
-
-        def step() -> int:
-            size = run.recipes[run.index(epoch)].global_batch_size
-            return self.first_step(epoch) + (position - 1) // size
-
+        packing, epoch, position = self.recipe.packing, plan.epoch, plan.positions[number]
         return Provenance(
             epoch=epoch,
             position=position,
-            step_of=step,
+            step_of=partial(self.step_of, epoch, position - 1),
             stream_names=self.recipe.names,
             packs_of=lambda: plan.slice(number, number + 1).packs,
             shape=(plan.num_rows, packing.row_tokens * plan.slots_per_pack),

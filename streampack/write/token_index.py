@@ -14,7 +14,6 @@ Cost: one read of the tokens, and another one first to find each EOS; 20 bytes a
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from streampack._checks import check_choice
+from streampack._paths import replaced
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import DOCUMENT, DOCUMENTS, HEAD, MAGIC, SHARD, VERSION
 from streampack.flat.files import format_named
@@ -113,13 +113,8 @@ def _index(
     """Write the index of one token file."""
     path = out / f"{file.name}{DOCUMENTS}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with temporary.open("wb") as opened:
-            num_tokens = _write(opened, file, split, _reader(found, file.name), progress)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replaced(path) as temporary, temporary.open("wb") as opened:
+        num_tokens = _write(opened, file, split, _reader(found, file.name), progress)
     counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
     return IndexedTokens(name=file.name, num_documents=file.boundaries.num_samples, **counts)
 
