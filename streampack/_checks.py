@@ -9,8 +9,6 @@
 
 Functions named `read_` and `parse_` return the converted value. All raise ConfigErrors that name
 the argument, its value and a way out.
-
-Cost: none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Import what an extra installs, at its first use.
-
-Cost: that of the library; nothing at import.
-"""
+"""Import what an extra installs, at its first use."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
     data/code    ~/code    /data/code    file:///data/code      folders
     s3://bucket/code    dbfs:/Volumes/code                      URLs of stores
-
-Cost: none; only `replaced` accesses the file system.
 """
 
 from __future__ import annotations

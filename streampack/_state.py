@@ -2,8 +2,6 @@
 
 Both kinds of state have a version, a fingerprint of what determines the batches, and numbers. The
 rooms say what a state contains; how a value is checked and reported is the same for all.
-
-Cost: about 1 us a value.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
     streampack run x.yaml    imports streampack.cli.run, and its dependencies
     Ctrl-C, SIGTERM          one line, exit code 130 or 143
     a mistake                the error, which names the way out
-
-Cost: a quarter of a second for ``--help``, most of it Python and rich; torch is not imported.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""``streampack at CONFIG --step N``: which data was in a step of a run.
-
-::
-
-    config, state --> dataset --> streampack.lookback.at --> a line for each segment, or one of JSON
-
-Cost: planning, about 0.4 us a sample, from the start of the run or from its plan index.
-"""
+"""``streampack at CONFIG --step N``: which data was in a step of a run."""
 
 from __future__ import annotations
 

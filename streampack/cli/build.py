@@ -1,7 +1,4 @@
-"""Build the dataset and streams of a checked config.
-
-Cost: importing torch, about a second.
-"""
+"""Build the dataset and streams of a checked config."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@
 
     PATH/7e8ce556afd31d7a/   s3://bucket/code   9f31c2aa last   812 of 812   48,801.2 MiB
                                                 1b7e40d2        790 of 800   47,512.0 MiB
-
-Cost: each index.json is parsed; one `stat` a file.
 """
 
 from __future__ import annotations

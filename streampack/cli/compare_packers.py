@@ -1,12 +1,4 @@
-"""``streampack compare-packers``: every packer on the same lengths, side by side.
-
-::
-
-    synthetic lengths, lengths of streams --each packer--> a table for each, or one of Markdown
-
-Cost: about ten seconds for each kind of lengths. For a stream, its length file is read, or the
-headers of its shards if it has none.
-"""
+"""``streampack compare-packers``: every packer on the same lengths, side by side."""
 
 from __future__ import annotations
 

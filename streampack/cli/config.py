@@ -7,8 +7,6 @@
 
 The models only validate; they build nothing. The four configs are the classes of
 ``streampack.config`` themselves, so a key means the same in YAML and in Python.
-
-Cost: importing pydantic, a fifth of a second; only the verbs that read a config import it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""``streampack diff A.yaml B.yaml``: what differs, and from which step on the packs do.
-
-::
-
-    two configs --> their keys, and two datasets --> streampack.lookback.first_difference
-
-Cost: planning both runs up to the first difference, about 0.4 us a sample.
-"""
+"""``streampack diff A.yaml B.yaml``: what differs, and from which step on the packs do."""
 
 from __future__ import annotations
 

@@ -5,8 +5,6 @@
     PATH/index.json, PATH/*/index.json  -->  a lengths.bin next to each
     s3://bucket/stream/index.json       -->  s3://bucket/stream/lengths.bin, uploaded
     --out FOLDER web.bin                -->  FOLDER/web.bin.documents
-
-Cost: each stream is read once; shards are decompressed one at a time.
 """
 
 from __future__ import annotations

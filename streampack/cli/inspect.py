@@ -7,8 +7,6 @@
     length file, or the
     headers of shards ----> lengths                    the first 16 shards without a length file
     the first shards -----> one pack, decoded          a few samples
-
-Cost: seconds; without a length file, the first shards are fetched and decompressed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""``streampack merge PATH``: finish a stream that several machines wrote parts of.
-
-::
-
-    parts/*/part.json  -->  PATH/index.json  PATH/lengths.bin
-
-Cost: two small files a part; no shard is read, but with --verify.
-"""
+"""``streampack merge PATH``: finish a stream that several machines wrote parts of."""
 
 from __future__ import annotations
 

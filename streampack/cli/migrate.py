@@ -5,8 +5,6 @@
     --data-path 0.7 web 0.3 code --split 969,30,1    --> streams, samples: [0, n], weights of tokens
     dclm,dclm/part-0.npy                             --> a stream for each label, with its files
     all other options                                --> named in a comment at the top
-
-Cost: sizes of files, where a blend has no weights; headers of indexes, where it is split.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""``streampack plan CONFIG``: the chapters of a run, before it runs.
-
-::
-
-    config --> dataset --> streampack.report.describe_run --> a table, a picture, or one JSON line
-
-Cost: opening the streams; nothing is planned or read.
-"""
+"""``streampack plan CONFIG``: the chapters of a run, before it runs."""
 
 from __future__ import annotations
 

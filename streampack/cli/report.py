@@ -1,11 +1,4 @@
-"""``streampack report CONFIG``: a run as one HTML file, for a colleague.
-
-::
-
-    config, state, stats --> dataset --> streampack.report.write_report --> report.html
-
-Cost: seconds; no token is read.
-"""
+"""``streampack report CONFIG``: a run as one HTML file, for a colleague."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""``streampack run CONFIG``: iterate the loader without a model, with a live table.
-
-::
-
-    config --> dataset --> loader --> batches, counted and discarded
-                                '---> loader.stats() --> a table, a few times a second
-
-Cost: that of the loader; the table takes about a hundredth of one core.
-"""
+"""``streampack run CONFIG``: iterate the loader without a model, with a live table."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""``streampack simulate CONFIG``: statistics of a run before it runs.
-
-::
-
-    config --> dataset --> streampack.report.simulate --> a table, or one JSON line
-
-Cost: planning, about 0.4 us per sample.
-"""
+"""``streampack simulate CONFIG``: statistics of a run before it runs."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""``streampack where CONFIG web/123456``: in which steps of a run a sample was.
-
-::
-
-    config, state --> dataset --> streampack.lookback.where --> a line for each segment
-
-Cost: planning the sample's lane, from the start of the run or with its plan index.
-"""
+"""``streampack where CONFIG web/123456``: in which steps of a run a sample was."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 ::
 
     docs/ more.jsonl.zst --> OUT/job.json  OUT/parts/...  OUT/index.json  OUT/lengths.bin
-
-Cost: the tokenizer's, over all cores; see ``streampack.write``.
 """
 
 from __future__ import annotations

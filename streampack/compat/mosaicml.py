@@ -6,9 +6,6 @@
     stream_name="..."                                        registered_streams
 
 Other modules import this one by name, and only when a stream needs it.
-
-Cost: importing `streaming` takes about three seconds. A file of a class with its own download, or
-of one of these stores, costs a new client, about 10 to 100 ms.
 """
 
 from __future__ import annotations

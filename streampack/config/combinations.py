@@ -9,8 +9,6 @@
         the same table as a page
 
 A rule is checked wherever all of its options are known, so each caller passes what it knows.
-
-Cost: microseconds, once for each dataset.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
     a.ds.index      u64 end of each document, in tokens
     a.ds.metadata   line 1: tokenizer|bytes of a token          optional
     a.ds.loss       one byte a token, which is not read: refused
-
-Cost: 8 bytes a document on disk, of which opening reads a few.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
     "data/"   "data/web_text_document"   "data/*.npy"   ["a.ds", "b.ds"]   s3://bucket/data/
         '--> names, sorted, a list in its own order --> format by their endings --> TokenFile each
-
-Cost: one listing; per file a `stat`, its header, and what its format's module says.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@
 
 Written by Megatron-LM, NeMo, GPT-NeoX and others. A sample is a document, which may have several
 sequences, or with `unit="sequence"` one of these.
-
-Cost: no more than a header and a few entries at opening; 20 bytes a document on disk.
 """
 
 from __future__ import annotations

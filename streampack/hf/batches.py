@@ -4,8 +4,6 @@
 
     PackedDataLoader --> RankBatches --> Trainer          inputs that the model takes
                               '--> TrueEpochs --> Trainer    where an epoch ends, how many there are
-
-Cost: a dict per batch.
 """
 
 from __future__ import annotations

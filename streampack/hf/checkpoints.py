@@ -8,8 +8,6 @@
 
 Only then does Trainer delete older checkpoints. So with both JSON files there, the others are too,
 and a run that is killed at any moment leaves a complete checkpoint.
-
-Cost: one gather of the ranks' states, a few KB each for streams.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@
 A model's predictions are as many as its tokens times its vocabulary, so they are made and kept row
 by row anyway. Trainer distributes these rows over ranks, and puts them in order, as for any dataset
 with an index.
-
-Cost: 8 bytes per token on every rank, while predictions are made.
 """
 
 from __future__ import annotations

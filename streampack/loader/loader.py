@@ -7,8 +7,6 @@
     BucketedIterableDataset --> OnlineLoading     the same, grouped by length
 
 Prefetching never changes the batches. The state always refers to the batch last delivered.
-
-Cost: see `planned.loading` and `online.loading`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,4 @@
-"""What the trainers of `streampack.hf` and `streampack.lightning` share.
-
-::
-
-    states of all ranks --> one list in the checkpoint --> the state of this rank, when it resumes
-    a held-out dataset  --> the same one, an epoch of which takes every sample exactly once
-
-Cost: one gather of the ranks' states.
-"""
+"""What the trainers of `streampack.hf` and `streampack.lightning` share."""
 
 from __future__ import annotations
 

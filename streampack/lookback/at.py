@@ -1,9 +1,5 @@
 """`at`: which packs, and which rows of which ranks, lay in a step of a run.
 
-::
-
-    at(dataset, 34017) --> the plan up to the step --> its packs --> rows of ranks
-
 Cost: planning from the start of the run, about 0.4 us a sample; of an epoch without carry, from its
 own start. With a plan index, planning 1,000 steps at most.
 """

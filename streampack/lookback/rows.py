@@ -8,8 +8,6 @@
     row                        0 1 0 1 | 0 1 0 1
 
 Where the world changed inside a step, each pack went to the world at its place.
-
-Cost: that of dealing with a balance; otherwise some integers a pack.
 """
 
 from __future__ import annotations

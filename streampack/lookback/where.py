@@ -1,9 +1,5 @@
 """`where`: in which steps of a run a sample was, and in which rows of which ranks.
 
-::
-
-    stream, sample --> the lane that contains it --> the packs of that lane, searched
-
 With a plan index, the snapshots of the lane say between which of them each pass drew the sample,
 and only that part is planned.
 

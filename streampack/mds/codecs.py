@@ -7,8 +7,6 @@
 
 Compressed bytes are a function of the data, the name and the codec's version: zstd runs in one
 thread, and gzip's time stamp is 0. zstd frames carry their size and a checksum.
-
-Cost: importing takes milliseconds; brotli and snappy are imported at their first use.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@
       "zip_data": {"basename": "shard.00000.mds.zstd", ...}}, ...]}
 
 Names must stay inside the stream's folder, and counts must fit the bytes.
-
-Cost: about 20 us a shard.
 """
 
 from __future__ import annotations

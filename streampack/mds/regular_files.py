@@ -1,7 +1,4 @@
-"""Opens files of a stream that are files: a pipe would block, and a device may have no end.
-
-Cost: one `stat` a file.
-"""
+"""Opens files of a stream that are files: a pipe would block, and a device may have no end."""
 
 from __future__ import annotations
 

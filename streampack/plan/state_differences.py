@@ -2,8 +2,6 @@
 
 The checks here say more than that a field of the fingerprint differs: which stream has other
 data, which chapter ran with other shares, which sizes would work.
-
-Cost: none to speak of.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@
     world, batch_size --> num_lanes, lane_run, global_batch_size -+    (or the state's, on resume)
 
     Chapter --> packing, batch sizes, shares of the chapter ------+--> a Recipe for each: RunPlan
-
-Cost: reading each stream's index.json. No shard is read.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
                break: the next loop continues after the batch last delivered
 
 Batches say which chapter they belong to in `epoch`, and their place in it in `position`.
-
-Cost: as `planned/engine.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`chat_dataset`: conversations in, a dataset of packs out.
-
-Cost: see `streampack.write.row_streams`.
-"""
+"""`chat_dataset`: conversations in, a dataset of packs out."""
 
 from __future__ import annotations
 

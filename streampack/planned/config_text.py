@@ -1,7 +1,4 @@
-"""A dataset as the YAML of its run: what `streampack.from_config` reads, without the defaults.
-
-Cost: importing yaml, 20 ms.
-"""
+"""A dataset as the YAML of its run: what `streampack.from_config` reads, without the defaults."""
 
 from __future__ import annotations
 

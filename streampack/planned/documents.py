@@ -1,7 +1,4 @@
-"""The sample behind a segment: its tokens, its other columns, and its text.
-
-Cost: opening the sample's shard, which is fetched if it is remote.
-"""
+"""The sample behind a segment: its tokens, its other columns, and its text."""
 
 from __future__ import annotations
 

@@ -8,8 +8,6 @@
 
 The loader plans in its own process and reads elsewhere. Under torch's own DataLoader every worker
 has a copy of the engine, plans everything and reads its share.
-
-Cost: see `plan` and `gather`.
 """
 
 from __future__ import annotations

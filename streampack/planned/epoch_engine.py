@@ -1,11 +1,4 @@
-"""The engine of a `PackedStreamingDataset` without chapters: its epochs, and their states.
-
-::
-
-    loop --> an epoch, or what is left after a loaded state --> the next loop: the next epoch
-
-Cost: as `planned/engine.py`.
-"""
+"""The engine of a `PackedStreamingDataset` without chapters: its epochs, and their states."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@
 
 Packs do not depend on them. They say which rank got which row. They are one text, because a
 distributed checkpoint loads only structures with as many entries as were saved.
-
-Cost: about 50 bytes for each change of the world.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
     pack 0   ████████▌██▌█████████████▌█████  12 segments     one colour per stream, a notch at the
     pack 1   ████▌█████████████████████████▌   5 segments     end of a segment; `·` is padding
-
-Cost: proportional to the terminal's width, per line.
 """
 
 from __future__ import annotations

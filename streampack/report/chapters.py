@@ -1,13 +1,7 @@
 """What a run of chapters will give, before it runs: a table, and a picture of its mixture.
 
-::
-
-    chapters --integral of each share--> slots of each stream --tokens--> passes through each stream
-
 Slots follow from the shares alone: the plan meets them to within one choice of a stream. Tokens and
 passes are expected: they assume full packs and, where shares count samples, samples of mean length.
-
-Cost: O(chapters x streams), whatever the length of the run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The charts of a report, each with a title, a unit, a legend, and its numbers as a table.
-
-Cost: 50 to 200 ms a chart.
-"""
+"""The charts of a report, each with a title, a unit, a legend, and its numbers as a table."""
 
 from __future__ import annotations
 

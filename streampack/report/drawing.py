@@ -4,8 +4,6 @@
 
     new_figure --> axes --> as_svg          colours become CSS variables: light and dark
                        '--> save_picture    PNG, or what the suffix names; light
-
-Cost: about a second for the first figure, most of it matplotlib's import; then 50 to 200 ms each.
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""What a report says of a run, in numbers.
-
-::
-
-    dataset --simulate_with--> Steps        tokens, room and documents of each global batch
-                          '--> numbers      as `simulate`
-    state   --simulate_until--> shares that were delivered; stats: the same, measured
-
-Cost: planning about `PLANNED_PIECES` pieces of documents, and as many again for a state.
-"""
+"""What a report says of a run, in numbers."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@
       16 -   31       412  ███████▏
       32 -   63     1,204  ████████████████████▉
       64 -  127       988  █████████████████▏
-
-Cost: one sort of the lengths.
 """
 
 from __future__ import annotations

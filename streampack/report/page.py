@@ -1,11 +1,4 @@
-"""A report: one HTML file with everything in it, for those who know the run and those who do not.
-
-::
-
-    dataset, state, stats --> facts --> charts --> page.html, filled in --> report.html
-
-Cost: seconds: planning about a million pieces of documents, and ten figures.
-"""
+"""A report: one HTML file with everything in it, for those who know the run or not."""
 
 from __future__ import annotations
 

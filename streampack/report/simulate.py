@@ -1,10 +1,5 @@
 """Simulate a run from its plan alone, without reading tokens.
 
-::
-
-    dataset --> the sequence of all ranks together --> packs --> DeliveryStats --> loader.stats()
-                                                  '--> steps, global batches, padding, repeats
-
 Planning and counting are the code of a real run, so the numbers are the same.
 
 Cost: planning, about 0.4 us per sample. Lengths come from the length files. For a stream without

@@ -10,8 +10,6 @@
 `target` is the share that the weights ask for, in `weight_unit`; in a run of chapters, the mean of
 the chapters delivered, and in tokens unless packs mix streams. It and the column to compare it with
 are bold.
-
-Cost: negligible; it formats one dict of `loader.stats()`.
 """
 
 from __future__ import annotations

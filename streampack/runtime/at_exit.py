@@ -1,14 +1,7 @@
 """Close running iterations before the interpreter clears its modules.
 
-::
-
-    end of script --atexit--> iterations are closed --> their threads and workers end
-                                                        modules are cleared
-
 Python clears modules before it drops the objects that a script still has. Iterators finalized
 that late can no longer join their threads, because module globals are gone.
-
-Cost: one weak reference per iteration.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
                      in a worker: in shared memory           'compact': the rows as they are
 
 Several batches of a plan are read together, which saves calls and memory.
-
-Cost: see `gather` and `batch`. Memory: the rows being read, and live batches.
 """
 
 from __future__ import annotations

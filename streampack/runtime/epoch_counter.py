@@ -9,8 +9,6 @@ is kept in a page shared by parent and workers, one word per worker::
 Workers of one iteration know the same key: the loader's base seed, and the number of times they
 were resumed. The first worker finds no word with that key and takes the epoch after the highest.
 The others find its word, or compute the same number. A word is one aligned store, without a lock.
-
-Cost: 8 KiB. The page is anonymous and leaves nothing behind.
 """
 
 from __future__ import annotations

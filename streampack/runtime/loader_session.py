@@ -1,15 +1,4 @@
-"""What the loaders of both wings share: worker processes, their tasks, and memory for batches.
-
-::
-
-    PlannedLoading    workers read what this process plans
-    OnlineLoading     workers read and pack
-
-    plans  --groups-->  worker 0  batches 0, 2, ...
-                        worker 1  batches 1, 3, ...
-
-Cost: that of one transfer per group of tasks.
-"""
+"""What the loaders of both wings share: worker processes, their tasks, and memory for batches."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 ::
 
     local/*/.streampack/last --> the remotes' folders --> index.<version>.json --> names of shards
-
-Cost: each index.json is parsed; one `stat` a file.
 """
 
 from __future__ import annotations

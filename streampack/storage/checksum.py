@@ -1,7 +1,4 @@
-"""Hashes of files: which one to compare, and how to compute it while the file is written or read.
-
-Cost: 0.1 ms (xxhash) to 1 ms (sha1, md5) per MB.
-"""
+"""Hashes of files: which one to compare, and how to compute it as a file is written or read."""
 
 from __future__ import annotations
 

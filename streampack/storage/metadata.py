@@ -5,9 +5,6 @@
     last version here? --no--> fetch, parse, rename to index.<version>.json, note it as the last
                        --is it still the remote's?--no--^
     lengths.<version>.bin here? --no--> fetch, rename
-
-Cost: a few `stat` calls per open. If the remote is a folder, its index.json is read and compared
-whenever the stream is opened. An object store is asked again only with `check_remote`.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@
         shard.00000.mds.1b7e40d2                 a shard, by its entry in index.json
         shard.00000.mds.1b7e40d2.zip             its compressed form, with keep_zip=True
         .streampack/                             locks and notes; `last` names the last version
-
-Cost: 10 us a shard.
 """
 
 from __future__ import annotations

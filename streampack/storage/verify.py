@@ -5,9 +5,6 @@
     stat --same as last time in this process--> whole
          --size of index.json--> its note vouches for this size, time, hash and boot --> whole
                                  else hash it --> whole, noted | damaged
-
-Cost: one `stat`. A file's first use in a process reads its note. Its first use on a node, or after
-a reboot, reads the file. Without a hash, only the size is compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The columns of a stream that are read: chosen by options, checked against index.json.
-
-Cost: one pass over the distinct column layouts of a stream, usually one.
-"""
+"""The columns of a stream that are read: chosen by options, checked against index.json."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Open token files of other programs: find them, read their tables, cut them into virtual shards.
-
-Cost: one listing, then what flat/files.py says; remote tables are fetched once a node.
-"""
+"""Open token files of other programs: find them, read their tables, cut virtual shards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of an opened shard: one value per token, the stated lengths, the right types.
-
-Cost: one comparison of the counts per column, and for untyped columns one look at the values.
-"""
+"""Checks of an opened shard: one value per token, the stated lengths, the right types."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@
     Hugging Face, MosaicML Streaming recognized by class name, without an import
 
 A source may reuse one list, array or dict for every item, so `own_copy` copies items that wait.
-
-Cost: none; `own_copy` takes about 5 ns per integer of a list.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
 """`Stream`: where a stream's shards are, its weight, and its columns.
 
-::
-
-    Stream(remote=..., local=..., proportion=0.7,      as in MosaicML Streaming
-           name="code", tokens="input_ids")            ours
-
 Nothing is read here. The object keeps what the user said, and streampack never modifies it.
 """
 

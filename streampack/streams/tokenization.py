@@ -1,15 +1,6 @@
 """Batched conversion of texts to token ids, for any tokenizer.
 
-::
-
-    ["a text", "another"] --> tokenizers.Tokenizer         encode_batch_fast, encode_batch
-                              transformers' tokenizers     tokenizer(texts)["input_ids"]
-                              anything else                encode(texts)
-                          --> [array([64, 2420]), array([272, 947])]
-
 No special tokens are added; `special_ids.py` says where BOS and EOS are.
-
-Cost: the tokenizer's own, about 1 to 5 MB of text per second and core.
 """
 
 from __future__ import annotations

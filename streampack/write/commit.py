@@ -8,8 +8,6 @@
 No shard is read or moved. The bytes are a function of the parts, so several processes may commit,
 one at a time. In a store, it fails if the job was extended meanwhile.
 The length file is written first: a reader that finds index.json may rely on everything else.
-
-Cost: two small files a part, 16 at a time; 24 bytes of memory a sample.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
           --> worker processes        one part each at a time, dealt in order
           --> Ray                     a Ray task for each part, on any machine of a cluster
                  '--> Event: counts so far, or the result of a part
-
-Cost: 0.4 s to start the worker processes.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@
 
 The stream is a function of the input, the settings and the versions. It is the same, byte for byte,
 for any number of processes, any engine, any order of the parts and any number of interruptions.
-
-Cost: the tokenizer's time divided by the processes.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@
 
 A part is one slice of the input, or several small neighbours of it. Its id is a hash of the slices
 and of the settings. So every process that writes a part writes the same bytes to the same names.
-
-Cost: about 20 us a slice.
 """
 
 from __future__ import annotations

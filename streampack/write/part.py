@@ -8,8 +8,6 @@
 
 A part is done when its part.json exists. It is written by one atomic step, after everything that it
 names. A process that is killed before leaves files that the next one overwrites with equal bytes.
-
-Cost: the tokenizer's time; the memory of two raw shards, and 12 bytes a sample.
 """
 
 from __future__ import annotations

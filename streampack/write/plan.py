@@ -6,8 +6,6 @@
     paths                           -->  InputSlice ... in the order of the input
 
 The first batch of rows that has a good one decides on the columns that are kept.
-
-Cost: one batch of rows, and the listing of the input.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ A row of 5 with two segments of 2 tokens each and a padding token::
     llm_foundry   sequence_id    0 0 1 1 -1
 
 In all three, padding at a row's end is a separate document.
-
-Cost: a few small tensors per row; `to_megatron(pad_segments_to=...)` copies the batch.
 """
 
 from __future__ import annotations

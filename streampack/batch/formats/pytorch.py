@@ -10,8 +10,6 @@ A row of 5 with two segments and a padding token::
 
 Both pass the batch to the model, so neither carries epoch and position. Save the state of a run
 with ``loader.state_dict()`` of a `PackedDataLoader`.
-
-Cost: B * S * S bools for torchtune's dense mask; nothing for torchtitan.
 """
 
 from __future__ import annotations

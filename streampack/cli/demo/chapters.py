@@ -6,8 +6,6 @@
     2 edit      the YAML: the second chapter ends later, and a third one follows
     3 resume    in a new process, from the saved state
     4 compare   every batch with those of a run of the edited YAML that never stopped
-
-Cost: a few seconds, once the streams are written.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
     read  read  read | read ...         the caller
     [ block 0 ]  [ block 1 ]            GET bytes=0-..., GET bytes=8388608-... in a thread
-
-Cost: two blocks in memory; one request a block.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
 """What passes between splitting, reading and writing: slices of inputs, and batches of rows.
 
-::
-
-    list_inputs --> whole files --> split_inputs --> InputSlice --> read_rows --> RowBatch
-
 An `InputSlice` names its rows completely, on any machine and at any time. It has text and
 integers only, so ``dataclasses.asdict`` makes JSON of it, and ``InputSlice(**fields)`` reads it.
 """

@@ -7,8 +7,6 @@
     others           one slice for each file
 
 The slices depend on the files and `part_bytes` alone. A file of up to `part_bytes` is not opened.
-
-Cost: one small read for each slice of JSON lines, one footer for each Parquet file.
 """
 
 from __future__ import annotations

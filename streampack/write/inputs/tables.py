@@ -6,8 +6,6 @@
 
 Token lists are views of pyarrow's memory. A value that is null, of another type or not UTF-8 makes
 its row bad, and no other.
-
-Cost: see benchmarks/bench_inputs.py.
 """
 
 from __future__ import annotations
