@@ -93,8 +93,8 @@ def plans(
         with closing(sequence):
             is_empty = not start.position
             while (plan := sequence.next(MOST)) is not None:
-                window = views[run.index(plan.epoch)].window
-                yield sequence, plan, sequence.position - plan.num_batches * window
+                stride = views[run.index(plan.epoch)].stride
+                yield sequence, plan, sequence.position - plan.num_batches * stride
                 is_empty = False
             if run.chapters or is_empty:
                 return

@@ -194,7 +194,7 @@ class _Search:
                 hits = np.flatnonzero(self.has(plan.packs.segments))
                 for pack in np.unique(np.searchsorted(plan.packs.ends, hits, "right")).tolist():
                     batch, row = divmod(pack, plan.num_rows)
-                    first = view.first_slot(slot + batch * view.window) + row * plan.slots_per_pack
+                    first = view.first_slot(slot + batch * view.stride) + row * plan.slots_per_pack
                     segments, size = plan.packs[pack], plan.slots_per_pack
                     if (plan.epoch, first) < self.stop:
                         found[plan.epoch, first] = SlotPack(

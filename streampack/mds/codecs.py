@@ -26,8 +26,8 @@ from streampack._extras import import_extra
 
 PIECE_BYTES = 2**21
 MAX_SNAPPY_RATIO = 24  # the longest copy turns 3 bytes into 64
-GZIP_WBITS = 31  # a gzip header, and the largest window
-MAX_WINDOW_BYTES = 2**31  # of `zstd --long=31`, the most that zstd writes
+GZIP_WBITS = 31  # a gzip header, and the largest history
+MAX_ZSTD_BYTES = 2**31  # of `zstd --long=31`, the most that zstd writes
 
 
 def _zstd(data: bytes, level: int) -> bytes:
@@ -62,7 +62,7 @@ def _unpack_zstd(file: BinaryIO, num_bytes: int) -> Iterator[bytes | memoryview]
 
 
 def _zstd_member() -> Any:
-    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).decompressobj()
+    return zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_BYTES).decompressobj()
 
 
 def _unpack(opened: Callable[..., Any], file: BinaryIO, _: int) -> Iterator[bytes | memoryview]:

@@ -6,15 +6,15 @@ With shares 1/2, 1/4, 1/4::
     stream    0  1  2  0  0  1  2  0     after n slots: n * share, give or take less than 1
 
 A slot is one pack, one device batch or one global batch, depending on the batching method. To stay
-within one slot, each unit of a stream must be in a certain window of slots. The unit whose window
-closes first is served (earliest deadline first, Liu & Layland 1973; the windows are those of Pfair
+within one slot, each unit of a stream has a first and a last slot. The unit with the earliest
+last slot is served (earliest deadline first, Liu & Layland 1973; the two bounds are those of Pfair
 scheduling, Baruah et al. 1996). docs/adr/0005 explains the choice.
 
 If slots belong to lanes, each stream must also be spread evenly over the lanes: as long as every
 unit can still be served in time, the slot takes the stream that its lane is owed most. The bound
 is then met at the end of each block. See docs/adr/0019.
 
-Shares may change linearly over a fixed number of slots; the windows follow from the exact running
+Shares may change linearly over a fixed number of slots; the bounds follow from the exact running
 integral. All numbers are relative to the first slot that is computed together with others.
 
 Cost: O(streams) a slot, about 10 ns; 100 ns with lanes. A pure function of (shares, lanes, seed,
@@ -41,9 +41,9 @@ from streampack.mix.schedule_kernels import (
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
-WINDOW = 1024  # minimum number of slots computed together
+CHUNK = 1024  # minimum number of slots computed together
 HORIZON = 64  # minimum number of slots for which deadlines are checked ahead, with lanes
-PER_WINDOW = 64  # windows between two states from which a schedule can resume
+CHUNKS_PER_STATE = 64  # from such a state, a schedule can resume
 OWED_STEP = 28  # there, and where chapters meet, debts of lanes are rounded to 2**-4 of a unit
 
 
@@ -162,14 +162,14 @@ class Schedule:
         self._num_lanes = num_lanes
         self._run = run
         self._is_resumable = start is not None
-        self._width = -(-WINDOW // block) * block  # several whole blocks, for speed
+        self._width = -(-CHUNK // block) * block  # several whole blocks, for speed
         self.now = self._beginning() if start is None else start.copy()
-        """Where the next window begins."""
+        """Where the next chunk begins."""
 
     @property
     def resumable_slots(self) -> int:
         """Slots between two states from which the schedule can be resumed."""
-        return PER_WINDOW * self._width
+        return CHUNKS_PER_STATE * self._width
 
     def _beginning(self) -> ScheduleState:
         num_streams = len(self._shares.at(0)[0])
@@ -180,10 +180,10 @@ class Schedule:
 
     def blocks(self) -> Iterator[Int64Array]:
         """Yield the streams of one block at a time, shape (block,)."""
-        for blocks in self.windows():
+        for blocks in self.chunks():
             yield from blocks
 
-    def windows(self) -> Iterator[Int64Array]:
+    def chunks(self) -> Iterator[Int64Array]:
         """Yield the streams of several blocks at a time, shape (num_blocks, block)."""
         find = self._spread if self._num_lanes > 1 else self._in_order
         while (left := self._shares.num_slots - self.now.slot) > 0:
@@ -191,13 +191,13 @@ class Schedule:
 
     def _in_order(self, num_slots: int) -> Int64Array:
         now, first = self.now, self.now.slot
-        # Neighbours are swapped over a whole window, even where the schedule ends inside it: a
+        # Neighbours are swapped over a whole chunk, even where the schedule ends inside it: a
         # chapter that is lengthened, or ends early, keeps the slots that it has in common.
         known = self._shares.horizon - first
         out = np.empty(min(self._width, known) if self._block == 1 else num_slots, np.int64)
-        windows = np.empty((len(out), 2), np.int64)
+        bounds = np.empty((len(out), 2), np.int64)
         units = np.empty((2, len(now.lags)), np.int64)
-        earliest_deadline(self._shares.at(first), now.lags.copy(), units, out, windows)
+        earliest_deadline(self._shares.at(first), now.lags.copy(), units, out, bounds)
         if self._block > 1:
             bits = random_bits(len(out), self._seed, *self._seed_path, "block", first)
             order = np.argsort(bits.reshape(-1, self._block), axis=1, kind="stable")
@@ -205,7 +205,7 @@ class Schedule:
         elif len(out) > 1:
             bits = random_bits(4 * len(out), self._seed, *self._seed_path, "swap", first)
             order = ((bits >> np.uint64(1)) % np.uint64(len(out) - 1)).astype(np.int64)
-            swap_neighbours(out, windows, order, (bits & np.uint64(1)).astype(np.int64))
+            swap_neighbours(out, bounds, order, (bits & np.uint64(1)).astype(np.int64))
         out = out[:num_slots]
         now.lags -= np.bincount(out, minlength=len(now.lags)) * SCALE
         self._move(num_slots)

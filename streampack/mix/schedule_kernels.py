@@ -6,7 +6,7 @@
                                  code   |-------0-------|-------1-------|
     served: closes first                web code web    web ...
 
-`schedule.py` has the promise, and keeps the amounts carried from window to window.
+`schedule.py` has the promise, and keeps the amounts carried from chunk to chunk.
 With lanes, a slot without a forced stream takes the one that its lane is owed most.
 
 Cost: O(streams) a slot, about 10 ns; 100 ns with lanes.
@@ -70,8 +70,8 @@ def _slots_for(need: int, share: int, slope: float) -> int:
 
 
 @compiled
-def _window_of(lag: int, share: int, slope: float) -> tuple[int, int]:
-    """Return the first slot of the next unit's window, and one past its last slot.
+def _bounds_of(lag: int, share: int, slope: float) -> tuple[int, int]:
+    """Return the first slot in which the next unit may be served, and one past its last.
 
     Slots count from where the stream is `lag` behind. The unit may be served as soon as the stream
     would not get a whole unit ahead, and must be before it is a whole unit behind.
@@ -85,16 +85,16 @@ def earliest_deadline(
     lags: Int64Array,
     units: Int64Array,
     out: Int64Array,
-    windows: Int64Array,
+    bounds: Int64Array,
 ) -> None:
     """Fill `out` with the streams of the next slots; `lags` decrease by the units served.
 
-    `units` has room for the window of each stream's next unit, shape (2, streams).
+    `units` has room for the bounds of each stream's next unit, shape (2, streams).
     """
     shares, slopes = rates
     opens, closes = units
     for stream in range(len(lags)):
-        opens[stream], closes[stream] = _window_of(lags[stream], shares[stream], slopes[stream])
+        opens[stream], closes[stream] = _bounds_of(lags[stream], shares[stream], slopes[stream])
     for i in range(len(out)):
         best = -1
         for stream in range(len(lags)):
@@ -104,26 +104,26 @@ def earliest_deadline(
         if best < 0:  # only where shares that change were rounded down
             best = _first_of(opens)
         out[i] = best
-        windows[i, 0] = opens[best]
-        windows[i, 1] = closes[best] - 1
+        bounds[i, 0] = opens[best]
+        bounds[i, 1] = closes[best] - 1
         lags[best] -= SCALE
-        opens[best], closes[best] = _window_of(lags[best], shares[best], slopes[best])
+        opens[best], closes[best] = _bounds_of(lags[best], shares[best], slopes[best])
 
 
 @compiled
 def swap_neighbours(
-    out: Int64Array, windows: Int64Array, order: Int64Array, coins: Int64Array
+    out: Int64Array, bounds: Int64Array, order: Int64Array, coins: Int64Array
 ) -> None:
-    """Swap random neighbours if both stay inside their windows, so that the bound is still met."""
-    # Each swap sees the windows that earlier swaps left, so a unit may move by several slots.
+    """Swap random neighbours if both stay inside their bounds, so that the bound is still met."""
+    # Each swap sees the bounds that earlier swaps left, so a unit may move by several slots.
     for turn in range(len(order)):
         i = order[turn]
         # Slot i may become i + 1, and slot i + 1 may become i.
-        late, early = windows[i, 1] > i, windows[i + 1, 0] <= i
+        late, early = bounds[i, 1] > i, bounds[i + 1, 0] <= i
         if coins[turn] and late and early:
             out[i], out[i + 1] = out[i + 1], out[i]
             for edge in range(2):
-                windows[i, edge], windows[i + 1, edge] = windows[i + 1, edge], windows[i, edge]
+                bounds[i, edge], bounds[i + 1, edge] = bounds[i + 1, edge], bounds[i, edge]
 
 
 @compiled
@@ -205,7 +205,7 @@ def spread_over_lanes(
         lags: How far each stream is behind at `first`. Decreased by the units served.
         owed: Units owed to each stream in each lane, shape (lanes, streams), scaled by SCALE.
             Updated.
-        units: Room for the window of each stream's next unit, shape (2, streams).
+        units: Room for the bounds of each stream's next unit, shape (2, streams).
         rooms: Ring buffer of a power of 2, to be overwritten: slack before the end of block b, at b
             modulo its length. At 0, nothing that is due later may be served before that end.
         shape: First slot, which starts a block; slots per block; consecutive slots per lane; slots
@@ -217,7 +217,7 @@ def spread_over_lanes(
     mask = len(rooms) - 1
     opens, deadlines = units
     for stream in range(len(lags)):
-        opens[stream], close = _window_of(lags[stream], shares[stream], slopes[stream])
+        opens[stream], close = _bounds_of(lags[stream], shares[stream], slopes[stream])
         deadlines[stream] = -(-close // block) * block
     for ahead in range(mask):
         num_slots = min((ahead + 1) * block, num_left)
@@ -243,5 +243,5 @@ def spread_over_lanes(
         out[i] = best
         owed[lane, best] -= SCALE
         lags[best] -= SCALE
-        opens[best], close = _window_of(lags[best], shares[best], slopes[best])
+        opens[best], close = _bounds_of(lags[best], shares[best], slopes[best])
         deadlines[best] = -(-close // block) * block

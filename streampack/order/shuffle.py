@@ -211,15 +211,15 @@ class Passes:
 
         `lookahead` is the number of samples planned but not delivered, in addition to two blocks.
         """
-        window = 2 * self._block_size + lookahead
+        reach = 2 * self._block_size + lookahead
         num_bytes = shard_bytes[self._extents.shards]
-        if window >= self.num_samples:
+        if reach >= self.num_samples:
             return int(num_bytes.sum())
-        # Whole shards inside the window, largest bytes per sample first, and a cut one at each end.
+        # Whole shards within reach, largest bytes per sample first, and a cut one at each end.
         counts = self._extents.counts
         order = np.argsort(-(num_bytes / counts), kind="stable")
         starts = np.cumsum(counts[order]) - counts[order]
-        inside = num_bytes[order][starts < window].sum()
+        inside = num_bytes[order][starts < reach].sum()
         return int(min(inside + 2 * num_bytes.max(), num_bytes.sum()))
 
     def find_tokens(self, tokens: int) -> tuple[int, int]:

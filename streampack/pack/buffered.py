@@ -34,7 +34,7 @@ from streampack.types import (
     State,
 )
 
-WINDOW_TOKENS = 8192
+SEARCH_TOKENS = 8192
 TOLERANCE = 1000  # a gap of at most 1 / TOLERANCE of a pack is acceptable ...
 PATIENCE = 16  # ... if this many more looks find nothing better
 
@@ -50,7 +50,7 @@ def limits_of(packing: Packing) -> Limits:
         pack_tokens=size,
         buffer_tokens=packing.buffer_limit,
         buffer_samples=packing.buffer_samples,
-        window=min(size, WINDOW_TOKENS),
+        search_tokens=min(size, SEARCH_TOKENS),
         tolerance=size // TOLERANCE,
         patience=PATIENCE,
         split_gap=gap,

@@ -27,7 +27,7 @@ HIDDEN_SIZE = 4096
 def cost_of(packing: Packing) -> AttentionCost:
     """Return the cost function of a packing with `max_cost`."""
     return AttentionCost(
-        hidden_size=packing.cost_hidden_size or HIDDEN_SIZE, window=packing.cost_window
+        hidden_size=packing.cost_hidden_size or HIDDEN_SIZE, sliding_window=packing.cost_window
     )
 
 

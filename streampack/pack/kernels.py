@@ -58,7 +58,7 @@ class Limits(NamedTuple):
     """Hard limit on the tokens in the pool."""
     buffer_samples: int
     """Hard limit on the segments in the pool."""
-    window: int
+    search_tokens: int
     """A pack takes segments in plain order until fewer free tokens than this would be left."""
     tolerance: int
     """A gap of at most this size is acceptable after `patience` more looks."""
@@ -205,7 +205,7 @@ def take_in_order(limits: Limits, work: Work, final: bool) -> tuple[int, int]:
             break
         left -= rows[row, LENGTH]
         count += 1
-    while left > limits.window and count < limits.max_samples:
+    while left > limits.search_tokens and count < limits.max_samples:
         if head + count == cursor[TAIL]:
             status = pull(limits, work, final)
             if status == EMPTY:
@@ -213,7 +213,7 @@ def take_in_order(limits: Limits, work: Work, final: bool) -> tuple[int, int]:
             if status == FULL:
                 break
         length = rows[pool[ORDER, head + count], LENGTH]
-        if left - length < limits.window:
+        if left - length < limits.search_tokens:
             break
         left -= length
         count += 1
@@ -489,7 +489,7 @@ def one_pack(
 def first_sums(limits: Limits) -> npt.NDArray[np.uint64]:
     """Return scratch for rows of sums."""
     # At least one row of full width: a full buffer may end the plain order early.
-    num_words = max(FIRST_ROWS * ((limits.window >> 6) + 1), (limits.pack_tokens >> 6) + 1)
+    num_words = max(FIRST_ROWS * ((limits.search_tokens >> 6) + 1), (limits.pack_tokens >> 6) + 1)
     return np.empty(num_words, np.uint64)
 
 

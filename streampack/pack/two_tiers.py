@@ -59,7 +59,7 @@ class TwoTiersPacker(BufferedPacker):
             limits._replace(
                 pack_tokens=short_seq_len,
                 buffer_tokens=short_tokens,
-                window=min(short_seq_len, limits.window),
+                search_tokens=min(short_seq_len, limits.search_tokens),
                 tolerance=short_seq_len // TOLERANCE,
                 split_gap=short_seq_len,
             )

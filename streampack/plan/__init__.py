@@ -11,7 +11,7 @@ from streampack.plan.device import DevicePlan, DeviceView, touched_lanes
 from streampack.plan.lane_ends import count_slots, slots_in
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import PackSequence, epoch_sequence
-from streampack.plan.shard_window import ShardDelta
+from streampack.plan.shard_tracker import ShardDelta
 from streampack.plan.state import (
     Progress,
     RunShape,

@@ -102,7 +102,7 @@ class Dealer:
     def __init__(self, recipe: Recipe, view: DeviceView, balance: Balance) -> None:
         self._view = view
         self._balance = balance
-        self._num_steps = recipe.global_batch_size // view.window
+        self._num_steps = recipe.global_batch_size // view.stride
         self._keeps_batches = recipe.mixing.batching_method == "device_per_stream"
         self._times = np.zeros(2)
         self._num_dealt = 0
@@ -118,7 +118,7 @@ class Dealer:
     def slots(self, first: int) -> Int64Array:
         """Return the slots of all devices that share packs, in order, in the global batch."""
         begins = np.array(sorted(view.first_slot(first) for view in self._view.shared))
-        steps = self._view.window * np.arange(self._num_steps)
+        steps = self._view.stride * np.arange(self._num_steps)
         rows = np.arange(self._view.batch_size)
         # Axes: step, device, row of the device batch.
         slots: Int64Array = (steps[:, None, None] + begins[:, None] + rows).ravel()

@@ -2,7 +2,7 @@
 
 ::
 
-    window      devices * batch_size slots = one step;   the device at place p takes the p-th batch
+    stride      devices * batch_size slots = one step;   the device at place p takes the p-th batch
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class DeviceView:
     """The part of the sequence that a device gets."""
 
     place: int = 0
-    """Index of the device's batch within each window."""
+    """Index of the device's batch within each step."""
     num_devices: int = 1
-    """Number of device batches in a window."""
+    """Number of device batches in a step."""
     batch_size: int = 1
     """Packs per device batch."""
     balance: Balance | None = None
@@ -44,14 +44,14 @@ class DeviceView:
         return [replace(self, place=place, balance=None) for place in places]
 
     @property
-    def window(self) -> int:
-        """Packs that all devices take in one step."""
+    def stride(self) -> int:
+        """Slots from one batch of a device to the next: those that all devices take in one step."""
         return self.num_devices * self.batch_size
 
     def first_slot(self, position: int) -> int:
-        """Return the first slot of this device's batch in the window that begins at `position`.
+        """Return the first slot of this device's batch in the step that begins at `position`.
 
-        The device at place p takes the batches k with k mod num_devices == p, wherever the window
+        The device at place p takes the batches k with k mod num_devices == p, wherever the step
         begins. It therefore keeps its lanes after a resume with another number of devices.
 
         >>> [DeviceView(place=p, num_devices=2, batch_size=4).first_slot(12) for p in (0, 1)]
@@ -175,8 +175,8 @@ def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: i
     `before` is the number of slots of the run before the epoch, with carry.
     """
     lanes, run = recipe.num_lanes, recipe.lane_run
-    # Batches begin at first + n * window. Only their offset within a cycle of lanes matters.
-    spacing = math.gcd(lanes * run, view.window)
+    # Batches begin at first + n * stride. Only their offset within a cycle of lanes matters.
+    spacing = math.gcd(lanes * run, view.stride)
     if spacing <= run or skips_lanes(recipe):
         return set(range(lanes))
     return {

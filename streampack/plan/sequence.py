@@ -4,7 +4,7 @@
 
     walk        slot q -> (lane, queue, pack)            all slots, integers only
     queues      (lane, queue, pack) -> segments          only the lanes that this device uses
-    window      devices * batch_size slots = one step;   the device at place p takes the p-th batch
+    stride      devices * batch_size slots = one step;   the device at place p takes the p-th batch
 
     epoch or chapter 0         chapter 1            chapter 2
     a walk    -----edge----->  a walk    --edge-->  ...     one after another, as one sequence
@@ -35,7 +35,7 @@ from streampack.plan.device import (
 )
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
-from streampack.plan.shard_window import ShardDelta, ShardTracker
+from streampack.plan.shard_tracker import ShardDelta, ShardTracker
 from streampack.plan.slots import WalkState
 from streampack.plan.span_slots import SpanSlots
 from streampack.plan.spans import RunPlan
@@ -105,7 +105,7 @@ class PackSequence:
         chapter = recipe.chapter
         # Shares at the first slot of a chapter and after its last, shape (2, num_streams).
         self._shares = np.array([chapter.begin, chapter.end] if chapter else [], np.float64)
-        self._window = view.window
+        self._stride = view.stride
         self._gathered = NO_BATCHES  # this device's batches from _gathered_from on
         self._gathered_from = 0
         self._dealer = None if view.balance is None else Dealer(recipe, view, view.balance)
@@ -167,7 +167,7 @@ class PackSequence:
         """
         while True:
             most_here = self._skip(most) if self._skips else most
-            self._at.walk_to(self.position + self._window)
+            self._at.walk_to(self.position + self._stride)
             if not self._is_over:
                 return self._next(most_here, fetch=fetch)
             if self.epoch + 1 == self._stop:
@@ -175,14 +175,14 @@ class PackSequence:
             self._turn()
 
     def _next(self, most: int, *, fetch: bool) -> DevicePlan:
-        window = self._window
+        stride = self._stride
         batches = self._batches_to_deliver(most) if fetch else self._no_packs()
         packs, num_batches, slots_per_pack = batches
-        first, self.position = self.position, self.position + num_batches * window
+        first, self.position = self.position, self.position + num_batches * stride
         if num_batches > 1:
             self._at.walk_to(self.position)  # these slots are known; this marks them as requested
         self._at.release(self.position)
-        ends = range(first + window, self.position + 1, window)
+        ends = range(first + stride, self.position + 1, stride)
         is_counted = self._at.total is not None and self._recipe.chapter is None
         return DevicePlan(
             packs=packs,
@@ -200,7 +200,7 @@ class PackSequence:
         chapter = self._recipe.chapter
         if chapter is None or not chapter.ramps:
             return None if chapter is None else self._shares[0]
-        middle = (plan.positions[0] - self._window + plan.position) // 2
+        middle = (plan.positions[0] - self._stride + plan.position) // 2
         begin, end = self._shares
         shares: Float64Array = begin + (end - begin) * float(chapter.fraction_at(middle))
         return shares
@@ -212,7 +212,7 @@ class PackSequence:
         a global batch takes several steps, and a resume must be able to tell them apart.
         """
         total, num_slots = self._at.total or 0, self._at.num_slots or 0
-        return min(end, num_slots if end - self._window >= total else total)
+        return min(end, num_slots if end - self._stride >= total else total)
 
     def snapshots(self) -> list[State]:
         """Return the snapshots from which this device can plan the packs that come next."""
@@ -251,11 +251,11 @@ class PackSequence:
             slots = self._queues.know(slots, len(slots), batch_size)
             self._dealt = self._dealer.deal(self._queues.gather(slots, batch_size))
             self._dealt_from, at.quiet_until = first, 0
-        number = (self.position - first) // self._window
+        number = (self.position - first) // self._stride
         if first + size >= at.quiet_until:
             # Snapshots may change at the global batch's end, and those of a state inside it must
             # not: its last batch is planned alone.
-            most = max(min(most, size // self._window - 1 - number), 1)
+            most = max(min(most, size // self._stride - 1 - number), 1)
         return self._dealt.take(number, most)
 
     def _no_packs(self) -> AlikeBatches:
@@ -269,7 +269,7 @@ class PackSequence:
             size = min(size, self._at.total - first)
         if size <= 0:
             return self._no_packs()
-        number = (first - self._gathered_from) // self._window
+        number = (first - self._gathered_from) // self._stride
         if number >= len(self._gathered):
             slots = self._queues.know(self._own_slots(first), view.batch_size, view.batch_size)
             self._gathered = self._queues.gather(slots, view.batch_size)
@@ -284,21 +284,21 @@ class PackSequence:
     def _num_alike(self) -> int:
         """Return how many batches after the next are full, walked, and change no snapshot."""
         at, size = self._at, self._recipe.global_batch_size
-        end = self.position + self._window
+        end = self.position + self._stride
         at.release(end)
         at.snapshots()
         stop = at.asked + (at.num_walked - at.asked) // size * size
         if at.total is not None:
             stop = min(stop, at.total)
-        return max(0, min(stop, at.quiet_until - 1) - end) // self._window
+        return max(0, min(stop, at.quiet_until - 1) - end) // self._stride
 
     def _own_slots(self, first: int) -> Int64Array:
         """Return walked slots of this device's batches from `first` on, at least one batch."""
         at, batch_size = self._at, self._view.batch_size
         stop = at.num_walked if at.total is None else min(at.num_walked, at.total)
-        num_batches = (stop - first - batch_size) // self._window + 1
+        num_batches = (stop - first - batch_size) // self._stride + 1
         num_batches = max(1, min(num_batches, TOGETHER // batch_size))
-        starts = first - at.first + self._window * np.arange(num_batches)
+        starts = first - at.first + self._stride * np.arange(num_batches)
         rows = (starts[:, None] + np.arange(batch_size)).ravel()
         slots: Int64Array = at.slots[rows[rows < stop - at.first]]
         return slots
@@ -307,7 +307,7 @@ class PackSequence:
         self._at.pass_over(position)
         if self._at.total is not None and position >= self._at.total:
             # Only padding is left: continue with the step after the one that held the last packs.
-            self.position = -(-position // self._window) * self._window
+            self.position = -(-position // self._stride) * self._stride
 
     # Chapters.
 
@@ -328,7 +328,7 @@ class PackSequence:
         nexts = [first for first, _ in self._skips if first > step]
         if nexts:
             left = (nexts[0] - before) * size - self.position
-            most = min(most, max(left // self._window, 1))
+            most = min(most, max(left // self._stride, 1))
         return most
 
     def _turn(self) -> None:

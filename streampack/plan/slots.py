@@ -228,7 +228,7 @@ class SlotWalker:
             while True:
                 yield np.zeros(PIECE, np.int64)
         num_batches = max(PIECE // size, 1)
-        for streams in self._schedule.windows():
+        for streams in self._schedule.chunks():
             for first in range(0, len(streams), num_batches):
                 # Shape (global batches, choices per global batch).
                 some = streams[first : first + num_batches]

@@ -296,11 +296,11 @@ def build_chapters(
 
 def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:
     """Refuse a chapter if its global batches are not whole steps of all ranks."""
-    size, window = recipe.global_batch_size, spec.batch_size * spec.world.num_devices
+    size, stride = recipe.global_batch_size, spec.batch_size * spec.world.num_devices
     try:
         _check_batches(spec.batch_size, size)
         _check_shape((recipe.num_lanes, recipe.lane_run, size), recipe.mixing.batching_method)
     except ConfigError as error:
         raise ConfigError(f"chapters[{number}]: {error}") from None
-    given = {"chapters": [spec], "global_batch_size": size, "batch_size * ranks": window}
+    given = {"chapters": [spec], "global_batch_size": size, "batch_size * ranks": stride}
     check_combination(given, f"chapters[{number}]: ")

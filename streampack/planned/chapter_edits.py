@@ -193,21 +193,21 @@ def read_skips(state: State) -> list[tuple[int, int]]:
 
 
 def skip_problem(
-    run: RunPlan, progress: Progress, window: int, skips: Sequence[tuple[int, int]]
+    run: RunPlan, progress: Progress, stride: int, skips: Sequence[tuple[int, int]]
 ) -> str | None:
-    """Return why the steps to skip are not whole for ranks that take `window` packs together.
+    """Return why the steps to skip are not whole for ranks that take `stride` packs together.
 
     None if they are. `skips` are ranges [first, stop) of steps of the run.
     """
     span = run.spans[progress.epoch]
     step, end = span.step_at(progress.position), span.stop_step
     ahead = [skip for skip in skips if skip[1] > step and (end is None or skip[0] < end)]
-    if not ahead or progress.position % window == 0:
+    if not ahead or progress.position % stride == 0:
         return None
     first, stop = ahead[0]
     return (
         f"position {progress.position} lies inside a step of this world, whose steps have "
-        f"batch_size * ranks = {window} packs, so it does not read steps {first} to {stop - 1} "
+        f"batch_size * ranks = {stride} packs, so it does not read steps {first} to {stop - 1} "
         "whole, which are skipped; set a smaller batch_size, or take a state after a whole step"
     )
 

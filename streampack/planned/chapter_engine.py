@@ -111,7 +111,7 @@ class ChapterEngine(PlanEngine):
                 raise TypeError(
                     f"chapter {span.number}, the run's last, has no end, so the run has no length"
                 )
-            num_batches += span.num_slots // view.window
+            num_batches += span.num_slots // view.stride
         return num_batches
 
     # Iteration.
@@ -248,7 +248,7 @@ class ChapterEngine(PlanEngine):
         # Those that the state knows of were skipped then.
         warn_of_skips(run, [skip for skip in self.skips if skip not in skips], progress)
         skips = sorted({*self.skips, *skips})
-        if (problem := skip_problem(run, progress, view.window, skips)) is not None:
+        if (problem := skip_problem(run, progress, view.stride, skips)) is not None:
             raise ResumeError(problem)
         self.skips = skips
         self._use_run(run, chapters, walk)
@@ -315,8 +315,8 @@ class ChapterEngine(PlanEngine):
         span = self.run.spans[progress.epoch]
         first = span.step_at(progress.position + span.recipe.global_batch_size - 1)
         skips = sorted([*self.skips, (first, first + read_count("steps", steps))])
-        window = self._views[progress.epoch].window
-        if (problem := skip_problem(self.run, progress, window, skips)) is not None:
+        stride = self._views[progress.epoch].stride
+        if (problem := skip_problem(self.run, progress, stride, skips)) is not None:
             raise ConfigError(problem)
         warn_of_skips(self.run, [(first, first + steps)])
         reached = self._reached

@@ -322,7 +322,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             read, base = self._plain_reader(), sequence.position
             num_moves = self.num_moves
             ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
-            window = self._view.window
+            stride = self._view.stride
             with closing(sequence), closing(ahead):
                 ahead.look()
                 while (plan := sequence.next(fetch=step % turns == worker)) is not None:
@@ -331,7 +331,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
                     if (step - 1) % turns == worker:
                         # A worker knows only its own progress: assume that its round is complete.
                         rounds = -(-step // turns) * turns
-                        position = base + rounds * window if num_workers else plan.position
+                        position = base + rounds * stride if num_workers else plan.position
                         ahead.need_for(plan)
                         batch = whole(read(plan))
                         if num_moves != self.num_moves:
@@ -356,7 +356,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             )
         state, info = self.state_here(), get_worker_info()
         if info is not None:
-            state |= {"worker": [info.id, info.num_workers], "window": self._view.window}
+            state |= {"worker": [info.id, info.num_workers], "window": self._view.stride}
         return state
 
     def state_after(self, batch: Mapping[str, Any]) -> State:

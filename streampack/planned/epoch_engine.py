@@ -66,7 +66,7 @@ class EpochEngine(PlanEngine):
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next."""
         epoch = self.at.epoch if self.at else self.counter.next_epoch
-        return -(-self._slots_in(epoch) // self._view.window)
+        return -(-self._slots_in(epoch) // self._view.stride)
 
     def _slots_in(self, epoch: int) -> int:
         """Return the slots of an epoch over all ranks, including the padding of its last batch."""
@@ -150,12 +150,12 @@ class EpochEngine(PlanEngine):
     def next_epoch(self) -> int:
         """The epoch of the next iteration, without beginning it."""
         start = self._worker_start or self._start_of(self.counter.next_epoch)
-        position, window = start.position, self._view.window
+        position, stride = start.position, self._view.stride
         if not position:
             return start.epoch
         slots = self._slots_in(start.epoch)
         if position >= packs_in(self.recipe, self._totals[start.epoch]):
-            position = -(-position // window) * window  # padding completes the step
+            position = -(-position // stride) * stride  # padding completes the step
         return start.epoch + (position >= slots)
 
     def load_state_dict(self, state: State) -> None:

@@ -161,12 +161,12 @@ def check_saving_worker(state: State, view: DeviceView) -> bool:
             f"the state was saved in {there:.80}, but is loaded in {here}; load it with as many "
             "workers, or save dataset.state_after(batch), which fits any number"
         )
-    if state.get("window") != view.window:
+    if state.get("window") != view.stride:
         # Workers may be at different steps: they can only resume with the same step size.
         raise ResumeError(
             f"the state was saved in a worker while a step of all ranks took "
             f"{state.get('window')!r:.80} packs, but batch_size={view.batch_size} and "
-            f"{view.num_devices} ranks with batches of their own take {view.window}; "
+            f"{view.num_devices} ranks with batches of their own take {view.stride}; "
             "load it with as many, or save dataset.state_after(batch), which fits any number"
         )
     return True

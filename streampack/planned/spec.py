@@ -86,7 +86,7 @@ def ranks_of_node(world: World) -> list[World]:
 def check_whole_steps(recipe: Recipe, view: DeviceView) -> None:
     """Refuse a balanced global batch that is not a whole number of steps."""
     given = {"balance": view.balance, "global_batch_size": recipe.global_batch_size}
-    check_combination({**given, "batch_size * devices": view.window})
+    check_combination({**given, "batch_size * devices": view.stride})
 
 
 def balance_in_state(recipe: Recipe, view: DeviceView, position: int) -> State:

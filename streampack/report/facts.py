@@ -113,12 +113,12 @@ def run_facts(
     """Return what a report says; arguments as of `write_report`."""
     engine = engine_of(dataset)
     recipe, is_run = engine.recipe, bool(engine.run.chapters)
-    window = engine.world.num_devices * engine.batch_size
+    stride = engine.world.num_devices * engine.batch_size
     held = [(stream.num_tokens, stream.num_samples) for stream in recipe.streams]
     shortest = max(min(tokens / samples for tokens, samples in held), 1)
-    affordable = max(int(PLANNED_PIECES / window / (1 + recipe.row_tokens / shortest)), 1)
+    affordable = max(int(PLANNED_PIECES / stride / (1 + recipe.row_tokens / shortest)), 1)
     last = engine.run.spans[-1].stop_step if is_run else 0
-    in_run = -(-recipe.chosen_slots // recipe.row_tokens // window)
+    in_run = -(-recipe.chosen_slots // recipe.row_tokens // stride)
     if is_run:
         in_run = affordable + 1 if last is None else len(dataset)
     most = steps or affordable
@@ -140,7 +140,7 @@ def run_facts(
     if not is_whole:
         epoch = [s.chosen_tokens / max(s.num_tokens, 1) for s in recipe.streams]
         nodes = NodeReads(engine).expected(curves[2][-1] if is_run else np.array(epoch))
-    at, streams, source = _delivered(dataset, state, affordable * window * recipe.row_tokens)
+    at, streams, source = _delivered(dataset, state, affordable * stride * recipe.row_tokens)
     if stats is not None:
         streams, source = stats["streams"], "measured by loader.stats()"
     num_chapters = len(engine.run.chapters)

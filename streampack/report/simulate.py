@@ -167,9 +167,9 @@ class _Waits:
 
     def _begin(self, plan: DevicePlan, recipe: Recipe) -> None:
         """Begin an epoch or a chapter."""
-        size, window = recipe.global_batch_size, plan.num_rows * plan.slots_per_pack
-        window *= self._world.num_devices
-        self._num_steps = size // window if size % window == 0 else 0
+        size, stride = recipe.global_batch_size, plan.num_rows * plan.slots_per_pack
+        stride *= self._world.num_devices
+        self._num_steps = size // stride if size % stride == 0 else 0
         self._keeps_batches = recipe.mixing.batching_method == "device_per_stream"
         self._span, self._batches, self._is_padded = plan.epoch, [], False
 

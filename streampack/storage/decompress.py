@@ -2,7 +2,7 @@
 
 A small file that would unpack to gigabytes is stopped at the first piece beyond the stated size.
 
-Cost: a few MiB of memory plus the codec's window, at most 128 MiB (zstd); for snappy, one shard in
+Cost: a few MiB of memory plus the codec's history, at most 128 MiB (zstd); for snappy, one shard in
 memory both compressed and raw.
 """
 

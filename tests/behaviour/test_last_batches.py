@@ -124,7 +124,7 @@ def test_other_worlds_and_resumes_deliver_the_same_whole_batches(r, epoch, data)
     num_batches = r.global_batch_size // batch_size
     num_devices = data.draw(st.sampled_from([n for n in range(1, 9) if num_batches % n == 0]))
     views = world_views(num_devices, batch_size)
-    position = data.draw(st.integers(0, len(slots) // views[0].window)) * views[0].window
+    position = data.draw(st.integers(0, len(slots) // views[0].stride)) * views[0].stride
     rest = packs[int(np.searchsorted(begins, position)) :]
     assert all_packs(r, views, epoch, position=position) == rest
 

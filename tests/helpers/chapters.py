@@ -86,7 +86,7 @@ def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]
     """The packs of a plan: (chapter, slot, rows)."""
     packs = []
     for number, position in enumerate(plan.positions):
-        first = view.first_slot(position - view.window)
+        first = view.first_slot(position - view.stride)
         batch = plan.slice(number, number + 1).packs
         packs += [(plan.epoch, first + row, batch[row].tolist()) for row in range(len(batch))]
     return packs

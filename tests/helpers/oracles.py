@@ -45,7 +45,7 @@ class Rules:
     multiple: int = 1
 
     @property
-    def window(self) -> int:
+    def search_tokens(self) -> int:
         return min(self.max_seq_len, 8192)
 
     @property
@@ -175,8 +175,8 @@ def one_exact_pack(run: Run) -> None:
             break
         left -= run.pool[first][LENGTH]
         first += 1
-    while left > rules.window and first < rules.most and run.seen(first):
-        if left - run.pool[first][LENGTH] < rules.window:
+    while left > rules.search_tokens and first < rules.most and run.seen(first):
+        if left - run.pool[first][LENGTH] < rules.search_tokens:
             break
         left -= run.pool[first][LENGTH]
         first += 1

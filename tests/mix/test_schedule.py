@@ -128,7 +128,7 @@ def test_shares_that_change_are_met_by_their_running_integral(
         run=run,
         start=start,
     )
-    order = np.concatenate([blocks.ravel() for blocks in schedule.windows()])
+    order = np.concatenate([blocks.ravel() for blocks in schedule.chunks()])
     assert len(order) == num_slots
     counts = np.cumsum(order[:, None] == np.arange(len(begin)), axis=0)
     slots = np.arange(1, num_slots + 1)[:, None]
@@ -162,17 +162,17 @@ def test_a_schedule_continues_from_its_states_as_if_it_had_not_stopped():
     start = ScheduleState(lags=np.zeros(2, np.int64), owed=np.zeros((4, 2), np.int64))
     schedule = Schedule(shares, start=start, **options)
     rest = {}
-    windows = []
-    for window in schedule.windows():
-        windows.append(window)
+    chunks = []
+    for chunk in schedule.chunks():
+        chunks.append(chunk)
         if schedule.now.slot % schedule.resumable_slots == 0:
-            rest[len(windows)] = schedule.now.copy()
+            rest[len(chunks)] = schedule.now.copy()
     assert len(rest) > 2
     for number, state in rest.items():
         if state.slot < 1 << 18:
             resumed = Schedule(shares, start=state, **options)
             assert all(
-                (a == b).all() for a, b in zip(resumed.windows(), windows[number:], strict=True)
+                (a == b).all() for a, b in zip(resumed.chunks(), chunks[number:], strict=True)
             )
 
 

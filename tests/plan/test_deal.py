@@ -90,7 +90,7 @@ def test_each_global_batch_holds_the_packs_that_it_has_without_balance(
 ):
     r = make(method, num_lanes, epoch_end=epoch_end)
     views = views_of(*world, within)
-    per_batch = SIZE // views[0].window
+    per_batch = SIZE // views[0].stride
     plain = steps_of(r, [replace(view, balance=None) for view in views], epoch=1)
     dealt = steps_of(r, views, epoch=1)
     assert by_global_batch(dealt, per_batch) == by_global_batch(plain, per_batch)
@@ -151,8 +151,8 @@ def test_the_cost_of_a_pack_is_that_of_its_samples():
         round(1024 * (100 + 100**2 / 49_152)) + round(1024 * (1000 + 1000**2 / 49_152)),
         2 * 1024 * 49_152,
     ]
-    windowed = AttentionCost(hidden_size=100, window=10)(np.array([4, 10, 30]))
-    assert windowed.tolist() == [4 + 16 / 1200, 10 + 100 / 1200, 30 + (900 - 400) / 1200]
+    near = AttentionCost(hidden_size=100, sliding_window=10)(np.array([4, 10, 30]))
+    assert near.tolist() == [4 + 16 / 1200, 10 + 100 / 1200, 30 + (900 - 400) / 1200]
 
 
 def test_equal_functions_have_equal_digests():

@@ -67,7 +67,7 @@ def test_pad_fills_the_last_global_batch_up_and_drop_leaves_it_out(
     assert all_packs(r, world_views(num_devices, batch_size)) == kept
     for view in world_views(num_devices, batch_size):
         batches = device_batches(r, view)
-        assert len(batches) == slots // view.window
+        assert len(batches) == slots // view.stride
         assert all(batch.num_rows == batch_size for batch in batches)
 
 
@@ -89,9 +89,9 @@ def test_positions_count_slots_over_all_ranks_and_never_go_back(method, world):
     positions = [batch.position for batch in device_batches(r, view)]
 
     for step, position in enumerate(positions, start=1):
-        end = step * view.window
+        end = step * view.stride
         # Steps of nothing but padding have a position of their own, so that each can be resumed.
-        assert position == (min(end, num_packs) if end - view.window < num_packs else end)
+        assert position == (min(end, num_packs) if end - view.stride < num_packs else end)
 
 
 @examples(25)

@@ -244,5 +244,5 @@ def test_the_lanes_of_a_device_are_those_of_its_slots(lanes, run, devices, size,
     )
     position = data.draw(st.integers(0, 20)) * size
     first = view.first_slot(position)
-    slots = {first + step * view.window + i for step in range(lanes * run) for i in range(size)}
+    slots = {first + step * view.stride + i for step in range(lanes * run) for i in range(size)}
     assert touched_lanes(r, view, position) == {slot // run % lanes for slot in slots}
