@@ -144,7 +144,7 @@ def make_recipe(case: Case, num_samples: int | None) -> Recipe:
         mixing=mixing,
         order=Order(seed=17, shuffle_block_size=case.block_size),
         num_lanes=case.num_lanes,
-        lane_run=BATCH_SIZE,
+        lane_turn=BATCH_SIZE,
         global_batch_size=BATCH_SIZE * case.num_lanes,
     )
 
@@ -166,7 +166,7 @@ def make_run(recipe: Recipe, num_chapters: int) -> RunPlan:
         mixing=replace(recipe.mixing, epoch_end="pad", global_batch_size=recipe.global_batch_size),
         order=recipe.order,
         num_lanes=recipe.num_lanes,
-        lane_runs=[recipe.lane_run] * num_chapters,
+        lane_turns=[recipe.lane_turn] * num_chapters,
     )
     return RunPlan(recipes)
 

@@ -53,7 +53,7 @@ def recipe_of(
         mixing=mixing,
         order=Order(seed=17, pack_shuffle=window),
         num_lanes=num_lanes,
-        lane_run=min(8, size),
+        lane_turn=min(8, size),
         global_batch_size=size,
     )
 

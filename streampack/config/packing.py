@@ -66,10 +66,10 @@ class Packing:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
     buffer_tokens: int | None = None
     """Hard limit on the tokens buffered by one packer; for best_fit_decreasing, on the tokens that
-    pass from one window to the next. None: max(8 * max_seq_len, 65,536), or for knapsack
+    wait for the next window. None: max(8 * max_seq_len, 65,536), or for knapsack
     max(128 * max_seq_len, 65,536)."""
     buffer_samples: int = 4096
-    """Hard limit on the samples buffered by one packer, or passing from one window to the next."""
+    """Hard limit on the samples buffered by one packer, or waiting for the next window."""
     split_gap: float | None = None
     """Split a sample to fill a pack if more than this fraction of the pack would stay empty.
     None: never split for this reason."""

@@ -121,7 +121,7 @@ def num_parts(run: RunPlan, most: int) -> int:
                 return 1
 
     def fits(parts: int) -> bool:
-        sizes = [recipe.global_batch_size % (parts * recipe.lane_run) for recipe in recipes]
+        sizes = [recipe.global_batch_size % (parts * recipe.lane_turn) for recipe in recipes]
         return len(lanes) % parts == 0 and not any(sizes)
 
     return next(parts for parts in range(min(most, len(lanes)), 0, -1) if parts == 1 or fits(parts))
@@ -134,7 +134,7 @@ def lane_views(engine: PlanEngine, part: int, parts: int) -> list[DeviceView]:
     run, views = engine.run, []
     for number, recipe in enumerate(run.recipes):
         # Each chapter begins at another lane, and the device keeps its own.
-        place = (part - run.lane_offset(number) // recipe.lane_run) % parts
-        view = DeviceView(place=place, num_devices=parts, batch_size=recipe.lane_run)
+        place = (part - run.lane_offset(number) // recipe.lane_turn) % parts
+        view = DeviceView(place=place, num_devices=parts, batch_size=recipe.lane_turn)
         views.append(view)
     return views

@@ -155,11 +155,11 @@ class _Search:
     def lanes(self) -> list[int]:
         """Return the lanes that deliver the sample: one of its own, or all in turn."""
         recipe = self.engine.recipe
-        runs, shares = recipe.assignment(self.number)
+        extents, shares = recipe.assignment(self.number)
         if shares is None:
             return list(range(recipe.num_lanes))
         first_sample = recipe.streams[self.number].first_sample
-        return [next(n for n, run in enumerate(runs) if _holds(run, first_sample, self.sample))]
+        return [next(n for n, own in enumerate(extents) if _holds(own, first_sample, self.sample))]
 
     def has(self, segments: Int64Array) -> BoolArray:
         """Return which segments are of the sample, shape (n,)."""

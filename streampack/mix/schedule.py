@@ -135,7 +135,7 @@ class Schedule:
         seed: The run's seed.
         seed_path: Identifies the schedule, such as ("epoch", 0).
         num_lanes: Number of lanes that take the slots in turn.
-        run: Consecutive slots per lane.
+        run: Consecutive slots of a lane.
         start: Where to begin. Then debts of lanes are rounded at every slot in `resumable_slots`,
             from which the schedule can be resumed. None: at slot 0.
 
@@ -152,7 +152,7 @@ class Schedule:
         seed: int,
         seed_path: tuple[int | str, ...],
         num_lanes: int = 1,
-        run: int = 1,
+        lane_turn: int = 1,
         start: ScheduleState | None = None,
     ) -> None:
         self._shares = amounts if isinstance(amounts, LinearShares) else fixed_shares(amounts)
@@ -160,7 +160,7 @@ class Schedule:
         self._seed = seed
         self._seed_path = seed_path
         self._num_lanes = num_lanes
-        self._run = run
+        self._lane_turn = lane_turn
         self._is_resumable = start is not None
         self._width = -(-CHUNK // block) * block  # several whole blocks, for speed
         self.now = self._beginning() if start is None else start.copy()
@@ -212,23 +212,23 @@ class Schedule:
         return out
 
     def _spread(self, num_slots: int) -> Int64Array:
-        now, run = self.now, self._run
+        now, lane_turn = self.now, self._lane_turn
         out = np.empty(num_slots, np.int64)
         units = np.empty((2, len(now.lags)), np.int64)
-        num_ahead = max(HORIZON, 2 * self._num_lanes * run) // self._block + 1
+        num_ahead = max(HORIZON, 2 * self._num_lanes * lane_turn) // self._block + 1
         rooms = np.empty(1 << num_ahead.bit_length(), np.int64)
         # Not what is left in the schedule: a chapter that is lengthened, or ends early, keeps the
         # slots that it has in common.
-        shape = (now.slot, self._block, run, self._shares.horizon - now.slot)
+        shape = (now.slot, self._block, lane_turn, self._shares.horizon - now.slot)
         rates = self._shares.at(now.slot)
         spread_over_lanes(rates, now.lags, now.owed, units, rooms, shape, out)
         first = self._move(len(out))
-        if run == 1:
+        if lane_turn == 1:
             return out
         slots = first + np.arange(len(out))
-        begins = (slots % run == 0) | (slots % self._block == 0)
+        begins = (slots % lane_turn == 0) | (slots % self._block == 0)
         bits = random_bits(len(out), self._seed, *self._seed_path, "run", first)
-        # Shuffle the slots of each run within its block.
+        # Shuffle the slots of each turn within its block.
         return out[np.argsort(np.cumsum(begins) << 32 | (bits >> np.uint64(32)).astype(int))]
 
     def _move(self, num_slots: int) -> int:

@@ -213,7 +213,7 @@ def spread_over_lanes(
         out: Whole blocks.
     """
     shares, slopes = rates
-    first, block, run, num_left = shape
+    first, block, lane_turn, num_left = shape
     mask = len(rooms) - 1
     opens, deadlines = units
     for stream in range(len(lags)):
@@ -227,7 +227,7 @@ def spread_over_lanes(
         current = i // block
         if i % block == 0:
             tight = _look_ahead(rates, lags, rooms, (i, block, num_left), tight)
-        lane = (first + i) // run % len(owed)
+        lane = (first + i) // lane_turn % len(owed)
         for stream in range(len(shares)):
             # Every stream earns its share in the lane that this slot belongs to.
             owed[lane, stream] += shares[stream]

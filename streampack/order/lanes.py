@@ -1,14 +1,14 @@
-"""Assign a stream's samples to lanes, once, in contiguous runs of about equal raw bytes.
+"""Assign a stream's samples to lanes, once, in contiguous stretches of about equal raw bytes.
 
 Six shards over two lanes. The seed orders the shards, and a cut may fall inside a shard::
 
     shards in seeded order    [ 4 ][ 0 ][ 5 ][ 2 ][ 1 ][ 3 ]
-    run                       0 ----------->|1 ----------->
+    stretch                   0 ----------->|1 ----------->
     lane                      0              1
 
-A lane reads the same shards in every pass, so the cache of its node stays valid. Lanes take runs by
-digit reversal (with 4 lanes: runs 0, 2, 1, 3), so that the lanes of a node have neighbouring runs:
-see docs/adr/0001.
+A lane reads the same shards in every pass, so the cache of its node stays valid. Lanes take them by
+digit reversal (with 4 lanes: stretches 0, 2, 1, 3), so that the lanes of a node have neighbouring
+stretches: see docs/adr/0001.
 
 Cost: O(shards) a lane. No sample is read.
 """
@@ -72,21 +72,21 @@ class Extents:
         )
 
 
-def run_of_lane(lane: int, num_lanes: int) -> int:
-    """Return the run of a lane: reverse the lane's digits in the prime factors of num_lanes.
+def stretch_of_lane(lane: int, num_lanes: int) -> int:
+    """Return the stretch of a lane: its digits in the prime factors of num_lanes, reversed.
 
-    >>> [run_of_lane(lane, 4) for lane in range(4)]
+    >>> [stretch_of_lane(lane, 4) for lane in range(4)]
     [0, 2, 1, 3]
     """
-    run, width, rest, prime = 0, num_lanes, num_lanes, 2
+    stretch, width, rest, prime = 0, num_lanes, num_lanes, 2
     while rest > 1:
         while rest % prime == 0:
             rest //= prime
             width //= prime
             lane, digit = divmod(lane, prime)
-            run += digit * width
+            stretch += digit * width
         prime += 1
-    return run
+    return stretch
 
 
 def assign_to_lanes(
@@ -119,13 +119,13 @@ def assign_to_lanes(
     bytes_stops = np.cumsum(raw_bytes[whole.shards])
     # Cut by bytes: find the shard, then interpolate to a sample inside it.
     cuts = [0]
-    for run in range(1, num_lanes):
-        target = int(bytes_stops[-1]) * run // num_lanes
+    for stretch in range(1, num_lanes):
+        target = int(bytes_stops[-1]) * stretch // num_lanes
         shard = int(np.searchsorted(bytes_stops, target, side="right"))
         shard = min(shard, len(stops) - 1)
         size, count = int(raw_bytes[whole.shards[shard]]), int(whole.counts[shard])
         inside = (target - (int(bytes_stops[shard]) - size)) * count // max(size, 1)
         cuts.append(max(cuts[-1], int(stops[shard]) - count + min(inside, count)))
     cuts.append(int(stops[-1]))
-    runs = [whole.between(first, last) for first, last in pairwise(cuts)]
-    return [runs[run_of_lane(lane, num_lanes)] for lane in range(num_lanes)]
+    stretches = [whole.between(first, last) for first, last in pairwise(cuts)]
+    return [stretches[stretch_of_lane(lane, num_lanes)] for lane in range(num_lanes)]

@@ -6,11 +6,11 @@ With max_seq_len=8 and a window of six segments::
     decreasing   C6  A5  B4  F3  D2  E1
     packs        A A A A A F F F        F fits into the packs of A and B; that of A is fuller
                  C C C C C C D D
-    buffered     B4  E1                 their pack is not full: both pass on to the next window
+    buffered     B4  E1                 their pack is not full: both wait for the next window
 
 A window is all segments of one call of `add`. After it, packs with a gap of more than 0.1 % are
 dissolved, the emptiest first, as far as the buffer has room. Their segments are placed first in the
-next window. A segment that has seen 64 packs leave since its own window began does not pass on
+next window. A segment that has seen 64 packs leave since its own window began does not wait
 again. docs/packers.md has the promises of windows, and docs/adr/0028 the reasons.
 
 Packs leave in the order in which their longest segments arrived, which is random in shuffled data:
@@ -18,7 +18,7 @@ training would otherwise see packs of long samples at the start of each window. 
 segments have the sizes of `sizes_in_pack` instead of their lengths.
 
 Cost: two sorts and 50 ns a segment, 0.1 to 0.3 us in all. Memory: the integers of a window, and the
-segments that pass on.
+segments that wait.
 
 Source: D. S. Johnson, "Near-optimal bin packing algorithms", MIT, 1973. Its bound is 11/9 of the
 fewest packs, plus 4. Bins are kept in a list for each amount of free room, as in "Fewer Truncations
@@ -45,7 +45,7 @@ FREE, COUNT, OPENER, BEFORE = range(4)
 NUM_PACK_COLUMNS = 4
 ONE = np.uint64(1)
 NONE = -1
-PASSING_PACKS = 64  # a segment that has seen so many packs leave does not pass on again
+MAX_WAIT_PACKS = 64  # a segment that has seen so many packs leave does not wait again
 
 # `words` and `groups` as in `find_room`; by room: the pack that got it last, or NONE.
 RoomsLeft: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Int64Array]
@@ -164,10 +164,10 @@ class BestFitDecreasingPacker(BufferedPacker):
     ([0, 5], [2, 3], [1, 4])
     """
 
-    def __init__(self, packing: Packing, passing_packs: int = PASSING_PACKS):
+    def __init__(self, packing: Packing, max_wait_packs: int = MAX_WAIT_PACKS):
         super().__init__("best_fit_decreasing", limits_of(packing))
         self._packing = packing
-        self._passing_packs = passing_packs
+        self._max_wait_packs = max_wait_packs
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple, num_held = self._limits.multiple, len(self._buffered)
@@ -185,16 +185,16 @@ class BestFitDecreasingPacker(BufferedPacker):
         packs = np.empty((len(rows), NUM_PACK_COLUMNS), np.int64)
         rooms_left = no_rooms_left(most)
         packs = packs[: place_segments(self._limits, rooms_left, lengths, order, pack_of, packs)]
-        may_pass = np.full(len(packs), not final)
-        may_pass[pack_of[:num_held][self._waited >= self._passing_packs]] = False
-        passes = self._choose(packs, may_pass)
-        return self._leave(rows, pack_of, packs[:, OPENER], passes)
+        may_wait = np.full(len(packs), not final)
+        may_wait[pack_of[:num_held][self._waited >= self._max_wait_packs]] = False
+        waiting = self._choose(packs, may_wait)
+        return self._leave(rows, pack_of, packs[:, OPENER], waiting)
 
-    def _choose(self, packs: Int64Array, may_pass: npt.NDArray[np.bool_]) -> Int64Array:
+    def _choose(self, packs: Int64Array, may_wait: npt.NDArray[np.bool_]) -> Int64Array:
         """Return the packs that give their segments to the next window, shape (n,)."""
         limits = self._limits
-        may_pass &= (packs[:, FREE] > limits.tolerance) & (packs[:, COUNT] < limits.max_samples)
-        chosen: Int64Array = np.flatnonzero(may_pass)
+        may_wait &= (packs[:, FREE] > limits.tolerance) & (packs[:, COUNT] < limits.max_samples)
+        chosen: Int64Array = np.flatnonzero(may_wait)
         chosen = chosen[np.argsort(-packs[chosen, FREE], kind="stable")]
         tokens = np.cumsum(limits.pack_tokens - packs[chosen, FREE])
         samples = np.cumsum(packs[chosen, COUNT])
@@ -208,17 +208,17 @@ class BestFitDecreasingPacker(BufferedPacker):
         return chosen
 
     def _leave(
-        self, rows: Int64Array, pack_of: Int64Array, openers: Int64Array, passes: Int64Array
+        self, rows: Int64Array, pack_of: Int64Array, openers: Int64Array, waiting: Int64Array
     ) -> Packs:
-        """Buffer the segments of the packs that pass on, and return the other packs."""
+        """Buffer the segments of the packs that wait, and return the other packs."""
         place = np.empty(len(openers), np.int64)
         keys = openers.copy()
-        keys[passes] = len(rows)  # behind all others
+        keys[waiting] = len(rows)  # behind all others
         place[np.argsort(keys, kind="stable")] = np.arange(len(openers))
-        place[passes] = NONE
+        place[waiting] = NONE
         place_of = place[pack_of]
         leaves = place_of >= 0
-        sizes = np.bincount(place_of[leaves], minlength=len(openers) - len(passes))
+        sizes = np.bincount(place_of[leaves], minlength=len(openers) - len(waiting))
         ends = np.cumsum(sizes) - sizes
         out = np.empty((int(sizes.sum()), NUM_COLUMNS), np.int64)
         write_packs(rows, place_of, ends, out)

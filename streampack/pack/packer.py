@@ -15,7 +15,7 @@ from typing import Protocol
 
 from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
-from streampack.pack.best_fit_decreasing import PASSING_PACKS, BestFitDecreasingPacker
+from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS, BestFitDecreasingPacker
 from streampack.pack.exact_fit import exact_fit
 from streampack.pack.in_order import concat, next_fit
 from streampack.pack.knapsack import KnapsackPacker
@@ -72,12 +72,12 @@ class Packer(Protocol):
         """Resume from a saved state."""
 
 
-def make_packer(packing: Packing, *, passes_once: bool = False) -> Packer:
+def make_packer(packing: Packing, *, waits_once: bool = False) -> Packer:
     """Return an empty packer for the method of `packing`, or for the default without a shuffle.
 
-    `passes_once`: from one window to the next, a sample passes at most once.
+    `waits_once`: a sample waits for at most one more window.
     """
     method = packing.method or packing.resolved(is_windowed=False).method
     if method == "best_fit_decreasing":
-        return BestFitDecreasingPacker(packing, 1 if passes_once else PASSING_PACKS)
+        return BestFitDecreasingPacker(packing, 1 if waits_once else MAX_WAIT_PACKS)
     return PACKERS[method or DEFAULT_METHOD](packing)

@@ -31,13 +31,13 @@ def chapter_recipes(
     mixing: Mixing,
     order: Order,
     num_lanes: int,
-    lane_runs: Sequence[int],
+    lane_turns: Sequence[int],
 ) -> list[Recipe]:
     """Return the recipe of each chapter of a run.
 
     Raises a ConfigError if one names an unknown stream. `streams` are all of the run; their quotas
     are replaced. Chapters without their own have this `packing`, and the global batch size of
-    `mixing`. `lane_runs` has a value for each chapter.
+    `mixing`. `lane_turns` has a value for each chapter.
     """
     names = [stream.name for stream in streams]
     recipes = []
@@ -66,7 +66,7 @@ def chapter_recipes(
                 mixing=replace(mixing, global_batch_size=size),
                 order=order,
                 num_lanes=num_lanes,
-                lane_run=lane_runs[number],
+                lane_turn=lane_turns[number],
                 global_batch_size=size,
                 chapter=plan,
             )
@@ -119,7 +119,7 @@ def chapter_record(recipe: Recipe) -> dict[str, Any]:
         "steps": None if plan.num_slots is None else plan.num_slots // recipe.global_batch_size,
         "ramp_steps": plan.ramp_slots // recipe.global_batch_size if plan.ramps else None,
         "global_batch_size": recipe.global_batch_size,
-        "lane_run": recipe.lane_run,
+        "lane_run": recipe.lane_turn,
         "packing": {name: packing[name] for name in SHAPES},
     }
 

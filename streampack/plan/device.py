@@ -169,19 +169,21 @@ NO_BATCHES = BatchPacks(NO_PACKS, np.zeros(0, np.int64), 1)
 def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: int = 0) -> set[int]:
     """Return the lanes that a device plans from a position on, while no lane is dry.
 
-    With balance, these are the lanes of all devices that share packs. All lanes if slots pass over
+    With balance, these are the lanes of all devices that share packs. All lanes if slots skip
     some of them.
 
     `before` is the number of slots of the run before the epoch, with carry.
     """
-    lanes, run = recipe.num_lanes, recipe.lane_run
+    lanes, lane_turn = recipe.num_lanes, recipe.lane_turn
     # Batches begin at first + n * stride. Only their offset within a cycle of lanes matters.
-    spacing = math.gcd(lanes * run, view.stride)
-    if spacing <= run or skips_lanes(recipe):
+    spacing = math.gcd(lanes * lane_turn, view.stride)
+    if spacing <= lane_turn or skips_lanes(recipe):
         return set(range(lanes))
     return {
         number % lanes
         for each in view.shared
-        for start in range((before + each.first_slot(position)) % spacing, lanes * run, spacing)
-        for number in range(start // run, (start + view.batch_size - 1) // run + 1)
+        for start in range(
+            (before + each.first_slot(position)) % spacing, lanes * lane_turn, spacing
+        )
+        for number in range(start // lane_turn, (start + view.batch_size - 1) // lane_turn + 1)
     }

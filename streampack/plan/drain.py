@@ -2,7 +2,7 @@
 
 ::
 
-    lane 0    a b c d          each lane to the end of its part; lanes that are dry are passed over
+    lane 0    a b c d          each lane to the end of its part; lanes that are dry are skipped
     lane 1    e f
     chapter   a e b f c d . .  the last global batch is padded
 
@@ -41,7 +41,7 @@ def drained(recipes: Sequence[Recipe], ended_by: str) -> RunPlan:
     start = run.start(last)
     start = replace(start, limits=_limits(run, start.limits, start.served))
     most = MOST_SLOTS if plan.num_slots is None else plan.num_slots
-    missing = SlotWalker(recipe, 0, start=start).pass_over(most)
+    missing = SlotWalker(recipe, 0, start=start).walk_over(most)
     if not missing:
         return RunPlan([*recipes[:last], recipe], None, start.limits)
     if missing == most and last:

@@ -32,9 +32,9 @@ class LaneStream:
     """One stream in one lane: an endless sequence of which each epoch takes the next part."""
 
     def __init__(self, recipe: Recipe, number: int, lane: int) -> None:
-        runs, shares = recipe.assignment(number)
+        of_lanes, shares = recipe.assignment(number)
         # The content of one pass: the lane's samples, or all samples of a shared stream.
-        extents = runs[0] if shares is None else runs[lane]
+        extents = of_lanes[0] if shares is None else of_lanes[lane]
         self._recipe = recipe
         self.stream = recipe.streams[number]
         self.number = number
@@ -339,7 +339,7 @@ def is_used(recipe: Recipe, lane: int, queue: int) -> bool:
 
 
 def skips_lanes(recipe: Recipe) -> bool:
-    """Return whether slots pass over lanes that hold no sample of a global batch's stream.
+    """Return whether slots skip lanes that hold no sample of a global batch's stream.
 
     A device's slots then are in other lanes in each global batch.
     """

@@ -159,7 +159,7 @@ class PackQueue:
 
     # Chapters.
 
-    def turn(self, recipe: Recipe, number: int) -> None:
+    def start_chapter(self, recipe: Recipe, number: int) -> None:
         """Begin the next chapter after `number` packs of the queue."""
         if not any(map(recipe.uses, recipe.streams_in(self._queue))):
             return  # a queue without a share rests as it is
@@ -167,7 +167,7 @@ class PackQueue:
         self._cut(number)
         kept = number - self.first_known
         rest = self._packs.slice(kept, len(self._packs)).segments
-        if self.windows.turn(recipe, number, rest):
+        if self.windows.start_chapter(recipe, number, rest):
             self._hold(self._packs.slice(0, kept), self.first_known)
         self.num_moves += 1
 

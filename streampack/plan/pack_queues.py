@@ -7,7 +7,7 @@
     packs     [ a b ] [ c ]   [ d e f ] [ g ]         in slot order, one array
 
 Delivered packs are recorded on demand and when a queue is planned further, so a batch costs the
-same for one queue as for a hundred. Where a chapter begins, queues that it uses turn to it. Others
+same for one queue as for a hundred. Where a chapter begins, queues that it uses start it. Others
 are parked: only a snapshot is kept, until they are used again.
 
 Cost: about 10 ns a segment, and 10 us a queue when a chunk of its samples is planned or delivered;
@@ -50,7 +50,7 @@ class PackQueues:
         self._recipe = recipe = run.span(number).recipe
         self._run = run
         self._first_epoch = 0 if recipe.is_endless else number
-        passed = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
+        delivered = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
         self._loaded = {(saved["lane"], saved["queue"]): saved for saved in snapshots}
         # Packs of a queue before each chapter from one on, as far as they are known.
         self._chapter_begins = {
@@ -60,15 +60,17 @@ class PackQueues:
         # Samples skipped by queues that are parked. Their snapshots may lack the last.
         self._parked_dropped = {key: saved["dropped"] for key, saved in self._loaded.items()}
         self._queues: dict[tuple[int, int], PackQueue] = {}
-        self._planned = np.zeros_like(passed)  # known packs of each queue
-        self._crossings = np.full_like(passed, ENDLESS)  # packs at which the next snapshot applies
+        self._planned = np.zeros_like(delivered)  # known packs of each queue
+        self._crossings = np.full_like(
+            delivered, ENDLESS
+        )  # packs at which the next snapshot applies
         self._changed: set[tuple[int, int]] = set()
         self._saved: dict[tuple[int, int], list[State]] = {}
         self._counted_lanes = counted_lanes
         self._num_counted = self._num_summed = -1
         self._high_water = 0
         self._dropped = np.zeros(len(recipe.streams), np.int64)
-        self.passed = passed
+        self.delivered = delivered
         self.num_changes = 0
 
     def __iter__(self) -> Iterator[PackQueue]:
@@ -125,7 +127,7 @@ class PackQueues:
         if snapshot is not None:
             pack_queue.restore(snapshot)
         for chapter in range(first + 1, self._chapter + 1):
-            pack_queue.turn(recipes[chapter], self._begin_of(lane, queue, chapter))
+            pack_queue.start_chapter(recipes[chapter], self._begin_of(lane, queue, chapter))
         return pack_queue
 
     # Chapters.
@@ -140,14 +142,14 @@ class PackQueues:
             return int(known[chapter])
         return int(self._run.start(chapter).served[lane, queue])
 
-    def turn(self, recipe: Recipe, lanes: set[int]) -> None:
+    def start_chapter(self, recipe: Recipe, lanes: set[int]) -> None:
         """Begin a chapter after the packs that are delivered; this device plans `lanes` in it."""
         self._recipe = recipe
         for key in [*self._queues, *self._loaded]:
-            self._chapter_begins.setdefault(key, {})[self._chapter] = int(self.passed[key])
+            self._chapter_begins.setdefault(key, {})[self._chapter] = int(self.delivered[key])
         for (lane, queue), pack_queue in list(self._queues.items()):
             if lane in lanes and is_used(recipe, lane, queue):
-                pack_queue.turn(recipe, int(self.passed[lane, queue]))
+                pack_queue.start_chapter(recipe, int(self.delivered[lane, queue]))
                 self._note(lane, queue)
             else:
                 self._park(lane, queue, pack_queue)
@@ -155,7 +157,7 @@ class PackQueues:
 
     def _park(self, lane: int, queue: int, pack_queue: PackQueue) -> None:
         key = lane, queue
-        self._loaded[key] = pack_queue.rest(int(self.passed[key]))
+        self._loaded[key] = pack_queue.rest(int(self.delivered[key]))
         self._parked_dropped[key] = pack_queue.windows.dropped
         del self._queues[key]
         self._saved.pop(key, None)
@@ -165,34 +167,34 @@ class PackQueues:
     def extend(self, lane: int, queue: int) -> PackQueue:
         """Plan a queue one chunk further, and return it."""
         pack_queue = self.get(lane, queue)
-        pack_queue.release(int(self.passed[lane, queue]))
+        pack_queue.release(int(self.delivered[lane, queue]))
         pack_queue.extend()
         self._note(lane, queue)
         return pack_queue
 
-    def know_passed(self) -> None:
+    def know_delivered(self) -> None:
         """Plan every queue up to its delivered packs, and release those."""
         for (lane, queue), pack_queue in self._queues.items():
-            passed = int(self.passed[lane, queue])
-            pack_queue.know(passed - 1, keep=passed)
+            delivered = int(self.delivered[lane, queue])
+            pack_queue.know(delivered - 1, keep=delivered)
             self._note(lane, queue)
 
-    def pass_by(self, slots: Int64Array) -> None:
+    def deliver(self, slots: Int64Array) -> None:
         """Record that the packs of these slots are delivered, in order."""
         # The packs of a queue ascend, and numpy keeps the last value written.
         queues = slots[:, QUEUE]
-        passed = self._recipe.shapes.packs_before(queues, slots[:, PACK] + 1)
-        self.passed[slots[:, LANE], queues] = passed
-        for lane, queue in np.argwhere(self.passed >= self._crossings).tolist():
-            self._queues[lane, queue].release(int(self.passed[lane, queue]))
+        delivered = self._recipe.shapes.packs_before(queues, slots[:, PACK] + 1)
+        self.delivered[slots[:, LANE], queues] = delivered
+        for lane, queue in np.argwhere(self.delivered >= self._crossings).tolist():
+            self._queues[lane, queue].release(int(self.delivered[lane, queue]))
             self._note(lane, queue)
 
     def num_quiet(self, slots: Int64Array) -> int:
         """Return how many of these slots can be delivered before a snapshot changes."""
         queues = slots[:, QUEUE]
-        passed = self._recipe.shapes.packs_before(queues, slots[:, PACK] + 1)
+        delivered = self._recipe.shapes.packs_before(queues, slots[:, PACK] + 1)
         # The first slot with a pack behind the next snapshot of its queue.
-        crossed = np.flatnonzero(passed >= self._crossings[slots[:, LANE], queues])
+        crossed = np.flatnonzero(delivered >= self._crossings[slots[:, LANE], queues])
         return int(crossed[0]) if len(crossed) else len(slots)
 
     def snapshots(self) -> list[State]:
@@ -200,7 +202,7 @@ class PackQueues:
         for lane, queue in self._changed:
             self._saved[lane, queue] = [
                 self._labelled(lane, queue, snapshot)
-                for snapshot in self._queues[lane, queue].snapshot(int(self.passed[lane, queue]))
+                for snapshot in self._queues[lane, queue].snapshot(int(self.delivered[lane, queue]))
             ]
         self._changed.clear()
         parked = (

@@ -7,8 +7,8 @@
     books  16,384    [a         ][b         ]        another: 2 packs of four slots
 
 A pack must be in one device batch, and a batch has packs of one length. So the slots of a queue
-are delivered in whole runs. Where a queue ends inside a run, "pad" completes the run with empty
-packs, and "drop" leaves it out. See docs/adr/0035 and 0047.
+are delivered a batch at a time. Where a queue ends inside a batch, "pad" completes it with empty
+packs, and "drop" omits it. See docs/adr/0035 and 0047.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from streampack.types import Int64Array
 class PackShapes:
     """The packs of each queue of a lane, which take `slots_per_pack` slots each.
 
-    `packing` is of packs of one slot. `run` slots are delivered together if packs have several
-    lengths, or `is_pure`: with several lengths, they always are.
+    `packing` is of packs of one slot. If packs have several lengths or `is_pure`, a queue delivers
+    `slots_together` slots in a row; otherwise one.
 
-    >>> shapes = PackShapes(Packing(max_seq_len=8), [1, 4], run=8, is_padded=True)
+    >>> shapes = PackShapes(Packing(max_seq_len=8), [1, 4], slots_together=8, is_padded=True)
     >>> shapes.packings[1].max_seq_len, shapes.slots_of(1, 3, is_all=True)
     (32, 16)
     """
@@ -38,7 +38,7 @@ class PackShapes:
         packing: Packing,
         slots_per_pack: Sequence[int],
         *,
-        run: int,
+        slots_together: int,
         is_padded: bool,
         is_pure: bool = False,
     ) -> None:
@@ -53,18 +53,22 @@ class PackShapes:
         """Whether all packs have one length, that of a slot."""
         self.is_pure = is_pure or not self.is_uniform
         """Whether a batch that a stream is chosen for never has another one."""
-        self.run = run if self.is_pure else 1
+        self.slots_together = slots_together if self.is_pure else 1
         """Slots of a queue that are delivered together."""
         self.is_padded = is_padded
-        """Whether a queue's last run is completed with empty packs. Otherwise it is omitted."""
+        """Whether a queue's last batch is completed with empty packs. Otherwise it is omitted."""
 
     def slots_of(self, queue: int, num_packs: int, *, is_all: bool) -> int:
-        """Return the slots that the known packs of a queue serve, in whole runs.
+        """Return the slots that the known packs of a queue serve, in whole batches.
 
         `is_all` says whether the queue ends with them.
         """
         slots = num_packs * int(self.slots_per_pack[queue])
-        return self.whole(slots, self.run) if is_all else slots // self.run * self.run
+        return (
+            self.whole(slots, self.slots_together)
+            if is_all
+            else slots // self.slots_together * self.slots_together
+        )
 
     def whole(self, slots: int, size: int) -> int:
         """Return the last slots that are delivered, where they are delivered `size` at a time."""

@@ -50,7 +50,7 @@ class PackWindows:
     """The packs of a queue of a lane, window after window.
 
     Attributes:
-        recipe: What determines the packs; `turn` changes it.
+        recipe: What determines the packs; `start_chapter` changes it.
         packing: How samples share packs.
         packer: What packs them.
         arrivals: Where samples come from.
@@ -95,11 +95,11 @@ class PackWindows:
             self._max_packs = min(self._max_packs, math.ceil(self._ramp_packs / RAMP_PARTS))
 
     def _new_packer(self) -> Packer:
-        return make_packer(self.packing, passes_once=self._small is not None)
+        return make_packer(self.packing, waits_once=self._small is not None)
 
     # Chapters.
 
-    def turn(self, recipe: Recipe, begin: int, rest: Int64Array) -> bool:
+    def start_chapter(self, recipe: Recipe, begin: int, rest: Int64Array) -> bool:
         """Begin a chapter after `begin` packs; `rest` are the segments of packs from there on.
 
         Return whether the streams draw them again: then nothing of them is delivered otherwise.
@@ -107,7 +107,7 @@ class PackWindows:
         before, arrivals = self.packing, self.arrivals
         self._use(recipe, begin)
         self.is_complete = False
-        arrivals.turn(recipe)
+        arrivals.start_chapter(recipe)
         draws_again = recipe.is_mixed or self.packing != before
         if draws_again:
             left = arrivals.undelivered
@@ -242,7 +242,7 @@ class PackWindows:
                 num_packs += len(packed[-1])
             is_full = num_packs >= self._max_packs or num_samples >= self._max_samples
             # What was drawn before a stream ran out is not shuffled with what takes its place.
-            if is_full or self.arrivals.ran_out:
+            if is_full or self.arrivals.has_run_dry:
                 break
         return chunks, num_samples
 

@@ -215,10 +215,10 @@ def _held(recipes: list[Recipe], streams: set[int]) -> int:
             sum(LaneStream(first, number, lane).most_tokens for number in streams)
             for lane in range(num_lanes)
         )
-        return num_lanes * (least - last.lane_run * row_tokens)
+        return num_lanes * (least - last.lane_turn * row_tokens)
     limits = limits_at(recipes, len(recipes) - 1)[:, sorted(streams)]
-    # Less than a run is left in each lane, or less than a global batch in all.
-    whole = limits // last.shapes.run * last.shapes.run
+    # Less than a turn is left in each lane, or less than a global batch in all.
+    whole = limits // last.shapes.slots_together * last.shapes.slots_together
     rest = 0
     if last.mixing.batching_method == "per_stream":
         rest = len(streams) * (last.global_batch_size - 1)

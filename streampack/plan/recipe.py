@@ -2,7 +2,7 @@
 
 ::
 
-    streams, quotas, packing, mixing, order, num_lanes, lane_run, global_batch_size
+    streams, quotas, packing, mixing, order, num_lanes, lane_turn, global_batch_size
                      '--> Recipe --> windows, the packing of each stream, lanes' extents
 
 Nothing here depends on ranks, nodes or workers. Cost: a stream is assigned to all lanes when one of
@@ -30,7 +30,7 @@ from streampack.types import Int64Array
 
 K = TypeVar("K")
 V = TypeVar("V")
-MAX_PACKS = 1 << 20  # limit on packs in a global batch, and packs in a lane's run
+MAX_PACKS = 1 << 20  # limit on packs in a global batch, and packs in a lane's turn
 MAX_LANES = 1 << 14  # a lane takes about 0.1 ms to set up
 MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
 # By default halves of such blocks are packed as a whole. Each half costs about 57 us: one of 128
@@ -154,7 +154,7 @@ class Recipe:
     order: Order
     num_lanes: int
     """Number of lanes, fixed for the run."""
-    lane_run: int
+    lane_turn: int
     """Consecutive packs from one lane."""
     global_batch_size: int
     """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
@@ -228,9 +228,13 @@ class Recipe:
         is_uniform = max(slots, default=1) == 1
         # A global batch of one stream may take single packs of lanes, if they have one length.
         is_global = self.mixing.batching_method == "per_stream" and is_uniform
-        run = 1 if is_global else self.lane_run
+        together = 1 if is_global else self.lane_turn
         shapes = PackShapes(
-            packing, slots, run=run, is_padded=is_padded, is_pure=self.keeps_last_apart
+            packing,
+            slots,
+            slots_together=together,
+            is_padded=is_padded,
+            is_pure=self.keeps_last_apart,
         )
         object.__setattr__(self, "shapes", shapes)
 
@@ -276,9 +280,9 @@ class Recipe:
 
     def _samples_in_pass(self, lane: int, queue: int) -> int:
         if (lane, queue) not in self._in_pass:
-            # In a chapter, only streams with a share: another one that is passed changes nothing.
-            is_run = self.chapter is not None
-            numbers = self.used if is_run and self.is_mixed else self.streams_in(queue)
+            # In a chapter, only streams with a share: another one in `streams` changes nothing.
+            has_chapters = self.chapter is not None
+            numbers = self.used if has_chapters and self.is_mixed else self.streams_in(queue)
             self._in_pass[lane, queue] = sum([self.samples_in(n, lane) for n in numbers])
         return self._in_pass[lane, queue]
 
@@ -303,9 +307,11 @@ class Recipe:
 
     def samples_in(self, number: int, lane: int) -> int:
         """Return the samples that a lane takes of one pass over a stream, rounded up."""
-        runs, shares = self.assignment(number)
+        extents, shares = self.assignment(number)
         return (
-            -(-runs[0].num_samples // self.num_lanes) if shares is None else runs[lane].num_samples
+            -(-extents[0].num_samples // self.num_lanes)
+            if shares is None
+            else extents[lane].num_samples
         )
 
     def uses(self, number: int) -> bool:
@@ -326,7 +332,7 @@ class Recipe:
     @property
     def choice_slots(self) -> int:
         """Slots of one choice of a stream."""
-        sizes = {"device_per_stream": self.lane_run, "per_stream": self.global_batch_size}
+        sizes = {"device_per_stream": self.lane_turn, "per_stream": self.global_batch_size}
         return sizes.get(self.mixing.batching_method, 1)
 
     def streams_in(self, queue: int) -> Sequence[int]:
@@ -348,13 +354,13 @@ class Recipe:
         samples = np.diff(stream.first_sample)
         is_small = stream.num_samples < MIN_SAMPLES_PER_LANE * self.num_lanes
         is_shared = is_small and self.num_lanes > 1
-        num_runs = 1 if is_shared else self.num_lanes
+        num_parts = 1 if is_shared else self.num_lanes
         seed_path = (self.keys[number],)
-        runs = assign_to_lanes(samples, stream.raw_bytes, num_runs, self.order_seed, seed_path)
+        extents = assign_to_lanes(samples, stream.raw_bytes, num_parts, self.order_seed, seed_path)
         if is_shared:
-            return runs, None
+            return extents, None
         if stream.quota.unit == "samples":
-            return runs, np.array(list(map(attrgetter("num_samples"), runs)))
+            return extents, np.array(list(map(attrgetter("num_samples"), extents)))
         # Bytes approximate tokens, with or without length files; sample counts would not.
-        held = [run.num_bytes(samples, stream.raw_bytes) for run in runs]
-        return runs, np.maximum(held, [min(run.num_samples, 1) for run in runs])
+        held = [each.num_bytes(samples, stream.raw_bytes) for each in extents]
+        return extents, np.maximum(held, [min(each.num_samples, 1) for each in extents])

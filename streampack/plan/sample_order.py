@@ -65,11 +65,11 @@ class SampleOrder:
             self._most = min(CHUNK, max(recipe.samples_in(numbers[0], lane), LEAST_CHUNK))
         self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
         self._undelivered: Undelivered | None = None  # samples that are drawn before new ones
-        self.ran_out = False
+        self.has_run_dry = False
         """Whether a stream of a run gave its last sample just now: others take its place."""
         self.fraction = Fraction(0)
         """The fraction of the change of shares that is over."""
-        self.turn(recipe)
+        self.start_chapter(recipe)
         self._begin(epoch)
 
     def _begin(self, epoch: int) -> None:
@@ -93,7 +93,7 @@ class SampleOrder:
             self._quotas = [cursor.num_samples for cursor in self._cursors]
             self._draw = self._draw_by_quotas
 
-    def turn(self, recipe: Recipe) -> None:
+    def start_chapter(self, recipe: Recipe) -> None:
         """Draw with the shares of another chapter from now on."""
         self._recipe = recipe
         self._fixed: list[Fraction] | None = None
@@ -125,15 +125,15 @@ class SampleOrder:
         They are at most `most`. A row of an undelivered sample has the pass `UNDELIVERED`, and its
         number instead of the sample's.
         """
-        most, is_run = min(most, self._most), self._recipe.chapter is not None
-        had = self._left() > 0 if is_run else None
+        most, has_chapters = min(most, self._most), self._recipe.chapter is not None
+        had = self._left() > 0 if has_chapters else None
         rows = self._rows(*self._draw(most))
         while self._carry and not len(rows):
             self._begin(self._epoch + 1)
             rows = self._rows(*self._draw(most))
         if had is not None:
             self._yielded += int(len(rows) * self._exhausted * YIELD_SCALE)
-            self.ran_out = bool((had & (self._left() == 0)).any())
+            self.has_run_dry = bool((had & (self._left() == 0)).any())
         return rows
 
     def _rows(self, counts: Int64Array, places: Int64Array) -> Int64Array:

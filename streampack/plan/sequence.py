@@ -94,7 +94,7 @@ class PackSequence:
         self._substituted_before -= self._num_substituted
         slots = self._span.num_slots
         if slots is not None and start.position >= slots and number + 1 < self._stop:
-            self._turn()
+            self._start_chapter()
 
     def _begin(self, number: int, position: int, walk: WalkState | None = None) -> None:
         self._span = self._run.span(number)
@@ -118,8 +118,8 @@ class PackSequence:
             self._run, self._span, position, view, self._queues, walk=walk, is_dealt=is_dealt
         )
         self._walk_states[number] = self._at.walk.states
-        self._pass_over(position)
-        self._at.note_passed()
+        self._skip_to(position)
+        self._at.note_delivered()
 
     @property
     def num_slots(self) -> int | None:
@@ -172,7 +172,7 @@ class PackSequence:
                 return self._next(most_here, fetch=fetch)
             if self.epoch + 1 == self._stop:
                 return None
-            self._turn()
+            self._start_chapter()
 
     def _next(self, most: int, *, fetch: bool) -> DevicePlan:
         stride = self._stride
@@ -226,9 +226,9 @@ class PackSequence:
         """
         if self._recipe.is_endless and self._num_looked < 0:
             # Lanes replanned from the run's start need no shards of delivered packs.
-            self._queues.know_passed()
+            self._queues.know_delivered()
             self._at.quiet_until = 0
-        self._at.snapshots()  # passes delivered packs on
+        self._at.snapshots()  # records delivered packs
         if self._num_looked == self._queues.num_changes:
             return None
         self._num_looked = self._queues.num_changes
@@ -303,8 +303,8 @@ class PackSequence:
         slots: Int64Array = at.slots[rows[rows < stop - at.first]]
         return slots
 
-    def _pass_over(self, position: int) -> None:
-        self._at.pass_over(position)
+    def _skip_to(self, position: int) -> None:
+        self._at.skip_to(position)
         if self._at.total is not None and position >= self._at.total:
             # Only padding is left: continue with the step after the one that held the last packs.
             self.position = -(-position // self._stride) * self._stride
@@ -312,7 +312,7 @@ class PackSequence:
     # Chapters.
 
     def _skip(self, most: int) -> int:
-        """Pass over steps that are skipped; return the batches that may follow, up to `most`."""
+        """Move past steps that are skipped; return the batches that may follow, up to `most`."""
         size, before = self._recipe.global_batch_size, self._span.first_step
         for first, stop in self._skips:
             step = self._span.step_at(self.position)
@@ -323,7 +323,7 @@ class PackSequence:
                     last = min(last, self.num_slots // size)
                 self.num_skipped += last - (step - before)
                 self.position = last * size
-                self._pass_over(self.position)
+                self._skip_to(self.position)
         step = self._span.step_at(self.position)
         nexts = [first for first, _ in self._skips if first > step]
         if nexts:
@@ -331,16 +331,16 @@ class PackSequence:
             most = min(most, max(left // self._stride, 1))
         return most
 
-    def _turn(self) -> None:
+    def _start_chapter(self) -> None:
         if not self._recipe.is_mixed:
             self._substituted_before += self._at.substituted
-        self._at.note_passed()
+        self._at.note_delivered()
         self._run.note_end(self.epoch, self._at.walk.state())
         self.close()
         number = self.epoch + 1
         recipe = self._run.recipes[number]
         lanes = touched_lanes(recipe, self._views[number], 0, self._run.lane_offset(number))
-        self._queues.turn(recipe, lanes)
+        self._queues.start_chapter(recipe, lanes)
         self._begin(number, 0)
 
     def walk_state(self, chapter: int, position: int) -> WalkState | None:

@@ -93,10 +93,10 @@ def _in_order_of_need(
     placed = []
     for queue, of_queue in zip(queues, blocks, strict=True):
         for stream, numbers in of_queue.items():
-            for turn, number in enumerate(numbers):
+            for depth, number in enumerate(numbers):
                 shards = queue.shards_in(stream, number).tolist()
                 placed += [
-                    (turn + place / len(shards), stream, shard)
+                    (depth + place / len(shards), stream, shard)
                     for place, shard in enumerate(shards)
                 ]
     return [(stream, shard) for _, stream, shard in sorted(placed)]

@@ -20,10 +20,10 @@ DRY, ENDS = -2, 2
 # For a queue: packs taken, packs known, whether that is all, and packs expected. ENDS: it is, and
 # no other stream takes its place, so that the run ends with it.
 SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
-# Cursor of the walk: the current lane, the packs left in its run, the stream chosen for a whole
-# global batch, the slots for which that choice is still valid, and the queue that serves the run.
+# Cursor of the walk: the current lane, the packs left in its turn, the stream chosen for a whole
+# global batch, the slots for which that choice is still valid, and the queue that serves the turn.
 TURN, LEFT, CHOSEN, HOLDS, SERVING = range(5)
-# Slots of a lane's run; of these, slots that one queue serves together, which are 1 or all, and in
+# Slots of a lane's turn; of these, slots that one queue serves together, which are 1 or all, and in
 # which queues are known; slots over all lanes for which a choice of stream is valid, or 0 if slots
 # choose separately; the least slots of a stream for which it is chosen.
 Sizes: TypeAlias = tuple[int, int, int, int]
@@ -67,11 +67,11 @@ def _serve_turn(
 ) -> tuple[int, int]:
     """Return as `_serve` the queue that serves a slot of the current lane.
 
-    A queue serves whole runs, if there are any. With `is_pure`, no other stream takes the place of
+    A queue serves whole turns, if there are any. With `is_pure`, no other stream takes the place of
     one that is chosen for a global batch.
     """
-    _, run, valid, _ = sizes
-    if turn[LEFT] < run:
+    _, together, valid, _ = sizes
+    if turn[LEFT] < together:
         return turn[SERVING], -1
     lane = turn[TURN]
     if not is_pure or not valid:
@@ -148,7 +148,7 @@ def walk_slots(
     filled, and the lane and queue to learn about before the next one. These are -1 if all slots are
     filled. The lane is DRY if all lanes are dry.
     """
-    lane_run, _, valid, least = sizes
+    lane_turn, _, valid, least = sizes
     num_lanes = queues.shape[1]
     num_dry = 0
     before, left = turn[TURN], turn[LEFT]  # where the search for a slot begins
@@ -164,7 +164,7 @@ def walk_slots(
             asked = turn[CHOSEN]
         if turn[LEFT] == 0:
             turn[TURN] = (turn[TURN] + 1) % num_lanes
-            turn[LEFT] = lane_run
+            turn[LEFT] = lane_turn
         lane = turn[TURN]
         queue, unknown = _serve_turn(queues, turn, asked, sizes, is_pure)
         if unknown >= 0:

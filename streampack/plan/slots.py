@@ -1,6 +1,6 @@
 """Walk the slots of the canonical sequence: the lane, queue and pack of each slot.
 
-With lanes 0 and 1 and lane_run=2; lane 0 runs dry after three packs::
+With lanes 0 and 1 and lane_turn=2; lane 0 runs dry after three packs::
 
     slot     0  1  2  3  4  5  6  7
     lane     0  0  1  1  0  1  1  1        a dry lane is skipped
@@ -88,7 +88,7 @@ class SlotWalker:
         is_whole = recipe.mixing.batching_method == "per_stream"
         size, shapes = recipe.global_batch_size, recipe.shapes
         least = size if shapes.is_pure and not shapes.is_padded else 1
-        self._sizes = (recipe.lane_run, shapes.run, size if is_whole else 0, least)
+        self._sizes = (recipe.lane_turn, shapes.slots_together, size if is_whole else 0, least)
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
         self._asked = np.zeros(0, np.int64)  # wanted queues of the next slots
         self.states: deque[WalkState] = deque(maxlen=KEPT_STATES)
@@ -106,7 +106,7 @@ class SlotWalker:
         """Note where queues end: at their limits, or before they begin if nothing is used."""
         is_limited = self._limits < ENDLESS
         shapes = self._recipe.shapes
-        whole = self.served + shapes.whole(self._limits - self.served, shapes.run)
+        whole = self.served + shapes.whole(self._limits - self.served, shapes.slots_together)
         self.known[:] = np.where(is_limited, whole, ENDLESS)
         self.complete[:] = is_limited
         for lane, queue in np.ndindex(*self.known.shape):
@@ -126,27 +126,27 @@ class SlotWalker:
             self.skip(epoch * recipe.packs_per_carry_epoch)
         else:
             for _ in range(epoch):
-                self.pass_over(recipe.packs_per_carry_epoch)
+                self.walk_over(recipe.packs_per_carry_epoch)
                 self._queues[EXPECTED] = self.served + expected_packs(recipe)
         self.slot = 0
 
     def skip(self, num_slots: int) -> None:
         """Skip the next slots, in O(lanes). Each lane must be endless or empty.
 
-        Every slot must want queue 0, and the last visit to a lane must be over.
+        Every slot must want queue 0, and the last lane's turn must be over.
         """
-        lanes, run = np.flatnonzero(self.known[:, 0]), self._recipe.lane_run
+        lanes, lane_turn = np.flatnonzero(self.known[:, 0]), self._recipe.lane_turn
         lanes = np.roll(lanes, -int(np.searchsorted(lanes, self._turn[TURN], side="right")))
-        visits, inside = divmod(num_slots, run)
-        rounds, turn = divmod(visits, len(lanes))
-        self.served[lanes, 0] += (rounds + (np.arange(len(lanes)) < turn)) * run
-        self.served[lanes[turn], 0] += inside
-        # At the end of a visit, its lane is still current and has no packs left in its run.
-        self._turn[TURN] = lanes[turn] if inside else lanes[turn - 1]
-        self._turn[LEFT] = run - inside if inside else 0
+        turns, inside = divmod(num_slots, lane_turn)
+        rounds, more = divmod(turns, len(lanes))
+        self.served[lanes, 0] += (rounds + (np.arange(len(lanes)) < more)) * lane_turn
+        self.served[lanes[more], 0] += inside
+        # At the end of a turn, its lane is still current and has no packs left in its turn.
+        self._turn[TURN] = lanes[more] if inside else lanes[more - 1]
+        self._turn[LEFT] = lane_turn - inside if inside else 0
         self.slot += num_slots
 
-    def pass_over(self, num_slots: int) -> int:
+    def walk_over(self, num_slots: int) -> int:
         """Walk the next slots, and return how many are missing because all lanes ran dry."""
         while num_slots and (walked := len(self.next(min(num_slots, PIECE)))):
             num_slots -= walked
@@ -200,14 +200,14 @@ class SlotWalker:
 
     def _make_schedule(self, epoch: int, start: WalkState | None) -> Schedule | None:
         """Return the streams of the choices of an epoch, or of a chapter from a state on."""
-        recipe, chapter, run = self._recipe, self._recipe.chapter, self._recipe.choice_slots
+        recipe, chapter, per_choice = self._recipe, self._recipe.chapter, self._recipe.choice_slots
         if recipe.is_mixed:
             return None
         amounts: list[int] | LinearShares = [stream.chosen_slots for stream in recipe.streams]
         seed_path: tuple[str, int] = ("schedule", epoch)
         if start is not None and chapter is not None:
-            num_slots = None if chapter.num_slots is None else chapter.num_slots // run
-            ramp_slots = chapter.ramp_slots // run if chapter.ramps else None
+            num_slots = None if chapter.num_slots is None else chapter.num_slots // per_choice
+            ramp_slots = chapter.ramp_slots // per_choice if chapter.ramps else None
             amounts = LinearShares(chapter.begin, chapter.end, num_slots, ramp_slots)
             seed_path = ("chapter", chapter.number)
         # With one stream per global batch, all lanes take the same stream.
@@ -217,13 +217,13 @@ class SlotWalker:
             seed_path=seed_path,
             seed=recipe.order.seed,
             start=None if start is None else start.schedule,
-            block=max(recipe.global_batch_size // run, 1),
+            block=max(recipe.global_batch_size // per_choice, 1),
             num_lanes=1 if is_whole else recipe.num_lanes,
-            run=recipe.lane_run // run or 1,
+            lane_turn=recipe.lane_turn // per_choice or 1,
         )
 
     def _wanted_queues(self) -> Iterator[Int64Array]:
-        size, run = self._recipe.global_batch_size, self._recipe.choice_slots
+        size, per_choice = self._recipe.global_batch_size, self._recipe.choice_slots
         if self._schedule is None:
             while True:
                 yield np.zeros(PIECE, np.int64)
@@ -232,4 +232,4 @@ class SlotWalker:
             for first in range(0, len(streams), num_batches):
                 # Shape (global batches, choices per global batch).
                 some = streams[first : first + num_batches]
-                yield np.repeat(some, run, axis=1)[:, :size].ravel()
+                yield np.repeat(some, per_choice, axis=1)[:, :size].ravel()

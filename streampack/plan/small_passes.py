@@ -31,7 +31,7 @@ from streampack.plan.recipe import Recipe
 from streampack.types import NO_PACKS, PASS, START, STREAM, BoolArray, Int64Array, Packs
 
 NONE = -1
-PASSING_PART = 64  # a window passes on at most this part of a pass to the next one
+LEFT_PART = 64  # a window leaves at most this part of a pass to the next one
 LEAST_PACKS = {"knapsack": 4}  # packs of a pass for which a method is used; others: 1
 
 
@@ -113,7 +113,7 @@ def _bounded(packing: Packing, in_pass: float) -> Packing:
             return packing
         return replace(packing, method="next_fit", guard=None, open_packs=None, short_seq_len=None)
     if packing.packs_windows:
-        most = max(int(in_pass) // PASSING_PART, row)
+        most = max(int(in_pass) // LEFT_PART, row)
         return replace(packing, buffer_tokens=min(packing.buffer_limit, most))
     return packing
 

@@ -6,7 +6,7 @@
               ^ first                      as far as no queue has to be planned for it
 
 Slots are walked in whole global batches, and several batches together, as long as that plans
-nothing early. Delivered slots are passed on to the pack queues.
+nothing early. The pack queues are told which slots are delivered.
 
 Cost: about 10 ns a slot.
 """
@@ -30,7 +30,7 @@ AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to
 class SpanSlots:
     """The slots of a span that are walked, and its end.
 
-    It begins before `position`, where `pass_over` moves. `walk` is a state from which its walk
+    It begins before `position`, where `skip_to` moves. `walk` is a state from which its walk
     resumes. With `is_dealt`, the packs of a global batch are needed together until its last step.
 
     Attributes:
@@ -73,7 +73,7 @@ class SpanSlots:
             self._set_total(span.num_slots)
         self.walk = run.walker(span, position, self._extend_queue, walk)
         self.first = self.num_walked = self.asked = self._released = self.walk.slot
-        queues.passed[:] = self.walk.served // recipe.shapes.slots_per_pack
+        queues.delivered[:] = self.walk.served // recipe.shapes.slots_per_pack
         self._open_queues()
 
     @property
@@ -110,7 +110,7 @@ class SpanSlots:
         """Plan a queue further if it is this device's, otherwise refine its bound."""
         walk = self.walk
         if lane in self._own_lanes:
-            self.note_passed()
+            self.note_delivered()
             pack_queue = self._queues.extend(lane, queue)
             num_packs, is_all = pack_queue.num_known, pack_queue.is_complete
         else:
@@ -145,7 +145,7 @@ class SpanSlots:
             self._set_total(packs_in(self._recipe, num_walked))
         room = AHEAD if self.total is None else max(self.total - num_walked, 0)
         ahead = self.walk.next(min(room, AHEAD), may_extend=False)
-        self.note_passed()
+        self.note_delivered()
         self.slots = np.concatenate([self.slots, walked, ahead])
         self.num_walked = num_walked + len(ahead)
         if len(self.slots):
@@ -177,11 +177,11 @@ class SpanSlots:
         # Packs omitted by epoch_end="drop" do not count as delivered.
         self._released = slot if self.total is None else min(slot, self.total)
 
-    def note_passed(self) -> None:
-        """Pass delivered slots on to the pack queues, and drop them."""
+    def note_delivered(self) -> None:
+        """Tell the pack queues which slots are delivered, and drop these."""
         gone = self.slots[: self._released - self.first]
         if len(gone):
-            self._queues.pass_by(gone)
+            self._queues.deliver(gone)
             self._substituted += int(gone[:, SUBSTITUTED].sum())
             self.slots = self.slots[len(gone) :]
             self.first = self._released
@@ -189,12 +189,12 @@ class SpanSlots:
     def snapshots(self) -> list[State]:
         """Return the snapshots from which this device can plan the packs that come next."""
         if self._released >= self.quiet_until:  # one of them may have changed
-            self.note_passed()
+            self.note_delivered()
             self._saved = self._queues.snapshots()
             self.quiet_until = self.first + self._queues.num_quiet(self.slots) + 1
         return self._saved
 
-    def pass_over(self, position: int) -> None:
+    def skip_to(self, position: int) -> None:
         """Walk all slots before `position`, one global batch at a time, and release them."""
         edge = self.edge(position)
         while self._released < edge:

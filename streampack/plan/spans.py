@@ -108,7 +108,7 @@ class RunPlan:
             return number * recipe.packs_per_carry_epoch if recipe.is_endless else 0
         # Each chapter begins a visit to a lane.
         first_lane = (int(self.start(number).turn[TURN]) + 1) % recipe.num_lanes
-        return first_lane * recipe.lane_run
+        return first_lane * recipe.lane_turn
 
     def walker(
         self,
@@ -144,7 +144,7 @@ class RunPlan:
             walker = SlotWalker(recipe, 0, start=self.start(before))
             if recipe.is_mixed:
                 walker.skip(num_slots)
-            elif walker.pass_over(num_slots):
+            elif walker.walk_over(num_slots):
                 raise exhausted(recipe, walker.state().slot)
             self.note_end(before, walker.state())
         return self._starts[chapter]

@@ -88,7 +88,7 @@ class RunShape(NamedTuple):
     """What a run keeps when it resumes."""
 
     num_lanes: int
-    lane_run: int
+    lane_turn: int
     global_batch_size: int
     method: Method | None = None
     """Its packing method, used if the dataset asks for none."""
@@ -181,7 +181,7 @@ def encode_state(
         "fingerprint": plan_fingerprint(run, digests, last),
     }
     if not run.chapters:
-        sizes = {"lane_run": recipe.lane_run, "global_batch_size": recipe.global_batch_size}
+        sizes = {"lane_run": recipe.lane_turn, "global_batch_size": recipe.global_batch_size}
         return with_snapshots(state | sizes, progress.snapshots)
     state |= {
         "kind": KIND,
@@ -273,7 +273,7 @@ def check_kind(state: State, kind: str | None = None) -> None:
 def run_shape(state: State) -> RunShape:
     """Return what a state's run keeps, after a check."""
     check_kind(state)
-    num_lanes, lane_run, global_batch_size = (
+    num_lanes, lane_turn, global_batch_size = (
         CHECKS.integer(key, state.get(key), 1, MAX_LANES if key == "num_lanes" else MAX_PACKS)
         for key in ("num_lanes", "lane_run", "global_batch_size")
     )
@@ -281,7 +281,7 @@ def run_shape(state: State) -> RunShape:
     is_known = isinstance(method, str) and method in get_args(Method)
     return RunShape(
         num_lanes,
-        lane_run,
+        lane_turn,
         global_batch_size,
         method=cast(Method, method) if is_known else None,
     )

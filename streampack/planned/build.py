@@ -4,7 +4,7 @@
 
     streams --open--> counts, bytes, totals --weights--> quotas --+
     packing, mixing, order ---------------------------------------+--> Recipe
-    world, batch_size --> num_lanes, lane_run, global_batch_size -+    (or the state's, on resume)
+    world, batch_size --> num_lanes, lane_turn, global_batch_size -+    (or the state's, on resume)
 
     Chapter --> packing, batch sizes, shares of the chapter ------+--> a Recipe for each: RunPlan
 """
@@ -65,17 +65,17 @@ def _default_lanes(chosen_tokens: int, packing: Packing, world: World) -> int:
 
 
 def _check_shape(shape: tuple[int, int, int], method: str) -> None:
-    """Refuse lanes, runs and global batches that are incompatible."""
-    num_lanes, run, global_batch_size = shape
-    sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": run}
+    """Refuse lanes, turns and global batches that are incompatible."""
+    num_lanes, turn, global_batch_size = shape
+    sizes = {"global_batch_size": global_batch_size, "num_lanes": num_lanes, "batch_size": turn}
     for name, size in sizes.items():
         most = MAX_LANES if name == "num_lanes" else MAX_PACKS
         if size > most:
             raise ConfigError(f"{name}={size} is more than {most}, the most; lower it")
     given = {"batching_method": method, "global_batch_size": global_batch_size}
-    given["the run's first batch_size"] = run
+    given["the run's first batch_size"] = turn
     if num_lanes > 1:
-        given["num_lanes * batch_size"] = num_lanes * run
+        given["num_lanes * batch_size"] = num_lanes * turn
     check_combination(given)
 
 
@@ -156,7 +156,7 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         shape = RunShape(lanes, spec.batch_size, mixing.global_batch_size or default_batch)
         # A run can resume with any batch size that divides its position.
         _check_batches(spec.batch_size, shape.global_batch_size)
-    num_lanes, lane_run, global_batch_size, _ = shape
+    num_lanes, lane_turn, global_batch_size, _ = shape
     _check_shape(shape[:3], mixing.batching_method)
     _check_ends(spec, num_lanes)
     recipe = Recipe(
@@ -165,7 +165,7 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         mixing=mixing,
         order=order,
         num_lanes=num_lanes,
-        lane_run=lane_run,
+        lane_turn=lane_turn,
         global_batch_size=global_batch_size,
     )
     check_pack_lengths(recipe, spec.batch_size)
@@ -183,7 +183,7 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
 def kept_shape(recipe: Recipe) -> tuple[int, int, int, int]:
     """Return what a run keeps, as integers for its workers."""
     method = METHODS.index(recipe.packing.method)
-    sizes = recipe.num_lanes, recipe.lane_run, recipe.global_batch_size
+    sizes = recipe.num_lanes, recipe.lane_turn, recipe.global_batch_size
     return *sizes, method
 
 
@@ -245,13 +245,13 @@ def run_recipes(
     chapters: Sequence[Chapter],
     *,
     num_lanes: int | None = None,
-    lane_runs: Sequence[int | None] = (),
+    lane_turns: Sequence[int | None] = (),
 ) -> tuple[list[DatasetSpec], list[Recipe]]:
     """Return the specification and the recipe of each chapter; see `build_chapters`."""
     streams = _plan_streams(spec)
-    known = [*lane_runs, *[None] * (len(chapters) - len(lane_runs))]
+    known = [*lane_turns, *[None] * (len(chapters) - len(lane_turns))]
     specs = [chapter_spec(spec, chapter) for chapter in chapters]
-    runs = [run or own.batch_size for run, own in zip(known, specs, strict=True)]
+    turns = [turn or own.batch_size for turn, own in zip(known, specs, strict=True)]
     lanes = num_lanes or spec.order.num_lanes
     if lanes is None:
         tokens = sum(stream.num_tokens for stream in streams)
@@ -263,7 +263,7 @@ def run_recipes(
         mixing=spec.mixing,
         order=spec.order,
         num_lanes=lanes,
-        lane_runs=runs,
+        lane_turns=turns,
     )
     return specs, recipes
 
@@ -273,14 +273,14 @@ def build_chapters(
     chapters: Sequence[Chapter],
     *,
     num_lanes: int | None = None,
-    lane_runs: Sequence[int | None] = (),
+    lane_turns: Sequence[int | None] = (),
 ) -> RunPlan:
     """Return the plan of a run.
 
-    `num_lanes` is known of a run that resumes. `lane_runs` are consecutive packs from one lane in
+    `num_lanes` is known of a run that resumes. `lane_turns` are consecutive packs from one lane in
     each chapter, as far as they are known; else it is the batch size of the chapter.
     """
-    specs, recipes = run_recipes(spec, chapters, num_lanes=num_lanes, lane_runs=lane_runs)
+    specs, recipes = run_recipes(spec, chapters, num_lanes=num_lanes, lane_turns=lane_turns)
     for number, (own, recipe) in enumerate(zip(specs, recipes, strict=True)):
         _check_sizes(number, own, recipe)
     end = check_limits(recipes)
@@ -299,7 +299,7 @@ def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:
     size, stride = recipe.global_batch_size, spec.batch_size * spec.world.num_devices
     try:
         _check_batches(spec.batch_size, size)
-        _check_shape((recipe.num_lanes, recipe.lane_run, size), recipe.mixing.batching_method)
+        _check_shape((recipe.num_lanes, recipe.lane_turn, size), recipe.mixing.batching_method)
     except ConfigError as error:
         raise ConfigError(f"chapters[{number}]: {error}") from None
     given = {"chapters": [spec], "global_batch_size": size, "batch_size * ranks": stride}

@@ -65,7 +65,7 @@ def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
     """
     if recipe.mixing.epoch_end != "carry":
         return 1
-    spacing = math.gcd(recipe.num_lanes * recipe.lane_run, spec.view().stride)
+    spacing = math.gcd(recipe.num_lanes * recipe.lane_turn, spec.view().stride)
     return spacing // math.gcd(spacing, recipe.packs_per_carry_epoch)
 
 

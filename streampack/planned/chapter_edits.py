@@ -162,13 +162,13 @@ def fitting_run(
 def _resumed(
     spec: DatasetSpec, chapters: Sequence[Chapter], records: Records, state: State
 ) -> RunPlan:
-    """Return the plan of a run that resumes: chapters that stay keep their lane_run."""
+    """Return the plan of a run that resumes: chapters that stay keep their lane_turn."""
     lanes, current = state["num_lanes"], state["epoch"]
     # As the chapters were written when the state was saved.
     sizes = CHECKS.up_to("batch_sizes", state.get("batch_sizes"), len(records))
     try:
         _, recipes = run_recipes(spec, chapters, num_lanes=lanes)
-        runs: list[int | None] = []
+        turns: list[int | None] = []
         for number, (record, recipe) in enumerate(zip(records, recipes, strict=False)):
             own = chapter_record(recipe)
             is_same = all(
@@ -176,8 +176,8 @@ def _resumed(
             )
             is_later = current < number < len(sizes)
             is_same &= not (is_later and sizes[number] != chapters[number].batch_size)
-            runs.append(record["lane_run"] if is_same else None)
-        return build_chapters(spec, chapters, num_lanes=lanes, lane_runs=runs)
+            turns.append(record["lane_run"] if is_same else None)
+        return build_chapters(spec, chapters, num_lanes=lanes, lane_turns=turns)
     except ConfigError as error:
         raise ResumeError(f"the state does not fit this dataset: {error}") from error
 

@@ -295,11 +295,11 @@ class ChapterEngine(PlanEngine):
                 f"chapters[{number}] ends with this global batch; amend in the next chapter"
             )
         amended = self._chapters.amend(number, weights, after=steps, left=left)
-        runs = [recipe.lane_run for recipe in self.run.recipes]
+        turns = [recipe.lane_turn for recipe in self.run.recipes]
         if steps:
-            runs.insert(number, runs[number])
+            turns.insert(number, turns[number])
         lanes = self.recipe.num_lanes
-        run = build_chapters(self._whole, amended.chapters, num_lanes=lanes, lane_runs=runs)
+        run = build_chapters(self._whole, amended.chapters, num_lanes=lanes, lane_turns=turns)
         reached = self._reached
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps

@@ -231,7 +231,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         """Return the peak memory of a rank, to check against `Buffers`."""
         recipe, lanes = self.recipe, self.recipe.num_lanes
         is_endless = recipe.mixing.epoch_end == "carry" and not skips_lanes(recipe)
-        if is_endless and recipe.lane_run == self.batch_size:
+        if is_endless and recipe.lane_turn == self.batch_size:
             # With other values of epoch_end, a device reads every lane in the end.
             lanes //= math.gcd(lanes, self.world.num_devices)
         return MemoryFootprint(

@@ -58,9 +58,10 @@ class EpochEngine(PlanEngine):
     def fingerprint(self) -> dict[str, Any]:
         """Return the plan's fingerprint, and the shape that a run keeps."""
         recipe = self.recipe
-        shape = ("num_lanes", "lane_run", "global_batch_size")
         return plan_fingerprint(self.run, self._digests) | {
-            key: getattr(recipe, key) for key in shape
+            "num_lanes": recipe.num_lanes,
+            "lane_run": recipe.lane_turn,
+            "global_batch_size": recipe.global_batch_size,
         }
 
     def __len__(self) -> int:
@@ -97,7 +98,7 @@ class EpochEngine(PlanEngine):
             return self._sequence(start)
         epoch = self.counter.begin(worker, key)
         if epoch != self._start.epoch or not self._start.position:
-            # Not in the constructor: a loaded state may have another lane_run.
+            # Not in the constructor: a loaded state may have another lane_turn.
             check_whole_batches(self.recipe)
             return self._sequence(self._start_of(epoch))
         sequence = self._sequence(self._start)
@@ -186,8 +187,8 @@ class EpochEngine(PlanEngine):
         if not is_set:
             return
         if tuple(kept) != kept_shape(self.recipe):
-            num_lanes, lane_run, size, method = kept
-            shape = RunShape(num_lanes, lane_run, size, METHODS[method])
+            num_lanes, lane_turn, size, method = kept
+            shape = RunShape(num_lanes, lane_turn, size, METHODS[method])
             self._use_recipe(build_recipe(self._spec, shape))
         if (epoch, position) != (self._start.epoch, self._start.position):
             self._start = Progress(epoch=epoch, position=position)

@@ -44,12 +44,12 @@ def check_whole_batches(recipe: Recipe) -> None:
     """Refuse streams that epoch_end="drop" would omit: they fill no batch of their own."""
     if recipe.mixing.epoch_end != "drop" or not recipe.shapes.is_pure:
         return
-    lanes, run = recipe.num_lanes, recipe.lane_run
+    lanes, turn = recipe.num_lanes, recipe.lane_turn
     is_whole = recipe.mixing.batching_method == "per_stream"
-    batch = "global batch" if is_whole else "run of batch_size packs in one lane"
+    batch = "global batch" if is_whole else "turn of batch_size packs in one lane"
     for stream in recipe.streams:
-        # With one pack more than this, some lane fills a run.
-        slots = recipe.global_batch_size - 1 if is_whole else lanes * (run - stream.slots_per_pack)
+        # With one pack more than this, some lane fills a turn.
+        slots = recipe.global_batch_size - 1 if is_whole else lanes * (turn - stream.slots_per_pack)
         least = slots * recipe.packing.max_seq_len + 1
         if 0 < stream.chosen_tokens < least:
             raise ConfigError(
@@ -92,16 +92,16 @@ def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
     if max(slots) == 1:
         return
     longest = recipe.streams[slots.index(max(slots))]
-    multiple, run, method = math.lcm(*slots), recipe.lane_run, recipe.mixing.batching_method
-    # A new run's lane_run is its batch_size.
-    size = recipe.global_batch_size if method == "per_stream" else run
+    multiple, turn, method = math.lcm(*slots), recipe.lane_turn, recipe.mixing.batching_method
+    # A new run's lane_turn is its batch_size.
+    size = recipe.global_batch_size if method == "per_stream" else turn
     sizes = [n for n in range(multiple, size + 1, multiple) if size % n == 0]
     given = {
         "Stream(max_seq_len)": max(slots) * recipe.packing.max_seq_len,
         "batching_method": method,
-        "the run's first batch_size": run,
+        "the run's first batch_size": turn,
         "batch_size": batch_size,
-        "batch_sizes": " or ".join(map(str, sizes or [-(-run // multiple) * multiple])),
+        "batch_sizes": " or ".join(map(str, sizes or [-(-turn // multiple) * multiple])),
         "the packs of one stream": size,
         SLOTS: multiple,
     }

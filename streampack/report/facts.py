@@ -112,19 +112,19 @@ def run_facts(
 ) -> RunFacts:
     """Return what a report says; arguments as of `write_report`."""
     engine = engine_of(dataset)
-    recipe, is_run = engine.recipe, bool(engine.run.chapters)
+    recipe, has_chapters = engine.recipe, bool(engine.run.chapters)
     stride = engine.world.num_devices * engine.batch_size
     held = [(stream.num_tokens, stream.num_samples) for stream in recipe.streams]
     shortest = max(min(tokens / samples for tokens, samples in held), 1)
     affordable = max(int(PLANNED_PIECES / stride / (1 + recipe.row_tokens / shortest)), 1)
-    last = engine.run.spans[-1].stop_step if is_run else 0
+    last = engine.run.spans[-1].stop_step if has_chapters else 0
     in_run = -(-recipe.chosen_slots // recipe.row_tokens // stride)
-    if is_run:
+    if has_chapters:
         in_run = affordable + 1 if last is None else len(dataset)
     most = steps or affordable
     is_whole = in_run <= most
     collected = Steps(len(recipe.streams))
-    numbers = simulate_with(engine, None if is_whole and not is_run else most, [collected])
+    numbers = simulate_with(engine, None if is_whole and not has_chapters else most, [collected])
     series = collected.series()
     if isinstance(engine, ChapterEngine):
         curves = run_curves(engine)
@@ -139,7 +139,7 @@ def run_facts(
     nodes = numbers["nodes"]
     if not is_whole:
         epoch = [s.chosen_tokens / max(s.num_tokens, 1) for s in recipe.streams]
-        nodes = NodeReads(engine).expected(curves[2][-1] if is_run else np.array(epoch))
+        nodes = NodeReads(engine).expected(curves[2][-1] if has_chapters else np.array(epoch))
     at, streams, source = _delivered(dataset, state, affordable * stride * recipe.row_tokens)
     if stats is not None:
         streams, source = stats["streams"], "measured by loader.stats()"

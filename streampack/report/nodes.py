@@ -79,9 +79,9 @@ class NodeReads:
             own = replace(engine.world, rank=rank)
             view = engine.spec.view(own)
             for number, first in enumerate(self._bases[:-1]):
-                runs, shares = recipe.assignment(number)
+                extents, shares = recipe.assignment(number)
                 for lane in touched_lanes(recipe, view):
-                    shards = runs[lane if shares is not None else 0].shards
+                    shards = extents[lane if shares is not None else 0].shards
                     used[own.node, first + shards] = min(float(passes[number]), 1.0)
         return self._numbers(list(used))
 

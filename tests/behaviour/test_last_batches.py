@@ -46,7 +46,7 @@ def make(method: str, epoch_end: str, num_lanes: int = 1, **options):
         mixing=Mixing(batching_method=method, epoch_end=epoch_end),
         packing=options.pop("packing", Packing(max_seq_len=SIZE)),
         num_lanes=num_lanes,
-        lane_run=RUN,
+        lane_turn=RUN,
         global_batch_size=2 * num_lanes * RUN,
         **options,
     )
@@ -98,7 +98,7 @@ def uneven_recipes(draw):
         ),
         order=Order(seed=1, pack_shuffle=draw(st.sampled_from([0, 64]))),
         num_lanes=num_lanes,
-        lane_run=run,
+        lane_turn=run,
         global_batch_size=run * num_lanes * draw(st.integers(1, 3)),
         slots_per_pack=draw(st.sampled_from([None, [1, 2, 1]])),
     )
@@ -108,19 +108,19 @@ def uneven_recipes(draw):
 @given(r=uneven_recipes(), epoch=st.integers(0, 1), data=st.data())
 def test_other_worlds_and_resumes_deliver_the_same_whole_batches(r, epoch, data):
     slots_of = r.shapes.slots_per_pack
-    packs = all_packs(r, world_views(1, r.lane_run), epoch)
+    packs = all_packs(r, world_views(1, r.lane_turn), epoch)
     served = np.array([pack[0][STREAM] for pack in packs], np.int64)
     begins = np.cumsum(slots_of[served]) - slots_of[served]
     slots = np.repeat(served, slots_of[served])
 
     is_whole = r.mixing.batching_method == "per_stream"
-    unit = r.global_batch_size if is_whole else r.lane_run
+    unit = r.global_batch_size if is_whole else r.lane_turn
     assert len(slots) % r.global_batch_size == 0
     assert (slots.reshape(-1, unit) == slots[::unit, None]).all()
     if r.mixing.epoch_end == "drop":
         assert count_slots(r, epoch) // r.global_batch_size * r.global_batch_size == len(slots)
 
-    batch_size = data.draw(st.sampled_from([r.lane_run, 2]))
+    batch_size = data.draw(st.sampled_from([r.lane_turn, 2]))
     num_batches = r.global_batch_size // batch_size
     num_devices = data.draw(st.sampled_from([n for n in range(1, 9) if num_batches % n == 0]))
     views = world_views(num_devices, batch_size)

@@ -107,9 +107,9 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
     lanes = draw(st.integers(1, 9), "lanes")
-    lane_run = draw(st.integers(1, 4), "lane_run")
+    lane_turn = draw(st.integers(1, 4), "lane_turn")
     batch_size = draw(st.integers(1, 6), "batch_size")
-    unit = int(np.lcm(batch_size, lane_run)) * (lanes if method == "per_stream" else 1)
+    unit = int(np.lcm(batch_size, lane_turn)) * (lanes if method == "per_stream" else 1)
     mixing = {
         "batching_method": method,
         "global_batch_size": unit * draw(st.integers(1, 4), "global batch"),
@@ -125,7 +125,7 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     order = {"num_lanes": lanes, "shuffle": draw(st.booleans(), "shuffle")}
     options = {"mixing": mixing, "packing": packing, "order": order}
     epoch = draw(st.integers(0, 2), "epoch")
-    first = conformance.make(written, batch_size=lane_run, **options)
+    first = conformance.make(written, batch_size=lane_turn, **options)
     first.set_epoch(epoch)
     start = first.state_dict()
     num_nodes = draw(st.integers(1, 4), "nodes")

@@ -26,7 +26,7 @@ def run_plan(
     packing: Packing | None = None,
     order: Order | None = None,
     num_lanes: int = 1,
-    lane_run: int = 1,
+    lane_turn: int = 1,
     global_batch_size: int = 8,
     max_passes: Mapping[str, Fraction] | None = None,
     on_exhausted: str = "substitute",
@@ -51,7 +51,7 @@ def run_plan(
             ),
             order=order or Order(seed=3, pack_shuffle=16),
             num_lanes=num_lanes,
-            lane_runs=[chapter.batch_size or lane_run for chapter in chapters],
+            lane_turns=[chapter.batch_size or lane_turn for chapter in chapters],
         )
     )
 
@@ -95,14 +95,14 @@ def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]
 def drawn_segments(sequence: PackSequence, views: Sequence[DeviceView]) -> Int64Array:
     """All that a device's lanes draw to the run's end: what is delivered, and what still waits."""
     rows = [np.array(pack) for _, _, pack in device_packs(sequence, views, most=8)]
-    sequence._at.note_passed()
+    sequence._at.note_delivered()
     queues = sequence._queues
     for lane, queue in list(queues._loaded):  # those that rest
         queues.get(lane, queue)
-    queues.know_passed()
+    queues.know_delivered()
     for pack_queue in queues:
-        passed = int(queues.passed[pack_queue._lane, pack_queue._queue])
-        rest = pack_queue._packs.slice(passed - pack_queue.first_known, len(pack_queue._packs))
+        delivered = int(queues.delivered[pack_queue._lane, pack_queue._queue])
+        rest = pack_queue._packs.slice(delivered - pack_queue.first_known, len(pack_queue._packs))
         rows += [rest.segments, pack_queue.windows.packer.buffered]
         if (again := pack_queue.windows.arrivals.undelivered) is not None:
             rows.append(again.segments)

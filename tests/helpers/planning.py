@@ -45,7 +45,7 @@ def recipe(
     mixing: Mixing | None = None,
     order: Order | None = None,
     num_lanes: int = 1,
-    lane_run: int = 1,
+    lane_turn: int = 1,
     global_batch_size: int = 8,
     slots_per_pack: Sequence[int] | None = None,
 ) -> Recipe:
@@ -72,7 +72,7 @@ def recipe(
         mixing=mixing,
         order=order,
         num_lanes=num_lanes,
-        lane_run=lane_run,
+        lane_turn=lane_turn,
         global_batch_size=global_batch_size,
     )
 

@@ -72,30 +72,34 @@ LANE_BOUND = 8  # units of a stream by which two lanes may differ; 5 is the most
     shares=st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any),
     block=st.integers(1, 70),
     num_lanes=st.integers(2, 16),
-    run=st.integers(1, 8),
+    lane_turn=st.integers(1, 8),
     seed=st.integers(0, 99),
 )
 def test_lanes_get_each_stream_alike_and_blocks_keep_their_promise(
-    shares, block, num_lanes, run, seed
+    shares, block, num_lanes, lane_turn, seed
 ):
     schedule = Schedule(
-        shares, block=block, seed=seed, seed_path=("run",), num_lanes=num_lanes, run=run
+        shares, block=block, seed=seed, seed_path=("run",), num_lanes=num_lanes, lane_turn=lane_turn
     )
     order = np.concatenate(list(islice(schedule.blocks(), -(-6000 // block))))
     assert np.abs(drift(order, shares)[block - 1 :: block]).max() < 1 + 1e-6
 
-    lanes = np.arange(len(order)) // run % num_lanes
+    lanes = np.arange(len(order)) // lane_turn % num_lanes
     for stream in np.flatnonzero(shares):
         counts = np.cumsum((order == stream)[:, None] & (lanes[:, None] == range(num_lanes)), 0)
-        counts = counts[run * num_lanes - 1 :: run * num_lanes]  # after every round of the lanes
+        counts = counts[
+            lane_turn * num_lanes - 1 :: lane_turn * num_lanes
+        ]  # after every round of the lanes
         assert (counts.max(axis=1) - counts.min(axis=1)).max(initial=0) <= LANE_BOUND
 
 
-@pytest.mark.parametrize(("run", "block"), [(1, 8), (8, 8), (8, 64), (1, 1)])
-def test_a_stream_of_a_hundredth_lies_in_eight_lanes_alike(run, block):
-    schedule = Schedule([99, 1], block=block, seed=3, seed_path=("run",), num_lanes=8, run=run)
+@pytest.mark.parametrize(("lane_turn", "block"), [(1, 8), (8, 8), (8, 64), (1, 1)])
+def test_a_stream_of_a_hundredth_lies_in_eight_lanes_alike(lane_turn, block):
+    schedule = Schedule(
+        [99, 1], block=block, seed=3, seed_path=("run",), num_lanes=8, lane_turn=lane_turn
+    )
     order = np.concatenate(list(islice(schedule.blocks(), 200_000 // block)))
-    counts = np.bincount(np.flatnonzero(order == 1) // run % 8, minlength=8)
+    counts = np.bincount(np.flatnonzero(order == 1) // lane_turn % 8, minlength=8)
     assert counts.max() - counts.min() <= 3
 
 
@@ -109,10 +113,10 @@ def test_a_stream_of_a_hundredth_lies_in_eight_lanes_alike(run, block):
     block=st.sampled_from([1, 2, 8, 32]),
     num_blocks=st.sampled_from([7, 50, 500]),
     num_lanes=st.sampled_from([1, 2, 8]),
-    run=st.sampled_from([1, 4]),
+    lane_turn=st.sampled_from([1, 4]),
 )
 def test_shares_that_change_are_met_by_their_running_integral(
-    ends, block, num_blocks, num_lanes, run
+    ends, block, num_blocks, num_lanes, lane_turn
 ):
     begin, end = ([Fraction(n, sum(own)) for n in own] for own in ends)
     num_slots = num_blocks * block
@@ -125,7 +129,7 @@ def test_shares_that_change_are_met_by_their_running_integral(
         seed=1,
         seed_path=("run",),
         num_lanes=num_lanes,
-        run=run,
+        lane_turn=lane_turn,
         start=start,
     )
     order = np.concatenate([blocks.ravel() for blocks in schedule.chunks()])
@@ -147,7 +151,7 @@ def test_a_schedule_resumes_from_a_state_far_into_a_run():
             slot=slot, lags=np.zeros(2, np.int64), owed=np.zeros((8, 2), np.int64)
         )
         schedule = Schedule(
-            shares, block=8, seed=3, seed_path=("run",), num_lanes=8, run=8, start=state
+            shares, block=8, seed=3, seed_path=("run",), num_lanes=8, lane_turn=8, start=state
         )
         order = np.concatenate(list(islice(schedule.blocks(), 5000)))
         counts = np.cumsum(order == 1)[7::8]
@@ -158,7 +162,7 @@ def test_a_schedule_continues_from_its_states_as_if_it_had_not_stopped():
     shares = LinearShares(
         [Fraction(1, 2), Fraction(1, 2)], [Fraction(1, 4), Fraction(3, 4)], 1 << 18
     )
-    options = {"block": 8, "seed": 3, "seed_path": ("run",), "num_lanes": 4, "run": 2}
+    options = {"block": 8, "seed": 3, "seed_path": ("run",), "num_lanes": 4, "lane_turn": 2}
     start = ScheduleState(lags=np.zeros(2, np.int64), owed=np.zeros((4, 2), np.int64))
     schedule = Schedule(shares, start=start, **options)
     rest = {}
@@ -178,9 +182,9 @@ def test_a_schedule_continues_from_its_states_as_if_it_had_not_stopped():
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
 @pytest.mark.parametrize("block", [1, 12])
-@pytest.mark.parametrize("run", [1, 2])
+@pytest.mark.parametrize("lane_turn", [1, 2])
 @pytest.mark.parametrize("is_ramp", [False, True])
-def test_slots_do_not_depend_on_where_the_schedule_ends(num_lanes, block, run, is_ramp):
+def test_slots_do_not_depend_on_where_the_schedule_ends(num_lanes, block, lane_turn, is_ramp):
     begin = [Fraction(5, 8), Fraction(2, 8), Fraction(1, 8)]
     end = begin[::-1] if is_ramp else begin
 
@@ -193,7 +197,7 @@ def test_slots_do_not_depend_on_where_the_schedule_ends(num_lanes, block, run, i
             seed=3,
             seed_path=("chapter", 0),
             num_lanes=num_lanes,
-            run=run,
+            lane_turn=lane_turn,
             start=ScheduleState(lags=np.zeros(3, np.int64), owed=owed),
         )
         return np.concatenate(list(schedule.blocks())), schedule.now.lags

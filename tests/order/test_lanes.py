@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.order import Extents, assign_to_lanes
-from streampack.order.lanes import run_of_lane
+from streampack.order.lanes import stretch_of_lane
 
 shards = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12
@@ -51,18 +51,20 @@ def test_lanes_hold_equal_bytes_give_or_take_one_sample(shards, num_lanes, seed)
 
 
 @given(shards=shards, num_lanes=st.integers(1, 9), seed=st.integers(0, 99))
-def test_runs_are_contiguous_so_at_most_one_shard_is_cut_between_two(shards, num_lanes, seed):
+def test_stretches_are_contiguous_so_at_most_one_shard_is_cut_between_two(shards, num_lanes, seed):
     samples = np.array([samples for samples, _ in shards])
     raw_bytes = np.array([samples * size for samples, size in shards])
     lanes = assign_to_lanes(samples, raw_bytes, num_lanes, seed, (0,))
-    runs = [lanes[run_of_lane(run, num_lanes)] for run in range(num_lanes)]  # any order of lanes
+    stretches = [
+        lanes[stretch_of_lane(lane, num_lanes)] for lane in range(num_lanes)
+    ]  # any order of lanes
 
-    assert sum(len(run.shards) for run in runs) <= len(shards) + num_lanes - 1
-    for run in runs:
-        # Only the first part of a run may begin inside a shard, only the last may end inside one.
-        assert all(first == 0 for first in run.firsts[1:])
-        stops = run.firsts + run.counts
-        assert all(stops[i] == samples[run.shards[i]] for i in range(len(stops) - 1))
+    assert sum(len(each.shards) for each in stretches) <= len(shards) + num_lanes - 1
+    for each in stretches:
+        # Only the first part may begin inside a shard, only the last may end inside one.
+        assert all(first == 0 for first in each.firsts[1:])
+        stops = each.firsts + each.counts
+        assert all(stops[i] == samples[each.shards[i]] for i in range(len(stops) - 1))
 
 
 def test_stored_order_is_dealt_in_stored_order():
@@ -80,8 +82,8 @@ def test_the_deal_differs_between_seeds_and_streams_and_not_between_calls():
 
 
 @pytest.mark.parametrize("num_lanes", range(1, 65))
-def test_runs_are_a_permutation_of_the_lanes(num_lanes):
-    assert sorted(run_of_lane(lane, num_lanes) for lane in range(num_lanes)) == list(
+def test_stretches_are_a_permutation_of_the_lanes(num_lanes):
+    assert sorted(stretch_of_lane(lane, num_lanes) for lane in range(num_lanes)) == list(
         range(num_lanes)
     )
 
@@ -96,10 +98,12 @@ def test_runs_are_a_permutation_of_the_lanes(num_lanes):
         *((lanes, nodes) for lanes in (5, 7) for nodes in (1, lanes)),
     ],
 )
-def test_the_lanes_of_a_node_hold_neighbouring_runs(num_lanes, num_nodes):
+def test_the_lanes_of_a_node_hold_neighbouring_stretches(num_lanes, num_nodes):
     for node in range(num_nodes):
-        runs = sorted(run_of_lane(lane, num_lanes) for lane in range(node, num_lanes, num_nodes))
-        assert runs == list(range(runs[0], runs[0] + num_lanes // num_nodes))
+        stretches = sorted(
+            stretch_of_lane(lane, num_lanes) for lane in range(node, num_lanes, num_nodes)
+        )
+        assert stretches == list(range(stretches[0], stretches[0] + num_lanes // num_nodes))
 
 
 @given(shards=shards, first=st.integers(0, 100), count=st.integers(0, 100))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streampack.config import Packing
 from streampack.config.rules import COST_OPTIONS, OPTION_METHODS
 from streampack.pack import Packer, fit_samples, make_packer
-from streampack.pack.best_fit_decreasing import PASSING_PACKS
+from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
 from tests.helpers.examples import examples
@@ -102,7 +102,7 @@ def test_every_segment_leaves_once_at_the_latest_with_the_window_after_64_packs(
         num_packs += len(packs)
         left += packs.segments[:, SAMPLE].tolist()
         for sample in packer.buffered[:, SAMPLE].tolist():
-            assert begin - begins[sample] < PASSING_PACKS
+            assert begin - begins[sample] < MAX_WAIT_PACKS
         assert packer.held[0] <= packer.high_water[0] <= packing.buffer_limit
         assert packer.held[1] <= packer.high_water[1] <= packing.buffer_samples
     left += packer.flush().segments[:, SAMPLE].tolist()

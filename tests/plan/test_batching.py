@@ -31,7 +31,7 @@ def make(method: str, weights: list, num_lanes: int, run: int, size: int, **mixi
         mixing=Mixing(batching_method=method, **mixing),
         order=Order(seed=5),
         num_lanes=num_lanes,
-        lane_run=run,
+        lane_turn=run,
         global_batch_size=size,
     )
 

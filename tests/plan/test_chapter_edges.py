@@ -40,7 +40,7 @@ def plan_of(run: Sequence[Chapter], **options) -> RunPlan:
         method="random",
         packing=options.pop("packing", Packing(max_seq_len=SEQ)),
         num_lanes=LANES,
-        lane_run=8,
+        lane_turn=8,
         global_batch_size=SIZE,
         **options,
     )

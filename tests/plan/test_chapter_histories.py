@@ -122,7 +122,7 @@ class History(RuleBasedStateMachine):
 
     def plan(self) -> RunPlan:
         lengths = {name: LENGTHS[name] for name in self.names}
-        return run_plan(lengths, self.run, lane_run=2, global_batch_size=SIZE, **self.options)
+        return run_plan(lengths, self.run, lane_turn=2, global_batch_size=SIZE, **self.options)
 
     def saved(self, plan: RunPlan, progress: Progress, walk) -> dict[str, Any]:
         return json.loads(json.dumps(encode_state(plan, self.names, progress, walk)))

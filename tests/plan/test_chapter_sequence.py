@@ -79,7 +79,7 @@ def make(run, method: str, unit: str, num_lanes: int, window: int) -> RunPlan:
         unit=unit,
         order=Order(seed=3, pack_shuffle=window),
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=SIZE,
     )
 
@@ -133,7 +133,7 @@ def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lan
         method=method,
         order=Order(seed=3, pack_shuffle=window),
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=SIZE,
     )
     [views] = views_of([2] * len(weights), 1)

@@ -26,7 +26,7 @@ def make(method: str = "random", more: str | None = None) -> RunPlan:
     """A run; with `more`, another stream is listed first."""
     names = NAMES if more is None else [more, *NAMES]
     lengths = {name: np.random.default_rng(len(name)).integers(1, 90, 300) for name in names}
-    return run_plan(lengths, RUN, method=method, num_lanes=2, lane_run=2, global_batch_size=8)
+    return run_plan(lengths, RUN, method=method, num_lanes=2, lane_turn=2, global_batch_size=8)
 
 
 def state_of(plan: RunPlan) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mix
         mixing=Mixing(batching_method=method, **mixing),
         order=Order(seed=1),
         num_lanes=num_lanes,
-        lane_run=4,
+        lane_turn=4,
         global_batch_size=8 * num_lanes,
     )
 

@@ -34,7 +34,7 @@ def make(method: str = "random", num_lanes: int = 1, **mixing) -> Recipe:
         packing=Packing(max_seq_len=64, buffer_tokens=512),
         order=Order(seed=3, pack_shuffle=40),
         num_lanes=num_lanes,
-        lane_run=3,
+        lane_turn=3,
         global_batch_size=SIZE,
     )
 

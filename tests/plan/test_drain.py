@@ -53,7 +53,7 @@ def plan_of(tune, chapters, method, *, passes=1, num_lanes=1, overflow="split"):
         packing=Packing(max_seq_len=64, overflow=overflow),
         order=Order(seed=3, pack_shuffle=32),
         num_lanes=num_lanes,
-        lane_run=RUN,
+        lane_turn=RUN,
         global_batch_size=SIZE,
         max_passes={"tune": Fraction(passes)},
         on_exhausted="end",

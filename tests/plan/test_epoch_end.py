@@ -36,7 +36,7 @@ def make(method: str, epoch_end: str, num_lanes: int = 1, size: int = 12, **mixi
         mixing=Mixing(batching_method=method, epoch_end=epoch_end, **mixing),
         packing=Packing(max_seq_len=64, buffer_tokens=512),
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=size,
     )
 
@@ -113,7 +113,7 @@ def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothin
             mixing=r.mixing,
             packing=r.packing,
             num_lanes=num_lanes,
-            lane_run=2,
+            lane_turn=2,
             global_batch_size=size,
         )
     per_epoch = r.chosen_tokens // (size * 64)

@@ -32,7 +32,7 @@ def make(method: str, epoch_end: str) -> Recipe:
         packing=Packing(max_seq_len=64, buffer_tokens=512, overflow="drop"),
         order=Order(seed=3, shuffle_block_size=500),
         num_lanes=2,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=12,
     )
 

@@ -42,13 +42,13 @@ batches_of = st.tuples(st.integers(1, 5), st.sampled_from([8, 16]))
 
 def make(method: str, epoch_end: str, *, num_lanes: int = 1, slots=SLOTS, **options) -> Recipe:
     """A recipe of three streams."""
-    run = options.pop("lane_run", RUN)
+    run = options.pop("lane_turn", RUN)
     return recipe(
         options.pop("lengths", LENGTHS),
         mixing=Mixing(batching_method=method, epoch_end=epoch_end, **options.pop("mixing", {})),
         packing=Packing(max_seq_len=SIZE, **options.pop("packing", {})),
         num_lanes=num_lanes,
-        lane_run=run,
+        lane_turn=run,
         global_batch_size=options.pop("global_batch_size", 6 * num_lanes * run),
         slots_per_pack=slots,
         **options,
@@ -107,7 +107,7 @@ def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
         epoch_end,
         num_lanes=num_lanes,
         slots=slots,
-        lane_run=16,
+        lane_turn=16,
         packing={"overflow": overflow},
         mixing={"weight_unit": unit},
         order=Order(seed=3, pack_shuffle=pack_shuffle),
@@ -184,7 +184,7 @@ def test_the_fingerprint_names_lengths_only_where_they_differ():
 
 def test_shapes_without_own_lengths_are_those_of_the_packing():
     packing = Packing(max_seq_len=SIZE)
-    shapes = PackShapes(packing, [1, 1], run=RUN, is_padded=True)
+    shapes = PackShapes(packing, [1, 1], slots_together=RUN, is_padded=True)
 
     assert shapes.is_uniform
     assert shapes.packings == (packing, packing)

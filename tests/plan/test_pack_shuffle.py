@@ -33,7 +33,7 @@ def make(order: Order, method: str = "random", num_lanes: int = 1, **mixing) -> 
         packing=Packing(max_seq_len=64, buffer_tokens=512),
         order=order,
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=8 * num_lanes,
     )
 
@@ -202,7 +202,7 @@ def test_a_global_batch_holds_nearly_as_many_documents_as_of_packs_shuffled_over
         [lengths.astype(np.int64)],
         packing=Packing(max_seq_len=2048),
         num_lanes=num_lanes,
-        lane_run=8,
+        lane_turn=8,
         global_batch_size=64,
     )
     spread, best = effective_documents(r, 64)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.mix.draw import CHUNK
 from streampack.pack import fit_samples, make_packer
-from streampack.pack.best_fit_decreasing import PASSING_PACKS
+from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS
 from streampack.plan import DeviceView, Recipe, epoch_sequence
 from streampack.plan.pack_queue import PackQueue
 from streampack.report import synthetic_lengths
@@ -44,7 +44,7 @@ def make(order: Order, method: str = "random", num_lanes: int = 1, **mixing) -> 
         packing=Packing(max_seq_len=64, method=WINDOWED, buffer_tokens=512),
         order=order,
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=8 * num_lanes,
     )
 
@@ -153,7 +153,7 @@ def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num
             continue  # pieces and streams that share numbers
         places = {sample: place for place, sample in enumerate(came)}
         moved = max(abs(places[sample] - place) for place, sample in enumerate(left))
-        assert moved <= 3 * window + (PASSING_PACKS + shuffled) * 64
+        assert moved <= 3 * window + (MAX_WAIT_PACKS + shuffled) * 64
 
 
 def test_a_packing_window_is_a_chunk_or_a_larger_window_of_the_shuffle():
@@ -197,7 +197,7 @@ def test_the_first_batch_needs_no_more_shards_than_with_exact_fit(num_lanes, max
             mixing=Mixing(),
             order=Order(shuffle_block_size=50_000),
             num_lanes=num_lanes,
-            lane_run=2,
+            lane_turn=2,
             global_batch_size=16,
         )
         sequence = epoch_sequence(r, DeviceView(batch_size=16))

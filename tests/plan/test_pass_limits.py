@@ -54,7 +54,7 @@ def plan_of(run, passes, method="stratified", overflow="split", num_lanes=2, uni
         packing=Packing(max_seq_len=64, overflow=overflow),
         order=Order(seed=3, pack_shuffle=32),
         num_lanes=num_lanes,
-        lane_run=RUN,
+        lane_turn=RUN,
         global_batch_size=SIZE,
         max_passes=passes,
     )

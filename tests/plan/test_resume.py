@@ -30,7 +30,7 @@ def make(
         mixing=Mixing(batching_method=method, epoch_end=epoch_end, weight_unit=unit, **kwargs),
         packing=Packing(max_seq_len=64, buffer_tokens=512),
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=SIZE * num_lanes,
     )
 

@@ -42,8 +42,8 @@ def make(all_lengths: list, method: str, unit: str, num_lanes: int, run: int, **
         all_lengths,
         mixing=Mixing(batching_method=method, weight_unit=unit, **mixing),
         num_lanes=num_lanes,
-        lane_run=run,
-        # per_stream with several lanes asks for a multiple of num_lanes * lane_run.
+        lane_turn=run,
+        # per_stream with several lanes asks for a multiple of num_lanes * lane_turn.
         global_batch_size=kwargs.pop("global_batch_size", num_lanes * run * 2),
         **kwargs,
     )

@@ -32,7 +32,7 @@ def make(method: str, epoch_end: str, num_lanes: int, block: int = 150, **order)
         packing=Packing(max_seq_len=64, buffer_tokens=512),
         order=Order(seed=3, shuffle_block_size=block, **order),
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=12,
     )
 
@@ -238,7 +238,7 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
 )
 def test_the_lanes_of_a_device_are_those_of_its_slots(lanes, run, devices, size, data):
     r = make("random", "pad", 1)
-    r = replace(r, num_lanes=lanes, lane_run=run)
+    r = replace(r, num_lanes=lanes, lane_turn=run)
     view = DeviceView(
         place=data.draw(st.integers(0, devices - 1)), num_devices=devices, batch_size=size
     )

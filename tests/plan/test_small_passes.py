@@ -64,11 +64,11 @@ def most_apart(r: Recipe, lane: int, queue: int, num_packs: int) -> int:
     for number in r.streams_in(queue):
         stream = LaneStream(r, number, lane)
         if not stream.is_empty and stream.is_used:
-            runs, shares = r.assignment(number)
-            run = runs[0] if shares is None else runs[lane]
-            firsts = r.streams[number].first_sample[run.shards] + run.firsts
+            extents, shares = r.assignment(number)
+            own = extents[0] if shares is None else extents[lane]
+            firsts = r.streams[number].first_sample[own.shards] + own.firsts
             owns[number] = np.concatenate(
-                [np.arange(a, a + n) for a, n in zip(firsts, run.counts, strict=True)]
+                [np.arange(a, a + n) for a, n in zip(firsts, own.counts, strict=True)]
             )
     uses = {number: np.zeros(r.streams[number].num_samples, int) for number in owns}
     most = 0

@@ -35,7 +35,7 @@ LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
 
 
 def make(**kwargs) -> Recipe:
-    return recipe(LENGTHS, num_lanes=2, lane_run=4, global_batch_size=16, **kwargs)
+    return recipe(LENGTHS, num_lanes=2, lane_turn=4, global_batch_size=16, **kwargs)
 
 
 def snapshots_of(r: Recipe, epoch: int, num_batches: int = 1) -> list[dict]:
@@ -169,7 +169,7 @@ def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes, pack_shuf
             mixing=Mixing(batching_method=method, weight_unit=unit),
             order=Order(seed=3, pack_shuffle=pack_shuffle),
             num_lanes=num_lanes,
-            lane_run=2,
+            lane_turn=2,
             global_batch_size=12,
         )
         for pack in all_packs(r, world_views(1, 4), epoch):
@@ -273,11 +273,11 @@ def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(most):
 
 
 def first_batch(state: dict, r: Recipe) -> None:
-    num_lanes, lane_run, global_batch_size, *_ = run_shape(state)
+    num_lanes, lane_turn, global_batch_size, *_ = run_shape(state)
     r = replace(
         r,
         num_lanes=min(num_lanes, 8),  # more are slow, not wrong
-        lane_run=lane_run,
+        lane_turn=lane_turn,
         global_batch_size=min(global_batch_size, 4096),
     )
     progress = decode_epochs(state, r, DIGESTS)

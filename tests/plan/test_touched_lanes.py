@@ -20,7 +20,7 @@ def with_a_small_stream(method: str, num_lanes: int, run: int, num_small: int, *
         [generator.integers(1, 100, 600), generator.integers(30, 100, num_small)],
         mixing=Mixing(batching_method=method, epoch_end="carry", **mixing),
         num_lanes=num_lanes,
-        lane_run=run,
+        lane_turn=run,
         global_batch_size=run * num_lanes,
     )
 

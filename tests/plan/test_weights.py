@@ -40,7 +40,7 @@ def make(lengths: list, weights: list[dict], method: str, num_lanes: int, **mixi
         weights=weights,
         mixing=Mixing(batching_method=method, **mixing),
         num_lanes=num_lanes,
-        lane_run=2,
+        lane_turn=2,
         global_batch_size=4 * num_lanes,
     )
 
@@ -256,7 +256,7 @@ def test_short_epochs_that_carry_come_to_every_lane(packer, least, most):
         mixing=Mixing(epoch_end="carry", epoch_size=48),
         packing=Packing(max_seq_len=64, buffer_tokens=128, method=packer),
         num_lanes=8,
-        lane_run=8,
+        lane_turn=8,
         global_batch_size=8,
     )
     [uses] = starts(r, 60)
@@ -290,7 +290,7 @@ def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
         mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
         packing=Packing(max_seq_len=64, buffer_tokens=128),
         num_lanes=num_lanes,
-        lane_run=run,
+        lane_turn=run,
         global_batch_size=min(size, 60 * 16 // 64),
     )
     if method in ("per_stream", "device_per_stream") and r.global_batch_size != size:
@@ -317,7 +317,7 @@ def test_carry_with_several_streams_uses_samples_as_often_but_for_two_and_the_la
         mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
         packing=Packing(max_seq_len=64, buffer_tokens=128),
         num_lanes=num_lanes,
-        lane_run=run,
+        lane_turn=run,
         global_batch_size=run * 3,
     )
     in_unit = 4 * (run if method == "device_per_stream" else 1)
@@ -336,13 +336,13 @@ def test_carry_goes_on_in_any_epoch_as_one_run_does(method):
     packing = Packing(max_seq_len=64, buffer_tokens=128)
     # Windows of shuffled packs end with a chunk of samples, and chunks with an epoch.
     order = Order(seed=3, pack_shuffle=0)
-    r = replace(r, lane_run=3, global_batch_size=12, packing=packing, order=order)
+    r = replace(r, lane_turn=3, global_batch_size=12, packing=packing, order=order)
     # An epoch of seven times the samples is the first seven, where they hold whole batches.
     whole = make(
         [np.full(900, 20), np.full(300, 20)], [{"proportion": 9}, {"proportion": 1}], method, 4,
         epoch_end="carry", epoch_size=700,
     )  # fmt: skip
-    whole = replace(whole, lane_run=3, global_batch_size=12, packing=packing, order=order)
+    whole = replace(whole, lane_turn=3, global_batch_size=12, packing=packing, order=order)
     assert r.packs_per_carry_epoch % 12 == 0
     parts = [pack for epoch in range(7) for batch, _ in global_batches(r, epoch) for pack in batch]
     once = [pack for batch, _ in global_batches(whole) for pack in batch]

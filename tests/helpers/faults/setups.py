@@ -90,8 +90,8 @@ class Setup:
         )
 
     def shape(self) -> tuple[int, int, int]:
-        """Return num_lanes, lane_run and global_batch_size."""
-        return self.recipe.num_lanes, self.recipe.lane_run, self.recipe.global_batch_size
+        """Return num_lanes, lane_turn and global_batch_size."""
+        return self.recipe.num_lanes, self.recipe.lane_turn, self.recipe.global_batch_size
 
     def recipe_for(self, streams: tuple[MdsStream, ...]) -> Recipe:
         """Return the recipe of a process: its lengths come from its shards, where it has no file.
