@@ -147,20 +147,18 @@ class Index(ColumnOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Migrate:
-    """Turn a Megatron blend or an OLMo mix into a run's YAML, and name what is not in it."""
+    """Turn the data of Megatron, GPT-NeoX or OLMo into a run's YAML, and name what is not in it."""
 
     inputs: Annotated[
         list[str],
         Argument(
-            help="Weights and prefixes, or -- and Megatron's options, or a file of them; or the "
-            "file of an OLMo mix."
+            help="Megatron's options, or weights and prefixes alone, or a file of either; YAML "
+            "files of GPT-NeoX or OLMo; or the file of an OLMo mix."
         ),
     ]
     out: Annotated[Path | None, Option(help="Where to write it; by default it is printed.")] = None
-    max_seq_len: Annotated[int | None, Option(help="Tokens of a pack, without --seq-length.")] = (
-        None
-    )
-    global_batch_size: Annotated[int | None, Option(help="Packs of an optimizer step.")] = None
+    max_seq_len: Annotated[int | None, Option(help="Tokens of a pack, if not given.")] = None
+    global_batch_size: Annotated[int | None, Option(help="Packs of a step, if not given.")] = None
     subset: Annotated[str, Option(help="Of a --split: train, valid or test.")] = "train"
     root: Annotated[str, Option(help="Folder or URL that paths of an OLMo mix begin with.")] = ""
     tokenizer_id: Annotated[

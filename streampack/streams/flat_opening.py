@@ -196,7 +196,8 @@ def _found_in_store(
     """Return the objects below a remote by name: those of a list's folders, or of a pattern."""
     start = len(f"{location.remote}/")
     if listed is None:
-        literal = os.path.dirname(pattern) if GLOB & set(pattern) else pattern
+        # Without the ending, a file's table is listed, too.
+        literal = os.path.dirname(pattern) if GLOB & set(pattern) else os.path.splitext(pattern)[0]
         prefixes = [location.uri(literal)]
     else:
         prefixes = sorted({f"{os.path.dirname(location.uri(name))}/" for name in listed})

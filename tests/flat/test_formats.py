@@ -149,6 +149,18 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("form", ["megatron", "olmo", "datatrove"])
+def test_a_file_of_a_remote_is_opened_with_the_files_that_describe_it(
+    form: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
+) -> None:
+    write(form, bucket[0] / "tokens", make_documents(), "web.v1")
+    suffix = {"megatron": "bin", "olmo": "npy", "datatrove": "ds"}[form]
+    remote = f"s3://bucket/tokens/web.v1.{suffix}"
+    stream = Stream(remote=remote, local=tmp_path / "cache", format=form, **options_of(form))
+    assert open_stream(stream, 0).num_samples == 300
+
+
+@pytest.mark.processes
 def test_an_object_that_changed_is_an_error(
     tmp_path: Path, bucket: tuple[Path, FaultServer]
 ) -> None:
