@@ -28,7 +28,7 @@ collect_ignore = [
 ]
 
 # Tests share a machine with their own workers and compile kernels at a first call: a deadline per
-# example would measure that. Derandomised, so that a red test stays red until it is mended.
+# example would measure that. Derandomised, so that a failing test keeps failing until it is fixed.
 settings.register_profile(
     "streampack",
     deadline=None,

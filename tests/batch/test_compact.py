@@ -101,7 +101,7 @@ def test_a_dataset_yields_compact_batches_of_the_same_packs(
 
     native = list(made("native"))
     loader = PackedDataLoader(made("compact"), num_workers=num_workers)
-    compact = list(loader)  # all at once: none may be overwritten while it is held
+    compact = list(loader)  # kept together: no batch may overwrite one that is in use
     assert len(native) > 20
     assert all(map(same, map(streampack.expand, compact), native))
     # Ids of a stream of uint16 fit in two bytes.

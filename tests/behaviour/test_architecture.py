@@ -6,7 +6,7 @@
     rooms    mds stores storage flat streams mix order pack plan gather batch runtime
              planned | online     two wings that never import each other
              loader               the one room that sees both wings
-    beside   write report lookback compat cli formats testing hf lightning     see the rooms, unseen
+    others   write report lookback compat cli formats testing hf lightning     see the rooms, unseen
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ BESIDE = (
     "cli",
 )
 FRONT_DOOR = "__init__"
-BELL = "__main__"  # beside the front door: rings at `cli`, and nothing else
+BELL = "__main__"  # next to the front door: all it does is start `cli`
 
 # What a room without I/O cannot need: files, the network, clocks, the environment.
 OUTSIDE = {"datetime", "glob", "io", "os", "pathlib", "shutil", "socket", "subprocess"}
@@ -83,7 +83,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def in_every_file(offences: Callable[[Path], Iterable[str]]) -> None:
-    """Fail with every offence in the package, each behind the file that it stands in."""
+    """Fail with every offence in the package, each after the name of its file."""
     found = [f"{path.relative_to(PACKAGE)}: {text}" for path in FILES for text in offences(path)]
     assert not found, "\n".join(found)
 
@@ -126,7 +126,7 @@ def rooms_allowed(room: str) -> set[str]:
     if room in ROOMS:
         other_wing = set(WINGS) - {room} if room in WINGS else set()
         return {*GROUND, *ROOMS[: ROOMS.index(room) + 1]} - other_wing
-    # The command line uses everything beside the rooms; nothing there uses the command line.
+    # The command line may use all of these; none of them uses the command line.
     return {*GROUND, *ROOMS, *BESIDE} - ({"cli"} if room != "cli" else set())
 
 

@@ -80,7 +80,7 @@ def written(tmp_path_factory):
 
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
-    """A layout, the ranks of it, and a packing whose rows they can divide."""
+    """A layout, its number of ranks, and a packing with rows that split evenly across them."""
     layout, num_ranks = draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from([2, 3, 4]))
     packing = dict(draw(st.sampled_from(PACKERS)))
     multiple = 2 * num_ranks if layout.startswith("zigzag") else num_ranks

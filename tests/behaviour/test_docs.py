@@ -203,7 +203,7 @@ def test_each_message_of_the_troubleshooting_table_is_one_of_the_package():
 
 
 def test_a_page_that_shows_code_of_another_library_marks_it_so():
-    # ```py is shown and not run: code of another library, beside ours in ```python.
+    # ```py blocks are shown but not run: they are another library's code. Ours is in ```python.
     shown = [p.name for p in DOCS.rglob("*.md") if re.search(r"^```py$", p.read_text(), re.M)]
 
     assert set(shown) <= {

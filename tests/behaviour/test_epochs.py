@@ -1,7 +1,7 @@
 """Epochs, stops and resumes under three loaders, with and without persistent workers.
 
-An `IterableDataset` is started anew in every worker for every epoch and told nothing; one that only
-counts its own iterations would repeat epoch 0 for ever.
+Every worker gets a fresh copy of an `IterableDataset` at each epoch, and nothing passes it the
+epoch number; a dataset that only counted its own iterations would repeat epoch 0 forever.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 
 A moment is counted by tracing opcodes, so each can be tried and a failure repeated.
 
-Whatever was interrupted, the loader's state is that of the batch last delivered, the same loader
-goes on from there, and processes, threads and files do not grow in number.
+Whatever was interrupted, the loader's state is that of the last batch delivered, the same loader
+can continue from it, and no processes, threads or files are leaked.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Case:
         return moments.count
 
     def check(self, at: int, kind: type[BaseException], num_before: int) -> bool:
-        """Interrupt a batch at a moment, then go on; return whether the interrupt came."""
+        """Interrupt a batch at a moment, then continue; return whether the interrupt was raised."""
         loader, wanted = self.loader(), self.wanted[: self.num_batches]
         with hanging():
             state = loader.state_dict()
@@ -233,7 +233,7 @@ def hanging() -> Iterator[None]:
 
 
 def resources() -> tuple[int, int, int]:
-    """Count children, also those that nobody waited for, threads of ours, and pipes and memory.
+    """Count child processes (zombies included), our threads, and pipes and shared memory.
 
     Shards stay open for as long as the process has room for them.
     """
@@ -343,10 +343,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 CHANGES: dict[str, Callable[[PackedDataLoader], None]] = {
     "amend": lambda loader: loader.amend(weights={"math": 1, "web": 1}),
-    "amend at once": lambda loader: loader.amend(weights={"math": 1}),
+    "amend now": lambda loader: loader.amend(weights={"math": 1}),
     "skip": lambda loader: loader.skip(2),
 }
-NUM_BEFORE = {"amend": 5, "amend at once": 8, "skip": 6}  # of 8 batches in a step
+NUM_BEFORE = {"amend": 5, "amend now": 8, "skip": 6}  # of 8 batches in a step
 
 
 class Change:
@@ -380,7 +380,7 @@ class Change:
         return batches, loader
 
     def check(self, at: int, kind: type[BaseException]) -> bool:
-        """Interrupt the change at a moment, then go on; return whether the interrupt came."""
+        """Interrupt the change at a moment, then continue; return whether it was raised."""
         was_raised = False
         with hanging():
             batches, loader = self._begun()

@@ -69,7 +69,7 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
             "num_lanes": draw(st.sampled_from([1, 2, 4])),
             "pack_shuffle": draw(st.sampled_from([None, 0, 1, 7, 40])),
         },
-        # A function of one's own: formats by name refuse some of these.
+        # A custom format, since some of the named ones refuse these combinations.
         "batch_format": lambda batch: batch,
     }
 

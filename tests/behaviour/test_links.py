@@ -1,6 +1,6 @@
 """Relative links of README, CONTRIBUTING and docs/ lead to files and headings, and tests exist.
 
-`make docs` checks the pages of the site only; README and CONTRIBUTING are read beside it.
+`make docs` only checks the pages of the site; README and CONTRIBUTING are not part of it.
 """
 
 from __future__ import annotations

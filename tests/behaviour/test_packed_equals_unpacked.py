@@ -108,7 +108,7 @@ def test_a_dense_mask_gives_the_same_logits(attention: str, dense: Any) -> None:
 
 @pytest.mark.parametrize("drop_padding", [False, True])
 def test_all_packs_in_one_line_give_the_same_logits(drop_padding: bool) -> None:
-    # Without a GPU there is no flash attention; at B = 1 SDPA finds the same edges by itself.
+    # Flash attention needs a GPU. With B = 1, SDPA derives the same boundaries from position_ids.
     model, batch = model_of("mistral"), native_batch(ROWS_OF_4, 24)
     model.requires_grad_(False)
     flat = to_hf_flash(batch, drop_padding=drop_padding)

@@ -38,7 +38,7 @@ def packs_of(case: Case, batches: list[dict[str, Any]]) -> Counter:
 def check_another_world(
     case: Case, whole: list[dict[str, Any]], num_epochs: int, **options
 ) -> None:
-    """Two ranks, of which each begins anew from a state of one rank, deliver the rest."""
+    """Two ranks, both started from a state of a single rank, deliver the rest of the epoch."""
     loader = case.loader(**options)
     stop = case.dice.randrange(len(whole))
     stop -= stop % (case.size // 2)  # at a global batch: whole steps of the other world are left

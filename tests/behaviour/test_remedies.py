@@ -4,8 +4,8 @@
 
     refuse() --> message --a regular expression--> the remedy's words --> apply(words) --> no error
 
-Here and in the two files beside it are the commonest mistakes, by what is built. The last test
-reads every message of the package: each must have a way out.
+This file and the two next to it collect the commonest mistakes, grouped by the object being built.
+The last test reads every message in the package and checks that it offers a way out.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def written(folder: Path, path: Path, rows: RowFormat | None = None, **options: 
 
 
 CONFIGS = {
-    "a buffer that holds no pack": Remedy(
+    "a buffer too small for a pack": Remedy(
         lambda _: Packing(max_seq_len=64, buffer_tokens=8),
         r"set it to at least max_seq_len=(\d+)$",
         lambda _, least: Packing(max_seq_len=64, buffer_tokens=int(least)),
@@ -157,7 +157,7 @@ STREAMS = {
         r"local='(s3://bucket/code)' is a URL, .*; set remote= to it, and local= to a folder$",
         lambda folder, url: Stream(remote=url, local=folder),
     ),
-    "a folder whose splits hold the stream": Remedy(
+    "a folder with the stream in its splits": Remedy(
         lambda folder: open_stream(Stream(local=mds(folder).parent), 0),
         r"set split='([\w-]+)', whose folders hold one; or give the folder of an MDS stream as "
         r"local=",
@@ -303,7 +303,7 @@ def loaded(folder: Path, load: str, kind: str, split: str) -> Any:
 
 
 FILES = {
-    "a folder that holds something": Remedy(
+    "a folder that is not empty": Remedy(
         lambda folder: write_stream(ROWS, mds(folder)),
         r"remove it, or name another$",
         lambda folder: write_stream(ROWS, folder / "another"),
@@ -353,7 +353,7 @@ MIXES = {
             two(folder, {}, {}),
         ],
     ),
-    "a global batch that is no multiple": Remedy(
+    "a global batch that is not a multiple": Remedy(
         lambda folder: two(folder, {}, {}, batch_size=4, mixing=Mixing(global_batch_size=6)),
         r"set it to (\d+) or (\d+), or set batch_size to (\d+), for example",
         lambda folder, less, more, part: [
@@ -371,12 +371,12 @@ MIXES = {
             (write_lengths(folder / "there"), lanes_of_a_remote(folder, local="new")),
         ],
     ),
-    "a cache that holds too little": Remedy(
+    "a cache that is too small": Remedy(
         lambda folder: cached(folder, 1),
         r"set cache_limit to at least (\d+) ",
         lambda folder, least: cached(folder, int(least)),
     ),
-    "positions that go on in a format of restarts": Remedy(
+    "positions that continue in a format of restarts": Remedy(
         lambda folder: first_batch(
             folder,
             batch_format="hf",
@@ -488,5 +488,5 @@ def test_every_message_has_a_way_out_and_nearly_every_one_a_value():
 
     assert len(found) > 400
     assert [each for each in found if not WAY_OUT.search(each[1])] == []
-    # The rest refuse an order of calls, where there is no value to name.
+    # The rest are about calls made in the wrong order and have no value to show.
     assert sum("\0" in text for _, text in found) > 0.97 * len(found)

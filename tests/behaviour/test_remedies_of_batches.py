@@ -107,7 +107,7 @@ OTHERS = {
 def sliced(
     num_ranks: int = 2, layout: str = "zigzag", batch_format: Any = "native", **packing: Any
 ) -> list[Any]:
-    """Return the first batch of each rank, whose slices divide its rows."""
+    """Return the first batch of each rank of a context-parallel group."""
     return [
         next(
             iter(

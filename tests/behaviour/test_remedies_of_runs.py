@@ -125,7 +125,7 @@ STATES = {
             unchanged(folder),
         ],
     ),
-    "a dataset whose batches workers delivered": Remedy(
+    "a dataset iterated in workers": Remedy(
         lambda folder: (served(dataset := planned(folder)), dataset.state_dict()),
         r"dataset\.(state_after)\(batch\) .*loader\.(state_dict)\(\)",
         lambda folder, after, of_loader: [

@@ -253,7 +253,7 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
             conformance.make(written, batch_size=batch_size, world=world, **later)
             for world in worlds(num_nodes * per_node, num_nodes)
         ]
-        # Batch k goes to the device at place k mod devices, wherever the run goes on.
+        # Batch k goes to the device at place k mod devices, no matter where the run resumes.
         first = state["position"] // batch_size
         ranks.sort(key=lambda rank: (rank.world.place - first) % rank.world.num_devices)
         loaders = [PackedDataLoader(loaded(rank, state)) for rank in ranks]

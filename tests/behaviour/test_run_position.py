@@ -2,8 +2,8 @@
 
 ::
 
-    model     stands   the place that every state must name     (epoch, batches delivered of it)
-              next     the place where the next loop must begin
+    model     reached  the position that every state must have  (epoch, batches delivered of it)
+              next     the position where the next loop must begin
 
 They differ only while an iteration is under way, or after one was left: a state is of the batch
 last delivered, and the next loop is the next epoch. A start that fails leaves both as they were.
@@ -91,7 +91,7 @@ class Way:
         return PackedDataLoader(dataset, **self.options)
 
     def place_of(self, state: dict[str, Any]) -> Place:
-        """Where a state of a loader or a dataset stands."""
+        """Return the position in a state of a loader or a dataset."""
         if self.kind != "iterable":
             positions = [0, *(batch["position"] for batch in epoch_of(self.kind, state["epoch"]))]
             return state["epoch"], positions.index(state["position"])
@@ -131,8 +131,8 @@ class Standing(RuleBasedStateMachine):
         self.loader = self.way.loader(self.dataset)
         self.live: Any = None  # the iteration under way
         self.live_at: Place = (0, 0)
-        self.before: Any = None  # one that no longer tells where the run stands
-        self.stands: Place = (0, 0)
+        self.before: Any = None  # an earlier one, which no longer sets the position
+        self.reached: Place = (0, 0)
         self.next: Place = (0, 0)
         self.states: list[tuple[Any, Place]] = []
         self.direct: list[tuple[Any, Place]] = []
@@ -162,7 +162,7 @@ class Standing(RuleBasedStateMachine):
         self.live = iter(self.loader)
         place = self.begun()
         self.check(next(self.live), place)
-        self.stands = self.live_at = place
+        self.reached = self.live_at = place
         self.next = (place[0] + 1, 0)
 
     @precondition(lambda self: self.live is not None)
@@ -172,18 +172,18 @@ class Standing(RuleBasedStateMachine):
         batch = next(self.live, None)
         if done == self.size(epoch):
             assert batch is None
-            self.stands = self.next
+            self.reached = self.next
             self.leave()
         else:
-            self.stands = self.live_at = (epoch, done + 1)
-            self.check(batch, self.stands)
+            self.reached = self.live_at = (epoch, done + 1)
+            self.check(batch, self.reached)
 
     @precondition(lambda self: self.live is not None)
     @rule()
     def exhaust(self) -> None:
         epoch, done = self.live_at
         assert len(list(self.live)) == self.size(epoch) - done
-        self.stands = self.next
+        self.reached = self.next
         self.leave()
 
     @precondition(lambda self: self.live is not None)
@@ -203,35 +203,35 @@ class Standing(RuleBasedStateMachine):
         if self.way.kind == "iterable":
             self.leave()  # sources are gone through by one iteration at a time
         iter(self.loader)
-        self.stands = self.next
+        self.reached = self.next
 
     @rule(epoch=st.integers(0, 3))
     def set_epoch(self, epoch: int) -> None:
         self.leave()
         self.dataset.set_epoch(epoch)
-        self.stands = self.next = (epoch, 0)
+        self.reached = self.next = (epoch, 0)
 
     @rule()
     def save(self) -> None:
-        self.states.append((json.loads(json.dumps(self.loader.state_dict())), self.stands))
+        self.states.append((json.loads(json.dumps(self.loader.state_dict())), self.reached))
         with suppress(ResumeError):
             own = json.loads(json.dumps(self.dataset.state_dict()))
-            self.direct.append((own, self.stands))
+            self.direct.append((own, self.reached))
 
     @precondition(lambda self: self.states)
     @rule(data=st.data())
     def load(self, data: Any) -> None:
         self.leave()
-        state, self.stands = data.draw(st.sampled_from(self.states))
-        self.next = self.stands
+        state, self.reached = data.draw(st.sampled_from(self.states))
+        self.next = self.reached
         self.loader.load_state_dict(state)
 
     @precondition(lambda self: self.direct and not self.way.options["num_workers"])
     @rule(data=st.data())
     def load_into_the_dataset(self, data: Any) -> None:
         self.leave()
-        state, self.stands = data.draw(st.sampled_from(self.direct))
-        self.next = self.stands
+        state, self.reached = data.draw(st.sampled_from(self.direct))
+        self.next = self.reached
         self.dataset.load_state_dict(state)
 
     @precondition(lambda self: not self.way.options["num_workers"])
@@ -240,10 +240,10 @@ class Standing(RuleBasedStateMachine):
         self.leave()
         batches = iter(self.dataset)
         for batch in islice(batches, count):
-            self.stands = self.begun()
-            self.check(batch, self.stands)
-            self.next = self.stands
-        self.next = (self.stands[0] + 1, 0)
+            self.reached = self.begun()
+            self.check(batch, self.reached)
+            self.next = self.reached
+        self.next = (self.reached[0] + 1, 0)
 
     @precondition(lambda self: not self.way.options["num_workers"])
     @rule(failure=st.sampled_from([BrokenError, KeyboardInterrupt]), direct=st.booleans())
@@ -259,7 +259,7 @@ class Standing(RuleBasedStateMachine):
                 next(iter(self.dataset if direct else self.loader))
         finally:
             self.way.failure = None
-        self.stands = self.next  # asking for the iteration is what came first
+        self.reached = self.next  # asking for the iteration is what came first
 
     @invariant()
     def agree(self) -> None:
@@ -268,17 +268,17 @@ class Standing(RuleBasedStateMachine):
             places.append(self.way.place_of(self.dataset.state_dict()))
         if not self.way.options["num_workers"]:
             assert len(places) == 2
-        assert places == [self.stands] * len(places)
+        assert places == [self.reached] * len(places)
 
     def teardown(self) -> None:
-        """A fresh run goes on from the loader's state with the very next batch."""
+        """A fresh run resumes from the loader's state with the very next batch."""
         state = json.loads(json.dumps(self.loader.state_dict()))
         for iteration in (self.live, self.before):
             if iteration is not None:
                 iteration.close()
         fresh = self.way.loader(self.way.dataset())
         fresh.load_state_dict(state)
-        self.next = self.stands
+        self.next = self.reached
         self.check(next(iter(fresh)), self.begun())
 
 
@@ -356,7 +356,7 @@ def test_a_start_without_its_shards_changes_nothing(origin, packing, resumed):
 
 
 class Unsteady:
-    """Samples whose source fails at the start of chosen passes, in whichever process."""
+    """A source that fails to start while a sign exists, in any process."""
 
     def __init__(self, sign: Path) -> None:
         self.sign = sign

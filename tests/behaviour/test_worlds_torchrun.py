@@ -3,9 +3,9 @@
 ::
 
     2 ranks               whole epoch, replicated epoch     state after step 5 --.
-    3 ranks               whole epoch         go on from there <-----------------'  state --.
-    2 nodes of 2 ranks    whole epoch, replicated         go on from there <----------------'  --.
-    this process          the reference                   go on to the end <---------------------'
+    3 ranks               whole epoch         resume there <---------------------'  state --.
+    2 nodes of 2 ranks    whole epoch, replicated         resume there <--------------------'  --.
+    this process          the reference                   continue to the end <------------------'
 
 Cost: three jobs, about 40 s on two cores, nearly all of it importing.
 """

@@ -78,7 +78,7 @@ def test_an_interrupted_write_says_so_and_keeps_finished_parts(tmp_path, texts, 
     done = list(out.glob("parts/*/part.json"))
     word, expected = ENDS[number]
     assert said == ""
-    # A part may be finished whose worker could not report it any more.
+    # A worker may have finished a part without getting to report it.
     expected_lines = [
         f"{word}: {out}: {num} of {len(parts)} parts are done and kept; run the same command again "
         "for the others"
@@ -117,7 +117,7 @@ def test_any_other_verb_is_interrupted_in_one_line(tmp_path):
         if opened:
             time.sleep(0.5)  # a signal just before Python calls read() would be seen after it only
             return True
-        with suppress(OSError):  # nobody reads it yet
+        with suppress(OSError):  # the command has not opened it yet
             opened.append(os.open(config, os.O_WRONLY | os.O_NONBLOCK))
         return False
 

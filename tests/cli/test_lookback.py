@@ -17,7 +17,7 @@ NUM_SAMPLES = 300
 
 @pytest.fixture
 def config(tmp_path):
-    """A config of two streams, whose samples have a column next to their tokens."""
+    """A config of two streams with an extra column per sample."""
     for name in ("web", "code"):
         samples = (
             {"tokens": [n % 9 + 1] * (n % 40 + 1), "url": f"{name}://{n}"}

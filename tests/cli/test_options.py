@@ -26,7 +26,7 @@ OPTIONS = [
     for option in command.params
     if option.param_type_name == "option"
 ]
-# Options whose meaning is the same in all verbs, and the words that their help begins with.
+# Options that mean the same in every verb, and how their help text begins.
 MEANINGS = {
     "--json": "Print one JSON line",
     "--max-bad-rows": "Bad rows that may",
@@ -67,7 +67,8 @@ def test_an_option_means_the_same_in_all_verbs(name):
     assert [text for text in helps if not text.startswith(MEANINGS[name])] == []
 
 
-# What each verb calls, whose arguments its options are named like, and options of its own.
+# The classes and functions that each verb calls, which give its options their names, and the
+# options that belong to the verb alone.
 CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),

@@ -54,7 +54,7 @@ def packed_words(stream: Stream) -> dict[str, int]:
     dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=64), batch_size=1)
     counts = np.zeros(len(WORDS), np.int64)
     for batch in PackedDataLoader(dataset, num_workers=0):
-        # One row a batch, whose segments lie one behind the other from its first token on.
+        # Each batch is one row, and its segments follow each other from the first token.
         length = int(batch["segments"][:, 5].sum())
         counts += np.bincount(batch["tokens"][0, :length].numpy(), minlength=len(WORDS))
     return dict(zip(WORDS, counts.tolist(), strict=True))

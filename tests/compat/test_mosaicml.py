@@ -78,7 +78,7 @@ for options in (
 
 
 class Shelf(streaming.base.storage.CloudDownloader):  # type: ignore[misc]
-    """A downloader whose bucket is a folder of this machine."""
+    """A downloader that uses a local folder as its bucket."""
 
     num_open = 0
 

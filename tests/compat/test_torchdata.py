@@ -130,7 +130,7 @@ def test_no_sample_is_overtaken_more_often_than_max_age_allows(
     assert sorted(order) == list(range(len(lengths)))
     for place, number in enumerate(order):
         overtaken_by = sum(other > number for other in order[:place])
-        # All that are overdue at once leave one after the other, oldest first.
+        # Samples that become overdue together leave one by one, oldest first.
         assert overtaken_by <= max_age + buffer_size
 
 

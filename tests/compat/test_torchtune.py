@@ -16,7 +16,7 @@ from tests.helpers.examples import examples
 
 
 def samples_of(lengths):
-    """Samples whose tokens are all different, labels the tokens plus 1000."""
+    """Samples in which every token is different, with labels equal to the tokens plus 1000."""
     starts = np.cumsum([0, *lengths])
     return [
         {
@@ -101,7 +101,7 @@ def test_equal_samples_fill_the_packs_that_torchtunes_own_test_expects(
 @pytest.mark.parametrize(
     ("lengths", "max_seq_len", "expected"),
     [
-        # Padding goes on counting from the last position, and stops at the last one.
+        # Positions keep counting through the padding, up to the last valid one.
         ([9, 1], 12, [[*range(9), 0, 1, 2]]),
         ([3, 7], 10, [[0, 1, 2, 0, 1, 2, 3, 4, 5, 6]]),
         ([9], 10, [[*range(9), 9]]),
