@@ -1,7 +1,7 @@
 """Damaged shards are refetched or refused; their tokens are never delivered.
 
-Every row damages a shard where it lies, at the store or in the cache. After an error the origin is
-mended, and the same cache must do without a clean-up. Each takes a second or two.
+Each row damages a shard at the store or in the cache. After an error the original is restored, and
+the same cache must then work without any clean-up. Each takes a second or two.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def test_a_damaged_shard_is_a_typed_error_until_its_origin_is_mended(
 
     path.write_bytes(whole)
     if row == "bytes_flip_offsets_nohash":
-        # Nothing but the shard itself tells: that copy has its name, and the message says so.
+        # Only the contents of the shard can show this damage, so the bad copy was given its final
+        # name; the message says to delete it.
         cached(store.caches / "ds", path.name).unlink()
     run(store, ds, num_workers, **options).assert_exact()
 
@@ -144,7 +145,7 @@ def test_a_missing_shard_is_a_typed_error_within_10_s(store, dataset, row, num_w
 def test_a_flip_at_the_origin_without_hashes_is_an_error_once_the_stream_is_indexed(
     store, dataset, row, compression, place, num_workers
 ):
-    # MosaicML's writer, no hash: what `streampack index` wrote beside it tells.
+    # MosaicML wrote no hash, but `streampack index` wrote a length file that has one.
     ds = store.put(dataset(**BARE | {"lengths_file": True}, compression=compression))
     path = ds.shards[NUMBER]
     whole = path.read_bytes()

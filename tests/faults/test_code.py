@@ -55,8 +55,8 @@ IMPORTS_BY_NAME = {
 }
 # Writing a pickle runs nothing: whether an error can go from a worker to its rank.
 MAY_WRITE_PICKLES = {"runtime/worker_main.py", "_numba.py"}
-# numba's own cache of compiled kernels, beside the package's files: machine code, which numba
-# unpickles by itself. It is never data of a stream, and is read only where its digest fits.
+# numba's cache of compiled kernels, next to the package's files: machine code that numba itself
+# unpickles. It never contains stream data and is only read if its digest matches.
 MAY_READ_KERNELS = {"_numba.py"}
 
 

@@ -2,8 +2,8 @@
 
 ::
 
-    full         DataError with the path and the bytes needed, no partial file; with space again,
-                 the run goes on from its last state
+    full         DataError with the path and the bytes needed, no partial file; once there is
+                 space, the run resumes from its last state
     emptied      refetched
     cache_limit  the folder stays within it, give or take a shard a reader; what streampack did not
                  fetch is never removed

@@ -58,7 +58,7 @@ def test_forked_workers_never_get_the_bytes_of_another_shard(unhashed, torch_loa
     for path in dataset.shards:
         (cached,) = (bench.cache() / dataset.folder.name).glob(f"*/{path.name}.*")
         assert cached.read_bytes() == path.read_bytes(), path.name
-    # The training process fetched index.json, and a connection of its own is used by nobody else.
+    # The training process fetched index.json; no worker may reuse its connection.
     agents = {request.client for request in bench.server.requests("index.json")}
     if torch_loader:
         assert not agents & {request.client for request in bench.server.requests("shard")}

@@ -1,7 +1,7 @@
 """Hostile streams give a typed error or a good result: no crash, no bomb, nothing outside.
 
-Everything is read in processes of their own, so that memory can be measured, an audit hook does not
-stay, and a crash is seen. About 15 s quick; 100,000 streams take some 4 minutes on two cores.
+Everything is read in a separate process, so that memory can be measured, the audit hook goes away
+afterwards, and a crash is noticed. About 15 s; 100,000 streams take 4 minutes on two cores.
 """
 
 from __future__ import annotations

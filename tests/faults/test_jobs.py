@@ -1,8 +1,8 @@
-"""Several jobs on one machine: one cache folder, one temporary folder, started at once.
+"""Several jobs started together on one machine, with the same cache and temporary folder.
 
 ::
 
-    job 1 --'                     .-- each shard is fetched by whoever comes first
+    job 1 --'                     .-- each shard is fetched by the first job to need it
     job 2 ---> one local=  <-- store
     ...                           '-- under a cache_limit: both exact all the same
 

@@ -21,14 +21,14 @@ from tests.helpers.faults.harness import make_loader, run_epoch
 SHARD = r"shard\.00003"
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 QUICK = {"download_timeout": 3.0, "download_retry": 1}
-"""Of a shard of 64 KB: attempts of 3.1 s, and 6.1 s in all."""
+"""For a shard of 64 KB: 3.1 s per attempt, 6.1 s in total."""
 QUICK_BUDGET_S = 6.2
 SEED = 5
-"""Of the faults at random: three of the first hundred requests get one."""
+"""For random faults: with this seed, three of the first hundred requests fail."""
 SMALL = {"num_samples": 600}
 """9 shards."""
 GRACE_S = 10.0
-"""What the promise allows on top of an object's budget."""
+"""What the guarantee allows in addition to an object's time budget."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -234,11 +234,11 @@ def test_a_403_in_mid_run_is_tried_once_more_with_new_credentials(store, dataset
 
 def test_net_down_at_start_is_a_typed_error_within_30_s(store, dataset):
     ds = store.put(dataset(**SMALL))
-    stream = Stream(remote="s3://nobody-there/ds", local=str(store.caches / "ds"), **QUICK)
+    stream = Stream(remote="s3://unreachable/ds", local=str(store.caches / "ds"), **QUICK)
     with servers.s3_environment(f"http://127.0.0.1:{servers.free_port()}"):
         outcome = run_epoch(lambda: make_loader(stream), ds)
     error = outcome.assert_refused(within_s=30)
-    assert error.uri == "s3://nobody-there/ds/index.json"
+    assert error.uri == "s3://unreachable/ds/index.json"
     assert error.uri in str(error)
 
 

@@ -1,9 +1,9 @@
-"""Whichever use of the disk or of the store fails: right bytes or a typed error, then a clean
+"""No matter which call to the disk or the store fails: correct bytes or a typed error, then a clean
 resume.
 
-A small epoch is run once for each use, in memory: the n-th one fails, comes short, or is the last
-that the process does. Then the fault is gone, and the run goes on from the last state it saved:
-every batch must be that of the unbroken run. About 15 s together.
+A small epoch is run in memory, once for each call: the n-th one fails, returns too little, or is
+the last thing the process does. Then the fault is removed and the run resumes from its last saved
+state; every batch must equal that of the unbroken run. About 15 s in total.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def own_shards(monkeypatch) -> None:
 
 
 class FaultyDisk(MemoryDisk):
-    """A disk whose n-th use goes wrong."""
+    """A disk on which the n-th call goes wrong."""
 
     def __init__(self, at: int, kind: str) -> None:
         super().__init__(self._count)
@@ -78,7 +78,7 @@ class FaultyDisk(MemoryDisk):
 
 
 class FaultyStore:
-    """A store whose n-th object goes wrong."""
+    """A store where the n-th fetch goes wrong."""
 
     def __init__(self, setup: Setup, disk: MemoryDisk, at: int = 0, kind: str = "") -> None:
         self.left = at
@@ -117,9 +117,9 @@ class FaultyStore:
 def batches(
     setup: Setup, disk: MemoryDisk, store: Downloader, state: dict[str, Any] | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Go on from a state; yield how many slots are done, and the state, after each right batch."""
+    """Resume from a state; yield the slots done so far and the state after each correct batch."""
     recent_module._pools.clear()
-    # Kept compressed files leave less room: half a limit would bring each shard again and again.
+    # Compressed files take space too: with half the limit, shards would be refetched constantly.
     limit = setup.limit_for(World(), VIEW.batch_size, 0) * (1 + setup.keep_zip)
     streams = open_remote(setup, FOLDER, disk, store, limit)
     recipe, digests = setup.recipe_for(streams), [stream.digest for stream in streams]

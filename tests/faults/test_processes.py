@@ -3,10 +3,10 @@
 ::
 
     SIGKILL a worker       WorkerError that names it, then resume from the last saved state
-    SIGKILL the job        restart at once, also after a kill in mid-download; nothing is left
-    SIGKILL a rank         the other ranks go on: they share no memory, no barrier, no client
+    SIGKILL the job        restart immediately, even after a kill in mid-download; no leftovers
+    SIGKILL a rank         the other ranks carry on: they share no memory, barrier or client
 
-Kills come at a batch of the job's log or at a request that the store has seen, never at a time.
+A kill is triggered by a batch in the job's log or by a request at the store, never by a clock.
 
 Cost: a job about a second, most of it in an epoch of 76 batches; two or three jobs a test.
 """
@@ -35,7 +35,7 @@ POINTS = [
 
 @pytest.fixture
 def near(bench: Bench) -> Bench:
-    """Give a bench whose streams are fetched from a folder: quick, where the network is no part."""
+    """A bench that fetches from a folder, which is quicker for tests that need no network."""
     bench.options = {"streams": bench.streams(s3=False)}
     return bench
 
@@ -115,7 +115,7 @@ def test_a_rank_goes_on_into_the_next_epoch_when_its_peer_was_killed(near):
     assert ranks[1].kill() == -signal.SIGKILL
     assert ranks[0].join() == 0, ranks[0].errors()
 
-    # Both go on from what was saved when the peer died, as after a restart of all ranks.
+    # Both resume from what was saved when the peer died, as they would after a full restart.
     assert near.jobs.run({**configs[1], "state": "last", "num_epochs": 2}).status == 0
     near.check_exact(*configs, num_epochs=2)
 

@@ -85,12 +85,12 @@ def test_it_would_see_a_resume_that_skips(setups, monkeypatch):
 
 def test_it_would_see_damage_that_nobody_notices(setups, monkeypatch):
     monkeypatch.setattr("streampack.storage.verify.FileVerifier.problem", lambda *_: None)
-    finds(setups, "nobody saw|raised without a fault|unbroken run|other bytes")
+    finds(setups, "was not noticed|raised without a fault|unbroken run|other bytes")
 
 
 def test_it_would_see_a_lock_that_is_never_given_back(setups, monkeypatch):
     monkeypatch.setattr(MemoryDisk, "_release", lambda *_: None)
-    finds(setups, "still holds|for ever")
+    finds(setups, "still has locks|forever")
 
 
 def test_it_would_see_who_waits_for_itself(setups, monkeypatch):
@@ -100,7 +100,7 @@ def test_it_would_see_who_waits_for_itself(setups, monkeypatch):
             yield
 
     monkeypatch.setattr("streampack.storage.locks.FileLocks._lock", contextmanager(hold))
-    finds(setups, "which it holds itself, for ever")
+    finds(setups, "waits forever for .* its own lock")
 
 
 def test_it_would_see_a_limit_that_is_passed(setups, monkeypatch):

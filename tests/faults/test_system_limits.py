@@ -111,7 +111,7 @@ def test_without_descriptors_the_limit_is_named_and_with_more_the_same_loader_go
 
 @pytest.fixture
 def no_threads():
-    """No thread can be started: no address space holds such a stack."""
+    """Make starting a thread fail, by asking for a stack larger than the address space."""
     before = threading.stack_size(2**46)
     yield
     threading.stack_size(before)

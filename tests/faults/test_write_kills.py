@@ -47,7 +47,7 @@ def run_and_kill(arguments: list[str], delay_s: float, victim: str) -> bool:
     _, error = process.communicate(timeout=60)
     if process.returncode == 0:
         return False
-    # A killed worker ends the command, which says what to do.
+    # Killing a worker ends the command, with a message on how to continue.
     by_worker = victim == WORKER and b"run the same command again" in error
     assert by_worker or process.returncode == -signal.SIGKILL, error
     return True

@@ -1,15 +1,15 @@
-"""A disk in memory that knows who acts on it, may fail or kill at every use, and has no clock.
+"""A disk in memory that knows which actor uses it, can fail or kill at every use, and has no clock.
 
 ::
 
-    disk.actor = "rank 1"          who acts from now on: locks belong to it
-    disk.on_use(kind, path)        before every use: may raise, and then nothing was done
-    with disk.lock(path, 60)       held by another  --> Waits: come again once it is free
-                                   held by ourselves--> a deadlock in real life: AssertionError
+    disk.actor = "rank 1"          the current actor, which owns the locks it takes
+    disk.on_use(kind, path)        called before every use; if it raises, nothing was done
+    with disk.lock(path, 60)       another actor has it --> Waits: retry once it is free
+                                   this actor has it    --> a real deadlock: AssertionError
 
-An actor that was stopped in the middle (`Waits`, `Killed`) does nothing more: no handler and no
-`finally` of its reaches the disk, and its locks stay held. One that waits takes them up again when
-it is begun anew; those of a dead one are given back by `release`, as a kernel does.
+An actor stopped halfway (`Waits`, `Killed`) has no further effect: none of its handlers or
+`finally` blocks reach the disk, and its locks stay taken. A waiting actor gets them back when it is
+restarted; `release` drops those of a dead one, as a kernel would.
 
 Cost: a microsecond or two per use.
 """
@@ -32,15 +32,15 @@ __all__ = ["Killed", "MemoryDisk", "Stopped", "Waits"]
 
 
 class Stopped(BaseException):
-    """Whoever acts is stopped here; what it would do to clean up is not done."""
+    """Stops the current actor here, without any of its clean-up."""
 
 
 class Killed(Stopped):
-    """It is dead."""
+    """The actor was killed."""
 
 
 class Waits(Stopped):
-    """It is to be begun anew once `is_ready` says so."""
+    """The actor must be restarted as soon as `is_ready()` is true."""
 
     def __init__(self, why: str, is_ready: Callable[[], bool]) -> None:
         super().__init__(why)
@@ -57,10 +57,10 @@ class _File:
 
 @dataclass(slots=True, eq=False)
 class _Lock:
-    """A lock file's kernel lock; one that was removed while held stays its holder's own."""
+    """The kernel lock of a lock file; removing the file does not take it from its owner."""
 
     owner: str
-    is_kept: bool = False  # by an actor that was stopped: to be taken up again
+    is_kept: bool = False  # its owner was stopped and takes it up when restarted
 
 
 class MemoryDisk(LocalFilesystem):
@@ -72,7 +72,7 @@ class MemoryDisk(LocalFilesystem):
 
     def __init__(self, on_use: Callable[[str, Path], None] | None = None) -> None:
         self.on_use = on_use or (lambda *_: None)
-        self.actor = "nobody"
+        self.actor = "none"
         self.now = 1.0
         self._folders: dict[str, dict[str, _File]] = {}
         self._locks: dict[str, _Lock] = {}
@@ -82,22 +82,22 @@ class MemoryDisk(LocalFilesystem):
     # What a test does with it.
 
     def begin(self, actor: str) -> None:
-        """Let somebody act, from the beginning of what it does."""
+        """Make `actor` the current one; it starts its operation from the beginning."""
         self.actor = actor
         self._stop = None
 
     def stop(self, stop: Stopped) -> Stopped:
-        """Return what is to be raised; until `begin`, every further use raises the same."""
+        """Return the exception to raise; until `begin`, every further use raises it too."""
         self._stop = stop
         return stop
 
     def release(self, actors: Iterable[str]) -> None:
-        """Give back the locks of actors that are dead."""
+        """Release the locks of dead actors."""
         dead = set(actors)
         self._locks = {path: lock for path, lock in self._locks.items() if lock.owner not in dead}
 
     def held_by(self, actor: str) -> list[str]:
-        """Return the paths of the locks that an actor holds."""
+        """Return the paths of an actor's locks."""
         return [path for path, lock in self._locks.items() if lock.owner == actor]
 
     def files_in(self, folder: Path) -> dict[str, bytes]:
@@ -111,7 +111,7 @@ class MemoryDisk(LocalFilesystem):
         }
 
     def lose(self, folder: Path) -> None:
-        """Remove a folder with all that is in it; locks in it go on only for who holds them."""
+        """Remove a folder and its contents; its lock files then only exist for their owners."""
         root = f"{folder}/"
         for name in [name for name in self._folders if f"{name}/".startswith(root)]:
             del self._folders[name]
@@ -195,7 +195,7 @@ class MemoryDisk(LocalFilesystem):
             files.setdefault(path.name, _File(b"", self._time_ns(), self._num_uses))
             lock = self._locks[key] = _Lock(actor)
         elif not lock.is_kept:
-            raise AssertionError(f"{actor} waits for {key}, which it holds itself, for ever")
+            raise AssertionError(f"{actor} waits forever for {key}, its own lock")
         lock.is_kept = False
         try:
             yield

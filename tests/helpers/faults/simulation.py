@@ -1,25 +1,26 @@
-"""A training job in one process, without clock or threads, that is delayed, killed and resumed.
+"""A training job that is delayed, killed and resumed, in one process without clock or threads.
 
 ::
 
     seed --> setup, worlds, faults, who moves next        (nothing else is left to chance)
 
     rank 0    plan | plan, gather | step 0 | save |   step 1  x killed at its 93rd use of the disk
-    fetcher     bring 0.0 ....waits for the store....| bring 0.1
+    fetcher     fetch 0.0 ....waits for the store....| fetch 0.1
     worker               gather .waits for the lock..|  gather
     job 2     another world, from the last saved state --> end of the epoch
 
-What runs is the real plan, shard cache and gatherer; what is made up is the store, the disk
-(`memorydisk.py`) and who moves when. Whoever waits, for the store or for a lock, is stopped there
-with its locks held, and begins that one thing again later.
+The plan, the shard cache and the gatherer are the real ones. Only the store, the disk
+(`memorydisk.py`) and the scheduling are simulated. An actor that waits for the store or a lock is
+stopped there, keeps its locks, and later repeats the operation.
 
-The checker: every device batch is that of the unbroken run; by the states resumed from each slot of
-the epoch counts once; no file has wrong bytes under a final name; cache limits hold; nobody waits
-for ever; no error without a fault; leftovers are gone after the next start.
+The checker verifies that every device batch equals that of the unbroken run, that each slot of the
+epoch counts once across resumes, that no file has wrong bytes under its final name, that cache
+limits are respected, that no actor waits forever, that there is no error without a fault, and that
+the next start removes all leftovers.
 
-``python -m tests.helpers.faults.simulation SEED`` plays one schedule again and tells what happens.
+``python -m tests.helpers.faults.simulation SEED`` replays one schedule and prints its events.
 
-Cost: some 20 to 30 ms a schedule, half a second for the setups that schedules share.
+Cost: 20 to 30 ms per schedule, and half a second for the setups that all schedules share.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ Steps = Iterator[Callable[[], bool] | None]
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise was broken."""
+    """The simulation found a broken guarantee."""
 
 
 # ---------------------------------------------------------------------------- one start of the job
@@ -70,34 +71,34 @@ class BrokenPromiseError(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong in one start of the job; probabilities are per use."""
+    """The faults of one start of the job; probabilities are per use."""
 
     victim: int | None = None
-    """Which process is killed ..."""
+    """The process to kill ..."""
     uses: int = 0
-    """... at which of its uses of the disk."""
+    """... and at which of its uses of the disk."""
     end_turn: int | None = None
-    """At which turn all are killed at once."""
+    """The turn in which all processes are killed."""
     loss_turn: int | None = None
-    """At which turn a node's cache is lost."""
+    """The turn in which a node loses its cache."""
     delay: float = 0.0
-    """The store takes its time."""
+    """Chance that the store is slow."""
     damage: float = 0.0
-    """What it sends is damaged."""
+    """Chance that the store sends damaged bytes."""
     refusal: float = 0.0
-    """It gives up."""
+    """Chance that the store refuses a request."""
     disk_error: float = 0.0
-    """The disk fails."""
+    """Chance that the disk fails."""
 
     @property
     def may_raise(self) -> bool:
-        """Whether a process may end with an error."""
+        """Whether these faults may end a process with an error."""
         return bool(self.damage or self.refusal or self.disk_error)
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A rank or a worker: what it has in memory dies with it."""
+    """A rank or a worker, with everything it would lose if it were killed."""
 
     name: str
     node: int
@@ -113,7 +114,7 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """A thread of a process, which moves when it is its turn."""
+    """A thread of a process; the scheduler decides when it advances."""
 
     name: str
     process: Process
@@ -122,7 +123,7 @@ class Actor:
 
 
 class Job:
-    """The ranks and workers of one start, from a state until they end or die."""
+    """One start of the job: its ranks and workers, from a state until they finish or die."""
 
     def __init__(
         self, simulation: Simulation, state: dict[str, Any] | None, faults: Faults
@@ -162,12 +163,12 @@ class Job:
         )
 
     def world(self, rank: int) -> World:
-        """Return where a rank stands."""
+        """Return the world as a rank sees it."""
         return World(rank=rank, num_ranks=self.num_ranks, ranks_per_node=self.per_node)
 
     @property
     def num_readers(self) -> int:
-        """Who may bring a shard at once on a node: rank, its fetcher and its workers."""
+        """How many threads and processes of a node may fetch a shard at the same time."""
         return self.per_node * (2 + self.num_workers)
 
     def tell(self, text: str) -> None:
@@ -188,7 +189,7 @@ class Job:
     # Who moves.
 
     def run(self) -> bool:
-        """Let them move until all have ended or died; return whether the epoch was finished."""
+        """Run until every process has finished or died; return whether the epoch is complete."""
         while self.actors and self.turns_left > 0:
             self.num_turns += 1
             self.turns_left -= 1
@@ -205,7 +206,7 @@ class Job:
                 break
             else:
                 raise BrokenPromiseError(
-                    f"all wait for ever: {[actor.name for actor in self.actors]}"
+                    f"all actors wait forever: {[actor.name for actor in self.actors]}"
                 )
         if self.actors and not self.is_dying:
             raise BrokenPromiseError(
@@ -249,7 +250,7 @@ class Job:
         self.tell(f"{process.name} {why}")
         self._end(process)
         if not self.is_dying:
-            # The launcher ends the others, but not at once.
+            # The launcher then ends the others, though not immediately.
             self.is_dying = True
             self.turns_left = self.rng.randrange(30)
 
@@ -264,7 +265,7 @@ class Job:
         self.disk.release(actor.name for actor in own)
 
     def again(self, call: Callable[[], Any]) -> Any:
-        """Do one thing, begun anew after each wait; a generator."""
+        """Generator: call something, repeating it after each wait."""
         while True:
             try:
                 result = call()
@@ -275,7 +276,7 @@ class Job:
                 held = self.disk.held_by(self.disk.actor)
                 if held:
                     raise BrokenPromiseError(
-                        f"{self.disk.actor} has done its work and still holds {held}"
+                        f"{self.disk.actor} has done its work but still has locks: {held}"
                     )
                 return result
 
@@ -414,19 +415,19 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Simulation:
-    """One schedule: a training job that is started until its epoch is done.
+    """One schedule: a training job that is restarted until its epoch is done.
 
     Args:
-        setups: What schedules share.
-        seed: Which schedule.
-        tell: What takes the story.
+        setups: Data sets and reference runs, shared by all schedules.
+        seed: Determines the schedule.
+        tell: Called with a line of text for each event.
     """
 
     def __init__(
         self, setups: list[Setup], seed: int, tell: Callable[[str], None] | None = None
     ) -> None:
         self.rng = random.Random(seed)
-        # The large ones take long, and need not come as often.
+        # The large ones take long, so they are drawn less often.
         self.setup = self.rng.choices(setups, [1 if each.is_large else 3 for each in setups])[0]
         self.disk = MemoryDisk(self._on_use)
         self.store = Downloader(fetch=self._fetch, fetch_if_there=lambda *_: False)
@@ -440,7 +441,7 @@ class Simulation:
         self._limit: int | None = None
 
     def tell(self, text: str) -> None:
-        """Write down what happens, if somebody wants to know."""
+        """Report an event, if the caller asked for a log."""
         if self._tell is not None:
             self._tell(f"{self.disk.now:8.2f}  {text}")
 
@@ -591,8 +592,8 @@ class Simulation:
                 failure = error
                 disk.remove(to)
                 continue
-            if is_damaged and not faults.disk_error:  # a disk that failed is told of later
-                raise BrokenPromiseError(f"nobody saw that {uri} was damaged")
+            if is_damaged and not faults.disk_error:  # a failing disk is reported later
+                raise BrokenPromiseError(f"the damage of {uri} was not noticed")
             return
         raise DataError(f"{uri}: damaged ({failure})", uri=uri, shard=basename) from failure
 
