@@ -163,7 +163,7 @@ def config_of(name: str) -> Any:
 
 
 def model_of(name: str, attention: str | None = None) -> Any:
-    """A tiny model at its default initialisation; None: in sdpa where it has that."""
+    """A tiny model with its default initialisation, using SDPA by default if it supports that."""
     torch.manual_seed(0)
     kind = FAMILIES[name][0]
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"

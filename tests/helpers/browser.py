@@ -91,7 +91,7 @@ class Page:
 
 @contextmanager
 def browser_page(profile: Path) -> Iterator[Page]:
-    """Yield an empty page of a browser of its own; skip the test where there is none."""
+    """Yield an empty page in a new browser; skip the test if none is installed."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("no chromium on the PATH; on Debian: apt-get install chromium")

@@ -64,7 +64,7 @@ def write_stream_files(
         lengths: Tokens of each sample.
         seed: Which stream it is; see the module's text.
         dtype: Type of the tokens.
-        encoding: MDS encoding of the tokens; None: "ndarray:<dtype>".
+        encoding: MDS encoding of the tokens; by default "ndarray:<dtype>".
         column: Name of the token column.
         compression: MosaicML's name of one.
         size_limit: Bytes of a shard, small so that there are several.

@@ -75,7 +75,7 @@ def assert_reads(opened: Any, samples: Any) -> None:
 
 
 class Buckets:
-    """A store whose buckets are folders; counts what it is asked for."""
+    """A store that uses folders as buckets and counts the requests."""
 
     def __init__(self, **folders: Path) -> None:
         self.folders = folders
@@ -108,7 +108,7 @@ LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 def write_bare(
     folder: Path, lengths: Sequence[int] = LENGTHS, *, seed: int = 0, **options: Any
 ) -> tuple[Path, list[Any]]:
-    """Write a stream whose index.json is the same, byte for byte, whatever the seed.
+    """Write a stream with an index.json that does not depend on the seed, byte for byte.
 
     Its length file is of version 1, as earlier releases wrote it, and has no hashes of shards.
     """

@@ -1,7 +1,7 @@
 """Streams with known tokens, datasets over them, and checks; the pictures are streampack.testing's.
 
-A dataset made by `make` lies over the streams that `write_streams` wrote, whose every token says
-where it stands (see `tests/helpers/builders.py`).
+`make` builds a dataset over streams from `write_streams`, in which every token encodes its own
+position (see `tests/helpers/builders.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Written:
-    """Streams at rest: where they lie, and the tokens of each sample."""
+    """Streams on disk: their folders, and the tokens of each sample."""
 
     paths: tuple[Path, ...]
     tokens: tuple[list[np.ndarray], ...]

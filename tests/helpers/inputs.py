@@ -57,7 +57,7 @@ def write_rows(path: Path, texts: Sequence[str], rows_per_piece: int = 3) -> Pat
 
 
 def packed(data: bytes, suffix: str) -> bytes:
-    """Return data as a file with this suffix holds it."""
+    """Return data in the form a file with this suffix would have."""
     if suffix == ".gz":
         return gzip.compress(data, mtime=0)
     return zstandard.ZstdCompressor().compress(data) if suffix == ".zst" else data

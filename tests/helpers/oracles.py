@@ -116,7 +116,7 @@ def cut(rules: Rules, row: Row, gap: int) -> tuple[list[Row], Row]:
 
 
 def subset(run: Run, first: int, left: int) -> set[int]:
-    """Return the places, from `first` on, whose lengths fill `left` best: the oldest that do."""
+    """Return the places, from `first` on, that fill `left` best; on a tie, the oldest ones."""
     reach, snaps, place, patience = 1, [], first, 16
     while not reach >> left & 1 and patience and run.seen(place):
         length = run.pool[place][LENGTH]

@@ -27,7 +27,7 @@ def native_batch(
         row_tokens: S.
         seed: Of the tokens.
         multiple: Segments end in padding of their own, so that each takes a multiple of it.
-        cuts: (row, number in the row) of segments whose sample goes on in another pack.
+        cuts: (row, number in the row) of segments whose sample continues in another pack.
     """
     generator = np.random.Generator(np.random.Philox(seed))
     shape = (len(rows), row_tokens)

@@ -83,7 +83,7 @@ def encode_epochs(recipe: Recipe, digests: Sequence[str], progress: Progress) ->
 
 
 def decode_epochs(state: dict, recipe: Recipe, digests: Sequence[str]) -> Progress:
-    """Where a state of a run of epochs stands."""
+    """Return the progress in a state of a run of epochs."""
     return decode_state(state, RunPlan([recipe]), digests)[0]
 
 
@@ -103,7 +103,7 @@ def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs)
     steps = {len(batches) for batches in per_device}
     assert len(steps) == 1, f"devices take {steps} steps"
     packs = []
-    # Batch k goes to the device at place k mod devices, wherever the run goes on.
+    # Batch k goes to the device at place k mod devices, no matter where the run resumes.
     first = kwargs.get("position", 0) // views[0].batch_size % len(views)
     for step in zip(*per_device[first:], *per_device[:first], strict=True):
         assert len({batch.position for batch in step}) == 1
@@ -169,7 +169,7 @@ def synthetic_stream(
     *,
     has_totals: bool = False,
 ) -> PlanStream:
-    """A stream of any size whose lengths are made when a shard is asked for."""
+    """A stream of any size, with lengths that are generated when a shard is requested."""
     bounds = np.append(np.arange(0, num_samples, shard_size), num_samples)
     sizes = np.diff(bounds)
 

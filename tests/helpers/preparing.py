@@ -68,12 +68,12 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 class Crash(BaseException):
-    """What no code catches, as no code runs on after a kill -9."""
+    """An exception that no code catches, just as no code runs after a kill -9."""
 
 
 @dataclass
 class CrashingOutput:
-    """A folder whose user is killed at a step, and leaves what a killed process leaves.
+    """An output folder whose user is killed at a step, leaving the files of a killed process.
 
     Each write has three steps: before it, with its bytes in a temporary file, and after it.
     """
@@ -114,7 +114,7 @@ class CrashingOutput:
 
 @dataclass
 class StoppedOutput:
-    """A folder whose user stops before a step while `other` runs, or for a second if that waits."""
+    """An output folder whose user pauses before a step until `other` has run, or for a second."""
 
     inner: LocalOutput
     stop_at: int

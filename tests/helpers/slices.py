@@ -26,7 +26,7 @@ def head_and_tail(num_slots: int, num_ranks: int, rank: int) -> list[int]:
 def thd_partition(edges: list[int], num_ranks: int, rank: int) -> list[int]:
     """`thd_partition_indices_kernel` of TransformerEngine (context_parallel.cu), a token at a time.
 
-    There, one thread finds the sequence of one token of this rank, and where it lies.
+    There, each thread looks up the sequence and the position of one token of this rank.
     """
     own = [edge // num_ranks for edge in edges]  # edges of this rank's tokens
     found = []

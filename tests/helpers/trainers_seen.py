@@ -54,7 +54,7 @@ class Seen:
     def __init__(self, stop_after: int | None = None) -> None:
         self.steps: list[list[str]] = []
         self.gradient: dict[str, Tensor] = {}
-        """Of the first step."""
+        """The gradients of the first step."""
         self.model: nn.Module | None = None
         self._stop_after = stop_after
         self._num_batches = 0
@@ -107,7 +107,7 @@ def load_example(name: str) -> ModuleType:
 
 
 def run(name: str, arguments: Sequence[Any], *, stop_after: int | None = None) -> Seen:
-    """Run an example in this process as it would in a fresh one, and return what was seen."""
+    """Run an example as if in a fresh process, and return its steps, first gradients and model."""
     example = load_example(name)
     # accelerate keeps in its classes how the last run ended, or broke off.
     GradientState._reset_state()

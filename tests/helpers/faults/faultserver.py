@@ -7,10 +7,10 @@
                   '-- faults: the n-th request for this path gets a 503, is reset, stalls, ...
                   '-- log: every request, its client, status, bytes and fault
 
-A handler thread waits on one event, so `close()` frees all that stall at once. A forked child
-closes what it inherits of the server, else no reset would reach a client while the child lives.
+All stalled handlers wait for one event, so `close()` can release them together. A forked child must
+close the sockets it inherits, or clients would see no reset until the child has exited.
 
-Cost: a thread a connection; an object is held in memory while it is sent.
+Cost: one thread per connection; an object is kept in memory while it is sent.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Fault:
 
     kind: Kind
     path: str = ""
-    """A regular expression that is searched in the request's path; "" takes all."""
+    """A regular expression to search for in the request's path; "" matches every path."""
     method: str = "GET|HEAD"
-    """A regular expression for the method; faults of a body only ever meet GET."""
+    """A regular expression for the method; faults in the body only apply to GET."""
     skip: int = 0
-    """Requests that are let through before the first fault."""
+    """Number of requests to let through before the first fault."""
     times: int | None = None
-    """Requests that get the fault after that; None: for ever."""
+    """Number of requests that then get the fault, or None for all of them."""
     per_path: bool = False
     """Count `skip` and `times` for each path by itself."""
     share: float = 1.0
@@ -81,7 +81,7 @@ class Fault:
     seed: int = 0
     status: int = 500
     seconds: float = MAX_STALL_S
-    """How long it stalls, or is down."""
+    """How long the request stalls or the server is down."""
     bytes_per_s: float = 1000.0
     met: dict[str, int] = field(default_factory=dict)
     """Requests that matched so far, by path or all under ""."""
@@ -114,7 +114,7 @@ class Fault:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One request as the server saw it; in the log from its arrival, so that counts never lag."""
+    """A request as the server saw it, logged on arrival so that counts never lag behind."""
 
     method: str
     path: str
@@ -180,7 +180,7 @@ class FaultServer:
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, kind: Kind, **options: Any) -> Fault:
-        """Add a fault that holds from now on, before those that are there; return it."""
+        """Add a fault in front of the existing ones, from now on, and return it."""
         fault = Fault(kind=kind, **options)
         with self.seen:
             self.faults.insert(0, fault)
@@ -195,8 +195,8 @@ class FaultServer:
         """Take all faults away, forget the log, and reset requests that are stalled now.
 
         Args:
-            prefix: Only requests whose path begins so are noted or get faults from now on: late
-                ones of a test that is over must not count for the next.
+            prefix: From now on, only log and fault requests with this path prefix, so that late
+                requests of a finished test do not count for the next one.
         """
         with self.seen:
             self.prefix = prefix
@@ -206,7 +206,7 @@ class FaultServer:
         freed.set()
 
     def requests(self, path: str = "", method: str = "GET|HEAD") -> list[Request]:
-        """Return the requests seen so far whose path and method match."""
+        """Return the requests seen so far with a matching path and method."""
         with self.seen:
             return [
                 request
@@ -245,7 +245,7 @@ class FaultServer:
                 self.seen.notify_all()
 
     def close(self) -> None:
-        """End the server: stalled requests at once, and no connection stays open."""
+        """Stop the server immediately: stalled requests end and all connections are closed."""
         self.freed.set()
         self._server.shutdown()
         self._thread.join(10)
@@ -310,11 +310,11 @@ class _Answer:
     status: int
     headers: dict[str, str]
     body: bytes
-    """What a GET gets."""
+    """The body that a GET receives."""
 
 
 class _CutError(ConnectionError):
-    """The connection is to be reset."""
+    """Raised to reset the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -431,7 +431,7 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(upstream)
         connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
         try:
-            # The host is signed: it goes on as the client said it, and so does all else.
+            # The signature covers the Host header, so forward all headers exactly as received.
             connection.putrequest(
                 self.command, self.path, skip_host=True, skip_accept_encoding=True
             )
@@ -470,7 +470,7 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = int(asked[1]), min(int(asked[2] or len(body)), len(body) - 1)
             headers["Content-Range"] = f"bytes {begin}-{end}/{len(body)}"
             body, status = body[begin : end + 1], 206
-            # As S3, which tells no sum of the whole beside a part.
+            # Like S3, which does not send the checksum of the whole object with a range of it.
             headers = {k: v for k, v in headers.items() if not k.startswith("x-amz-checksum")}
         if self.command == "HEAD":
             headers["Content-Length"] = str(len(body))

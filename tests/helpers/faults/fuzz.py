@@ -131,7 +131,7 @@ def read_everything(folder: Path, store: Downloader | None = None, **options: An
 
     Args:
         folder: Its local folder.
-        store: What it is fetched from; None: all is in the folder.
+        store: Where to fetch it from, or None if the folder is complete.
         options: More arguments of `Stream`.
     """
     recent_module._pools.clear()
@@ -172,7 +172,7 @@ def _read_epoch(opened: Any) -> None:
 
 
 def store_of(files: Files) -> Downloader:
-    """Return a store that holds these files, and gives each as it is."""
+    """Return a store that serves these files unchanged."""
 
     def fetch(source: Any, basename: str, to: Path, *, check: Any = None, **_: Any) -> None:
         if basename not in files:
@@ -231,7 +231,7 @@ VALUES += ["ndarray:int64:-1", "pkl:ndarray:int32", "jpeg", "json", "tokens", "m
 
 
 def changed_bytes(content: bytes, rng: random.Random) -> bytes:
-    """Return bytes with one to four changes, often near the front, where counts lie."""
+    """Return bytes with one to four changes, often near the front, where the counts are."""
     changed = bytearray(content)
     for _ in range(rng.choice([1, 1, 1, 2, 4])):
         size = len(changed)
@@ -302,7 +302,7 @@ def _is_in(holder: Any, key: Any) -> bool:
 
 
 def deep_json(rng: random.Random) -> bytes:
-    """Return JSON that is deeper, or has longer numbers, than a parser likes."""
+    """Return JSON that is nested too deeply, or has numbers too long, for most parsers."""
     depth = rng.choice([100, 5_000, 100_000])
     number = b"9" * rng.choice([10, 5_000])
     return rng.choice(
@@ -354,7 +354,7 @@ def write_good_streams(folder: Path) -> dict[str, tuple[Files, dict[str, Any]]]:
 def hostile_stream(
     good: dict[str, tuple[Files, dict[str, Any]]], seed: int, number: int
 ) -> tuple[str, Files, dict[str, Any]]:
-    """Return what kind of stream this is, its files, and the arguments it is read with."""
+    """Return the kind of a hostile stream, its files, and the arguments to read it with."""
     rng = random.Random(f"{seed}:{number}")
     name = rng.choice(sorted(good))
     files, options = good[name]

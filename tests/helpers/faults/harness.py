@@ -1,12 +1,12 @@
-"""A data set that can be checked to the last token, and an epoch of it under a deadline.
+"""A data set in which every token can be checked, and an epoch over it with a deadline.
 
 ::
 
     write_dataset(folder) --> DataSet: 2,000 samples in 29 shards, tokens from (stream, sample)
     run_epoch(make) --------> Outcome: ok | error | hang, what came, what was missing, how long
 
-`Audit` looks at what a training loop gets: `batch["segments"]` says which tokens of which sample
-lie where, and each is compared with what the writer was told to write.
+`Audit` checks what a training loop receives. `batch["segments"]` maps every part of a batch to the
+tokens of a sample, and each token is compared with the one that was written.
 
 Cost: 0.3 s to write the data set; an epoch without faults takes about a second.
 """
@@ -59,7 +59,7 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
-    """A stream on disk whose every token is known."""
+    """A stream on disk, together with all of its tokens."""
 
     folder: Path
     lengths: tuple[int, ...]
@@ -76,7 +76,7 @@ class DataSet:
 
     @property
     def shards(self) -> list[Path]:
-        """The files that are fetched, in order: compressed ones where there are such."""
+        """The files that are fetched, in order; the compressed ones if the stream has them."""
         return [
             self.folder / (shard.get("zip_data") or shard["raw_data"])["basename"]
             for shard in self.index["shards"]
@@ -111,7 +111,7 @@ def write_dataset(
         seed: Which stream it is; streams of one test need different ones.
         hashes: Hash algorithms for index.json; () for none.
         compression: MosaicML's name of one, such as "zstd".
-        encoding: "bytes" for tokens without a shape; None: "ndarray:int32".
+        encoding: "bytes" for tokens without a shape; by default "ndarray:int32".
         lengths_file: Whether to write a length file too.
         size_limit: Bytes of a raw shard.
     """
@@ -150,7 +150,7 @@ class Audit:
         self._begins = [np.cumsum([0, *dataset.lengths]) for dataset in datasets]
         self._counts = [np.zeros(begins[-1], np.int64) for begins in self._begins]
         self.altered: list[tuple[int, int]] = []
-        """(stream, sample) of segments whose tokens are not the sample's."""
+        """(stream, sample) of segments with wrong tokens."""
         self.order: list[tuple[int, ...]] = []
         """Segments as they came: (stream, pass, sample, start, length)."""
 
@@ -211,12 +211,12 @@ class Audit:
 
 
 class Hang(BaseException):
-    """A deadline that passed; no `except Exception` takes it for a fault of the store."""
+    """Raised when a deadline has passed; `except Exception` does not catch it by mistake."""
 
 
 @contextmanager
 def deadline(limit_s: float) -> Iterator[None]:
-    """Raise `Hang` in the main thread if the block takes longer; again each second, if it stays."""
+    """Raise `Hang` in the main thread if the block takes longer, then each second until it ends."""
 
     def ring(*_: object) -> None:
         raise Hang(f"no end within {limit_s} s")
@@ -236,7 +236,7 @@ class Outcome:
 
     audit: Audit
     error: BaseException | None
-    """What ended it before its end; None: nothing."""
+    """The exception that ended the epoch early, if any."""
     wall_s: float
     num_batches: int
     states: list[Any] = field(default_factory=list)
@@ -303,11 +303,11 @@ def make_loader(
         shuffle_block_size: Samples that are shuffled together; 500 are about 8 shards.
         seed: Of the order.
         shuffle: Whether samples are shuffled at all.
-        num_lanes: Lanes; None: the default.
+        num_lanes: Lanes, or None for the default.
         epoch_size: Samples an epoch.
         epoch_end: "pad", "drop" or "carry".
         buffers: Bounds, and the cache limit.
-        world: This process among others; None: alone.
+        world: This process among others, or None if it runs alone.
         **loader: More arguments of `PackedDataLoader`.
     """
     dataset = PackedStreamingDataset(
@@ -344,7 +344,7 @@ def run_epoch(
         limit_s: After this long it is a hang.
         on_batch: Called with the number of batches so far, after each; for faults in mid-run.
         keep_states: Whether to keep `loader.state_dict()` after each batch.
-        audit: Go on with this one, for a run that is resumed.
+        audit: The audit to continue, for a resumed run.
     """
     known = [datasets] if isinstance(datasets, DataSet) else list(datasets)
     audit = audit or Audit(known)
@@ -413,7 +413,7 @@ class Store:
 
 
 def temporary_names(folder: Path) -> list[str]:
-    """Return what is left in a cache folder of downloads that did not end."""
+    """Return the names of unfinished downloads in a cache folder."""
     with contextlib.suppress(FileNotFoundError):
         names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         return sorted(name for name in names if ".tmp" in name or ".partial" in name)

@@ -11,11 +11,11 @@
                  {"epoch", "position", "digest", "segments", "altered", "state"}   a batch
                  {"outcome": "ok" | class of the error, "message", ...}            at the end
 
-A batch's line is one write, made before the test hears of the batch; the kernel keeps it whatever
-becomes of the job, but a kill may cut the last one at the end of a page. The next start removes
-what was cut, reads the last state and goes on.
+Each batch's line is a single write, made before the test is notified of the batch. It survives the
+job, except that a kill can cut the last line off at a page boundary. The next start removes such a
+fragment, reads the last state and resumes from it.
 
-Cost: about 4 s of imports for the server, once; a job is a fork, 0.1 s.
+Cost: about 4 s of imports for the server, once; forking a job takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def _remove_cut_line(path: Path) -> None:
-    """Remove a last line that a kill cut short; nobody has heard of its batch."""
+    """Remove a last line that was cut off by a kill; the test was never notified of its batch."""
     if path.is_file():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def num_altered(batch: dict[str, Any]) -> int:
-    """Return how many tokens of a batch are not those that the streams were written with."""
+    """Return how many tokens of a batch differ from those that were written."""
     tokens = batch["tokens"].numpy()
     filled = [0] * len(tokens)
     wrong = 0
@@ -78,7 +78,7 @@ def num_altered(batch: dict[str, Any]) -> int:
 
 
 def digest(batch: dict[str, Any]) -> str:
-    """Return a hash of all that a batch has."""
+    """Return a hash of everything in a batch."""
     whole = hashlib.blake2s()
     for key, value in sorted(batch.items()):
         whole.update(key.encode())
@@ -150,7 +150,7 @@ class _Job:
         self._events.send(b"batch")
         self._num_batches += 1
         if self._config["in_step"] or self._num_batches == self._config["pause_at"]:
-            self._events.recv(10)  # until the test lets it go on
+            self._events.recv(10)  # until the test lets it continue
 
     def run(self) -> int:
         try:
@@ -179,7 +179,7 @@ def run(config: dict[str, Any], events: socket.socket) -> int:
 
     Args:
         config: See `tests.helpers.faults.launch.Bench.config`.
-        events: Hears of each batch, once that is in the log.
+        events: Notified of each batch after it was logged.
     """
     os.environ.update(config["environment"])
     tempfile.tempdir = None  # the environment may name another
@@ -188,7 +188,7 @@ def run(config: dict[str, Any], events: socket.socket) -> int:
 
 
 def _mind(config: dict[str, Any], events: socket.socket) -> None:
-    """Start a job, wait for its end, and tell how it ended."""
+    """Start a job, wait for it, and report its exit status."""
     errors = os.open(Path(config["folder"], "stderr"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(errors, stream)
@@ -205,10 +205,10 @@ def _mind(config: dict[str, Any], events: socket.socket) -> None:
 
 
 def _end(status: int) -> None:
-    """End as a script does: threads and workers are joined, what is registered is done.
+    """Exit like a script: join threads and workers, and run the `atexit` functions.
 
-    C++'s own end is omitted. The threads that torch keeps stayed in the server when this job was
-    forked, and C++ now and then aborts where it destroys what is left of them.
+    Only the C++ destructors are skipped, because they sometimes abort while destroying the remains
+    of torch's thread pool, which a fork does not copy.
     """
     threading._shutdown()
     atexit._run_exitfuncs()
@@ -240,8 +240,8 @@ def serve(control: socket.socket) -> None:
     """Start a job for each request until the other side closes.
 
     Args:
-        control: Hears when all is imported and compiled; then it brings configs as JSON, each with
-            the socket that hears of the job.
+        control: Receives "ready" once everything is imported and compiled. After that it sends
+            configs as JSON, each with a socket for the events of the job.
     """
     warm_up()
     control.send(b"ready")

@@ -1,16 +1,16 @@
-"""Starting jobs, killing them at what they have done, and checking what all their starts delivered.
+"""Start jobs, kill them at a given batch or request, and check everything they delivered.
 
 ::
 
     jobs = Jobs()                       a server with everything imported, made once
     job = jobs.start(config)            forked from it: 0.1 s instead of 4 s
-    job.wait_for_batches(7)             an event, not a time
+    job.wait_for_batches(7)             waits for an event, not a duration
     job.kill()                          SIGKILL to the job and its workers
     jobs.run({**config, "state": "last"})
     bench.check_exact(config)           each token once, and none altered
 
-The server is in a mount namespace of its own, where it may be root: its /dev/shm holds what its
-jobs put there and nothing else, and small disks are mounted for them alone.
+If it runs as root, the server has its own mount namespace. Then only its jobs use its /dev/shm, and
+tests can mount small disks that no other process sees.
 
 Every wait has a bound. Cost: see `tests.helpers.faults.job`.
 """
@@ -52,8 +52,8 @@ class Job:
     """One job that was started.
 
     Args:
-        folder: Where its log is.
-        events: Where it is heard of.
+        folder: The folder of its log.
+        events: The socket on which it reports batches and its exit.
     """
 
     def __init__(self, folder: Path, events: socket.socket) -> None:
@@ -83,7 +83,7 @@ class Job:
         return path.read_text()[-3000:] if path.is_file() else ""
 
     def wait_for_batches(self, num_batches: int, timeout_s: float = BOUND_S) -> None:
-        """Wait until the job has been given this many batches since it was started."""
+        """Wait until the job has received this many batches since it was started."""
         while self.num_batches < num_batches:
             said = self.hear(timeout_s)
             assert said == "batch", f"{said} after {self.num_batches} batches; {self.errors()}"
@@ -94,7 +94,7 @@ class Job:
             self._events.send(b"go")
 
     def join(self, timeout_s: float = BOUND_S) -> int:
-        """Wait for the end of the job, each batch at most `timeout_s`, and return its status."""
+        """Wait for the job to end, at most `timeout_s` per batch, and return its status."""
         while self.status is None:
             self.hear(timeout_s)
         return self.status
@@ -106,7 +106,7 @@ class Job:
         return sorted(found)
 
     def kill(self, number: int = signal.SIGKILL) -> int:
-        """Send a signal to the job and its workers at once, and wait for the job's end."""
+        """Send a signal to the job together with its workers, and wait for the job to end."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
         return self.join()
@@ -135,7 +135,8 @@ class Jobs:
         assert ready, f"the server is not ready after {START_S} s"
         assert self._control.recv(10) == b"ready", "the server ended while it started"
         self._started: list[Job] = []
-        # Short: Python's multiprocessing puts sockets there, whose paths may have 107 bytes.
+        # Keep it short: multiprocessing puts its sockets there, and their paths are limited to 107
+        # bytes.
         self._temporary = Path(tempfile.mkdtemp(prefix="jobs-"))
         self._num_temporary = 0
 
@@ -153,9 +154,9 @@ class Jobs:
         return folder
 
     def start_and_take(self, config: dict[str, Any], num_batches: int) -> Job:
-        """Start a job and return once it was given some batches; it is given 3 more, then waits.
+        """Start a job and return once it has some batches; it takes 3 more and then waits.
 
-        So it still runs when the test does to it what it is to survive, and is not at its end.
+        This way it is certainly still running when the test kills it or takes something away.
         """
         job = self.start({**config, "pause_at": num_batches + 3})
         job.wait_for_batches(num_batches)
@@ -177,14 +178,14 @@ class Jobs:
         return job
 
     def run_all(self, configs: Sequence[dict[str, Any]]) -> list[Job]:
-        """Start jobs at once and wait for the end of all."""
+        """Start several jobs together and wait until all of them have ended."""
         started = [self.start(config) for config in configs]
         for job in started:
             job.join()
         return started
 
     def run_in_step(self, configs: Sequence[dict[str, Any]]) -> list[Job]:
-        """Start jobs that take a batch each in turn, as the ranks of a training job do."""
+        """Run jobs in lockstep, one batch each per step, like the ranks of a training job."""
         started = [self.start({**config, "in_step": True}) for config in configs]
         while any(job.status is None for job in started):
             running = [job for job in started if job.status is None]
@@ -197,7 +198,7 @@ class Jobs:
         return started
 
     def path(self, path: Path | str) -> Path:
-        """Return how this process reaches a path that jobs see."""
+        """Return this process's path to a path inside the jobs' mount namespace."""
         return Path(f"/proc/{self._server.pid}/root{Path(path).absolute()}")
 
     def _inside(self, *command: str) -> None:
@@ -207,7 +208,7 @@ class Jobs:
         subprocess.run(entered, check=True, timeout=BOUND_S, capture_output=True)
 
     def mount(self, folder: Path, size: str) -> Path:
-        """Put a small disk where jobs see `folder`, and return how this process reaches it."""
+        """Mount a small disk at the jobs' `folder`, and return this process's path to it."""
         folder.mkdir(parents=True, exist_ok=True)
         self._inside("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
         return self.path(folder)
@@ -217,7 +218,7 @@ class Jobs:
         self._inside("mount", "-o", f"remount,{options}", str(folder))
 
     def shared_memory(self) -> list[str]:
-        """Return what is in the jobs' /dev/shm."""
+        """Return the names in the jobs' /dev/shm."""
         if not self.is_private:
             pytest.skip("needs a mount namespace of its own: run as root, with unshare")
         return sorted(path.name for path in self.path("/dev/shm").iterdir())
@@ -229,18 +230,18 @@ class Jobs:
         for job in self._started:
             job.close()
         self._control.close()
-        self._server.kill()  # it has nothing to put in order, and its own end takes a while
+        self._server.kill()  # it has nothing to clean up, and exiting normally takes a while
         self._server.wait(BOUND_S)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def temporary_of(config: dict[str, Any]) -> Path:
-    """Return what a job takes for the system's temporary folder."""
+    """Return the folder that a job uses as the system's temporary folder."""
     return Path(config["environment"]["TMPDIR"])
 
 
 def batches(folder: Path) -> list[dict[str, Any]]:
-    """Return the batches that count: a start at an earlier place takes back what lay after it."""
+    """Return the batches that count; a restart from an earlier position discards those after it."""
     kept: list[dict[str, Any]] = []
     for line in read_log(folder):
         if "began" in line:
@@ -252,7 +253,7 @@ def batches(folder: Path) -> list[dict[str, Any]]:
 
 
 def segments(folders: Sequence[Path], epoch: int = 0) -> list[list[int]]:
-    """Return the segments that jobs of these folders were given in an epoch."""
+    """Return the segments that the jobs in these folders received in an epoch."""
     given = [batch for folder in folders for batch in batches(folder) if batch["epoch"] == epoch]
     return [segment for batch in given for segment in batch["segments"]]
 
@@ -275,16 +276,16 @@ def wait_for_end(pids: Sequence[int], timeout_s: float) -> None:
 
 @dataclass(kw_only=True)
 class Bench:
-    """What a test of jobs needs: streams behind a store that may misbehave, folders, the server."""
+    """Everything a test of jobs needs: streams behind a faulty store, folders, the server."""
 
     jobs: Jobs
     server: FaultServer
     folder: Path
-    """The test's own, for logs and caches."""
+    """The test's folder for logs and caches."""
     datasets: Sequence[harness.DataSet]
-    """What lies at s3://bucket/s0, s1, ..."""
+    """The streams at s3://bucket/s0, s1, ..."""
     options: dict[str, Any] = field(default_factory=dict)
-    """What configs have unless they are told otherwise."""
+    """Defaults for the configs."""
 
     def cache(self, name: str = "cache") -> Path:
         """Return a cache folder of all streams; they are below it."""
@@ -297,7 +298,7 @@ class Bench:
 
         Args:
             cache: Its name.
-            s3: Fetch from the store; False: from the streams' own folders, which is quicker.
+            s3: Fetch from the store instead of the streams' folders, which would be quicker.
             **options: More arguments of each.
         """
         common = {"download_timeout": 10, "download_retry": 2, **options}
@@ -316,7 +317,7 @@ class Bench:
         """Return the config of a job.
 
         Args:
-            name: The job's folder, for its log; made if it is not there.
+            name: The job's folder, for its log; created if missing.
             **options: What differs: packing, mixing, order, buffers, loader and world are arguments
                 of these; streams; batch_size, num_epochs, environment; state (None, a state, or
                 "last": the log's last one); torch_loader (iterate by torch's own DataLoader).
@@ -351,7 +352,7 @@ class Bench:
         return whole
 
     def check_exact(self, *configs: dict[str, Any], num_epochs: int = 1) -> None:
-        """Check that jobs, together, were given each token once an epoch, and none altered."""
+        """Check that the jobs together received each token once per epoch, and unaltered."""
         folders = [Path(config["folder"]) for config in configs]
         altered = sum(batch["altered"] for folder in folders for batch in batches(folder))
         assert altered == 0, f"{altered} tokens altered"
@@ -361,7 +362,7 @@ class Bench:
             assert audit.is_exact, f"epoch {epoch}: {audit}"
 
     def check_as_unbroken(self, config: dict[str, Any]) -> None:
-        """Check that a job was given, over all its starts, what one that never stopped is."""
+        """Check that a job received, over all its starts, the same as a job that never stopped."""
         given = [(b["epoch"], b["position"], b["digest"]) for b in batches(Path(config["folder"]))]
         pairs = enumerate(zip(given, self.unbroken, strict=False))
         differing = [(place, *pair) for place, pair in pairs if pair[0] != pair[1]]
@@ -383,9 +384,7 @@ class Bench:
         return known[asked]
 
     def check_clean(self, *configs: dict[str, Any], cache: str = "cache") -> None:
-        """Check that nothing is left where nothing may be: temporary names, /dev/shm, the system's
-        temporary folder.
-        """
+        """Check that no leftovers are in the cache, /dev/shm or the system's temporary folder."""
         folder = self.jobs.path(self.cache(cache))
         assert harness.temporary_names(folder) == []
         assert [path.name for path in folder.rglob("*.failed")] == []

@@ -1,4 +1,4 @@
-"""A stream whose pickled column runs a command when it is read."""
+"""A stream with a pickled column that runs a command when it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Payload:
 
 
 def pickled_column(folder, ran, encoding="pkl"):
-    """Write a stream with a column whose pickled values run a command when they are read."""
+    """Write a stream with a column of pickled values that run a command when they are read."""
     lengths = harness.lengths_of(300)
     builders.write_stream_files(
         folder,

@@ -4,8 +4,8 @@
 
     "net_500_forever" --> faults/test_network.py, function ...
 
-Each of the 93 cases broke or bent a widely used loader; its test says what streampack promises
-instead. `tests/faults/test_rows.py` checks that the tests exist.
+Each of the 93 cases broke a widely used loader, or made it misbehave; its test shows what
+streampack guarantees instead. `tests/faults/test_rows.py` checks that the tests exist.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ MACHINES: dict[tuple[str, str], tuple[str, ...]] = {
     (RESUME, "test_a_state_of_other_streams_is_refused"): ("resume_dataset_grew",),
     (RESUME, "test_a_collate_that_drops_the_place_leaves_no_wrong_state"): ("resume_list_collate",),
 }
-"""Disks, processes, jobs, forks and resumption: likewise."""
+"""Disks, processes, jobs, forks and resumption, in the same form."""
 
 ROWS = {row: test for test, rows in (STORES | MACHINES).items() for row in rows}
 """Row to its test: (file in tests/, function)."""

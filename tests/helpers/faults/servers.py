@@ -45,7 +45,7 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens at now."""
+    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -83,12 +83,12 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 def s3_server(
     folder: Path, *, is_written: bool = False, tls: tuple[Path, Path] | None = None
 ) -> Iterator[Server]:
-    """Serve a folder as S3: its first level are the buckets.
+    """Serve a folder as S3, with its top-level folders as the buckets.
 
     Args:
-        folder: What to serve; files that change in it are seen at once.
-        is_written: Clients put objects, and nothing else changes the folder. Without a cache of
-            folders, rclone 1.7 spins when it makes nested ones.
+        folder: The folder to serve; changes to its files take effect immediately.
+        is_written: Set if clients put objects and nothing else changes the folder. Without its
+            directory cache, rclone 1.7 loops endlessly while creating nested folders.
         tls: Files of a certificate and its key, for https.
     """
     rclone = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")

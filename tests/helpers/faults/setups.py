@@ -39,20 +39,20 @@ GLOBAL_BATCH = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """A data set, how it is packed, and what the unbroken run gives."""
+    """A data set, its packing, and the rows of its unbroken run."""
 
     files: dict[str, bytes]
-    """What the store holds, by stream and basename."""
+    """The objects in the store, by stream and basename."""
     shards: dict[str, bytes]
-    """What must lie under each final name of a cache, likewise."""
+    """The expected contents of each final name in a cache, by stream and basename."""
     opened: tuple[MdsStream, ...]
-    """The streams as they lie on the real disk."""
+    """The streams on the real disk."""
     recipe: Recipe
     keep_zip: bool
     tokens: list[Int64Array]
     """The rows of all slots of epochs 0 and 1, shape (num_slots, max_seq_len) each."""
     num_packs: list[int]
-    """How many of the slots of each hold packs; the others are padding."""
+    """How many slots of each epoch contain packs; the others are padding."""
     limits: dict[tuple[World, int, int], int] = field(default_factory=dict)
     """Cache limits, by world, batch size and workers."""
 
@@ -63,7 +63,7 @@ class Setup:
 
     @property
     def is_large(self) -> bool:
-        """Whether a node cannot hold all of it under a cache limit."""
+        """Whether a node's cache is too small for all of it under a limit."""
         return sum(stream.num_shards for stream in self.opened) > 12
 
     @property
@@ -76,7 +76,7 @@ class Setup:
         )
 
     def blueprint(self, streams: tuple[MdsStream, ...], world: World, batch_size: int) -> Any:
-        """Return what a dataset of these streams would be made from."""
+        """Return the spec that a dataset over these streams would have."""
         recipe = self.recipe
         return DatasetSpec(
             streams=streams,
@@ -94,9 +94,9 @@ class Setup:
         return self.recipe.num_lanes, self.recipe.lane_turn, self.recipe.global_batch_size
 
     def recipe_for(self, streams: tuple[MdsStream, ...]) -> Recipe:
-        """Return the recipe of a process: its lengths come from its shards, where it has no file.
+        """Return the recipe of a process, which reads lengths from shards if it has no length file.
 
-        They are brought one after the other: there are no threads here.
+        It fetches them one by one, since the simulation has no threads.
         """
         if all(stream.has_length_file for stream in streams):
             return self.recipe
@@ -110,12 +110,12 @@ class Setup:
         )
 
     def limit_for(self, world: World, batch: int, extra: int) -> int:
-        """Return half of the least cache limit that a dataset takes: so shards must go, and often.
+        """Return half of the smallest limit a dataset accepts, so that shards are evicted often.
 
         Args:
             world: The ranks.
             batch: Packs in a device batch.
-            extra: Readers of each rank beside itself.
+            extra: Readers of each rank in addition to itself.
         """
         key = (world, batch, extra)
         if key not in self.limits:
@@ -128,7 +128,7 @@ class Setup:
         return self.limits[key]
 
     def object_at(self, uri: str) -> bytes:
-        """Return what the store holds there."""
+        """Return the object at a URI of the store."""
         return self.files[uri.removeprefix("s3://store/")]
 
     def _copy(
@@ -267,7 +267,7 @@ def _unbroken(
 def open_remote(
     setup: Setup, folder: Path, disk: MemoryDisk, store: Downloader, limit: int | None
 ) -> tuple[MdsStream, ...]:
-    """Open a setup's streams as those of a store; length files lie beside it, on the real disk."""
+    """Open a setup's streams from the store, with the length files that are on the real disk."""
     streams = [
         Stream(remote=f"s3://store/{i}", local=str(folder / str(i)), keep_zip=setup.keep_zip)
         for i in range(setup.num_streams)
@@ -280,7 +280,7 @@ def open_remote(
 
 
 class Planner:
-    """The sequence of a rank, which is planned anew if a plan has to wait for a shard."""
+    """The sequence of a rank, which is replanned if a plan has to wait for a shard."""
 
     def __init__(self, recipe: Recipe, view: DeviceView, start: Progress) -> None:
         self._recipe = recipe

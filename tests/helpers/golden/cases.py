@@ -1,4 +1,4 @@
-"""The runs whose states and batches are pinned, byte for byte, in `expected.json`.
+"""Runs with states and batches that are pinned, byte for byte, in `expected.json`.
 
 ``python -m tests.helpers.golden.cases`` writes the file again. Do that only in a change that means
 to alter packs or states, and say so in its message: a diff of the file is a change for every user.

@@ -1,4 +1,4 @@
-"""Let torchvision be imported beside a torch that it was not built for.
+"""Make torchvision importable with a torch that it was not built for.
 
 PyPI's torchvision is built for another torch than the CPU build. Its import then fails, because its
 compiled operators are missing. MosaicML Streaming, transformers and Lightning import torchvision,

@@ -52,7 +52,7 @@ from tests.helpers.trainers_seen import digest_of
 from tests.helpers.worlds.torchrun_agents import free_port
 
 SAVE_EVERY = 2
-KILLED_AT = 6  # the step in whose save a run is killed
+KILLED_AT = 6  # the run is killed while it saves this step
 MAX_STEPS = 10
 EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree")
 
@@ -97,7 +97,7 @@ class Packs:
 
 
 def make_dataset(kind: str, out: Path, world: World, batch_format: str) -> Any:
-    """Return a training set of streams, or of iterables, whose ranks have a state each."""
+    """Return a training set of streams, or of iterables, which need a state per rank."""
     packing = Packing(max_seq_len=64)
     if kind == "planned":
         return PackedStreamingDataset([Stream(local=str(out / "data"))], packing=packing)
@@ -208,7 +208,7 @@ def run_lightning(kind: str, out: Path, world: World, watch: Watch, packs: Packs
         accelerator="cpu",
         devices=world.num_ranks,
         strategy="ddp" if world.num_ranks > 1 else "auto",
-        # Saved before it is told of, so that a kill never comes between the two.
+        # Save before reporting the step, so that a kill never falls between the two.
         callbacks=[LightningSteps(packs), saving],
         logger=False,
         enable_progress_bar=False,

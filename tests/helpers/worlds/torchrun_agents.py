@@ -49,7 +49,7 @@ class Job:
             assert code == 0, f"exit code {code} (None: not in time)\n{self.tail()}"
 
     def tail(self) -> str:
-        """Return the end of what was written."""
+        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-6000:]
 
 
@@ -63,7 +63,7 @@ def free_port() -> int:
 def environment() -> dict[str, str]:
     """Return the variables for an agent: one thread a rank, byte code kept, no world of ours."""
     kept = {key: value for key, value in os.environ.items() if key not in SET_BY_TORCHRUN}
-    # Without it every one of a job's ranks would compile torch's sources anew.
+    # With this variable set, every rank of every job would recompile torch's sources.
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
     paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
@@ -90,7 +90,7 @@ def torchrun(
         num_ranks: Over all nodes.
         num_nodes: Agents, each a node to its ranks.
         max_restarts: How often an agent starts its ranks again.
-        options: More of torchrun's; None: those that make nodes meet on a free port.
+        options: More options of torchrun; by default, those for a rendezvous on a free port.
         variables: More of the environment.
     """
     if options is None:

@@ -108,7 +108,7 @@ def whole(batch: dict[str, Any], world: World) -> dict[str, Any]:
 
 
 def run(told: dict[str, Any], streams: list[dict[str, Any]]) -> dict[str, Any]:
-    """Do one run and return what was seen."""
+    """Do one run and return its observations."""
     world = None
     if "replication" in told:
         shared = {key: told[key] for key in ("replication", "context_parallel") if key in told}
