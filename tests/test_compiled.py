@@ -13,7 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-# Loads one kernel anew for each damage, as each new process would, and says what it returned.
+# Reloads one kernel after each kind of damage, as a new process would, and prints its results.
 SCRIPT = """
 import json, resource, sys, warnings
 from pathlib import Path

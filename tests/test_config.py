@@ -1,4 +1,4 @@
-"""The configs: each refuses the impossible where it is written, and says what would work."""
+"""Each config refuses impossible values when it is constructed, and suggests what would work."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def test_numpy_numbers_are_kept_as_ints():
 
 @contextmanager
 def process_group(rank, num_ranks):
-    """A group of torch's own backend that speaks to nobody, as its ranks are not there."""
+    """A process group of torch's "fake" backend, which needs no other ranks."""
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
     try:
         yield

@@ -24,7 +24,7 @@ from tests.helpers.slices import LAYOUTS, slots
 
 @st.composite
 def planned(draw: st.DrawFn) -> tuple[ContextSlice, Packs, dict[str, int]]:
-    """A slice, and packs whose rows it can divide."""
+    """A slice, and packs with rows that it can divide."""
     num_ranks, layout = draw(st.sampled_from([2, 3, 4])), draw(st.sampled_from(LAYOUTS))
     frame_rows = 1 if layout.endswith("per_document") else draw(st.integers(1, 3))
     context = ContextSlice(

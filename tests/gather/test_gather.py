@@ -34,7 +34,7 @@ ROW_TOKENS = 12
 BOS, EOS = 1, 2
 NUM_SAMPLES = 40
 
-# How the tokens of each stream are stored, and how it says which of them are targets.
+# How each stream stores its tokens, and how it marks those that are targets.
 STORED = [
     ("ndarray:int32", "int32", "plain"),
     ("ndarray:uint16", "uint16", "mask"),
@@ -62,14 +62,14 @@ def own_tokens(stream: int, sample: int) -> list[int]:
 
 
 def own_targets(stream: int, sample: int) -> list[bool]:
-    """Which of them are targets, where a stream says so."""
+    """Which tokens of a sample are targets; all of them if the stream does not mark any."""
     if STORED[stream][2] == "plain":
         return [True] * len(own_tokens(stream, sample))
     return [(sample + 3 * i + i * i) % 4 > 1 for i in range(len(own_tokens(stream, sample)))]
 
 
 def columns_of(stream: int, sample: int) -> dict[str, Any]:
-    """A sample as its stream stores it, beside columns that nobody asks for."""
+    """A sample as its stream stores it, along with columns that are never requested."""
     encoding, dtype, way = STORED[stream]
     tokens, targets = own_tokens(stream, sample), own_targets(stream, sample)
     values = np.array(tokens, dtype)
@@ -347,7 +347,7 @@ def test_segments_that_pass_the_end_of_their_pack_are_an_error(streams: list[Mds
 
 
 class Damaged:
-    """A stream whose shards' places were changed after they were checked."""
+    """A stream that moved the bounds of its shards after they were checked."""
 
     def __init__(self, stream: MdsStream, **changes: Any) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Shards are prefetched in order, once, within the limit; failures surface at once."""
+"""Shards are prefetched in order, once, within the limit; failures surface immediately."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [40] * 200  # about 8 shards of 4 KB
 
 
 class Gate(MdsStream):
-    """A stream that notes what it is asked to bring, and can be made to wait."""
+    """A stream that records the shards it is asked to fetch, and can be made to wait."""
 
     __slots__ = ("__dict__",)
 
@@ -44,7 +44,7 @@ class Gate(MdsStream):
 
 
 class Gates(Gate):
-    """A stream whose shards wait one by one, and whose first one another process brings."""
+    """A stream with a gate for each shard; another process fetches the first shard."""
 
     gates: dict[int, threading.Event]
 
@@ -85,7 +85,7 @@ def rows(*shards: int) -> np.ndarray:
 
 
 def until(condition, timeout_s: float = 30) -> None:
-    """Wait until something holds; another thread makes it so."""
+    """Wait until another thread makes the condition true."""
     tick = threading.Event()
     for _ in range(int(timeout_s / 0.01)):
         if condition():
@@ -304,7 +304,7 @@ def test_a_batch_waits_again_for_a_shard_that_was_no_longer_needed(stream):
     fetcher.update_plan(ShardDelta(ahead=rows(0)))
     fetcher.wait_for_packs(packs)
     fetcher.update_plan(ShardDelta(ahead=rows(1)))
-    fetcher.wait_for([(0, 1)])  # nobody is in the folder any more
+    fetcher.wait_for([(0, 1)])  # no thread uses the folder any more
     shutil.rmtree(stream.cache.folder)
     fetcher.wait_for_packs(packs)
     assert stream.is_here(0)
@@ -349,7 +349,7 @@ def test_a_shard_that_two_threads_ask_for_counts_once(stream):
     ahead = ShardPrefetcher([stream], FetchLimits(num_threads=1))
     ahead.update_plan(ShardDelta(ahead=rows(0, 1, 2, 3)))
     until(lambda: stream.asked)
-    # The one that plans asks for lengths meanwhile, of all that the other has begun to bring.
+    # Meanwhile the planner asks for the lengths of all shards that the fetcher has begun to fetch.
     fetched: list[int] = []
     planner = threading.Thread(
         target=lambda: fetched.extend(fetch_all(stream, np.arange(4, dtype=np.int64)))

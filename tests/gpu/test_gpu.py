@@ -1,6 +1,6 @@
 """On a GPU: batches arrive there unchanged, samples stay apart under its kernels, trainers train.
 
-Skipped where there is none, so that the other tests say nothing of a GPU.
+Skipped on machines without one, so no other test can tell you anything about a GPU.
 
 Cost: half a minute.
 """

@@ -289,7 +289,7 @@ def test_an_iterable_dataset_trains_in_native_batches_too(tmp_path):
     )
     trainer = make_trainer(tmp_path / "out", train_dataset=dataset, max_steps=20)
     assert np.isfinite(trainer.train().training_loss)
-    assert trainer.state.global_step == 20, "it goes on with the next epoch"
+    assert trainer.state.global_step == 20, "it continues with the next epoch"
 
 
 def test_a_batch_size_that_is_searched_for_is_refused(tmp_path):

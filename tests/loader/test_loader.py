@@ -222,7 +222,7 @@ def test_a_mended_shard_can_be_gone_on_with_from_the_last_batch(tmp_path, num_wo
     wanted = [show(batch) for batch in conformance.make(written)]
     path = written.paths[1] / "shard.00002.mds"
     whole = path.read_bytes()
-    # Opened shards are kept by where they lie: a copy was never opened.
+    # Open shards are cached by path, so a copy counts as never opened.
     copy = tmp_path / "copy"
     copy.mkdir()
     for own in written.paths:
@@ -358,7 +358,7 @@ def test_pinning_memory_without_a_gpu_does_nothing(written):
 
 
 class Scaled:
-    """A format of one's own: it has no hash, and can be compared with its like alone."""
+    """A custom format without a hash that can only be compared with its own kind."""
 
     def __init__(self, scale: int) -> None:
         self.scale = scale

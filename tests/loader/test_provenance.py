@@ -93,7 +93,7 @@ def tokens_in(batch: Any) -> np.ndarray:
 
 
 def check(loader: PackedDataLoader) -> list[Any]:
-    """Check the streams and segments of all batches; return what was found."""
+    """Check the streams and segments of all batches, and return them."""
     found = []
     for batch in loader:
         origin = loader.provenance(batch)

@@ -120,7 +120,7 @@ def test_a_document_is_found_by_a_segment_of_a_batch(folders):
     ("table", "column"), [("snapshots", "snapshot"), ("walks", "walk"), ("starts", "walk")]
 )
 def test_a_damaged_index_is_refused(folders, tmp_path, table, column):
-    long = Chapter(weights={"web": 1, "code": 1}, steps=150)  # more than are planned at once
+    long = Chapter(weights={"web": 1, "code": 1}, steps=150)  # more than one call plans
 
     def dataset():
         return chapter_dataset(folders, [CHAPTERS[0], long], method="per_stream", world=WORLD)

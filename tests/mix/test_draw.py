@@ -113,7 +113,7 @@ def test_by_tokens_streams_that_are_left_share_what_follows_as_they_shared_befor
         nexts[stream] += 1
         assert np.abs(got - got.sum() * shares).max() <= longest + 1e-3
         if nexts[stream] == len(lengths[stream]):
-            got[:] = 0  # the count begins anew
+            got[:] = 0  # the count starts over
 
 
 @given(

@@ -175,7 +175,7 @@ def test_mixing_by_tokens_is_off_by_at_most_one_longest_sample():
         segments = batch["segments"].numpy()
         tokens += np.bincount(segments[:, 1], weights=segments[:, 5], minlength=2)
 
-    # What the packer still holds may differ by its buffer, on either side.
+    # The samples still in the packer can make a difference of up to its buffer, either way.
     assert abs(tokens[0] - tokens[1]) <= 30 + 512
 
 
@@ -401,7 +401,7 @@ def test_users_see_only_what_is_theirs():
 
 
 class Switch:
-    """A tokenizer whose ids tell what a library in C sees of a variable, and what Python sees."""
+    """A tokenizer that encodes a variable's value, as seen by a C library and by Python."""
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         getenv = ctypes.CDLL(None).getenv

@@ -1,4 +1,4 @@
-"""Hugging Face iterables divide their shards anew in each pass; some shards may give no samples."""
+"""Hugging Face iterables reassign their shards on every pass; a shard may give no samples."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_a_window_holds_the_packs_that_would_have_come_in_another_order(
 def test_a_state_of_any_batch_continues_bit_for_bit(
     window, method, end, packer, kind, batch_size, at, again
 ):
-    """Two resumes: at a share of the epoch, and at a share of what is left then."""
+    """Resume twice: part of the way through the epoch, then part of the way through the rest."""
 
     def begun() -> PackedIterableDataset:
         return dataset(

@@ -47,7 +47,7 @@ def dataset(kind: type = list, **kwargs) -> PackedIterableDataset:
 
 
 class KnowsLate(WithState):
-    """As most generators: where it stands is known once it was asked for an item again."""
+    """Like most generators: its position is only updated when the next item is requested."""
 
     def __init__(self, rows):
         super().__init__(rows)
@@ -144,7 +144,7 @@ def test_replay_is_used_where_it_is_asked_for():
 
 
 def spoil(state: Any) -> None:
-    """Change whatever a state contains, as whoever was given it may."""
+    """Change everything in a state, as a caller may do with its copy."""
     for value in state.values() if isinstance(state, dict) else state:
         if isinstance(value, dict | list):
             spoil(value)
@@ -263,7 +263,7 @@ def test_a_worker_goes_on_once_from_a_state_that_was_loaded_beside_it(kind):
 
     got = [[int(batch["epoch"]) for batch in loader] for _ in range(2)]
     assert got == [[0] * rest, [1] * (rest + 1)]
-    # What this process still holds of the state is not gone on from, either.
+    # This process still has the loaded state, but must not resume from it a second time.
     assert {int(batch["epoch"]) for batch in resumed} == {2}
 
 
@@ -410,7 +410,7 @@ def test_a_damaged_state_is_refused_by_the_loader(change, message):
 
 
 def places_in(node, above=()):
-    """Where each value of a state lies; what must be equal counts as one."""
+    """The path of each value in a state; values that must be equal count once."""
     if above:
         yield above
     numbered = enumerate(node) if isinstance(node, list) else ()
@@ -449,7 +449,7 @@ def test_no_damage_of_a_state_is_an_error_of_anyone_elses(damage):
 
 
 def changed(state, path, value):
-    """A state whose value at a dotted path is another."""
+    """A copy of a state with another value at a dotted path."""
     state = json.loads(json.dumps(state))
     *above, last = [int(key) if key.isdigit() else key for key in path.split(".")]
     node = state

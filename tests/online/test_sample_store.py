@@ -280,7 +280,7 @@ def test_rows_of_several_samples_are_not_taken_for_one(field):
 
 
 class OneByOne:
-    """A dataset with an index, whose items are read one at a time because it is no list."""
+    """A dataset with an index; since it is not a list, its items are read one at a time."""
 
     def __init__(self, rows):
         self.rows = rows

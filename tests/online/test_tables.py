@@ -31,7 +31,7 @@ NUMBERS = np.arange(len(ROWS))
 
 
 def whole(rows=ROWS, **columns) -> datasets.Dataset:
-    """A table of rows, with its number beside each."""
+    """A table of rows, each with its number."""
     numbers = [row[0] // 1000 for row in rows]
     return datasets.Dataset.from_dict({"input_ids": rows, "number": numbers} | columns)
 
@@ -44,13 +44,13 @@ def in_chunks() -> datasets.Dataset:
 
 
 def of_type(kind: pa.DataType, cut: slice = slice(None)) -> datasets.Dataset:
-    """A cut of an arrow table whose rows are of another type."""
+    """A slice of an Arrow table in which the rows have another type."""
     table = pa.table({"input_ids": pa.array(ROWS, kind)})
     first, last, _ = cut.indices(len(ROWS))
     return datasets.Dataset(table.slice(first, last - first))
 
 
-# What each is, and which of ROWS it has, in order; None: as its own column says.
+# Each table, and the ROWS it has, in order; with None, its own "number" column lists them.
 TABLES = {
     "select a range": (lambda: whole().select(range(10, 40)), NUMBERS[10:40]),
     "select some": (lambda: whole().select([50, 3, 3, 17, 0]), [50, 3, 3, 17, 0]),

@@ -33,7 +33,7 @@ def make_passes(
     *,
     has_totals: bool = False,
 ) -> tuple[Passes, np.ndarray]:
-    """Passes over one lane that holds all, and the tokens of every sample."""
+    """Passes over a single lane with all samples, and the tokens of every sample."""
     samples = np.array(shard_sizes)
     first_sample = np.append(0, np.cumsum(samples))
     lengths = 1 + np.arange(first_sample[-1]) * 37 % 101

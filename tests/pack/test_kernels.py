@@ -51,7 +51,7 @@ def run_script(package: Path, **env: str) -> list[str]:
 
 
 def copy_package(folder: Path) -> Path:
-    """Copy the package; a file stands where numba would make its cache folder."""
+    """Copy the package, with a file in the place of numba's cache folder."""
     source = Path(streampack.__file__).parent
     shutil.copytree(source, folder / "streampack", ignore=shutil.ignore_patterns("__pycache__"))
     # Modes do not stop root from writing, a file in the folder's place does.

@@ -34,7 +34,7 @@ SIZES = [1, 2, 3, 7, 8, 16, 63, 64, 65, 128, 500, 1000, 3000, 8192, 20_000]
 
 
 def options_of(method: str) -> dict[str, Any]:
-    """Strategies for what a method can do beside filling packs."""
+    """Strategies for the options of a packing method."""
     values = {
         "split_gap": [None, 0.0, 0.01, 0.3],
         "guard": [None, 1, 2, 5],
@@ -83,7 +83,7 @@ def cases(draw, methods: tuple[str, ...] = METHODS) -> tuple[Packing, np.ndarray
         **options,
     )
     rows = rows_of(lengths)
-    # Some are pieces of longer samples: a cut must go on counting from their start.
+    # Some are pieces of longer samples, and a cut must keep counting from their start.
     starts = draw(st.lists(st.sampled_from([0, size]), min_size=len(rows), max_size=len(rows)))
     rows[:, START] = starts
     rows[:, TOTAL] += rows[:, START]
@@ -221,7 +221,7 @@ def test_with_a_guard_no_segment_waits_for_longer_than_its_bound(case):
 
     if packing.method == "exact_fit":
         limit = packing.guard + 2 * packing.buffer_limit / size + 1
-        # A limit on samples makes more packs of as much, and so does one that lies before a cut.
+        # A limit on samples needs more packs for the same tokens, and so does a gap before a cut.
         is_plain = packing.max_samples_per_pack is None and packing.split_gap is None
     else:
         limit, is_plain = packing.guard + (packing.open_packs or 8) - 1, packing.split_gap is None

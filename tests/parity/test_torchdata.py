@@ -1,4 +1,4 @@
-"""Our strict MaxTokenBucketizer beside torchdata's own, where that is installed (0.9 or before)."""
+"""Our strict MaxTokenBucketizer against torchdata's own, if that is installed (up to 0.9)."""
 
 from __future__ import annotations
 

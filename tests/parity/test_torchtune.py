@@ -1,4 +1,4 @@
-"""Our strict PackedDataset beside torchtune's own, where that is installed."""
+"""Our strict PackedDataset against torchtune's own, if that is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streampack.compat.torchtune import PackedDataset, padded_collate_packed
 
 datasets = pytest.importorskip(
     "torchtune.datasets",
-    reason="torchtune is not installed, or does not import beside this torchao",
+    reason="torchtune is not installed, or cannot be imported with this torchao",
     exc_type=ImportError,
 )
 collate = pytest.importorskip("torchtune.data", exc_type=ImportError)

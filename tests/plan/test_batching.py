@@ -243,5 +243,5 @@ def test_an_epoch_by_tokens_holds_the_tokens_asked_for_give_or_take_a_sample_a_l
                 for row in pack:
                     got[row[STREAM]] += row[4]
         for number, asked in enumerate([30_000, 12_000, 18_000]):
-            # A sample belongs to the epoch in which its first token lies: never too few.
+            # A sample belongs to the epoch of its first token, so there are never too few.
             assert 0 <= got[number] - (epoch + 1) * asked <= 3 * LENGTHS[number].max()

@@ -108,7 +108,7 @@ class History(RuleBasedStateMachine):
         self.state = self.saved(self.plan(), Progress(epoch=0, position=0), None)
 
     def with_enough(self, run) -> list[Chapter]:
-        """Chapters whose streams cannot all be exhausted."""
+        """Chapters that always have a stream with samples left."""
         if not self.options["max_passes"]:
             return list(run)
         return [replace(chapter, weights={"web": 1, **chapter.weights}) for chapter in run]
@@ -128,7 +128,7 @@ class History(RuleBasedStateMachine):
         return json.loads(json.dumps(encode_state(plan, self.names, progress, walk)))
 
     def resumed(self) -> tuple[RunPlan, Progress, Any]:
-        """The run as it is written now, where the state stands."""
+        """The run in its current form, resumed from the saved state."""
         plan = self.plan()
         _, records = saved_chapters(self.state)
         check_past(records, plan.recipes, self.state)

@@ -74,7 +74,7 @@ def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
 
 
 def counting(r: Recipe, asked: list[int]) -> Recipe:
-    """The recipe, its streams noting the shards whose lengths they are asked for."""
+    """The recipe, with streams that record each shard they are asked for the lengths of."""
 
     def counted(stream: PlanStream) -> PlanStream:
         def ask(shard: int) -> np.ndarray:
@@ -167,7 +167,7 @@ def small(num_samples: int, method: str = "random", **kwargs) -> Recipe:
     return recipe(
         [lengths, lengths[: num_samples // 2]],
         mixing=mixing,
-        # A block of its own is the bound on what an order holds.
+        # Shuffling in blocks bounds the memory of an order.
         order=Order(seed=1, shuffle_block_size=2048),
         packing=Packing(max_seq_len=64, buffer_tokens=1024),
         num_lanes=2,

@@ -73,7 +73,7 @@ def tokens_of(packs, stream=1):
 
 RUNS = {
     "alone": [Chapter(weights={"tune": 1})],
-    "beside web": [Chapter(weights={"web": 1, "tune": 1})],
+    "with web": [Chapter(weights={"web": 1, "tune": 1})],
     "last": [Chapter(weights={"web": 1}, steps=3), Chapter(weights={"tune": 1})],
     "last, longer packs": [
         Chapter(weights={"web": 3, "tune": 1}, steps=2),
@@ -163,7 +163,7 @@ def test_a_resume_anywhere_gives_the_rest(tune, run, method, num_lanes, part, is
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_mixture_stays_until_the_stream_ends(method):
-    plan = plan_of(STREAMS["many"], RUNS["beside web"], method, num_lanes=2)
+    plan = plan_of(STREAMS["many"], RUNS["with web"], method, num_lanes=2)
     packs = run_packs(plan, [RUN])
     shares = [
         sum(row[STREAM] for _, _, rows in part for row in rows if row[START] == 0)

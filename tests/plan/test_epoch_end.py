@@ -195,7 +195,7 @@ def test_carry_fixed_small_quota_leaves_out_lanes_without_samples(method):
 
 
 def test_carry_mixed_lane_without_samples_is_left_out():
-    """One sample holds nearly all bytes, so that the lanes cut inside it get no sample."""
+    """One sample has nearly all the bytes, so the lanes that begin inside it get no samples."""
     r = make("random", "carry", num_lanes=4, size=4, lengths=[np.full(449, 16)])
     raw_bytes = r.streams[0].raw_bytes.copy()
     raw_bytes[-1] = 10**9

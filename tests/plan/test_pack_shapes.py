@@ -1,4 +1,4 @@
-"""The laws of streams whose packs have a length of their own."""
+"""The laws of streams that set their own pack length."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_stored_order_and_no_shuffle_keep_the_order_of_packing():
         for batch in device_batches(r, DeviceView(batch_size=8))
         for i in range(len(batch.packs))
     ]
-    # The packer holds back a few samples, no more.
+    # The packer only delays a few samples.
     assert np.mean(np.abs(np.diff(firsts))) < 30
     assert Order(shuffle=False, pack_shuffle=0).pack_window == (0, 0)
 

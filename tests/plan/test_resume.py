@@ -1,4 +1,4 @@
-"""Law 5: save at any batch, go on in any world, with or without snapshots: the same packs."""
+"""Law 5: save at any batch, resume in any world, with or without snapshots: the same packs."""
 
 from __future__ import annotations
 
@@ -174,6 +174,6 @@ def test_snapshots_hold_all_that_a_planner_of_many_chunks_goes_on_with(method, u
         for batch in whole[done:]:
             assert show(again.next()) == show(batch)
         assert again.next() is None
-        # Counts go on too: samples without tokens since the epoch began.
+        # The counts continue too, such as that of samples without tokens since the epoch began.
         assert again._queues.dropped.tolist() == sequence.totals.dropped.tolist()
     assert sequence.totals.dropped.min() >= 0 < sequence.totals.dropped.max()

@@ -157,7 +157,7 @@ def test_a_node_reads_its_own_lanes_alone_also_after_a_resume(start):
 
 
 def test_lanes_of_no_sample_are_passed_over():
-    """Seven lanes, six samples: at least one lane has none, and the sequence goes on."""
+    """Seven lanes, six samples: at least one lane is empty, and the sequence continues."""
     lengths = [np.array([5, 6, 7, 8, 9, 10])]
     for method in METHODS:
         assert_covers_once(

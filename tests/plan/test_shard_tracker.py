@@ -80,7 +80,7 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
             assert not set(keys(needs.ahead)) & set(keys(needs.finished))
             needed = set(keys(needs.ahead))
     sequence.close()
-    # A chunk of samples is planned at once, and an epoch of these is less than one.
+    # Samples are planned in chunks, and an epoch of these is smaller than one chunk.
     assert num_finished > 10 or epoch_end == "carry"
 
 

@@ -1,4 +1,4 @@
-"""Plans that are read at once: the same batches, and the same failures in their places."""
+"""Plans that are read as a group give the same batches and fail in the same places."""
 
 from __future__ import annotations
 

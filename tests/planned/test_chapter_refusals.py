@@ -68,7 +68,7 @@ PAST = (
     r"chapters\[{}\] ran with {}; what ran cannot change: restore it, and edit chapters after "
     r"chapters\[1\]$"
 )
-# Where the state stands, an edit, what is said, and other ways out than to restore it.
+# Position of the state, an edit, the message, and ways out other than undoing the edit.
 REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
     "other weights now": (
         FIXED,
@@ -235,7 +235,7 @@ def test_streams_in_another_order_are_refused_by_name(make, method):
 
 
 def test_steps_are_skipped_only_where_a_world_reads_them_whole(make):
-    # 19 batches of 2 packs: in a step of two ranks, whose steps then hold parts of two steps.
+    # 19 batches of 2 packs end in the middle of a step of two ranks.
     state, two = saved(make, 19), World(num_ranks=2)
     with pytest.raises(
         ResumeError,

@@ -540,7 +540,7 @@ def test_targets_are_the_mean_shares_of_the_chapters_delivered(tmp_path, method,
         assert delivered == pytest.approx(target(loader), abs=0.01)
     simulated = report.simulate(make(), steps=10_000)["streams"]["a"]
     assert simulated["target"] == pytest.approx(target(loader), abs=0.005)
-    # What is skipped is no part of it.
+    # Skipped steps do not count.
     loader = PackedDataLoader(make(skip=[(20, 49)]))
     list(loader)
     assert target(loader) == pytest.approx(0.7)

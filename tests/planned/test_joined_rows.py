@@ -27,7 +27,7 @@ def stream(folder, lengths, *, has_lengths=True, **options) -> Stream:
 
 
 def warnings(caplog, *streams, epochs=1, **packing) -> list[str]:
-    """Return what is logged by some epochs."""
+    """Return the warnings that a number of epochs log."""
     with caplog.at_level(logging.WARNING, logger="streampack"):
         dataset = PackedStreamingDataset(
             list(streams), packing=Packing(max_seq_len=SIZE, **packing), mixing=Mixing()

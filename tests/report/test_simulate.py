@@ -1,4 +1,4 @@
-"""A simulation says what the run itself will: the numbers of its loaders, and its padding."""
+"""A simulation predicts the run exactly: its padding, and the numbers its loaders report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = {
     "drop": {"mixing": {"epoch_end": "drop", "global_batch_size": 12}},
     "carry": {"mixing": {"epoch_end": "carry"}},
     "truncate": {"packing": {"overflow": "truncate"}},
-    "leave out": {"packing": {"overflow": "drop"}},
+    "drop long": {"packing": {"overflow": "drop"}},
     "two lanes": {"order": {"num_lanes": 2}},
 }
 every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -150,7 +150,7 @@ def test_epochs_without_a_batch_are_refused_as_the_loader_does(written):
         )
 
 
-@pytest.mark.parametrize("key", ["random", "drop", "carry", "leave out"])
+@pytest.mark.parametrize("key", ["random", "drop", "carry", "drop long"])
 @pytest.mark.parametrize("num_taken", [0, 3, None], ids=["new", "under way", "after an epoch"])
 def test_a_simulation_leaves_dataset_and_loader_as_they_are(written, key, num_taken):
     def run(is_simulated):

@@ -84,7 +84,7 @@ def test_what_is_read_ahead_fits_every_bound_or_is_refused(
 def test_an_impossible_bound_is_refused_and_the_least_that_works_works(written, bound, num_workers):
     with pytest.raises(ConfigError, match=rf"Buffers\({bound}=1\) cannot hold") as caught:
         make(written, Buffers(**{bound: 1}))
-    # The constructor knows of no workers, so it says what each of them takes.
+    # The constructor cannot know the number of workers, so it states what each would add.
     more = r"(?: \(and up to (\d+) more for each of num_workers\))?, or lower"
     named = re.search(rf"set {bound} to at least (\d+){more}", str(caught.value))
     least = int(named[1]) + num_workers * int(named[2] or 0)

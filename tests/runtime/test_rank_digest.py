@@ -72,7 +72,7 @@ def versions(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def nodes(versions, tmp_path) -> Path:
-    """Two nodes' caches of the origin: that of rank 1 holds an older version of "text"."""
+    """The caches of two nodes; the one of rank 1 has an older version of "text"."""
     shutil.copytree(versions / "newer", tmp_path / "newer")
     shutil.copytree(versions / "newer", tmp_path / "node0")
     shutil.copytree(versions / "older", tmp_path / "node1")
@@ -130,7 +130,7 @@ def load_other_world(rank: int, folder: Path) -> Any:
 
 
 def load_on_one_rank(rank: int, folder: Path) -> Any:
-    """Rank 0 looks at its own batches; nobody else does."""
+    """Only rank 0 reads a batch."""
     distributed.barrier()  # a rank that ended first would break off the other's connecting
     loader = PackedDataLoader(dataset(rank, folder), check_ranks=False)
     return next(iter(loader))["epoch"] if rank == 0 else 0

@@ -48,7 +48,7 @@ def workers_of(loader: PackedDataLoader) -> list[Any]:
 
 
 def until_dead(pid: int) -> None:
-    """Wait until a worker has ended; as a zombie of this process, nobody has asked for it yet."""
+    """Wait until a worker has exited, without reaping it if it is a child of this process."""
     if multiprocessing.get_start_method() == "forkserver":  # a child of the server, which reaps it
         [worker] = (child for child in multiprocessing.active_children() if child.pid == pid)
         assert multiprocessing.connection.wait([worker.sentinel], timeout=20)
@@ -213,7 +213,7 @@ def test_workers_end_where_the_first_plan_is_an_error():
     pool = pool_of(2)
     with pytest.raises(DataError, match="no lengths") as kept:
         next(pool.results(plans()))
-    assert kept.value is not None  # its traceback holds the iteration
+    assert kept.value is not None  # its traceback keeps the iteration alive
     assert multiprocessing.active_children() == others
     assert set(threading.enumerate()) == threads
 

@@ -209,8 +209,8 @@ def test_a_callers_own_failure_surfaces_at_its_item():
 
 
 def test_several_threads_work_at_the_same_time_on_items_asked_for_one_by_one():
-    # No barrier for every three items: the caller may work on the fourth, and then nobody takes the
-    # three results that keep the threads from the fifth.
+    # A barrier for every three items would not do: while the caller works on the fourth item, it
+    # does not take the three results that keep the threads from the fifth.
     at_work: queue.SimpleQueue[int] = queue.SimpleQueue()
     three_are = threading.Event()
     asking = threading.Lock()
@@ -261,7 +261,7 @@ def test_leaving_does_not_wait_for_ever_for_items_that_do_not_come(monkeypatch):
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_thread_may_be_the_one_that_leaves(num_threads, monkeypatch):
-    """As where the garbage collector finds an iteration that nobody holds on to any more."""
+    """As happens when the garbage collector finds an abandoned iteration."""
     monkeypatch.setattr(thread_map, "LEAVE_S", 0.2)
     left = []
 

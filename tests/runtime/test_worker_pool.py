@@ -20,7 +20,7 @@ from tests.helpers.builders import stream_of
 
 pytestmark = pytest.mark.processes
 
-LARGE = 1 << 19  # elements: more than a socket takes at once
+LARGE = 1 << 19  # elements; more than fits in a socket's buffer
 
 
 class Pair(NamedTuple):

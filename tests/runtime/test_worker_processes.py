@@ -25,7 +25,7 @@ def _answering(_given: None) -> Any:
 
 
 class _Session:
-    """What a loop holds on to while it wants its workers."""
+    """The object that a loop keeps alive for as long as it needs its workers."""
 
 
 FORKED = WorkerOptions(num_workers=2, prefetch_factor=2, multiprocessing_context="fork")

@@ -189,7 +189,7 @@ def test_shards_are_decompressed_elsewhere_where_the_folder_cannot_be_written(
     tmp_path, monkeypatch
 ):
     path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS, compression="zstd")
-    # Root may write anywhere, but not into a folder whose name is taken by a file.
+    # Even root cannot write into a folder if there is a file of that name.
     (path / ".streampack").write_text("")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

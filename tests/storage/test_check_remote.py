@@ -1,4 +1,4 @@
-"""`Stream(check_remote=True)`: a start opens the version that the store holds now."""
+"""`Stream(check_remote=True)`: a start opens the version that is in the store at that time."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def test_credentials_that_come_late_are_waited_for_a_little(tmp_path):
     lost = [NoCredentialsError(), NoCredentialsError()]
     stream = _Own(tmp_path, lost)
     assert fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp") == 3
-    # Without them nobody knows whether there is a length file.
+    # Without credentials, there is no way to tell whether a length file exists.
     stream.failures = [NoCredentialsError()] * 3
     with pytest.raises(DataError, match="cannot be fetched, 3 attempts in"):
         fetch_if_there(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
@@ -329,7 +329,7 @@ def test_a_client_is_used_again_and_replaced_once_when_it_is_refused(bucket):
 def test_an_expired_token_is_replaced_by_the_next_attempt(bucket):
     files = bucket.files(20.0)
     fetch(files, "a.mds", bucket.to)
-    # S3 says so with this status and ExpiredToken.
+    # S3 reports expired credentials as status 400 with ExpiredToken.
     bucket.server.add("status", status=400, times=1)
     assert fetch(files, "a.mds", bucket.to) == 2
     assert len({request.client for request in bucket.server.requests()}) == 2
@@ -397,7 +397,7 @@ class _Own(streaming.Stream):
 
 
 def test_a_stream_that_fetches_in_its_own_way_is_let(tmp_path):
-    stream = _Own(tmp_path, [RuntimeError("a store nobody knows"), TimeoutError()])
+    stream = _Own(tmp_path, [RuntimeError("an unknown store"), TimeoutError()])
     attempts = fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
     assert attempts == 3
     assert (tmp_path / "xyz.tmp").read_bytes() == b"own a.mds"

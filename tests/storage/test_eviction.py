@@ -33,7 +33,7 @@ class NetworkDisk(LocalFilesystem):
 
 
 def limited(tmp_path, num_shards: float, **options):
-    """Return a stream whose cache may hold so many shards, and the samples of it."""
+    """Return a stream with room for `num_shards` shards in its cache, and its samples."""
     shutil.rmtree(tmp_path / "r", ignore_errors=True)
     path, samples = builders.write_stream_files(
         tmp_path / "r", LENGTHS, lengths_file=False, hashes=["xxh64"]

@@ -89,7 +89,7 @@ def test_files_of_network_file_systems_are_read_into_memory(tmp_path, mounts):
     assert LocalFilesystem().map(file).base is not None
     mounts(shared="nfs4")
     data = LocalFilesystem().map(file)
-    file.write_bytes(b"")  # a map of it would now kill whoever looks
+    file.write_bytes(b"")  # reading a real memory map would now kill the process
     assert data.tobytes() == b"abc"
 
 

@@ -1,4 +1,4 @@
-"""One process fetches a file at a time; those that waited learn of its failure at once."""
+"""Only one process at a time fetches a file; if it fails, those waiting fail immediately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY = CacheEntry.of(FileState(num_bytes=3, mtime_ns=7, inode=1), "md5:0f", "bo
 
 
 class WaitedFor(LocalFilesystem):
-    """A disk that says when somebody begins to wait for a lock."""
+    """A disk that signals when a caller begins to wait for a lock."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -166,7 +166,7 @@ DAY_S = 86_400.0
 
 
 class Ahead(LocalFilesystem):
-    """The disk of a machine whose clock is a day ahead of the others'."""
+    """The disk of a machine with a clock that is a day fast."""
 
     def now_s(self) -> float:
         return time.time() + DAY_S

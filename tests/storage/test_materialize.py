@@ -27,7 +27,7 @@ LENGTHS = [1 + (i * 37) % 300 for i in range(30)]
 
 
 class Origin:
-    """A store in a folder, whose answers a test may change; counts what it is asked for."""
+    """A store in a folder that counts its requests; a test can change its answers."""
 
     def __init__(self, folder: Path, change=None) -> None:
         self.folder = folder
@@ -208,7 +208,7 @@ def test_what_is_unpacked_is_hashed_on_its_way_and_not_read_again(tmp_path, hash
     path, samples = written(tmp_path, compression="zstd")
     opened = open_stream(remote(tmp_path), 0, store=Origin(path).store)
     assert_reads(opened, samples)
-    assert len(hashed) == opened.num_shards  # of what was fetched, before it is unpacked
+    assert len(hashed) == opened.num_shards  # of the fetched files, before they are decompressed
     record = note_of(cached(tmp_path / "l", "shard.00000.mds"))
     assert record["hash"] == f"xxh64:{opened.index.shards[0].raw.hashes['xxh64']}"
 
@@ -383,7 +383,7 @@ def test_a_folder_that_is_deleted_while_its_index_is_fetched_is_a_data_error(tmp
 
 
 class Counted(LocalFilesystem):
-    """A disk at whose n-th use something happens."""
+    """A disk that calls a function at its n-th use."""
 
     def __init__(self, at: int, what) -> None:
         self.left = at

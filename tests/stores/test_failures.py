@@ -106,7 +106,7 @@ def because(error: Exception, cause: Exception) -> Exception:
         (OSError(errno.ENOSPC, "full"), FailureKind.DISK),
         (because(RuntimeError("wrapped"), OSError(errno.EDQUOT, "quota")), FailureKind.DISK),
         (PermissionError(errno.EACCES, "no", f"{PLACE}.1/a"), FailureKind.DISK),
-        # Its folder was deleted while it was written to: the next attempt makes it anew.
+        # Its folder was deleted during the write; the next attempt recreates it.
         (FileNotFoundError(errno.ENOENT, "none", f"{PLACE}.1/a"), FailureKind.PASSING),
         (FileNotFoundError(errno.ENOENT, "none", "/remote/a"), FailureKind.MISSING),
     ],

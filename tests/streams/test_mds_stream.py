@@ -303,7 +303,7 @@ def test_the_types_of_a_rewritten_folder_with_an_equal_index_are_checked_again(t
     tokens = [np.arange(1000, 1000 + 2 * n, dtype=np.uint16) for n in LENGTHS]
     halves = [np.stack([np.arange(n) + 7, 0 * np.arange(n)], 1).astype(np.uint16) for n in LENGTHS]
     written = []
-    for values in (tokens, halves):  # the second as int32, whose upper halves are 0
+    for values in (tokens, halves):  # the second is int32 with zeros in the upper half
         path = tmp_path / "s"
         shutil.rmtree(path, ignore_errors=True)
         with streaming.MDSWriter(out=str(path), columns={"tokens": "bytes"}) as writer:

@@ -34,7 +34,7 @@ class Prefixed(streaming.Stream):
         self.prefix = prefix
 
     def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
-        # There is no such bucket: only this class knows where its files are.
+        # The bucket does not exist: only this class knows where the files are.
         FETCHED.append(from_basename)
         source = self.remote.removeprefix("s3://nowhere") + "/" + from_basename
         target = f"{self.local}/{to_basename or from_basename}"

@@ -1,4 +1,4 @@
-"""The pool of open shards closes the least recently used, and those whose files are gone."""
+"""The pool of open shards closes the least recently used, and those that lost their files."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class SeesOneBefore(TinyDecoder):
 
 
 def test_only_the_segments_that_were_seen_are_named() -> None:
-    # Sample 0 leaks into sample 3, whose own is long enough to keep it from sample 1.
+    # Sample 0 leaks into sample 3 next to it, which is too long for the leak to reach sample 1.
     with pytest.raises(AssertionError) as caught:
         assert_no_leak(SeesOneBefore(), packed("restart"))
     assert str(caught.value).count("the segment saw") == 1

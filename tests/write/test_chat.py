@@ -205,14 +205,14 @@ def test_markers_and_prefixes_agree_and_transformers_where_it_is_right(
         assert sample["tokens"].tolist() == by_prefixes["tokens"].tolist()
         assert sample["loss_mask"].tolist() == by_prefixes["loss_mask"].tolist()
 
-    if train_on == "responses" and kind == "byte_level":  # whose spans end with a whole token
+    if train_on == "responses" and kind == "byte_level":  # its spans end at token boundaries
         theirs = tokenizer_of(MARKED, kind).apply_chat_template(
             chat, return_dict=True, return_assistant_tokens_mask=True
         )
         assert by_markers["loss_mask"].tolist() == theirs["assistant_masks"]
 
 
-# What a generation block holds decides, even where it ends within a character's bytes.
+# The contents of a generation block decide, even if it ends within the bytes of a character.
 BARE = MARKED.replace(
     "m.content + '<|im_end|>' }}\n        {%- endgen", "m.content }}\n        {%- endgen"
 )
@@ -638,7 +638,7 @@ def test_prompts_and_instructions_are_conversations() -> None:
         assert_equal(encode(row), encode(chat))
     added = encode({"instruction": "Add.", "input": "1 1", "output": "2"})
     assert_equal(added, encode(say("Add.\n1 1", "2")))
-    # Of a prompt of several messages, nothing is learned.
+    # A prompt may have several messages; none of them is learned.
     turns = say("hello", "fine", "how", "well")
     prompted = encode({"prompt": turns[:3], "completion": turns[3:], "system": "so"})
     assert learned(prompted, encode.tokenizer) == "well<|im_end|>"
@@ -689,7 +689,7 @@ def test_arguments_of_calls_are_objects_or_text_as_the_template_reads_them() -> 
 
 
 def call_of(arguments: Any, **more: Any) -> dict[str, Any]:
-    """A conversation whose response is a tool call."""
+    """A conversation in which the response is a tool call."""
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}, **more}
     asked = {"role": "assistant", "content": None, "tool_calls": [call]}
     return {"messages": [{"role": "user", "content": "?"}, asked]}
@@ -883,7 +883,7 @@ def test_hugging_face_datasets_map_their_rows(tmp_path: Path) -> None:
 
 
 def test_a_bad_conversation_can_be_skipped_on_the_fly() -> None:
-    rows = [say("hello", "fine"), [{"from": "nobody"}], say("how", "well")]
+    rows = [say("hello", "fine"), [{"from": "no one"}], say("how", "well")]
     source = IterableStream(
         ChatSamples(rows, ChatEncoder(tokenizer_of())), loss_mask="loss_mask", on_bad_sample="skip"
     )

@@ -241,7 +241,7 @@ def test_each_response_follows_the_prompt_of_an_inference(name: str, case: str) 
         before = text[: text.rindex(target)]
         assert text[len(before + target) :].strip() == "", "it ends the text"
         assert prompt.startswith(before)
-        if name not in ("nemotron", "deepseek"):  # whose reasoning is not as the prompt begins it
+        if name not in ("nemotron", "deepseek"):  # their prompts already begin the reasoning
             assert before == prompt
 
 

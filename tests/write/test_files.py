@@ -1,4 +1,4 @@
-"""A stream is a function of its input and settings: whoever writes it, and however often."""
+"""A stream depends only on its input and settings, not on who writes it or how often."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_what_is_appended_beside_another_command_is_in_the_stream(
             "open_output",
             lambda _, known=by_thread, other=inner: known.get(threading.current_thread(), other),
         )
-        with suppress(DataError):  # it may have to be run again
+        with suppress(DataError):  # a rerun may be needed
             if is_merge:
                 merge(out)
             else:

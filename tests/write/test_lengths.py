@@ -155,7 +155,7 @@ def test_a_stream_of_empty_samples_alone_is_indexed_and_then_refused_by_the_read
 
 
 def wide_stream(folder) -> None:
-    """Write a stream whose ids are int64, and look so."""
+    """Write a stream of int64 ids, which are recognisable as such."""
     builders.write_stream_files(
         folder, [40] * 100, encoding="bytes", dtype="int64", lengths_file=False
     )

@@ -192,7 +192,7 @@ def test_a_tokenizer_that_changes_after_a_job_began_ends_it_until_it_is_restored
 
 @pytest.fixture
 def with_template(bpe, tmp_path) -> Path:
-    """The folder of a tokenizer whose template adds BOS, with an EOS in its config."""
+    """The folder of a tokenizer with a template that adds BOS, and an EOS in its config."""
     made = tokenizers.Tokenizer.from_file(str(bpe))
     made.add_special_tokens(["<s>", "</s>"])
     made.add_tokens(["<plain>"])

@@ -187,7 +187,7 @@ def test_the_cache_of_datasets_gives_its_rows_once(tmp_path):
     loaded = datasets.load_dataset(
         "json", data_files=str(tmp_path / "rows.jsonl"), cache_dir=str(tmp_path / "cache")
     )["train"]
-    loaded.map(lambda row: {"text": row["text"].upper()})  # leaves a cache-*.arrow beside it
+    loaded.map(lambda row: {"text": row["text"].upper()})  # adds a cache-*.arrow next to it
     folder = Path(loaded.cache_files[0]["filename"]).parent
     assert len(list(folder.glob("*.arrow"))) == 2
     (folder / "tmpab12cd34").touch()  # as a map leaves it that was killed

@@ -437,8 +437,8 @@ def test_conversations_have_columns_by_any_name_or_layout(tmp_path):
         [(_, value)], [] = rows_of(split(path), RowSelection(chat=chat))
         return value
 
-    beside = {"system": "c", "history": "d"}
-    pair = {"prompt": "a", "completion": "b", **beside}
+    extra = {"system": "c", "history": "d"}
+    pair = {"prompt": "a", "completion": "b", **extra}
     assert value("messages") == {"messages": HI * 2, **pair}
     assert value("chat") == {"messages": HI, **pair}
     assert value("prompt") == pair
