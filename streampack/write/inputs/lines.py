@@ -190,23 +190,18 @@ def read_csv(
     A DamagedInputError names the line of a row that cannot be parsed: where the next row begins is
     not known then.
     """
-    text = _CsvText(pieces)
-    parsed = _csv_rows(text, slice_.uri)
-    _, header = next(parsed, (0, None))
-    if header is None:
-        return
-    _check_header(header, slice_.uri, wanted)
+    parsed = _csv_rows(pieces, slice_.uri)
+    _, header = next(parsed, (0, []))
     rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
     try:
         for number, (line, row) in enumerate(parsed):
             try:
                 if len(row) != len(header):
                     raise BadValueError(f"{len(row)} values, but {len(header)} columns; fix it")
-                values = dict(zip(header, row, strict=True))
-                if text.has_bad_bytes:
-                    _check_encoding(values)
-                rows.add(number, values)
-                num_bytes += sum(map(len, row))
+                num_bytes += len("".join(row).encode())
+                rows.add(number, dict(zip(header, row, strict=True)))
+            except UnicodeEncodeError:
+                rows.refuse(number, f"not valid UTF-8 (line {line}); fix or remove it")
             except BadValueError as error:
                 rows.refuse(number, f"{error} (line {line})")
             if rows.batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
@@ -220,10 +215,11 @@ def read_csv(
         yield rows.batch
 
 
-def _csv_rows(text: _CsvText, uri: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(pieces: Iterable[bytes], uri: str) -> Iterator[tuple[int, list[str]]]:
     """Yield rows, each with the number of its first line, from 1; blank lines are none."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CSV_VALUE))
-    reader = csv.reader(iter(text), delimiter="\t" if ".tsv" in uri.lower() else ",", strict=True)
+    delimiter = "\t" if ".tsv" in uri.lower() else ","
+    reader = csv.reader(_csv_lines(pieces), delimiter=delimiter, strict=True)
     num_columns = 0
     while True:
         line = reader.line_num + 1
@@ -247,42 +243,12 @@ def _csv_rows(text: _CsvText, uri: str) -> Iterator[tuple[int, list[str]]]:
             yield line, row
 
 
-def _check_header(header: list[str], uri: str, wanted: Wanted) -> None:
-    if len(header) == 1 and wanted.name != header[0] and re.search(r"[;\t|]", header[0]):
-        raise DataError(
-            f"{uri}: line 1 names one column, {header[0]!r:.200}, as columns are separated by "
-            "commas (.csv) or tabs (.tsv); rename it if it has tabs, or write it with commas",
-            uri=uri,
-        )
-
-
-def _check_encoding(values: dict[str, str]) -> None:
-    for name, value in values.items():
-        if not value.isascii():
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                raise BadValueError(f"column {name!r} is not valid UTF-8") from error
-
-
-class _CsvText:
-    """Lines of a CSV file as text."""
-
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._blocks = line_blocks(pieces)
-        self.has_bad_bytes = False
-        """Whether there were bytes that are not UTF-8, which became surrogates."""
-
-    def __iter__(self) -> Iterator[str]:
-        begin = BOM
-        for block in self._blocks:
-            data, begin = block.removeprefix(begin), b""
-            try:
-                text = data.decode()
-            except UnicodeDecodeError:
-                text = data.decode(errors="surrogateescape")
-                self.has_bad_bytes = True
-            yield from io.StringIO(text, newline="\n")
+def _csv_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield lines as text, in which bytes that are not UTF-8 are surrogates."""
+    begin = BOM
+    for block in line_blocks(pieces):
+        data, begin = block.removeprefix(begin), b""
+        yield from io.StringIO(data.decode(errors="surrogateescape"), newline="\n")
 
 
 class BatchCollector:

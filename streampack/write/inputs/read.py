@@ -70,7 +70,7 @@ def with_contents(slices: Sequence[InputSlice]) -> Iterator[tuple[InputSlice, by
 def _contents(slice_: InputSlice) -> bytes | None:
     if not _is_small_object(slice_):
         return None
-    return read_object(slice_.uri, slice_.version, 0, slice_.num_bytes)
+    return read_object(slice_, 0, slice_.num_bytes)
 
 
 def _is_small_object(slice_: InputSlice) -> bool:
@@ -109,15 +109,13 @@ def read_rows(
     wanted = Wanted(selection)
     batch_rows = read_count("batch_rows", batch_rows)
     is_lines = slice_.format in LINE_READERS
-    stop = slice_.stop if is_lines else WHOLE
     if contents is None:
-        opening = open_input(slice_.uri, slice_.version, stop, is_sequential=is_lines)
+        opening = open_input(slice_, is_sequential=is_lines)
     else:
         opening = nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
     with opening as opened:
         file = opened.file
         if is_lines:
-            file.seek(slice_.start)
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
             batches = LINE_READERS[slice_.format](pieces, slice_, wanted, batch_rows)
         else:

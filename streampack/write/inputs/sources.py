@@ -8,7 +8,7 @@
 The version of a file is compared when it is opened, before each batch of rows is handed over, and
 at the end. Each request to a store names the version, so an object that has changed is an error.
 
-Cost: for an object, a request for each block of 8 MiB, and two blocks of memory.
+Cost: for an object, a request for each block of 8 MiB, with the next block read ahead.
 """
 
 from __future__ import annotations
@@ -17,24 +17,28 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from glob import glob
 from itertools import chain
-from typing import BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn
+
+from fsspec.utils import glob_translate
 
 from streampack._paths import folder_of, is_url, shown_path
 from streampack.errors import DataError, naming_limits
+from streampack.runtime.thread_map import ordered_thread_map
 from streampack.stores.failures import FailureKind
 from streampack.stores.objects import Found
 from streampack.stores.retries import kind_of, list_objects, request
 from streampack.stores.s3 import S3_SCHEMES
 from streampack.stores.store import Store
-from streampack.write.inputs.range_file import BLOCK_BYTES, RangeFile
+from streampack.write.inputs.slices import InputSlice
 
 SAME_STORES = {"gcs": "gs", "az": "abfs", "azure": "abfs"}  # one name for each in job.json
-SMALL_BLOCK_BYTES = 1 << 18  # for readers that look at a few places of a file
+BLOCK_BYTES = 8 << 20  # of a request, in an object that is read in order
+BUFFER_BYTES = 1 << 18  # of a file, and of a request at any place of an object
 MAGIC = re.compile(r"[*?[]")
 SLASH = re.compile("/")
 MARKERS = {"_SUCCESS", "_metadata", "_common_metadata"}
@@ -56,7 +60,7 @@ class OpenInput:
     """One version of a file, open for reading."""
 
     file: BinaryIO
-    """Seekable; `read(n)` returns fewer bytes only at the end."""
+    """`read(n)` returns fewer bytes only at the end."""
     check: Callable[[], None]
     """Raises DataError if the file has changed since it was listed."""
 
@@ -84,16 +88,15 @@ def find_input(uri: str) -> list[Listing]:
     return _find_objects(uri) if is_url(uri) else _find_files(uri)
 
 
-def open_input(
-    uri: str, version: str, stop: int, *, is_sequential: bool
-) -> AbstractContextManager[OpenInput]:
-    """Open a file in the version that was listed; a DataError refuses another version.
+def open_input(slice_: InputSlice, *, is_sequential: bool) -> AbstractContextManager[OpenInput]:
+    """Open the file of a slice in the version that was listed; a DataError refuses another one.
 
-    Bytes up to `stop` will be read (-1: to the end of the file), in order if `is_sequential`.
+    If `is_sequential`, the file is at the slice's first byte, and is read in order up to its last.
     """
-    if is_url(uri):
-        return _open_object(uri, version, stop, is_sequential=is_sequential)
-    return _open_file(uri, version)
+    if not is_url(slice_.uri):
+        return _open_file(slice_, is_sequential=is_sequential)
+    file = _blocks_of(slice_) if is_sequential else _ranges_of(slice_)
+    return nullcontext(OpenInput(io.BufferedReader(file, BUFFER_BYTES), lambda: None))
 
 
 def _find_files(path: str) -> list[Listing]:
@@ -111,10 +114,11 @@ def _find_files(path: str) -> list[Listing]:
 
 
 @contextmanager
-def _open_file(path: str, version: str) -> Iterator[OpenInput]:
+def _open_file(slice_: InputSlice, *, is_sequential: bool) -> Iterator[OpenInput]:
+    path = slice_.uri
     try:
         with naming_limits():
-            file = open(path, "rb", buffering=1 << 18)  # noqa: SIM115 - closed below
+            file = open(path, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115 - closed below
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: no longer exists; put it back, or name the inputs again", uri=path
@@ -128,11 +132,13 @@ def _open_file(path: str, version: str) -> Iterator[OpenInput]:
 
     def _check() -> None:
         now = _version_of(os.fstat(file.fileno()))
-        if now != version:
-            raise _changed(path, version, now)
+        if now != slice_.version:
+            raise _changed(slice_, now)
 
     with file:
         _check()
+        if is_sequential:
+            file.seek(slice_.start)
         yield OpenInput(file, _check)
         _check()
 
@@ -218,60 +224,95 @@ def _with_size(file: Found) -> Found:
     return file
 
 
-@contextmanager
-def _open_object(uri: str, version: str, stop: int, *, is_sequential: bool) -> Iterator[OpenInput]:
-    if stop < 0:
-        now = _object(uri)
-        if now.version != version:
-            raise _changed(uri, version, now.version)
-        stop = now.num_bytes
-    fetch = partial(read_object, uri, version)
-    block_bytes = BLOCK_BYTES if is_sequential else SMALL_BLOCK_BYTES
-    with RangeFile(stop, fetch, block_bytes, reads_ahead=is_sequential) as file:
-        yield OpenInput(io.BufferedReader(file, SMALL_BLOCK_BYTES), lambda: None)
+def _blocks_of(slice_: InputSlice) -> _BlockFile:
+    """Return the bytes of a slice, with one block read ahead."""
+    stop = slice_.start + slice_.num_bytes
+    starts = range(slice_.start, stop, BLOCK_BYTES)
+
+    def _read(start: int) -> bytes:
+        return read_object(slice_, start, min(start + BLOCK_BYTES, stop))
+
+    return _BlockFile(slice_.start, ordered_thread_map(starts, _read, depth=2))
 
 
-def read_object(uri: str, version: str, start: int, stop: int) -> bytes:
-    """Return bytes of an object; a DataError says that it is another version."""
+def _ranges_of(slice_: InputSlice) -> _RangeFile:
+    now = _object(slice_.uri)
+    if now.version != slice_.version:
+        raise _changed(slice_, now.version)
+    return _RangeFile(now.num_bytes, partial(read_object, slice_))
+
+
+class _BlockFile(io.RawIOBase):
+    """Blocks of an object as a file that is read in order."""
+
+    def __init__(self, start: int, blocks: Iterator[bytes]) -> None:
+        self._position = start
+        self._blocks = blocks
+        self._block = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._block:
+            self._block = memoryview(b"")  # so that its bytes are freed before the next ones come
+            self._block = memoryview(next(self._blocks, b""))
+        num_bytes = min(len(buffer), len(self._block))
+        buffer[:num_bytes], self._block = self._block[:num_bytes], self._block[num_bytes:]
+        self._position += num_bytes
+        return num_bytes
+
+
+class _RangeFile(io.RawIOBase):
+    """An object as a file that is read anywhere, by one request for each read."""
+
+    def __init__(self, num_bytes: int, fetch: Callable[[int, int], bytes]) -> None:
+        self._num_bytes = num_bytes
+        self._fetch = fetch
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._num_bytes}
+        self._position = max(0, base[whence] + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._position + len(buffer), self._num_bytes)
+        piece = self._fetch(self._position, stop) if self._position < stop else b""
+        buffer[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+
+def read_object(slice_: InputSlice, start: int, stop: int) -> bytes:
+    """Return bytes of a slice's object; a DataError says that it is another version."""
 
     def _read(store: Store) -> bytes:
-        return store.read(uri, start, stop, version=version)
+        return store.read(slice_.uri, start, stop, version=slice_.version)
 
     try:
-        return request(uri, f"read from byte {start} on", _read, way_out=WAY_OUT)
+        return request(slice_.uri, f"read from byte {start} on", _read, way_out=WAY_OUT)
     except DataError as error:
         if kind_of(error) is FailureKind.CHANGED:
-            raise _changed(uri, version, "another") from error
+            raise _changed(slice_, "another") from error
         raise
 
 
-def _changed(uri: str, version: str, now: str) -> DataError:
+def _changed(slice_: InputSlice, now: str) -> DataError:
     return DataError(
-        f"{uri}: changed since it was listed ({version}, now {now}); run the same command again "
-        "when no process writes to it: its parts are then rewritten",
-        uri=uri,
+        f"{slice_.uri}: changed since it was listed ({slice_.version}, now {now}); run the same "
+        "command again when no process writes to it: its parts are then rewritten",
+        uri=slice_.uri,
     )
-
-
-def glob_pattern(uri: str) -> re.Pattern[str]:
-    """Return a pattern for a glob: `*` and `?` stay in a folder, `**` crosses folders.
-
-    >>> pattern = glob_pattern("s3://b/**/part-[0-9]*.jsonl")
-    >>> [bool(pattern.fullmatch(uri)) for uri in ("s3://b/x/y/part-1.jsonl", "s3://b/part-x.jsonl")]
-    [True, False]
-    """
-    text, position = "", 0
-    for match in re.finditer(r"\*\*/|\*+|\?|\[!?[^\]]+\]", uri):
-        text += re.escape(uri[position : match.start()])
-        token = match[0]
-        if token == "**/":
-            text += "(?:.*/)?"
-        elif token in ("*", "?"):
-            text += f"[^/]{token.replace('?', '')}"
-        else:
-            text += ".*" if token.startswith("*") else token.replace("[!", "[^")
-        position = match.end()
-    return re.compile(text + re.escape(uri[position:]), re.DOTALL)
 
 
 def is_hidden(name: str) -> bool:
@@ -293,7 +334,10 @@ def match_glob(glob: str, uris: Iterable[str], found: Callable[[str], Found]) ->
     None ['in/a.txt']
     in/b ['in/b/c.txt', 'in/b/d/e.txt']
     """
-    pattern = glob_pattern(glob.rstrip("/"))
+    try:
+        pattern = re.compile(glob_translate(glob.rstrip("/")))
+    except ValueError as error:
+        raise DataError(f"{glob}: {error}; write it as folder/**/*.jsonl", uri=glob) from error
     below = MAGIC.split(glob)[0].rfind("/") + 1  # after the last folder without wildcards
     listings: dict[str | None, Listing] = {}
     for uri in sorted(set(uris)):

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from streampack._checks import read_count
 from streampack.errors import DamagedInputError
 from streampack.write.inputs.listing import list_inputs
-from streampack.write.inputs.slices import WHOLE, InputSlice
+from streampack.write.inputs.slices import InputSlice
 from streampack.write.inputs.sources import open_input
 from streampack.write.inputs.tables import columns_of, open_parquet
 
@@ -51,7 +51,7 @@ def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
     sizes_of = SIZES.get(file.format)
     if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
         return [file]
-    with open_input(file.uri, file.version, WHOLE, is_sequential=False) as opened:
+    with open_input(file, is_sequential=False) as opened:
         parts = list(_grouped(sizes_of(opened.file, file, part_bytes), part_bytes))
     if len(parts) < 2:
         return [file]
