@@ -26,8 +26,8 @@ import zstandard
 from bench_tokenize import read_texts
 
 from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.slices import RowSelection
 from streampack.write.inputs.split import split_inputs
+from streampack.write.inputs.values import RowSelection
 
 BYTES_PER_TOKEN = 3.7  # of such text, with a vocabulary of 32,768
 NEEDED_TOKENS_PER_S = 10_000_000
@@ -98,9 +98,9 @@ def main() -> None:
         num_bytes = sum(len(text.encode()) for text in texts)
         for suffix in FORMATS:
             path = write_file(folder, suffix, texts)
-            selection = RowSelection(text="text")
+            selection = RowSelection("text", "text")
             if suffix.startswith("ids."):
-                selection = RowSelection(tokens="tokens")
+                selection = RowSelection("tokens", "tokens")
             speeds = []
             for _ in range(args.runs):
                 num_rows, seconds = read_all(path, selection)

@@ -133,7 +133,9 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
 def _check_tokenizer(options: Inspect, settings: JobSettings) -> None:
     if options.tokenizer is None or settings.tokenizer is None:
         return
-    rows = RowFormat(tokenizer=options.tokenizer, chat=settings.selection.chat)
+    selection = settings.selection
+    chat = selection.name if selection.option == "chat" else None
+    rows = RowFormat(tokenizer=options.tokenizer, chat=chat)
     if tokenizer_digest(rows) != settings.tokenizer:
         name = (settings.tokenizer_facts or {}).get("name", "another one")
         raise ConfigError(

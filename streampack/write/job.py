@@ -23,7 +23,8 @@ import streampack
 from streampack.errors import ConfigError, DataError
 from streampack.mds.encoder import ShardLayout
 from streampack.mds.index import INDEX_FILE
-from streampack.write.inputs.slices import InputSlice, RowSelection
+from streampack.write.inputs.slices import InputSlice
+from streampack.write.inputs.values import RowSelection
 from streampack.write.output import Output
 from streampack.write.samples import SampleSchema
 

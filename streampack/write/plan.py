@@ -22,8 +22,9 @@ from streampack._checks import parse_bytes
 from streampack.errors import ConfigError
 from streampack.mds.encoder import ShardLayout
 from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.slices import InputSlice, RowBatch, RowSelection
+from streampack.write.inputs.slices import InputSlice, RowBatch
 from streampack.write.inputs.split import split_inputs
+from streampack.write.inputs.values import RowSelection
 from streampack.write.job import JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
@@ -63,13 +64,8 @@ def plan_job(
             "ids"
         )
     dtype = _dtype_of(options)
-    is_tokens = rows.tokenizer is None and rows.chat is None
-    selection = RowSelection(
-        text=rows.text if rows.encodes_text else None,
-        tokens=rows.tokens if is_tokens else None,
-        chat=rows.chat,
-        keep=tuple(rows.kept),
-    )
+    option = "chat" if rows.chat is not None else "text" if rows.tokenizer is not None else "tokens"
+    selection = RowSelection(option, getattr(rows, option), tuple(rows.kept))
     if known is not None and known.selection.keep == selection.keep:
         stated = {name: encoding for name, encoding in rows.kept.items() if encoding}
         columns, per_token = {**known.schema.columns, **stated}, known.schema.per_token

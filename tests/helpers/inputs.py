@@ -22,10 +22,11 @@ import pyarrow.parquet
 import zstandard
 
 from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.slices import BadRow, InputSlice, RowSelection
+from streampack.write.inputs.slices import BadRow, InputSlice
 from streampack.write.inputs.split import split_inputs
+from streampack.write.inputs.values import RowSelection
 
-TEXT = RowSelection(text="text")
+TEXT = RowSelection("text", "text")
 
 
 def jsonl(texts: Iterable[str]) -> bytes:

@@ -24,7 +24,7 @@ import orjson
 
 from streampack.errors import DamagedInputError, DataError
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import BadValueError, Wanted, to_tokens
+from streampack.write.inputs.values import BadValueError, RowSelection, to_tokens
 
 BOM = b"\xef\xbb\xbf"
 ARRAY_OF_OBJECTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
@@ -61,7 +61,7 @@ def line_blocks(pieces: Iterable[bytes], block_bytes: int = BLOCK_BYTES) -> Iter
 
 
 def read_jsonl(
-    pieces: Iterable[bytes], slice_: InputSlice, wanted: Wanted, batch_rows: int
+    pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of JSON lines; lines of white space are no rows, but counted."""
     number, begin = 0, slice_.start
@@ -78,16 +78,18 @@ def read_jsonl(
             begin += sum(map(len, some)) + len(some)
 
 
-def _batch_without_bad_rows(lines: Sequence[bytes], first: int, wanted: Wanted) -> RowBatch | None:
+def _batch_without_bad_rows(
+    lines: Sequence[bytes], first: int, wanted: RowSelection
+) -> RowBatch | None:
     """Return the rows of lines, or None if one of them needs a closer look."""
-    if wanted.is_chat:
+    if wanted.option == "chat":
         return None
     try:
         rows = list(map(orjson.loads, lines))
         name = wanted.column_in(rows[0])
         values = [row[name] for row in rows]
         kept = {each: [row[each] for row in rows] for each in wanted.keep}
-        if wanted.convert is to_tokens:
+        if wanted.option == "tokens":
             values = list(map(to_tokens, values))
         elif set(map(type, values)) != {str}:
             return None
@@ -97,7 +99,7 @@ def _batch_without_bad_rows(lines: Sequence[bytes], first: int, wanted: Wanted) 
 
 
 def _batch_of_lines(
-    lines: Sequence[bytes], first: int, begin: int, slice_: InputSlice, wanted: Wanted
+    lines: Sequence[bytes], first: int, begin: int, slice_: InputSlice, wanted: RowSelection
 ) -> RowBatch:
     """Return the rows of lines, of which any may be bad; `begin` is the byte of the first."""
     rows = BatchCollector(slice_.uri, wanted)
@@ -134,17 +136,17 @@ def _checked_start(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[byte
     return chain(iter([block]), blocks)
 
 
-def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: Wanted) -> None:
+def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: RowSelection) -> None:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         row = _lenient_json(line, error)
     if type(row) is dict:
         rows.add(number, row)
-    elif isinstance(row, list) and wanted.convert is to_tokens and not wanted.keep:
+    elif isinstance(row, list) and wanted.option == "tokens" and not wanted.keep:
         rows.add_value(number, to_tokens(row))
     else:
-        also = " or a list of token ids" if wanted.convert is to_tokens else ""
+        also = " or a list of token ids" if wanted.option == "tokens" else ""
         raise BadValueError(f"{type(row).__name__}, but a row must be a JSON object{also}")
 
 
@@ -159,7 +161,7 @@ def _lenient_json(line: bytes, error: orjson.JSONDecodeError) -> Any:
 
 
 def read_text(
-    pieces: Iterable[bytes], slice_: InputSlice, wanted: Wanted, _: int
+    pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, _: int
 ) -> Iterator[RowBatch]:
     """Yield the one row of a text file, without a byte order mark."""
     rows = BatchCollector(slice_.uri, wanted)
@@ -183,7 +185,7 @@ def read_text(
 
 
 def read_csv(
-    pieces: Iterable[bytes], slice_: InputSlice, wanted: Wanted, batch_rows: int
+    pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of a CSV or TSV file. The first one names the columns; values are text.
 
@@ -254,7 +256,7 @@ def _csv_lines(pieces: Iterable[bytes]) -> Iterator[str]:
 class BatchCollector:
     """Takes rows one at a time into a batch."""
 
-    def __init__(self, uri: str, wanted: Wanted) -> None:
+    def __init__(self, uri: str, wanted: RowSelection) -> None:
         self._uri = uri
         self._wanted = wanted
         self.batch = RowBatch(kept={name: [] for name in wanted.keep})

@@ -34,11 +34,10 @@ from streampack.write.inputs.slices import (
     Compression,
     InputSlice,
     RowBatch,
-    RowSelection,
 )
 from streampack.write.inputs.sources import OpenInput, open_input, read_object
 from streampack.write.inputs.tables import READERS
-from streampack.write.inputs.values import Wanted
+from streampack.write.inputs.values import RowSelection
 
 SMALL_BYTES = 1 << 20  # of an object that is fetched whole
 FETCHING_THREADS = 8  # with one more that reads ahead, fewer than the 10 connections of boto3
@@ -47,7 +46,7 @@ PACKED_BYTES = 1 << 16  # per decompression step
 FAMILIES: dict[Compression, str] = {"gz": "gz", "zst": "zstd"}
 
 LINE_READERS: dict[
-    str, Callable[[Iterable[bytes], InputSlice, Wanted, int], Iterator[RowBatch]]
+    str, Callable[[Iterable[bytes], InputSlice, RowSelection, int], Iterator[RowBatch]]
 ] = {
     "jsonl": read_jsonl,
     "text": read_text,
@@ -100,13 +99,12 @@ def read_rows(
     >>> path = Path(getfixture("tmp_path"), "rows.jsonl")
     >>> _ = path.write_text('{"text": "one"}\\n{"text": 2}\\n{"text": "three"}\\n')
     >>> [slice_] = split_inputs([str(path)], part_bytes=1024)
-    >>> [batch] = read_rows(slice_, RowSelection(text="text"))
+    >>> [batch] = read_rows(slice_, RowSelection("text", "text"))
     >>> batch.values, batch.rows
     (['one', 'three'], [0, 2])
     >>> [(bad.row, bad.reason.split(",")[0]) for bad in batch.bad]
     [(1, "column 'text' is of type int")]
     """
-    wanted = Wanted(selection)
     batch_rows = read_count("batch_rows", batch_rows)
     is_lines = slice_.format in LINE_READERS
     if contents is None:
@@ -117,9 +115,9 @@ def read_rows(
         file = opened.file
         if is_lines:
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
-            batches = LINE_READERS[slice_.format](pieces, slice_, wanted, batch_rows)
+            batches = LINE_READERS[slice_.format](pieces, slice_, selection, batch_rows)
         else:
-            batches = READERS[slice_.format](file, slice_, wanted, batch_rows)
+            batches = READERS[slice_.format](file, slice_, selection, batch_rows)
         row = 0
         try:
             for batch in batches:

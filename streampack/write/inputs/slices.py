@@ -35,24 +35,6 @@ class InputSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSelection:
-    """Columns to take from each row: one of text, tokens and chat, and the kept ones.
-
-    A column of tokens named "tokens" is also found under "input_ids". A text file is one row
-    without columns.
-    """
-
-    text: str | None = None
-    """Column of the text."""
-    tokens: str | None = None
-    """Column of the token ids; a JSONL row may also be the list of ids itself."""
-    chat: str | None = None
-    """Column of the conversation; without it, any that a `ChatEncoder` reads."""
-    keep: tuple[str, ...] = ()
-    """Columns that are kept next to the tokens."""
-
-
-@dataclass(frozen=True, slots=True)
 class BadRow:
     """A row that was skipped."""
 

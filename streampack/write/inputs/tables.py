@@ -23,11 +23,11 @@ from streampack._paths import is_url
 from streampack.errors import DamagedInputError, DataError, StreampackError
 from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
 from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import BadValueError, Wanted, to_text, to_tokens
+from streampack.write.inputs.values import BadValueError, RowSelection
 
 FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
 STREAM_END = b"\xff\xff\xff\xff" + bytes(4)  # optional, but every known writer ends with it
-CONVERTED: dict[Any, type] = {to_text: str, to_tokens: np.ndarray}  # values to keep as they are
+CONVERTED = {"text": str, "tokens": np.ndarray}  # values to keep as they are
 
 
 def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
@@ -50,7 +50,7 @@ def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> A
 
 
 def read_parquet(
-    file: BinaryIO, slice_: InputSlice, wanted: Wanted, batch_rows: int
+    file: BinaryIO, slice_: InputSlice, wanted: RowSelection, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of row groups; a DataError names a damaged one and its first byte."""
     parquet = open_parquet(file, slice_.uri)
@@ -77,7 +77,7 @@ def read_parquet(
 
 
 def read_arrow(
-    file: BinaryIO, slice_: InputSlice, wanted: Wanted, batch_rows: int
+    file: BinaryIO, slice_: InputSlice, wanted: RowSelection, batch_rows: int
 ) -> Iterator[RowBatch]:
     """Yield the rows of a stream or a file of Arrow IPC, which is always read whole."""
     row, batches = 0, _record_batches(file, slice_.uri)
@@ -132,7 +132,7 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
         ) from error
 
 
-def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
+def _columns_of(names: list[str], wanted: RowSelection) -> list[str] | None:
     """Return the columns to read, or None to read all; each row is then bad, as it lacks one."""
     try:
         return wanted.columns_in(names)
@@ -140,7 +140,7 @@ def _columns_of(names: list[str], wanted: Wanted) -> list[str] | None:
         return None
 
 
-def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
+def convert_batch(batch: Any, first: int, uri: str, wanted: RowSelection) -> RowBatch:
     """Return the rows of a record batch of pyarrow, numbered from `first` on."""
     num_rows = batch.num_rows
     try:
@@ -153,7 +153,7 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: Wanted) -> RowBatch:
     encodings = {name: _encoding_of(batch.column(name)) for name in wanted.keep}
     types = {name: encoding for name, encoding in encodings.items() if encoding}
     are_usable = not any(BadValueError in map(type, column) for column in kept.values())
-    if are_usable and set(map(type, values)) == {CONVERTED.get(wanted.convert)}:
+    if are_usable and set(map(type, values)) == {CONVERTED.get(wanted.option)}:
         return RowBatch(values, kept, types, list(range(first, first + num_rows)))
     rows = BatchCollector(uri, wanted)
     rows.batch.types = types
@@ -247,7 +247,7 @@ def _size(file: BinaryIO) -> int:
     return size
 
 
-READERS: dict[str, Callable[[BinaryIO, InputSlice, Wanted, int], Iterator[RowBatch]]] = {
+READERS: dict[str, Callable[[BinaryIO, InputSlice, RowSelection, int], Iterator[RowBatch]]] = {
     "parquet": read_parquet,
     "arrow": read_arrow,
 }

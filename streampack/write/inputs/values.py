@@ -7,6 +7,7 @@ A missing column and a value of another type are a BadValueError. For a value, i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ import orjson
 from streampack.errors import suggest
 from streampack.types import IntArray
 from streampack.write.chat_rows import FORMATS, LISTS, PAIRS, columns_of
-from streampack.write.inputs.slices import RowSelection
 
 TOKENS, INPUT_IDS = "tokens", "input_ids"  # names that `Stream` accepts by default
 
@@ -70,37 +70,40 @@ def to_tokens(value: Any) -> IntArray:
     )
 
 
-class Wanted:
-    """The one column that gives a row's value, and its conversion."""
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {"text": to_text, "tokens": to_tokens, "chat": dict}
 
-    def __init__(self, selection: RowSelection) -> None:
-        options: dict[str, Callable[[Any], Any]] = {
-            "text": to_text,
-            "tokens": to_tokens,
-            "chat": dict,
-        }
-        self.option = next(each for each in options if getattr(selection, each) is not None)
-        self.name: str = getattr(selection, self.option)
-        self.convert = options[self.option]
-        self.is_chat = selection.chat is not None
-        self.keep = selection.keep
+
+@dataclass(frozen=True, slots=True)
+class RowSelection:
+    """The columns that are taken from each row: one of the value, and the kept ones.
+
+    A text file is one row without columns.
+    """
+
+    option: str
+    """What the value is, as the option that names it: "text", "tokens" or "chat"."""
+    name: str
+    """Column of the value. Tokens in "tokens" are also found in "input_ids"; a row of JSON lines
+    may be the list itself. Without that of a chat, any layout that a `ChatEncoder` reads is."""
+    keep: tuple[str, ...] = ()
+    """Columns that are kept next to the tokens."""
 
     def column_in(self, names: Iterable[str]) -> str:
         """Return the name of the column; "input_ids" where "tokens" is missing."""
         known = list(names)
         if self.name in known:
             return self.name
-        if self.convert is to_tokens and self.name == TOKENS and INPUT_IDS in known:
+        if self.option == "tokens" and self.name == TOKENS and INPUT_IDS in known:
             return INPUT_IDS
         raise BadValueError(no_column(self.name, known, self.option))
 
     def value_in(self, row: Mapping[str, Any]) -> Any:
         """Return the value of a row; for conversations a row that `read_row` reads."""
-        if self.is_chat:
+        if self.option == "chat":
             return self._chat_in(row)
         name = self.column_in(row)
         try:
-            return self.convert(row[name])
+            return CONVERSIONS[self.option](row[name])
         except BadValueError as error:
             raise BadValueError(f"column {name!r} {error}") from error
 
@@ -122,7 +125,7 @@ class Wanted:
 
     def columns_in(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read, that of the value first."""
-        columns = self._chat_columns(names) if self.is_chat else [self.column_in(names)]
+        columns = self._chat_columns(names) if self.option == "chat" else [self.column_in(names)]
         columns += self.keep
         self.kept_in(dict.fromkeys(names))
         return list(dict.fromkeys(columns))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from streampack.errors import ConfigError, DataError
 from streampack.write.chat_rows import read_row
 from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.slices import RowSelection
+from streampack.write.inputs.values import RowSelection
 from tests.helpers.examples import examples
 from tests.helpers.inputs import (
     TEXT,
@@ -31,8 +31,8 @@ from tests.helpers.inputs import (
     write_table,
 )
 
-TOKENS = RowSelection(tokens="tokens")
-CHAT = RowSelection(chat="messages")
+TOKENS = RowSelection("tokens", "tokens")
+CHAT = RowSelection("chat", "messages")
 HI = [{"role": "user", "content": "Hi"}]
 GOOD = b'{"text": "good", "url": "u"}'
 BAD_LINES = {
@@ -116,7 +116,7 @@ def test_a_bad_line_is_one_bad_row(tmp_path, line, suffix):
 def test_good_and_bad_rows_together_are_all_rows(folder, lines, part_bytes, batch_rows):
     path = folder / "mixed.jsonl"
     path.write_bytes(b"\n".join(lines))
-    selection = RowSelection(text="text", keep=("url",))
+    selection = RowSelection("text", "text", keep=("url",))
 
     rows, bad = rows_of(split(path, part_bytes), selection, batch_rows)
 
@@ -131,7 +131,7 @@ def test_numbers_that_python_writes_but_json_has_not_are_read(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a", "score": NaN}\n{"text": "b", "score": -Infinity}\n')
 
-    [batch] = read_rows(split(path)[0], RowSelection(text="text", keep=("score",)))
+    [batch] = read_rows(split(path)[0], RowSelection("text", "text", keep=("score",)))
 
     assert batch.values == ["a", "b"]
     assert np.isnan(batch.kept["score"][0])
@@ -143,7 +143,7 @@ def test_kept_values_stay_beside_their_rows(tmp_path):
     lines = ['{"text": "a", "url": "1"}', '{"text": "b"}', '{"text": "c", "url": null}']
     path.write_text("\n".join(lines))
 
-    [batch] = read_rows(split(path)[0], RowSelection(text="text", keep=("url",)))
+    [batch] = read_rows(split(path)[0], RowSelection("text", "text", keep=("url",)))
 
     assert (batch.values, batch.kept) == (["a", "c"], {"url": ["1", None]})
     assert "no column 'url'; it has 'text'; set columns=" in batch.bad[0].reason
@@ -216,7 +216,7 @@ def test_a_text_file_that_is_not_text_is_a_bad_row(tmp_path):
     assert "byte 3 is not valid UTF-8" in bad.reason
     for selection, text in (
         (TOKENS, "set tokenizer="),
-        (RowSelection("t", keep=("u",)), "no column"),
+        (RowSelection("text", "t", keep=("u",)), "no column"),
     ):
         _, [bad] = rows_of(split(path), selection)
         assert text in bad.reason
@@ -340,7 +340,7 @@ def test_csv_values_are_text_tokens_are_json(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('tokens,n\n"[1, 2]",007\n')
 
-    [batch] = read_rows(split(path)[0], RowSelection(tokens="tokens", keep=("n",)))
+    [batch] = read_rows(split(path)[0], RowSelection("tokens", "tokens", keep=("n",)))
 
     assert batch.values[0].tolist() == [1, 2]
     assert batch.kept == {"n": ["007"]}
@@ -393,7 +393,7 @@ def test_a_value_that_is_not_utf8_or_null_makes_its_row_bad(tmp_path, suffix, is
     table = pa.table(dict(zip(names, (pa.array(["1", "2", "3", "4"]), wrong), strict=True)))
     path = write_table(tmp_path / f"rows.{suffix}", table, 3)
 
-    rows, bad = rows_of(split(path), RowSelection(text="text", keep=("url",)))
+    rows, bad = rows_of(split(path), RowSelection("text", "text", keep=("url",)))
 
     assert [row for row, _ in rows] == ([0, 2, 3] if is_kept else [0, 3])
     assert [each.row for each in bad] == ([1] if is_kept else [1, 2])
@@ -434,7 +434,7 @@ def test_conversations_have_columns_by_any_name_or_layout(tmp_path):
 
     def value(chat, *dropped):
         path = write_table(tmp_path / "a.parquet", table.drop_columns(dropped), 9)
-        [(_, value)], [] = rows_of(split(path), RowSelection(chat=chat))
+        [(_, value)], [] = rows_of(split(path), RowSelection("chat", chat))
         return value
 
     extra = {"system": "c", "history": "d"}
@@ -466,7 +466,7 @@ def test_a_system_text_beside_a_conversation_reaches_the_encoder(tmp_path, kind)
 def test_kept_columns_of_tables_are_plain_values(tmp_path):
     day = datetime.date(2024, 1, 2)
     table = pa.table({"text": ["a"], "day": [day], "price": [Decimal("1.50")], "mask": [[1, 0]]})
-    selection = RowSelection(text="text", keep=("day", "price", "mask"))
+    selection = RowSelection("text", "text", keep=("day", "price", "mask"))
 
     [batch] = read_rows(split(write_table(tmp_path / "a.parquet", table, 9))[0], selection)
 
