@@ -30,7 +30,7 @@ from streampack.pack import fit_samples, make_packer
 from streampack.report import colour, histogram_table, length_quantiles, pack_lines
 from streampack.streams import MdsStream, Stream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
-from streampack.write.commit import finished_parts
+from streampack.write.files import finished_parts
 from streampack.write.job import JobSettings, read_job
 from streampack.write.output import open_output
 from streampack.write.part import shown_row

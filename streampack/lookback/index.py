@@ -27,6 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+from streampack._paths import replaced
 from streampack.errors import ConfigError
 from streampack.lookback.steps import (
     Report,
@@ -181,8 +182,8 @@ def build_index(
     if not folder.is_dir():
         raise ConfigError(f"index={path}: folder {folder} does not exist; make it", option="index")
     parts = num_parts(engine.run, num_processes or len(os.sched_getaffinity(0)))
-    with TemporaryDirectory(dir=folder, prefix=f"{Path(path).name}.") as some:
-        files = [str(Path(some) / f"{part}") for part in range(parts)]
+    with replaced(Path(path)) as whole, TemporaryDirectory() as some:
+        files = [str(whole), *(str(Path(some, f"{part}")) for part in range(1, parts))]
         with ProcessPoolExecutor(max(parts - 1, 1)) as others:
             jobs = [
                 others.submit(_plan_part, engine, part, parts, upto, files[part], every)
@@ -196,7 +197,6 @@ def build_index(
                 with closing(sqlite3.connect(file)) as other:
                     rows = other.execute("SELECT * FROM snapshots")
                     table.executemany("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", rows)
-        os.replace(files[0], path)
     return PlanIndex(path)
 
 

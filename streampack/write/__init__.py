@@ -17,7 +17,7 @@ _FILES = {
     "WriteOptions": "options",
     "Written": "options",
     "merge": "files",
-    "verify": "commit",
+    "verify": "files",
     "write_lengths": "lengths",
     "write_stream": "shards",
     "write_texts": "files",

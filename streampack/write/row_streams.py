@@ -6,7 +6,7 @@
         |  digest of the rows, the tokenizer's files, the options and the versions
         v
     CACHE/rows/1f3a9c...   exists --------------------------------------> Stream(local=...)
-        '-- else, under its lock:  CACHE/rows/1f3a9c.partial --rename--'
+        '-- else, under its lock:  CACHE/rows/1f3a9c.x3k9.partial --rename--'
 
 The writer of files writes the stream, so rows in memory first become JSON lines. Parts have numbers
 as their names: index.json depends on the rows alone, and is the same on every node. A folder has
@@ -25,10 +25,8 @@ import json
 import logging
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -52,10 +50,10 @@ from streampack.write.options import JobProgress, OnBadRow, WriteOptions, Writte
 from streampack.write.output import open_output
 from streampack.write.plan import plan_job
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
+from streampack.write.shards import LOCK, partial_folder
 from streampack.write.tokenization import CONFIG_FILE, TOKENIZER_FILE
 
 FOLDER = "rows"
-PARTIAL, LOCK = ".partial", ".lock"
 ROWS_FILE = ".rows.jsonl"
 PART_BYTES = 4 << 20  # of every node alike, as index.json depends on it
 BATCH_ROWS = 1000
@@ -200,23 +198,18 @@ def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
     with held:
         if (folder / INDEX_FILE).exists():
             return
-        partial = folder.with_suffix(PARTIAL)
-        shutil.rmtree(partial, ignore_errors=True)
-        _remove_remains(folder.parent)
-        partial.mkdir()
-        spilled = partial / ROWS_FILE
-        try:
+        with partial_folder(folder, of="*") as partial:
+            spilled = partial / ROWS_FILE
             if not _is_path(rows):
                 with spilled.open("wb") as file:
                     file.writelines(_json_lines(rows, options))
             path = os.fspath(rows) if _is_path(rows) else str(spilled)
-            written = _write(path, options, partial, stream.on_bad_row)
+            try:
+                written = _write(path, options, partial, stream.on_bad_row)
+            except BadRowsError as error:
+                raise DataError(_in_rows(str(error), spilled)) from error
             spilled.unlink(missing_ok=True)
             partial.rename(folder)
-        except BadRowsError as error:
-            raise DataError(_in_rows(str(error), spilled)) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     logger.info("%s: %d samples, %d tokens", folder, written.num_samples, written.num_tokens)
     if written.num_dropped or written.num_skipped or written.num_bad_rows:
         logger.warning(
@@ -227,13 +220,6 @@ def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
             written.num_bad_rows,
             folder,
         )
-
-
-def _remove_remains(root: Path) -> None:
-    """Remove folders of killed builds; a live one holds the lock next to its folder."""
-    for partial in root.glob(f"*{PARTIAL}"):
-        with suppress(Timeout), FileLock(partial.with_suffix(LOCK), timeout=0):
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _in_rows(text: str, spilled: Path) -> str:

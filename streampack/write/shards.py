@@ -84,7 +84,7 @@ def write_stream(
         size_limit=size_limit,
         hashes=tuple(hashes),
     )
-    with _partial_folder(out) as partial:
+    with partial_folder(out, of=escape(out.name)) as partial:
         written = _StreamWriter(partial, tokens, tokens_dtype, layout).write_all(samples, out)
         _give_name(partial, out)
     return written
@@ -105,8 +105,16 @@ def _local_folder(out: Path) -> Path:
 
 
 @contextmanager
-def _partial_folder(out: Path) -> Iterator[Path]:
-    _remove_remains(out)
+def partial_folder(out: Path, of: str) -> Iterator[Path]:
+    """Yield a folder to be renamed to `out`, next to it, and remove it if it was not.
+
+    Those of killed writers of the names that the glob `of` matches are removed first. A live one
+    holds the lock next to its folder.
+    """
+    for file in out.parent.glob(f"{of}.*{PARTIAL}{LOCK}"):
+        with suppress(Timeout), FileLock(file, timeout=0):
+            shutil.rmtree(file.with_name(file.name.removesuffix(LOCK)), ignore_errors=True)
+            file.unlink(missing_ok=True)
     partial = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
     partial.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{partial}{LOCK}")
@@ -117,14 +125,6 @@ def _partial_folder(out: Path) -> Iterator[Path]:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             Path(lock.lock_file).unlink(missing_ok=True)
-
-
-def _remove_remains(out: Path) -> None:
-    """Remove folders of killed writers of `out`; a live one holds the lock next to its folder."""
-    for file in out.parent.glob(f"{escape(out.name)}.*{PARTIAL}{LOCK}"):
-        with suppress(Timeout), FileLock(file, timeout=0):
-            shutil.rmtree(file.with_name(file.name.removesuffix(LOCK)), ignore_errors=True)
-            file.unlink(missing_ok=True)
 
 
 def _give_name(partial: Path, out: Path) -> None:

@@ -316,7 +316,8 @@ def test_a_killed_build_leaves_nothing_half(tmp_path, moment):
 
 
 def test_the_next_build_removes_what_another_one_left(tmp_path):
-    (tmp_path / "0123.partial" / "parts").mkdir(parents=True)
+    (tmp_path / "0123.x.partial" / "parts").mkdir(parents=True)
+    (tmp_path / "0123.x.partial.lock").touch()
     folder = folder_of(chats(3), tmp_path)
     assert [str(path) for path in tmp_path.iterdir() if path.is_dir()] == [folder]
 
