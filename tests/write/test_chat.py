@@ -266,18 +266,6 @@ def test_white_space_that_is_in_no_token_unmasks_nothing_after_it() -> None:
     assert sample["loss_mask"].tolist() == [0, 1, 0]
 
 
-def test_the_first_thing_printed_may_be_a_response() -> None:
-    template = (
-        "{% for m in messages %}{% if m.role == 'assistant' %}"
-        "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}"
-        "{% endfor %}"
-    )
-    tokenizer = tokenizer_of(template)
-    chat = say("hello", "world", role="assistant")
-    assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == "hello"
-    assert learned(ChatEncoder(tokenizer, "last_response")(chat), tokenizer) == "hello"
-
-
 def test_a_token_over_the_edge_of_a_response_is_a_target() -> None:
     tokenizer = tokenizer_of()
     sample = ChatEncoder(tokenizer)(say("hello", "\n\nfine"))
@@ -285,22 +273,6 @@ def test_a_token_over_the_edge_of_a_response_is_a_target() -> None:
     edge = sample["loss_mask"].tolist().index(1)
     assert pieces[edge] == "ĊĊ", "the header's line break and the response's first share a token"
     assert learned(sample, tokenizer) == "\n\n\nfine<|im_end|>"
-
-
-@pytest.mark.parametrize(
-    ("chat", "responses"),
-    [
-        (say("hello", ""), "<|im_end|>"),
-        (say("hello", "", "you", ""), "<|im_end|><|im_end|>"),
-        (say("hello", "fine", "you"), "fine<|im_end|>"),
-        (say("hello"), ""),
-        (say("hello", "fine", role="assistant"), "hello<|im_end|>"),
-    ],
-)
-@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["prefixes", "markers"])
-def test_odd_conversations(chat, responses: str, template: str) -> None:
-    tokenizer = tokenizer_of(template)
-    assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == responses
 
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -387,19 +359,6 @@ def test_each_response_is_the_last_one_of_its_prefix(chat, name, kind) -> None:
     expected = [last(chat[: i + 1]) for i in responses] or [last(chat)]
     for sample, other in zip(samples, expected, strict=True):
         assert_equal(sample, other)
-
-
-def test_a_list_of_samples_in_every_mode() -> None:
-    tokenizer = tokenizer_of()
-    chat = say("hello", "fine", "how", "well")
-    for train_on in ("responses", "last_response", "all"):
-        encode = ChatEncoder(tokenizer, train_on)
-        [sample] = encode.samples(chat)
-        assert_equal(sample, encode(chat))
-    each = ChatEncoder(tokenizer, "each_response")
-    assert len(each.samples(chat)) == 2
-    with pytest.raises(ConfigError, match=r"call encoder\.samples\(conversation\), which returns"):
-        each(chat)
 
 
 @pytest.mark.parametrize("train_on", ["responses", "each_response"])
@@ -516,15 +475,6 @@ def test_a_template_that_teaches_no_end_of_turn_is_named_once(
     end = learned(encode(chat), encode.tokenizer)[-4:]
     assert f"{end}', which is neither a special token nor what" in record.getMessage()
     assert "the model will not learn to stop; pass chat_template= with" in record.getMessage()
-
-
-def test_a_call_that_nothing_follows_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    chat_spans._warned.clear()
-    glm = TOOLS.replace("<|im_end|>\n{% endif %}{% endfor %}" + PROMPT, "{% endif %}{% endfor %}")
-    encode = ChatEncoder(tokenizer_of(glm + PROMPT))
-    encode(call_of({"a": 1}))
-    [record] = caplog.records
-    assert "}}</call>', which is neither a special token" in record.getMessage()
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -795,13 +745,6 @@ def test_roles_of_ones_own_are_read_and_not_learned() -> None:
     sample = ChatEncoder(tokenizer, context_roles=["critic"])(chat)
     assert learned(sample, tokenizer) == "b<|im_end|>d<|im_end|>"
     assert ChatEncoder(tokenizer, "all")(chat)["loss_mask"].all()
-
-
-@pytest.mark.parametrize("role", ["tool", "ipython", "developer", "function", "observation"])
-def test_roles_of_known_templates_are_read_and_not_learned(role: str) -> None:
-    tokenizer = tokenizer_of()
-    chat = [{"role": role, "content": "a"}, *say("b", role="assistant")]
-    assert learned(ChatEncoder(tokenizer)(chat), tokenizer) == "b<|im_end|>"
 
 
 def test_conversations_without_a_response_are_written_and_counted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of twelve families of models, with markers and without."""
+"""Chat templates in the manner of nine families of models, with markers and without."""
 
 from __future__ import annotations
 
@@ -48,15 +48,6 @@ IM_OTHER = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 IM_PROMPT = "<|im_start|>assistant\n"
 THINKS = "{% if loop.index0 > ns.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
 FAMILIES = {
-    "chatml": family(
-        f"{IM_PROMPT}{BEGIN}{{{{ m.content or '' }}}}{CALLS}<|im_end|>{END}\n", IM_OTHER, IM_PROMPT
-    ),
-    "llama": family(
-        f"<|start|>assistant<|end|>\n\n{BEGIN}{{{{ m.content | trim }}}}{CALLS}<|eot|>{END}",
-        "<|start|>{{ m.role }}<|end|>\n\n{{ m.content | trim }}<|eot|>",
-        "<|start|>assistant<|end|>\n\n",
-        "{{ bos_token }}" + TOOLS,
-    ),
     "mistral": family(  # the system text is in the last message, if a user says it
         f"{BEGIN} {{{{ m.content or '' }}}}{CALLS}</s>{END}",
         "{% if m.role == 'user' %}[INST]{% if loop.last and messages[0].role == 'system' %}"
@@ -122,11 +113,6 @@ FAMILIES = {
         f"<|assistant|>\n{BEGIN}{{{{ m.content or '' }}}}{CALLS}{END}",
         "{{ '<|observation|>' if m.role == 'tool' else '<|' + m.role + '|>' }}\n{{ m.content }}",
         "<|assistant|>\n",
-    ),
-    "vicuna": family(  # roles are words
-        f"ASSISTANT:{BEGIN} {{{{ m.content or '' }}}}{CALLS}</s>{END}\n",
-        "{{ m.role | upper }}: {{ m.content }}\n",
-        "ASSISTANT:",
     ),
 }
 
@@ -260,7 +246,7 @@ def test_markers_and_the_cut_agree_where_a_model_begins_to_write(name: str, case
             assert ours == theirs
 
 
-CUT = {"chatml", "llama", "mistral", "gemma", "glm", "vicuna", "deepseek"}  # at turns
+CUT = {"mistral", "gemma", "glm", "deepseek"}  # at turns
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -81,25 +81,6 @@ def test_a_job_becomes_a_stream_in_the_order_of_its_input(tmp_path, inputs):
     assert (seen[-1].num_tokens, seen[-1].num_parts) == (written.num_tokens, written.total_parts)
 
 
-def test_part_json_names_what_the_part_holds(tmp_path, inputs):
-    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-    job = json.loads((tmp_path / "s" / "job.json").read_text())
-    index = json.loads((tmp_path / "s" / "index.json").read_text())
-    names = []
-    for part in job["parts"]:
-        result = json.loads((tmp_path / "s" / "parts" / part["id"] / "part.json").read_text())
-        names += [
-            f"parts/{part['id']}/{shard['zip_data']['basename']}" for shard in result["shards"]
-        ]
-        assert result["versions"] == job["versions"]
-    assert [shard["zip_data"]["basename"] for shard in index["shards"]] == names
-    assert job["settings"]["schema"]["columns"] == {
-        "tokens": "ndarray:uint16",
-        "url": "str",
-        "score": "float64",
-    }
-
-
 @pytest.mark.processes
 def test_the_stream_is_the_same_in_any_number_of_processes(tmp_path, inputs):
     for num in (1, 3):

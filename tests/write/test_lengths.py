@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-
 import numpy as np
 import pytest
 import xxhash
@@ -148,12 +144,6 @@ def test_subfolders_are_indexed_in_order(tmp_path):
     assert paths == [tmp_path / "w" / name / "lengths.bin" for name in ("a", "a/val", "b")]
 
 
-def test_a_stream_of_empty_samples_alone_is_indexed_and_then_refused_by_the_reader(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "s", [0, 0], encoding="bytes")
-    with pytest.raises(DataError, match="stream 's': none of its 2 samples has tokens; omit"):
-        open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
-
-
 def wide_stream(folder) -> None:
     """Write a stream of int64 ids, which are recognisable as such."""
     builders.write_stream_files(
@@ -195,25 +185,6 @@ def test_a_reader_with_a_wrong_type_is_not_told_to_write_a_right_length_file(tmp
     wrong = Stream(local=str(tmp_path / "s"), tokens_dtype="int32")
     with pytest.raises(DataError, match=r"likely written as int64.*check_dtypes=False$"):
         open_stream(wrong, 0).open_shard(0)
-
-
-def test_tokens_in_two_columns_are_refused_before_readers_see_the_length_file(tmp_path):
-    for column in ("tokens", "input_ids"):
-        builders.write_stream_files(tmp_path / column, [3, 4], column=column, lengths_file=False)
-    parts = [
-        json.loads((tmp_path / name / "index.json").read_text()) for name in os.listdir(tmp_path)
-    ]
-    for number, part in enumerate(parts):
-        part["shards"][0]["raw_data"]["basename"] = f"shard.0000{number}.mds"
-    (tmp_path / "both").mkdir()
-    for number, name in enumerate(name for name in os.listdir(tmp_path) if name != "both"):
-        shutil.copy(
-            tmp_path / name / "shard.00000.mds", tmp_path / "both" / f"shard.0000{number}.mds"
-        )
-    both = {"version": 2, "shards": [shard for part in parts for shard in part["shards"]]}
-    (tmp_path / "both" / "index.json").write_text(json.dumps(both))
-    with pytest.raises(DataError, match="tokens in columns 'input_ids' and 'tokens'"):
-        write_lengths(tmp_path / "both")
 
 
 def test_what_is_no_stream_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import Stream, open_stream
 from streampack.write import write_lengths
@@ -158,13 +158,3 @@ def test_the_verb_takes_urls_and_folders_together(store, tmp_path):
         f"{tmp_path}/b c/{LENGTH_FILE}",
     ]
     assert all(f"{sum(LENGTHS):,} tokens" in line for line in lines)
-
-
-def test_the_verb_keeps_files_of_a_remote_stream_only(store, tmp_path):
-    builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
-    local = tmp_path / "local"
-    output = call_verb("index", store.url, "--local", str(local))
-    assert output.startswith(f"{store.url}/{LENGTH_FILE}: {len(LENGTHS)} samples")
-    assert (local / LENGTH_FILE).exists()
-    with pytest.raises(ConfigError, match=r"local=\S+ is for streams in a store, and .* a folder"):
-        call_verb("index", str(tmp_path), "--local", str(local))

@@ -179,21 +179,6 @@ def test_workers_do_not_get_the_rows(tmp_path):
     assert (dataset.streams[0].rows, dataset.streams[0].tokenizer) == (None, None)
 
 
-def test_what_chat_dataset_leaves_open_is_set_later(tmp_path):
-    dataset = chat_dataset(chats(40), chat_tokenizer(), packing=PACKING, local=tmp_path)
-    made = dataset.with_batches(batch_size=4, batch_format="hf")
-    stated = chat_dataset(
-        chats(40),
-        chat_tokenizer(),
-        packing=PACKING,
-        local=tmp_path,
-        batch_size=4,
-        batch_format="hf",
-    )
-    for batch, other in zip(made, stated, strict=True):
-        assert batch["labels"].equal(other["labels"])
-
-
 def folder_of(rows: Any, local: Path, tokenizer: Any = None, **options: Any) -> str:
     options = {"chat": True, **options}
     made = written_rows(
@@ -331,13 +316,6 @@ def test_a_bad_row_is_named_as_the_user_counts(tmp_path):
     with pytest.raises(DataError, match=r"^rows: row 8700: "):
         folder_of(long, tmp_path, words(), chat=None)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
-
-
-def test_a_bad_row_of_a_file_is_named_by_the_file(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"text": "a"}\n{"text": 5}\n')
-    with pytest.raises(DataError, match=r"bad.jsonl, row 1: .*; set on_bad_row='skip' to"):
-        folder_of(path, tmp_path / "cache", words(), chat=None)
 
 
 @pytest.mark.parametrize("kind", ["list", "jsonl", "parquet"])

@@ -246,15 +246,6 @@ def test_a_sign_for_unknown_words_is_not_counted_as_spelled(tmp_path):
     assert written.num_special_tokens == 0
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [{"backend": "gigatoken", "tokenizer": Path("t")}, {"tokenizer": Path("t"), "chat": "m"}],
-)
-def test_special_tokens_are_text_only_where_huggingface_encodes_texts(rows):
-    with pytest.raises(ConfigError, match=r"special_tokens='text' is for texts .*; omit it"):
-        RowFormat(special_tokens="text", **rows)
-
-
 def test_a_job_describes_its_tokenizer(with_template, bpe, tmp_path):
     written, out = write(tmp_path, with_template, "huggingface")
     facts = json.loads((out / "job.json").read_text())["settings"]["tokenizer_facts"]
@@ -311,38 +302,18 @@ def test_dropout_is_refused(bpe, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "what"),
-    [({}, "token ids"), ({"chat": "messages", "tokenizer": Path("t")}, "conversations")],
+    ("rows", "message"),
+    [
+        ({"backend": "gigatoken"}, "these rows are token ids; omit it"),
+        ({"backend": "gigatoken", "tokenizer": Path("t"), "chat": "m"}, "these rows are conversat"),
+        ({"special_tokens": "text", "tokenizer": Path("t"), "chat": "m"}, "is for texts .*; omit"),
+    ],
 )
-def test_a_backend_is_for_texts(rows, what):
-    with pytest.raises(ConfigError, match=f"these rows are {what}; omit it"):
-        RowFormat(backend="gigatoken", **rows)
+def test_a_backend_is_for_texts(rows, message):
+    with pytest.raises(ConfigError, match=message):
+        RowFormat(**rows)
 
 
-def test_an_unfinished_job_keeps_its_backend(bpe, tmp_path):
-    _, out = write(tmp_path, bpe, "gigatoken", part="1/2", part_bytes=200)
-    settings = json.loads((out / "job.json").read_text())
-    assert settings["settings"]["backend"] == "gigatoken"
-    assert settings["versions"]["gigatoken"]
-    rows = RowFormat(tokenizer=bpe)
-    options = WriteOptions(rows=rows, num_workers=1, part_bytes=200)
-    with pytest.raises(ConfigError, match="whose backend is 'gigatoken', but this one's is 'hugg"):
-        write_texts([tmp_path / "rows.jsonl"], out, options)
-
-
-def test_without_gigatoken_the_error_says_how_to_install_it(bpe):
-    code = (
-        "import sys; sys.modules['gigatoken'] = None\n"
-        "from pathlib import Path\n"
-        "from streampack.write.tokenization import text_encoder\n"
-        f"text_encoder(Path({str(bpe)!r}), 'gigatoken')"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode
-    assert "pip install 'streampack[gigatoken]', or set backend='huggingface'" in done.stderr
-
-
-def test_a_url_is_refused_once():
-    with pytest.raises(ConfigError) as caught:
-        load_tokenizer(Path("s3://bucket/tokenizer.json"))
-    assert str(caught.value).count("tokenizer=") == 1
+def test_the_processes_that_tokenize_do_not_load_torch():
+    check = "import sys, streampack.write.part; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import sys
 import tracemalloc
 from decimal import Decimal
 
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.write.chat_rows import read_row
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.values import RowSelection
@@ -409,16 +408,6 @@ def test_null_inside_a_list_of_tokens_makes_its_row_bad(tmp_path):
     assert (bad.row, "column 'tokens'" in bad.reason) == (1, True)
 
 
-def test_conversations_of_tables(tmp_path):
-    table = pa.table({"messages": [HI, None, HI], "tools": [None, None, '[{"name": "x"}]']})
-
-    rows, bad = rows_of(split(write_table(tmp_path / "a.parquet", table, 9)), CHAT)
-
-    assert [value["messages"] for _, value in rows] == [HI, None, HI]
-    assert [value["tools"] for _, value in rows] == [None, None, '[{"name": "x"}]']
-    assert bad == []
-
-
 def test_conversations_have_columns_by_any_name_or_layout(tmp_path):
     table = pa.table(
         {
@@ -486,15 +475,6 @@ def test_a_damaged_row_group_is_an_error_that_names_its_byte(tmp_path):
 
     with pytest.raises(DataError, match=rf"{path}: row group 4 cannot be read, from byte {begin}"):
         rows_of(split(path))
-
-
-def test_without_pyarrow_tables_are_refused_with_the_extra(tmp_path, monkeypatch):
-    path = write_table(tmp_path / "a.parquet", pa.table({"text": ["a"]}), 9)
-    [part] = split(path)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-
-    with pytest.raises(ConfigError, match=r"pip install 'streampack\[tables\]'"):
-        rows_of([part])
 
 
 @pytest.mark.parametrize(

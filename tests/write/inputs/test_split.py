@@ -6,7 +6,6 @@ import json
 import os
 import random
 from dataclasses import asdict
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 from streampack.errors import DataError
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import InputSlice
-from streampack.write.inputs.split import split_inputs
 from tests.helpers.inputs import TEXT, jsonl, rows_of, split, texts_of, write_rows
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=30)
@@ -125,15 +123,6 @@ def test_formats_without_borders_are_one_slice(tmp_path, suffix):
     assert (part.start, part.stop, part.num_bytes) == (0, -1, path.stat().st_size)
 
 
-def test_slices_are_in_the_order_of_the_input(tmp_path):
-    for name in ("b.jsonl", "a.jsonl", "c.jsonl"):
-        write_rows(tmp_path / name, [name] * 9)
-
-    parts = split_inputs([str(tmp_path / "c.jsonl"), str(tmp_path / "[ab].jsonl")], 100)
-
-    assert texts_of(parts) == ["c.jsonl"] * 9 + ["a.jsonl"] * 9 + ["b.jsonl"] * 9
-
-
 @pytest.mark.parametrize("change", ["content", "size", "time"])
 def test_a_changed_file_gives_other_slices(tmp_path, change):
     path = write_rows(tmp_path / "rows.jsonl", ["a", "b"])
@@ -195,8 +184,3 @@ def test_an_arrow_stream_of_damaged_messages_is_an_error_that_names_the_byte(tmp
 
     with pytest.raises(DataError, match=rf"{path}: .* byte 5008.*make a new copy"):
         rows_of(split(path))
-
-
-def test_part_bytes_must_be_a_count(tmp_path: Path):
-    with pytest.raises(ValueError, match="part_bytes=0 must be at least 1"):
-        split_inputs([str(tmp_path)], 0)

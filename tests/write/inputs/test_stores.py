@@ -23,7 +23,6 @@ from streampack.errors import DataError
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.inputs.read import read_rows, with_contents
 from streampack.write.inputs.sources import path_or_url
-from streampack.write.inputs.split import split_inputs
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server
 from tests.helpers.inputs import TEXT, rows_of, split, texts_of, write_rows
@@ -147,14 +146,6 @@ def test_an_input_that_a_store_lacks_is_refused(url, name):
         list_inputs([f"{url}/{name}"])
 
 
-@pytest.mark.usefixtures("s3")
-def test_versions_of_objects_are_their_etags(root):
-    [file] = list_inputs([f"s3://{root.name}/in/a.txt"])
-
-    assert file.version.startswith("etag:")
-    assert '"' not in file.version
-
-
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.zst", "parquet"])
 def test_an_object_that_was_replaced_is_an_error(server, root, suffix):
     name = f"replaced.{suffix}"
@@ -220,11 +211,6 @@ def test_lasting_faults_of_the_store_name_the_object_and_a_way_out(server, statu
 
     with pytest.raises(DataError, match=rf"^{url}/in/rows.jsonl: cannot be read.*{text}"):
         rows_of([part])
-
-
-def test_a_url_without_a_bucket_is_refused():
-    with pytest.raises(DataError, match=r"s3:///a: names no bucket; write it as s3://bucket/path"):
-        list_inputs(["s3:///a"])
 
 
 def test_a_server_that_does_not_say_how_long_a_file_is_is_refused():
@@ -293,15 +279,6 @@ def test_an_object_that_fails_ahead_is_an_error_at_its_own_place(faults, root):
         next(pairs)
 
 
-def test_large_objects_and_files_are_not_fetched_ahead(faults, root):
-    write_rows(root / "large.jsonl", ["x" * 1000] * 2000)
-    parts = [split(root / "in" / "a.txt")[0], split(f"s3://{root.name}/large.jsonl")[0]]
-    faults.log.clear()
-
-    assert [data for _, data in with_contents(parts)] == [None, None]
-    assert faults.log == []
-
-
 def test_each_byte_of_an_object_is_requested_once(faults, root):
     [part] = split(f"s3://{root.name}/in/rows.jsonl")
     faults.log.clear()
@@ -310,10 +287,3 @@ def test_each_byte_of_an_object_is_requested_once(faults, root):
 
     gets = [request for request in faults.log if request.method == "GET"]
     assert sum(request.num_bytes for request in gets) == part.num_bytes
-
-
-@pytest.mark.usefixtures("s3")
-def test_inputs_of_several_places_stay_in_order(memory, root):
-    uris = [f"{memory}/in/a.txt", f"s3://{root.name}/in/b.txt", str(root / "in" / "deep")]
-
-    assert texts_of(split_inputs(uris, 100)) == ["a.txt", "b.txt", "deep/c.txt"]
