@@ -25,8 +25,8 @@ import record
 import zstandard
 from bench_tokenize import read_texts
 
+from streampack.write.inputs.listing import split_inputs
 from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.split import split_inputs
 from streampack.write.inputs.values import RowSelection
 
 BYTES_PER_TOKEN = 3.7  # of such text, with a vocabulary of 32,768

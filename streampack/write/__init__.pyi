@@ -1,6 +1,5 @@
 from streampack.write.chat import ChatEncoder, ChatSamples
-from streampack.write.commit import verify
-from streampack.write.files import merge, write_texts
+from streampack.write.files import merge, verify, write_texts
 from streampack.write.lengths import Indexed, write_lengths
 from streampack.write.options import JobProgress, WriteOptions, Written
 from streampack.write.rows import RowFormat

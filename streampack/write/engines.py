@@ -18,10 +18,10 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeAlias
+from typing import Any
 
 from streampack._extras import import_extra
 from streampack.errors import ConfigError, StreampackError, WorkerError
@@ -31,18 +31,9 @@ REPORT_S = 0.5  # between reports of a worker
 END_S = 5.0  # for a worker to end after SIGTERM
 AGAIN = "run the same command again: finished parts are kept"
 
-OnEvent: TypeAlias = Callable[[Event], None]
 
-
-def run_here(tasks: Sequence[PartTask], report: OnEvent) -> None:
-    """Write parts in this process; the tokenizer uses all cores."""
-    for task in tasks:
-        for event in write_part(task):
-            report(event)
-
-
-def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: OnEvent) -> None:
-    """Write parts in worker processes of this machine."""
+def run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[Event]:
+    """Write parts in worker processes of this machine, which end with the iteration."""
     pending = deque(tasks)
     workers: dict[Connection, subprocess.Popen[bytes]] = {}
     # The cores that are left when there are fewer parts than cores.
@@ -55,7 +46,7 @@ def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: OnEven
         while workers:
             for pipe in workers.keys() & wait(list(workers)):
                 event = _receive(pipe, workers[pipe])
-                report(event)
+                yield event
                 if event.result is None:
                     continue
                 if pending:
@@ -66,7 +57,7 @@ def run_in_processes(tasks: Sequence[PartTask], num_workers: int, report: OnEven
         _end(workers)
 
 
-def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: OnEvent) -> None:
+def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None) -> Generator[Event]:
     """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine."""
     ray = import_extra("ray", "ray", "engine='ray'", "set engine='processes'")
     is_own = not ray.is_initialized()
@@ -85,7 +76,7 @@ def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None, report: OnEve
                 outcome = ray.get(done[0])
             except ray.exceptions.RayError as error:
                 raise WorkerError(f"Ray gave up on a part ({error}); {AGAIN}") from error
-            report(_event(outcome))
+            yield _event(outcome)
     finally:
         if is_own:
             ray.shutdown()

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, ShardFile, parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
 from streampack.types import UInt32Array
-from streampack.write.engines import run_here, run_in_processes, run_on_ray
+from streampack.write.engines import run_in_processes, run_on_ray
 from streampack.write.job import (
     PART_FILE,
     PARTS,
@@ -45,7 +46,7 @@ from streampack.write.job import (
 )
 from streampack.write.options import JobProgress, WriteOptions, Written
 from streampack.write.output import Output, open_output
-from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row
+from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row, write_part
 from streampack.write.plan import plan_job
 from streampack.write.samples import Counts
 
@@ -188,12 +189,16 @@ def _write_missing(
     report()
     is_small = sum(task.part.num_bytes for task in tasks) < SMALL_BYTES
     num_workers = options.num_workers or (1 if is_small else os.cpu_count() or 1)
+    num_workers = min(num_workers, len(tasks))
     if options.engine == "ray" and tasks:
-        run_on_ray(tasks, options.num_workers, report)
-    elif min(num_workers, len(tasks)) > 1:
-        run_in_processes(tasks, min(num_workers, len(tasks)), report)
+        events = run_on_ray(tasks, options.num_workers)
+    elif num_workers > 1:
+        events = run_in_processes(tasks, num_workers)
     else:
-        run_here(tasks, report)
+        events = (event for task in tasks for event in write_part(task))
+    with closing(events):
+        for event in events:
+            report(event)
 
 
 def _counts_of(results: dict[str, PartResult]) -> Counts:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias
@@ -36,6 +36,7 @@ JOB_VERSION = 2
 LIBRARIES = ("tokenizers", "zstandard")
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
+ENCODING = ("special_tokens", "backend", "train_on", "chat_template", "max_seq_len")
 NESTED: tuple[tuple[str, Callable[..., Any], str], ...] = (
     ("schema", SampleSchema, "per_token"),
     ("layout", ShardLayout, "hashes"),
@@ -58,14 +59,8 @@ class JobSettings:
     """Digest of the tokenizer's files."""
     tokenizer_facts: dict[str, Any] | None = field(default=None, compare=False)
     """As in `Written.tokenizer`; not compared, as a path may be spelled in several ways."""
-    special_tokens: str = "ids"
-    backend: str | None = None
-    """What encodes texts, or None if rows are not texts."""
-    train_on: str | None = None
-    """Targets of conversations, or None if rows are not conversations."""
-    chat_template: str | None = None
-    max_seq_len: int | None = None
-    """As in `RowFormat`."""
+    encoding: Mapping[str, Any] = field(default_factory=dict)
+    """The options of `RowFormat` in `ENCODING`."""
     part_bytes: int = 1 << 28
 
     @property
@@ -73,7 +68,7 @@ class JobSettings:
         """All values by name, without `tokenizer_facts`."""
         flat = asdict(self)
         del flat["tokenizer_facts"]
-        for name in ("layout", "schema", "selection"):
+        for name in ("layout", "schema", "selection", "encoding"):
             flat |= flat.pop(name)
         return flat
 
@@ -108,7 +103,7 @@ class JobFile:
         """Return the file of a command, with the installed versions."""
         return cls(
             settings=settings,
-            versions=current_versions(settings.backend),
+            versions=current_versions(settings.encoding["backend"]),
             parts=_parts_of(slices, settings),
         )
 
@@ -165,7 +160,7 @@ class Job:
         return tuple(part for file in self.files for part in file.parts)
 
 
-def current_versions(backend: str | None) -> Versions:
+def current_versions(backend: str) -> Versions:
     """Return the versions of streampack and of the libraries that bytes depend on."""
     libraries = LIBRARIES if backend != "gigatoken" else (*LIBRARIES, backend)
     return {"streampack": streampack.__version__} | {name: installed(name) for name in libraries}
@@ -261,7 +256,7 @@ def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
             )
 
 
-def check_versions(output: Output, theirs: Versions, backend: str | None) -> None:
+def check_versions(output: Output, theirs: Versions, backend: str) -> None:
     """Refuse to write parts with other versions than their job file states."""
     for name, ours in current_versions(backend).items():
         if theirs.get(name) != ours:

@@ -59,8 +59,6 @@ class PartResult:
     """The contents of a part.json."""
 
     id: str
-    versions: Versions
-    """The versions that wrote the part."""
     counts: Counts
     shards: list[dict[str, Any]]
     """Entries of index.json, with names inside the part's folder."""
@@ -105,7 +103,7 @@ def read_result(output: Output, part: Part) -> PartResult | None:
 
 def write_part(task: PartTask) -> Iterator[Event]:
     """Write a part, unless it is done; yield after each batch of rows, and last its result."""
-    check_versions(task.output, task.versions, task.settings.backend)
+    check_versions(task.output, task.versions, task.settings.encoding["backend"])
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)
@@ -162,7 +160,6 @@ class _PartWriter:
         self._put(SAMPLES_FILE, data)
         result = PartResult(
             id=task.part.id,
-            versions=task.versions,
             counts=self.counts,
             shards=self._samples.entries,
             samples_hash=xxhash.xxh64_hexdigest(data),

@@ -21,11 +21,11 @@ import numpy as np
 from streampack._checks import parse_bytes
 from streampack.errors import ConfigError
 from streampack.mds.encoder import ShardLayout
+from streampack.write.inputs.listing import split_inputs
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import InputSlice, RowBatch
-from streampack.write.inputs.split import split_inputs
 from streampack.write.inputs.values import RowSelection
-from streampack.write.job import JobSettings
+from streampack.write.job import ENCODING, JobSettings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS, SampleSchema, is_per_token, list_dtype
@@ -81,11 +81,7 @@ def plan_job(
         selection=selection,
         tokenizer=digest,
         tokenizer_facts=None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
-        special_tokens=rows.special_tokens,
-        backend=rows.backend if rows.encodes_text else None,
-        train_on=None if rows.chat is None else rows.train_on,
-        chat_template=rows.chat_template,
-        max_seq_len=rows.max_seq_len,
+        encoding={name: getattr(rows, name) for name in ENCODING},
         part_bytes=part_bytes,
     )
     return settings, slices

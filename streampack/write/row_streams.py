@@ -244,7 +244,7 @@ def _write(path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow) -> Wr
     output = open_output(folder)
     settings, slices = plan_job([path], options, None)
     parts = tuple(Part(id=f"{number:05}", slices=(one,)) for number, one in enumerate(slices))
-    file = JobFile(settings=settings, versions=current_versions(settings.backend), parts=parts)
+    file = JobFile(settings=settings, versions=current_versions(rows.backend), parts=parts)
     output.put_new(JOB_FILE, file.encode())
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

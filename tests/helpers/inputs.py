@@ -21,9 +21,9 @@ import pyarrow.ipc
 import pyarrow.parquet
 import zstandard
 
+from streampack.write.inputs.listing import split_inputs
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import BadRow, InputSlice
-from streampack.write.inputs.split import split_inputs
 from streampack.write.inputs.values import RowSelection
 
 TEXT = RowSelection("text", "text")

@@ -10,21 +10,31 @@
 
 Files have canonical names, absolute and without links, so that a file is known under any spelling.
 A name's suffixes say its format. Others are refused: a settings file would be trained on as text.
+
+Files are split into slices of about equal size, which depend on the files and `part_bytes` alone::
+
+    rows.jsonl       bytes, at the first line end at or after each multiple of part_bytes
+    rows.parquet     row groups, until a slice has part_bytes
+    others           one slice for each file
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import PurePosixPath
+from typing import BinaryIO
 
-from streampack._paths import is_url
-from streampack.errors import DataError
+from streampack._checks import read_count
+from streampack._paths import folder_of, is_url, shown_path
+from streampack.errors import DamagedInputError, DataError
 from streampack.stores.objects import Found
 from streampack.write.inputs.slices import WHOLE, Compression, Format, InputSlice
-from streampack.write.inputs.sources import MAGIC, Listing, find_input, path_or_url
+from streampack.write.inputs.sources import MAGIC, Listing, find_input, open_input
+from streampack.write.inputs.tables import columns_of, open_parquet
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -40,6 +50,7 @@ FORMATS: dict[str, Format] = {
     ".arrow": "arrow",
 }
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+SCAN_BYTES = 1 << 16
 TABLES = ("parquet", "arrow")
 """Formats with column types and a compression of their own; pyarrow reads them."""
 
@@ -63,7 +74,8 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     """
     files: dict[str, InputSlice] = {}
     for uri in inputs:
-        path = path_or_url(uri)
+        shown = shown_path(uri)
+        path = folder_of(shown) or shown
         listings = find_input(path)
         # Only a folder of this machine can exist without a file.
         if not any(one.files or (one.folder and not is_url(path)) for one in listings):
@@ -184,3 +196,87 @@ def format_of(name: str) -> tuple[Format, Compression | None] | None:
 def supported() -> str:
     """Return the supported suffixes as text, for messages."""
     return f"{', '.join(FORMATS)}, and all but {' and '.join(TABLES)} with .gz or .zst too"
+
+
+def split_inputs(
+    inputs: Sequence[str], part_bytes: int, *, skips_damage: bool = False
+) -> list[InputSlice]:
+    """Return the slices of the files that paths, globs and URLs name.
+
+    A slice ends at the first row or row group after `part_bytes` bytes at rest. A DataError says
+    that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile. With
+    `skips_damage`, a damaged file is one slice.
+    """
+    part_bytes = read_count("part_bytes", part_bytes, "write a number of bytes such as 268435456")
+    slices: list[InputSlice] = []
+    for file in list_inputs(inputs):
+        try:
+            slices += split_file(file, part_bytes)
+        except DamagedInputError:
+            if not skips_damage:
+                raise
+            slices.append(file)
+    return slices
+
+
+def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
+    """Return the slices of one file."""
+    sizes_of = SIZES.get(file.format)
+    if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
+        return [file]
+    with open_input(file, is_sequential=False) as opened:
+        parts = list(_grouped(sizes_of(opened.file, file, part_bytes), part_bytes))
+    if len(parts) < 2:
+        return [file]
+    return [
+        replace(file, start=start, stop=stop, num_bytes=num_bytes)
+        for start, stop, num_bytes in parts
+    ]
+
+
+def _grouped(sizes: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, stop and size of ranges of pieces, which have (end, size) each.
+
+    >>> list(_grouped([(1, 60), (2, 60), (3, 10)], 100))
+    [(0, 2, 120), (2, 3, 10)]
+    """
+    start = stop = num_bytes = 0
+    for stop, size in sizes:
+        num_bytes += size
+        if num_bytes >= part_bytes:
+            yield start, stop, num_bytes
+            start, num_bytes = stop, 0
+    if start < stop:
+        yield start, stop, num_bytes
+
+
+def _lines(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (end, size) of pieces of lines, each the fewest that have part_bytes."""
+    begin = 0
+    while begin < of.num_bytes:
+        end = _line_end(file, min(begin + part_bytes, of.num_bytes) - 1)
+        yield end, end - begin
+        begin = end
+
+
+def _line_end(file: BinaryIO, position: int) -> int:
+    """Return the byte after the first line feed at or after a position, or the end of the file."""
+    file.seek(position)
+    while piece := file.read(SCAN_BYTES):
+        found = piece.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(piece)
+    return position
+
+
+def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
+    metadata = open_parquet(file, of.uri).metadata
+    groups = enumerate(map(metadata.row_group, range(metadata.num_row_groups)), 1)
+    return [(end, sum(c.total_compressed_size for c in columns_of(group))) for end, group in groups]
+
+
+SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]]]] = {
+    "jsonl": _lines,
+    "parquet": _row_groups,
+}

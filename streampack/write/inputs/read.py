@@ -95,7 +95,7 @@ def read_rows(
     byte where there is one. Without pyarrow, a table is a ConfigError.
 
     >>> from pathlib import Path
-    >>> from streampack.write.inputs.split import split_inputs
+    >>> from streampack.write.inputs.listing import split_inputs
     >>> path = Path(getfixture("tmp_path"), "rows.jsonl")
     >>> _ = path.write_text('{"text": "one"}\\n{"text": 2}\\n{"text": "three"}\\n')
     >>> [slice_] = split_inputs([str(path)], part_bytes=1024)

@@ -21,12 +21,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from glob import glob
+from importlib import import_module
 from itertools import chain
 from typing import Any, BinaryIO, NoReturn
 
-from fsspec.utils import glob_translate
-
-from streampack._paths import folder_of, is_url, shown_path
+from streampack._paths import is_url
 from streampack.errors import DataError, naming_limits
 from streampack.runtime.thread_map import ordered_thread_map
 from streampack.stores.failures import FailureKind
@@ -36,7 +35,6 @@ from streampack.stores.s3 import S3_SCHEMES
 from streampack.stores.store import Store
 from streampack.write.inputs.slices import InputSlice
 
-SAME_STORES = {"gcs": "gs", "az": "abfs", "azure": "abfs"}  # one name for each in job.json
 BLOCK_BYTES = 8 << 20  # of a request, in an object that is read in order
 BUFFER_BYTES = 1 << 18  # of a file, and of a request at any place of an object
 MAGIC = re.compile(r"[*?[]")
@@ -63,20 +61,6 @@ class OpenInput:
     """`read(n)` returns fewer bytes only at the end."""
     check: Callable[[], None]
     """Raises DataError if the file has changed since it was listed."""
-
-
-def path_or_url(uri: str) -> str:
-    """Return an input as a path of this machine, or as a URL of a store under one name.
-
-    >>> [path_or_url(uri) for uri in ("file:///data/a.txt", "s3://bucket/a.txt", "gcs://bucket/a")]
-    ['/data/a.txt', 's3://bucket/a.txt', 'gs://bucket/a']
-    """
-    uri = shown_path(uri)
-    path = folder_of(uri)
-    if path is not None:
-        return path
-    scheme, colon, rest = uri.partition("://")
-    return f"{SAME_STORES.get(scheme, scheme)}{colon}{rest}"
 
 
 def find_input(uri: str) -> list[Listing]:
@@ -335,7 +319,7 @@ def match_glob(glob: str, uris: Iterable[str], found: Callable[[str], Found]) ->
     in/b ['in/b/c.txt', 'in/b/d/e.txt']
     """
     try:
-        pattern = re.compile(glob_translate(glob.rstrip("/")))
+        pattern = re.compile(import_module("fsspec.utils").glob_translate(glob.rstrip("/")))
     except ValueError as error:
         raise DataError(f"{glob}: {error}; write it as folder/**/*.jsonl", uri=glob) from error
     below = MAGIC.split(glob)[0].rfind("/") + 1  # after the last folder without wildcards

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from streampack.errors import DataError
-from streampack.write.inputs.listing import list_inputs
-from streampack.write.inputs.split import split_inputs
+from streampack.write.inputs.listing import list_inputs, split_inputs
 from tests.helpers.inputs import rows_of, write_rows, write_table
 
 

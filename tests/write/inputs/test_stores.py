@@ -22,7 +22,6 @@ import pytest
 from streampack.errors import DataError
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.inputs.read import read_rows, with_contents
-from streampack.write.inputs.sources import path_or_url
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server
 from tests.helpers.inputs import TEXT, rows_of, split, texts_of, write_rows
@@ -238,11 +237,6 @@ def test_a_server_that_does_not_say_how_long_a_file_is_is_refused():
         finally:
             server.shutdown()
             thread.join()
-
-
-def test_a_store_under_another_scheme_is_the_same():
-    assert path_or_url("gcs://bucket/a") == path_or_url("gs://bucket/a")
-    assert path_or_url("az://a/b") == path_or_url("abfs://a/b") == path_or_url("azure://a/b")
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl.zst", "parquet"])
