@@ -167,14 +167,10 @@ def read_text(
     rows = BatchCollector(slice_.uri, wanted)
     data = b"".join(pieces).removeprefix(BOM)
     try:
-        if wanted.option != "text":
+        if wanted.option != "text" or wanted.keep:
             raise BadValueError(
-                f"a text file is one text, and {wanted.option} is for columns; set tokenizer= to "
-                "tokenize it, or omit it"
-            )
-        if wanted.keep:
-            raise BadValueError(
-                f"a text file has no column {wanted.keep[0]!r}; omit columns=, or name JSON lines"
+                f"a text file is one text, and has no column {(*wanted.keep, wanted.name)[0]!r}; "
+                "name files of rows, or set tokenizer= alone"
             )
         rows.add_value(0, data.decode())
     except UnicodeDecodeError as error:
