@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from streampack import (
     IterableStream,
@@ -661,25 +661,15 @@ def test_nulls_that_a_table_adds_to_structs_are_removed() -> None:
     assert '{"x": null}' in learned(encode(as_text[1]), encode.tokenizer)
 
 
-class Slow(PreTrainedTokenizer):
-    """A tokenizer in Python: it has no offsets."""
-
-    vocab_size = 1
-
-    def get_vocab(self) -> dict[str, int]:
-        return {}
-
-
 @pytest.mark.parametrize(
     ("tokenizer", "options", "message"),
     [
         (tokenizer_of(None), {}, "has no chat template; set tokenizer.chat_template"),
         (byte_fallback(), {}, "<Tokenizer> has no apply_chat_template"),
-        (Slow(chat_template=CHATML), {}, r"<Slow> .* fast tokenizer .* train_on='all'"),
         (tokenizer_of(), {"train_on": "response"}, "did you mean 'responses'"),
         (tokenizer_of(), {"context_roles": "critic"}, r"is one text; write \['critic'\]"),
     ],
-    ids=["no template", "no transformers", "slow", "train_on", "context_roles"],
+    ids=["no template", "no transformers", "train_on", "context_roles"],
 )
 def test_what_cannot_work_is_refused_at_once(tokenizer, options, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -714,8 +704,6 @@ def test_templates_that_hide_where_a_response_lies_are_refused(
     ("row", "message"),
     [
         ([], "is not a conversation"),
-        ("hello", "is not a conversation"),
-        (["hello"], "is not a conversation"),
         ({"text": "hello"}, "a row with 'text' holds no conversation"),
         ([{"text": "hello"}], "message 0 has 'text', but must have role"),
         ([{"from": "humans", "value": "a"}], "message 0 is from 'humans', .* mean 'human'"),

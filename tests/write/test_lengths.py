@@ -179,14 +179,6 @@ def test_a_reader_names_the_length_file_that_was_made_with_a_wrong_type(tmp_path
     assert open_stream(right, 0).open_shard(0).tokens.counts.tolist()[:2] == [40, 40]
 
 
-def test_a_reader_with_a_wrong_type_is_not_told_to_write_a_right_length_file(tmp_path):
-    wide_stream(tmp_path / "s")
-    write_lengths(tmp_path / "s", tokens_dtype="int64")
-    wrong = Stream(local=str(tmp_path / "s"), tokens_dtype="int32")
-    with pytest.raises(DataError, match=r"likely written as int64.*check_dtypes=False$"):
-        open_stream(wrong, 0).open_shard(0)
-
-
 def test_what_is_no_stream_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"holds no index\.json, nor does a subfolder"):
         write_lengths(tmp_path)

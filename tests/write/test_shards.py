@@ -122,21 +122,16 @@ def test_mosaicml_reads_what_was_written(tmp_path):
     ("sample", "message"),
     [
         ([0.5, 1.5], r"sample 1: holds float64 of shape \(2,\), but must be one row of integer"),
-        ([[1], [2]], r"sample 1: holds int64 of shape \(2, 1\), but must be one row"),
-        (["a"], "sample 1: holds <U1"),
         (
             [1, 70_000],
             r"sample 1: token ids 1 to 70000 do not fit uint16 \(0 to 65535\); "
             r"set tokens_dtype='int32'",
         ),
-        ([2**31, 1], r"token ids 1 to 2147483648 do not fit uint16 .*; set tokens_dtype='uint32'"),
-        ([-100, 3], "sample 1: token id -100, but ids must be 0 to 4294967294"),
         ({"text": "x"}, "sample 1: no 'tokens'; it has 'text'; set tokens="),
         (
             {"tokens": [1], "more": 3},
             "sample 1: has 'tokens', 'more', but the first sample has 'tok",
         ),
-        ({"other": 3, "tokens": np.zeros(2)}, "sample 1: holds float64"),
     ],
 )
 def test_a_sample_that_cannot_be_written_is_refused_and_leaves_nothing(tmp_path, sample, message):

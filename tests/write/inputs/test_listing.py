@@ -154,12 +154,6 @@ def texts(path: Path) -> list[str]:
     return [text for _, text in rows]
 
 
-def test_a_saved_dataset_gives_its_rows(tmp_path):
-    dataset(30).save_to_disk(tmp_path / "saved", num_shards=3)
-
-    assert texts(tmp_path / "saved") == dataset(30)["text"][:]
-
-
 def test_a_selection_that_was_saved_gives_the_selected_rows(tmp_path):
     dataset(30).shuffle(seed=1).select(range(7)).save_to_disk(tmp_path / "saved")
 
