@@ -26,6 +26,7 @@ from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.streams import Stream, open_stream
 from streampack.write import RowFormat, WriteOptions, files, merge, verify, write_texts
 from streampack.write.output import LocalOutput
+from tests.helpers.caches import read_all
 from tests.helpers.inputs import write_table
 from tests.helpers.preparing import (
     WORDS,
@@ -55,13 +56,8 @@ def inputs(tmp_path):
 
 def read_words(path: Path) -> list[str]:
     """Return the samples of a stream of single letters."""
-    opened = open_stream(Stream(local=str(path)), 0)
-    shards = [opened.open_shard(shard) for shard in range(opened.num_shards)]
-    return [
-        " ".join(WORDS[token] for token in shard.tokens.read(shard.data, i))
-        for shard in shards
-        for i in range(len(shard.tokens.counts))
-    ]
+    samples = read_all(open_stream(Stream(local=str(path)), 0))
+    return [" ".join(WORDS[token] for token in sample) for sample in samples]
 
 
 def test_a_job_becomes_a_stream_in_the_order_of_its_input(tmp_path, inputs):

@@ -18,6 +18,7 @@ from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
 from streampack.write import write_lengths
 from tests.helpers import builders
+from tests.helpers.caches import read_all
 from tests.helpers.verbs import call_verb
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
@@ -60,16 +61,6 @@ def flip(file, place: float) -> None:
     file.write_bytes(content)
 
 
-def read_all(stream) -> list[list[int]]:
-    opened = open_stream(stream, 0)
-    shards = [opened.open_shard(shard) for shard in range(opened.num_shards)]
-    return [
-        each.tokens.read(each.data, i).tolist()
-        for each in shards
-        for i in range(len(each.tokens.counts))
-    ]
-
-
 @pytest.mark.parametrize("compression", [None, "zstd", "br", "snappy"])
 def test_indexing_writes_hashes_that_index_json_lacks(tmp_path, compression):
     path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, compression=compression)
@@ -105,12 +96,12 @@ def test_a_length_file_of_an_earlier_release_is_read_and_the_stream_is_warned_of
     pieces = length_file_pieces(text, index, "tokens", np.array(LENGTHS, "u4"), edges)
     write_length_file(path / LENGTH_FILE, pieces)
     stream = Stream(remote=str(path), local=str(tmp_path / "cache"))
-    assert read_all(stream) == [tokens.tolist() for tokens in samples]
+    assert read_all(open_stream(stream, 0)) == [tokens.tolist() for tokens in samples]
     assert open_stream(stream, 0).has_length_file
     assert "let `streampack index` write hashes" in caplog.text
     caplog.clear()
     write_lengths(path)  # the way out
-    read_all(Stream(remote=str(path), local=str(tmp_path / "again")))
+    read_all(open_stream(Stream(remote=str(path), local=str(tmp_path / "again")), 0))
     assert "hashes" not in caplog.text
 
 
@@ -123,7 +114,7 @@ def test_an_index_of_another_column_has_the_hashes_all_the_same(tmp_path):
     flip(next(path.glob("shard.00002*")), 0.5)
     assert not open_stream(Stream(local=str(path)), 0).has_length_file
     with pytest.raises(DataError, match=r"its xxh64 is \w+, but lengths\.bin says"):
-        read_all(Stream(local=str(path)))
+        read_all(open_stream(Stream(local=str(path)), 0))
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])

@@ -20,7 +20,7 @@ from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
 from streampack.write import write_stream
-from tests.helpers import builders
+from tests.helpers import builders, caches
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 
@@ -32,12 +32,7 @@ def samples_of(dtype: str = "int32") -> list[np.ndarray]:
 def read_all(path, **options) -> list[list[int]]:
     opened = open_stream(Stream(local=str(path), **options), 0)
     assert opened.has_length_file
-    shards = [opened.open_shard(shard) for shard in range(opened.num_shards)]
-    return [
-        shard.tokens.read(shard.data, i).tolist()
-        for shard in shards
-        for i in range(len(shard.tokens.counts))
-    ]
+    return caches.read_all(opened)
 
 
 @pytest.mark.parametrize("compression", [None, "zstd", "gz"])
