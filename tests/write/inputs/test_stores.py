@@ -118,17 +118,6 @@ def test_slices_of_an_object_give_each_row_once(request, root, store, suffix):
     assert parts == split(uri, part_bytes)
 
 
-def test_folders_and_globs_of_stores(url):
-    def names(pattern: str) -> list[str]:
-        return [file.uri.rpartition("/in/")[2] for file in list_inputs([f"{url}/{pattern}"])]
-
-    assert names("in/*.txt") == ["a.txt", "b.txt"]
-    assert names("in/**/[bc].txt") == ["b.txt", "deep/c.txt"]
-    assert names("in/deep") == names("in/deep/") == ["deep/c.txt"]
-    assert names("in/a.txt") == ["a.txt"]
-    assert len(names("in")) == len(SUFFIXES) + 3
-
-
 @pytest.mark.parametrize("named", ["x", "x/", "x/*", "x/**", "x/**/*", "x/[!.]*", "?", "x*/"])
 def test_folders_globs_and_stores_give_the_same_files_in_the_same_order(url, root, named):
     def names(base: str) -> list[str]:
