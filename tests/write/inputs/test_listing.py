@@ -133,6 +133,7 @@ def test_misuse_is_refused_with_a_way_out(tmp_path):
     for text, match in (
         ("x.txt", r"x\.txt: does not exist; check the path"),
         ("*.jsonl", "matches 0 files; check the pattern, and quote it"),
+        ("a**", r"a\*\*: .*an entire path component; write it as folder/\*\*/\*\.jsonl"),
         ("empty", "0 files in this folder"),
         ("b.yaml", r"b\.yaml: is not a supported file; supported are \.jsonl.*rename it"),
         ("d.parquet.gz", r"d\.parquet\.gz: is not a supported file.*decompress it"),
