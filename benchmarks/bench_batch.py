@@ -1,17 +1,17 @@
-"""Gather and assemble, planning excluded, beside a memory copy in the same run.
+"""Gather and assemble without planning, compared with a memory copy in the same run.
 
 ::
 
     python benchmarks/bench_batch.py --workload web --max-seq-len 8192
 
-    batch/gather    tokens of planned packs out of mapped shards, in the page cache
-    batch/masked    the same and their labels, of samples with a loss mask
-    batch/make      the rest of a native batch, of rows that were gathered
-    batch/copy      as many int32 tokens, copied from one warm array to another
+    batch/gather    tokens of planned packs, from mapped shards in the page cache
+    batch/masked    tokens and labels of planned packs, with a loss mask
+    batch/make      the rest of a native batch, from rows that are already gathered
+    batch/copy      the same number of int32 tokens, copied from one warm array to another
 
-Samples in random order over all shards, one core; as in a thread of the loader, as many device
-batches at once, in memory that is used again. `ratio` is to the copy. All take turns; the first
-round maps the shards and is not counted.
+Samples are in random order over all shards. Everything runs on one core and, as in a thread of the
+loader, makes several device batches per call in reused memory. `ratio` is relative to the copy. The
+parts take turns; the first round maps the shards and does not count.
 
 Cost: about 20 s.
 """
@@ -53,7 +53,7 @@ def plan(lengths: Int64Array, packing: Packing) -> Packs:
 
 
 def run_masked(gatherer: Gatherer, batches: list[Packs], out: Any, labels_out: Any) -> float:
-    """Return the seconds that rows and their labels take."""
+    """Return the seconds that gathering rows and labels takes."""
     begin = time.perf_counter()
     for packs in batches:
         gatherer.gather(packs, len(packs), out=out, labels_out=labels_out)

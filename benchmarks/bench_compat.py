@@ -1,12 +1,12 @@
-"""Our `compat.torchtune.PackedDataset` beside torchtune's own: one JSON line per class and measure.
+"""Our `compat.torchtune.PackedDataset` and torchtune's own: one JSON line per class and measure.
 
 ::
 
     python benchmarks/bench_compat.py --num-samples 52002 --max-seq-len 4096
 
-Two measures, in seconds: making the dataset, and making it and reading every item once. Samples are
-dicts of lists, as torchtune's tokenizers return them. Where torchtune cannot be imported, its line
-says why. Runs take turns.
+Two measures, in seconds: constructing the dataset, and constructing it and reading each item once.
+Samples are dicts of lists, as torchtune's tokenizers return them. If torchtune cannot be imported,
+its line gives the reason. The classes take turns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def torchtunes_own() -> Callable[..., Any] | str:
         sys.path.append(record.SITE)
         import_module("torchvision_operators").declare_on_import()
         return import_module("torchtune.datasets").PackedDataset
-    except Exception as error:  # it may fail in many ways beside other versions of torch
+    except Exception as error:  # with other versions of torch, it can fail in many ways
         words = " ".join(str(error).split())
         return f"{type(error).__name__}: {words}"
 

@@ -1,11 +1,11 @@
-"""Token files of other programs beside MDS: tokens a second of an epoch, by format.
+"""Token files of other programs compared with MDS: tokens per second of an epoch, by format.
 
 ::
 
     the same documents as  mds  megatron  olmo  datatrove  arrow  litdata
                             '-- an epoch each in turn, native and compact batches, one process
 
-The files are those of tests/helpers/flat.py, which real writers make where these are installed.
+The files come from tests/helpers/flat.py, which uses the original writers if they are installed.
 
 Cost: a minute, 1.5 GB of disk.
 """

@@ -17,10 +17,10 @@ Native batches, and compact ones where this version has them. Rates count token 
 batch on; zstd's first epoch counts all of it, from local zstd shards of which none is unpacked yet.
 Its shuffle blocks are smaller than the workload, as they are in any large one, so that shards are
 unpacked while others are read; in one block (loader/zstd/block) the first batch needs them all.
-What it unpacks into files takes fresh memory, which the host of a virtual machine may have to find
-first; loader/zstd/at_hand measures it right after as much was written and given back.
-Processor time is of this process and its workers, from the beginning of the iteration to its end.
-All take turns; the first round warms up and is not counted. Rates and limits are medians of rounds.
+Unpacked files need fresh memory, which the host of a virtual machine may have to find first;
+loader/zstd/at_hand therefore measures right after the same amount was written and freed.
+Processor time includes the workers and spans the whole iteration. The ways take turns; the first
+round is a warm-up and does not count. Rates and limits are medians over the rounds.
 
 Cost: about two minutes.
 """
@@ -52,10 +52,10 @@ from streampack import Order, PackedDataLoader, PackedStreamingDataset, Packing,
 
 GRID = {"web": 8192, "sft": 4096}
 FRESH_BYTES, WRITES = 1 << 26, 5  # more than malloc keeps, so every page is new
-EPOCH_TOKENS = 150_000_000  # a short workload repeats until an epoch holds so many
-AT_HAND = 3  # times the bytes of all shards: some of what is given back is used for something else
-ZSTD_BLOCK = 32_768  # samples that are shuffled together where zstd shards are read
-EARLY = 50  # batches after which the workers' memory is looked at, again and again
+EPOCH_TOKENS = 150_000_000  # a short workload repeats until its epoch has this many
+AT_HAND = 3  # times the bytes of all shards; not all memory that is freed stays available
+ZSTD_BLOCK = 32_768  # samples that are shuffled together when reading zstd shards
+EARLY = 50  # batches between two measurements of the workers' memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +147,7 @@ def make_dataset(
 
 
 def batches_of(dataset: Any, way: Way) -> Callable[[], Iterator[dict[str, Any]]]:
-    """Return what begins an epoch."""
+    """Return a function that begins an epoch."""
     source = dataset
     if way.is_torchs:
         source = DataLoader(dataset, batch_size=None, num_workers=way.num_workers or 0)
@@ -226,7 +226,7 @@ class Workload:
         ways = {"block": None, "first": ZSTD_BLOCK, "at_hand": ZSTD_BLOCK}
         for name, block_size in ways.items():
             local = Path(tempfile.mkdtemp(dir=self._data))
-            # Linked, not copied: a copy takes the memory that is at hand for what is unpacked.
+            # Linked, not copied: a copy would use up the free memory that unpacking needs.
             shutil.copytree(self._packed, local, copy_function=os.link, dirs_exist_ok=True)
             stream = Stream(local=str(local))
             dataset = make_dataset(stream, way, self.max_seq_len, self._batch_size, block_size)

@@ -1,17 +1,18 @@
-"""Packing only: samples a second, fill, samples cut and waiting, of every packer.
+"""Packing only: speed, fill, cut samples and waiting times of every packer.
 
 ::
 
     python benchmarks/bench_pack.py --workload web --max-seq-len 8192
 
-    lengths --all at once--> packs that close       samples/s, fill, samples cut
+    lengths --in chunks----> packs that close       samples/s, fill, samples cut
             --one by one---> packs as they leave    how many leave while a sample waits
 
-The lengths uniform and chat are hard: samples are nearly as long as packs, so they are packed at
-2,048 only. Each line has the fill of one window over all samples, packed by best-fit decreasing.
+The lengths `uniform` and `chat` are hard, because samples are nearly as long as packs; they are
+only packed at 2,048. Every line also gives the fill that best-fit decreasing reaches with all
+samples in one window.
 
-No tokens are touched. Every run packs the same samples with an empty packer, the kernels are
-compiled before the first, and the packers take turns. Rates are of processor time.
+No tokens are touched. Every run packs the same samples with an empty packer, kernels are compiled
+before the first run, and the packers take turns. Rates are in processor time.
 
 Cost: about a minute for all workloads and lengths.
 """
@@ -30,8 +31,8 @@ from streampack.pack import fit_samples, make_packer
 from streampack.report.packers import packer_result, packings_to_compare, samples_at_once
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
-CHUNK = 4096  # samples that a planner hands to its packer at once
-NUM_WATCHED = 4000  # samples whose waiting is counted
+CHUNK = 4096  # samples that a planner hands to its packer in one call
+NUM_WATCHED = 4000  # samples to measure the waiting time of
 SLOW_S, SLOW_SAMPLES = 0.02, 10_000  # a packer that takes longer for a chunk packs fewer samples
 SEQ_LENS = [2048, 4096, 8192, 32_768]
 HARD = ("uniform", "chat")
@@ -54,7 +55,7 @@ def share_cut(packs: Packs) -> float:
 
 
 def fill_of_one_window(lengths: Int64Array, max_seq_len: int) -> float:
-    """Return the fill of all packs where best-fit decreasing gets all samples together."""
+    """Return the fill that best-fit decreasing reaches with all samples in one window."""
     samples = np.zeros((len(lengths), 4), np.int64)
     samples[:, 3] = lengths
     packer = make_packer(Packing(max_seq_len=max_seq_len, method="best_fit_decreasing"))

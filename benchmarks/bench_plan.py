@@ -1,4 +1,4 @@
-"""Planning: nanoseconds of processor time a sample, for order + mix + packers, and without packers.
+"""Planning: nanoseconds of processor time per sample, with and without packing.
 
 ::
 
@@ -10,10 +10,11 @@
     plan/lanes              1, 8 and 64 lanes
     plan/tiny               99 % of one stream and 1 % of one of a few samples, or blocks of a few,
                             over the same without them in this run
-    plan/chapters           a run of 1 and of 5 chapters, whose weights change, over one without
+    plan/chapters           runs of 1 and of 5 chapters with changing weights, over one without
     plan/world              64 lanes and 1, 8 or 64 devices: one process, per sample it delivers
 
-No tokens: lengths in memory. All cases take turns, after a round that compiles and is not counted.
+There are no tokens, only lengths in memory. The cases take turns, after a first round that compiles
+the kernels and does not count.
 
 Cost: about 45 s.
 """
@@ -44,7 +45,7 @@ from streampack.types import Int64Array
 BATCH_SIZE = 8
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 SHARD_BYTES = 64 << 20
-MANY_SAMPLES = 500_000  # so that 64 lanes hold some chunks each
+MANY_SAMPLES = 500_000  # enough for several chunks in each of 64 lanes
 LONG_RUN = 2_000_000  # so that a chapter has several windows of packs
 
 

@@ -6,10 +6,11 @@
 
     shards 0, 1, 2, ...  ->  hard links to one file     index.json and length file: whole
 
-Every measurement is a process of its own that has imported everything, and iterated a small stream
-of the same kind: what is left is what depends on the number of samples. Memory is the peak of the
-resident set from there on, mapped files included; beyond the index is that less index.json's size.
-`--peers` measures MosaicML's StreamingDataset on the same shards, too, which takes gigabytes.
+Each measurement runs in a new process that has already imported everything and iterated a small
+stream of the same kind, so that only the cost of the number of samples remains. Memory is the peak
+resident set from there on, including mapped files; "beyond the index" subtracts the size of
+index.json. `--peers` also measures MosaicML's StreamingDataset on the same shards, which takes
+gigabytes.
 
 Cost: about 20 s; with `--peers` about two minutes.
 """
@@ -83,12 +84,12 @@ def start(path):
     return made, time.perf_counter() - begin
 
 measure(start)
-os._exit(0)  # its threads would go on
+os._exit(0)  # its threads would keep running
 """
 
 
 def fake_stream(folder: Path, num_shards: int) -> Path:
-    """Return a stream of so many shards that are one file; make it if it is not there."""
+    """Return a stream of this many shards, all links to one file; create it if missing."""
     out = folder / f"start-{num_shards}"
     if out.exists():
         return out
@@ -133,7 +134,7 @@ def start(program: str, small: Path, path: Path) -> dict[str, float]:
 
 
 def clear_mosaic() -> None:
-    """Give back the shared memory of processes that ended at once."""
+    """Free the shared memory left by processes that exited without any clean-up."""
     subprocess.run(
         [
             sys.executable,

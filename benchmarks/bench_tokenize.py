@@ -1,14 +1,14 @@
-"""On-the-fly tokenization and packing beside the tokenizer alone: one JSON line.
+"""On-the-fly tokenization and packing compared with the tokenizer alone: one JSON line.
 
 ::
 
     python benchmarks/bench_tokenize.py --num-workers 2 --runs 5
 
-Real text (the Python sources of this installation), a BPE tokenizer that is trained on it first.
-Both sides use as many processes, and each encodes all texts twice, of which the second time counts:
-processes have started by then, kernels are compiled, memory is warm. One side encodes its part in
-batches of 64 and throws the tokens away, the other is `PackedDataLoader` over a
-`PackedIterableDataset`: from the moment an epoch is asked for to its last batch. Runs take turns.
+The text is real (the Python sources of this installation), and a BPE tokenizer is trained on it
+first. Both sides use the same number of processes and encode all texts twice. Only the second time
+counts, when processes have started, kernels are compiled and memory is warm. One side encodes its
+part in batches of 64 and discards the tokens; the other is a `PackedDataLoader` over a
+`PackedIterableDataset`, timed from requesting the epoch to its last batch. Runs take turns.
 """
 
 from __future__ import annotations

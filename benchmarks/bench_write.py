@@ -1,14 +1,14 @@
-"""`streampack write` beside the tokenizer alone, on one core: one JSON line per case.
+"""`streampack write` compared with the tokenizer alone, on one core: one JSON line per case.
 
 ::
 
     python benchmarks/bench_write.py --megabytes 20 --runs 5
 
-Real text (the Python sources of this installation) as rows of JSON, and a BPE tokenizer trained on
-it. Both sides run in one thread, and the time is that of the core: other programs disturb little.
-One side is the tokenizer, `encode_batch_fast` or gigatoken, on texts in memory; ids are thrown
-away. The other reads the rows, tokenizes, encodes, compresses, hashes and writes the stream. Runs
-take turns.
+The text is real (the Python sources of this installation), stored as rows of JSON, and a BPE
+tokenizer is trained on it. Both sides run in one thread and measure processor time, so that other
+programs matter little. One side runs only the tokenizer, `encode_batch_fast` or gigatoken, on texts
+in memory and discards the ids. The other reads the rows, tokenizes, encodes, compresses, hashes and
+writes the stream. Runs take turns.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""zstd shards: the first epoch from a cold cache, and the second, against what zstd alone allows.
+"""zstd shards: the first and second epoch from a cold cache, compared with zstd alone.
 
     python benchmarks/bench_zstd.py --num-samples 200000 --shuffle-block-size 32768
 
 ::
 
-    decompress, 1 thread       the very shards, into one reused buffer, nothing written
-    decompress, all cores      the same, one shard a core
-    + write, all cores         the same, and written into files: what a cache must do
-    bring, remote | local      streampack brings all shards, nothing is read: copy, hashes too
+    decompress, 1 thread       the same shards, into one reused buffer, nothing written
+    decompress, all cores      the same, one shard per core
+    + write, all cores         the same, written to files as a cache must do
+    fetch, remote | local      streampack fetches all shards (copy and hashes) but reads none
     raw | cold | warm epoch    PackedDataLoader(num_workers=0), to native batches
 
-All ways take turns, so that a noisy moment hits them alike; rates are of raw tokens, by the wall
-and by CPU time. A block of the shuffle is read across all its shards, so an epoch of one block
-begins once all are here; only with several blocks are shards brought while others are read.
+The ways take turns, so that background noise affects them equally. Rates count raw tokens, by wall
+time and by CPU time. Shuffling reads across all the shards of a block, so an epoch of only one
+block cannot start until every shard is present; with several blocks, fetching overlaps reading.
 
-Cost: some 40 s, and 2 GB of disk.
+Cost: about 40 s, and 2 GB of disk.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def write(folder: Path, num_samples: int, compression: str | None) -> int:
 
 
 def decompress(folder: Path, num_threads: int, out: Path | None = None) -> None:
-    """Decompress all shards of a folder into one buffer a thread; with `out`, into files too."""
+    """Decompress all shards of a folder into one buffer per thread and, with `out`, into files."""
 
     def work(paths: list[Path]) -> None:
         buffer, codec = memoryview(bytearray(PIECE_BYTES)), zstandard.ZstdDecompressor()
@@ -82,19 +82,19 @@ class Bench:
         self.warm = root / "warm"
 
     def stream(self, way: str, folder: Path) -> Stream:
-        """Return a stream to be brought into a folder."""
+        """Return a stream with an empty cache in a folder."""
         if way == "local":
             shutil.copytree(self.packed, folder / "cache", copy_function=os.link)
             return Stream(local=str(folder / "cache"))
         return Stream(remote=str(self.packed), local=str(folder / "cache"))
 
-    def bring(self, way: str, folder: Path) -> Callable[[], None]:
-        """Return what brings all shards of a stream."""
+    def fetch(self, way: str, folder: Path) -> Callable[[], None]:
+        """Return a function that fetches all shards of a stream."""
         stream = open_stream(self.stream(way, folder), 0)
         return lambda: fetch_all(stream, np.arange(stream.num_shards))
 
     def epoch(self, stream: Stream) -> Callable[[], None]:
-        """Return what goes through a stream once."""
+        """Return a function that iterates over a stream once."""
         dataset = PackedStreamingDataset(
             [stream],
             packing=Packing(max_seq_len=self.args.max_seq_len),
@@ -110,14 +110,14 @@ class Bench:
         return run
 
     def ways(self) -> dict[str, Callable[[Path], Callable[[], None]]]:
-        """Return each way by name: given an empty folder, it returns what is to be timed."""
+        """Return all ways by name; called with an empty folder, each returns a function to time."""
         num_cores = len(os.sched_getaffinity(0))
         return {
             "decompress, 1 thread": lambda _: lambda: decompress(self.packed, 1),
             "decompress, all cores": lambda _: lambda: decompress(self.packed, num_cores),
             "+ write, all cores": lambda to: lambda: decompress(self.packed, num_cores, to),
-            "bring, remote": lambda to: self.bring("remote", to),
-            "bring, local": lambda to: self.bring("local", to),
+            "fetch, remote": lambda to: self.fetch("remote", to),
+            "fetch, local": lambda to: self.fetch("local", to),
             "cold epoch, remote": lambda to: self.epoch(self.stream("remote", to)),
             "cold epoch, local": lambda to: self.epoch(self.stream("local", to)),
             "warm epoch": lambda _: self.epoch(
@@ -144,7 +144,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--shuffle-block-size", type=int, default=None)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--folder", default=None, help="where to write; None: the system's")
+    parser.add_argument(
+        "--folder", default=None, help="where to write (default: the system's temporary folder)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         bench = Bench(Path(folder), args)

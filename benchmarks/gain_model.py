@@ -1,4 +1,4 @@
-"""The decoder of bench_gain.py: its attention is told by the batch, not built in.
+"""The decoder of bench_gain.py; the batch decides which attention it uses.
 
 ::
 
@@ -71,7 +71,7 @@ def varlen_of(batch: dict[str, Any]) -> Attend:
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each on what the sum so far holds."""
+    """Attention and a feed-forward layer, each with a residual connection."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A small decoder with rotary embeddings, whose attention comes from outside."""
+    """A small decoder with rotary embeddings; the caller provides the attention."""
 
     def __init__(self, vocabulary: int, dim: int, num_layers: int, num_heads: int) -> None:
         super().__init__()

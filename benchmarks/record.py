@@ -30,9 +30,9 @@ __all__ = ["emit", "line", "options", "skipped", "versions"]
 HOME = Path(__file__).resolve().parent.parent
 DATA = HOME / "build" / "bench"
 SITE = str(HOME / "tests" / "helpers" / "site")
-"""On PYTHONPATH, it lets torchvision be imported beside a torch that it was not built for."""
+"""When on PYTHONPATH, this lets torchvision be imported with a torch it was not built for."""
 PACKAGES = ("numpy", "numba", "torch", "streampack", "mosaicml-streaming", "zstandard")
-NOT_PARAMS = ("out", "data")  # where files lie on this machine is nobody's business
+NOT_PARAMS = ("out", "data")  # paths of this machine, which mean nothing elsewhere
 
 
 def options(doc: str, *, runs: int = 5, num_samples: int | None = None) -> argparse.ArgumentParser:
@@ -41,7 +41,7 @@ def options(doc: str, *, runs: int = 5, num_samples: int | None = None) -> argpa
     Args:
         doc: The bench's docstring; its first line is the help.
         runs: Default of `--runs`.
-        num_samples: Default of `--num-samples`; None: as many as the workload has.
+        num_samples: Default of `--num-samples`; by default, all samples of the workload.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     parser.add_argument("--runs", type=int, default=runs, help="how often to measure")
@@ -117,7 +117,7 @@ def line(
         unit: Of the runs and their median, such as "tokens/s".
         runs: Every run.
         params: All that the result depends on.
-        packages: More packages whose versions matter.
+        packages: More packages to record the versions of.
         fields: What else was measured, such as `fill`.
 
     >>> line("pack/concat", "samples/s", [1.0, 3.0, 2.0], {"max_seq_len": 8}, fill=1.0)["median"]
@@ -131,7 +131,7 @@ def line(
 def skipped(
     bench: str, why: str, params: dict[str, Any] | None = None, packages: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return a line for what was not measured, with the reason."""
+    """Return a line for a skipped measurement, with the reason."""
     return _frame(bench, params or {}, packages) | {"skipped": " ".join(why.split())[:300]}
 
 

@@ -7,8 +7,8 @@
     lines --> tables --> between the markers <!-- name --> and <!-- /name -->
           '-> plots  --> docs/images/bench-*.png
 
-What stands outside the markers is written by hand and stays. A section of which there is no line
-stays as it is. What must hold is printed, too.
+Text outside the markers is written by hand and stays, and so does any section without new lines.
+The table of targets is also printed.
 
 Cost: about five seconds.
 """
@@ -76,7 +76,7 @@ def machine(results: Results) -> str:
 
 
 def must_hold(results: Results) -> str:
-    """What must hold."""
+    """The targets, and whether they are met."""
     return table(["what", "target", "measured", "holds"], targets.rows(results))
 
 
@@ -228,7 +228,7 @@ def peers(results: Results) -> str:
 
 
 def compat(results: Results) -> str:
-    """The classes of streampack.compat beside those they stand for."""
+    """The classes of streampack.compat and the originals they replace."""
     rows = []
     for line in results.group("compat/"):
         _, library, whose, what = line["bench"].split("/")

@@ -4,7 +4,7 @@
 
     results.jsonl --> Results --> one("plan/web", packs=True)["median"]
 
-The last line with the same bench and parameters counts, so a bench may be run again.
+Of several lines with the same bench and parameters, the last one counts, so a bench can be rerun.
 
 Cost: milliseconds.
 """
@@ -44,7 +44,7 @@ class Results:
         return cls(json.loads(row) for text in texts for row in text.splitlines())
 
     def group(self, prefix: str, **params: Any) -> Iterator[Line]:
-        """Yield the measured lines whose bench begins so, and whose parameters are these."""
+        """Yield the measured lines with this prefix of the bench and these parameters."""
         for line in self.lines:
             is_measured = line["bench"].startswith(prefix) and "skipped" not in line
             if is_measured and params.items() <= line["params"].items():
@@ -55,5 +55,5 @@ class Results:
         return next((li for li in self.group(bench, **params) if li["bench"] == bench), None)
 
     def skipped(self) -> list[Line]:
-        """Return the lines of what was not measured."""
+        """Return the lines of skipped measurements."""
         return [line for line in self.lines if "skipped" in line]

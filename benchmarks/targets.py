@@ -1,4 +1,4 @@
-"""What must hold, beside what was measured: every ratio is of one run on one machine.
+"""Targets compared with the measurements; every ratio is between results of one run.
 
 ::
 
@@ -23,7 +23,7 @@ AS_RAW = 0.9  # what counts as the same speed, of two measurements that take tur
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One thing that must hold."""
+    """A target for one measured value."""
 
     what: str
     sign: str

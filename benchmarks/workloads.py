@@ -79,7 +79,7 @@ def _chat(num_samples: int) -> Int64Array:
 
 
 def lengths(name: str, num_samples: int | None = None) -> Int64Array:
-    """Return the tokens of each sample, shape (num_samples,); None: as many as the workload has.
+    """Return the tokens of each sample, shape (num_samples,); by default, of all samples.
 
     >>> [round(lengths(name).mean() / 100) for name in ("web", "sft", "long")]
     [9, 1, 36]
@@ -113,7 +113,7 @@ def tokens(name: str, num_samples: int | None = None) -> Iterator[Int32Array]:
 
 
 def _masked(samples: Iterator[Int32Array]) -> Iterator[dict[str, npt.NDArray[np.generic]]]:
-    """Yield samples whose first third is a prompt, which the loss mask omits."""
+    """Yield samples with a loss mask that omits the first third, as if it were a prompt."""
     for sample in samples:
         mask = np.ones(len(sample), np.uint8)
         mask[: len(sample) // 3] = 0
@@ -133,8 +133,8 @@ def write(
     Args:
         name: The workload.
         folder: The data folder of all benches.
-        compression: As MosaicML's writer names it, such as "zstd"; None: raw.
-        num_samples: Samples of it; None: all.
+        compression: The name that MosaicML's writer uses, such as "zstd"; by default raw.
+        num_samples: How many samples; by default all.
         is_masked: Whether each sample has a loss mask, too.
     """
     from streampack.write import write_stream  # peers read lengths where it is not installed

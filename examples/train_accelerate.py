@@ -35,8 +35,6 @@ from accelerate.utils import send_to_device
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-# Before transformers, which imports torchvision: PyPI's cannot be imported beside a CPU-only torch
-# until streampack has declared its operators.
 from streampack import (
     Mixing,
     PackedDataLoader,

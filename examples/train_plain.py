@@ -9,8 +9,8 @@
                                                                             '--> checkpoint
 
 The mask keeps documents apart, positions restart in each, and the loss is a mean over the
-targets of all micro-batches of a step. The checkpoint holds the loader's state beside the model's:
-started again, the run continues with the same packs as if it had never stopped.
+targets of all micro-batches of a step. The checkpoint contains the state of the model and of the
+loader, so a restarted run continues with the same packs as if it had never stopped.
 
 Cost: 15 to 25 ms a step on one core.
 """

@@ -112,8 +112,8 @@ def loss_step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     logits = model(**batch)
     nothing = labels.new_full((len(labels), 1), IGNORED)
     labels = torch.hstack((labels[:, 1:], nothing))
-    # Not the mean times its targets, as the recipes have it: where a batch that fills up an epoch
-    # holds padding only, the mean of no losses is NaN, and so is zero times it.
+    # The recipes multiply the mean by the number of targets. But a batch that fills up an epoch may
+    # contain nothing but padding; the mean of no losses is NaN, and so is zero times it.
     return functional.cross_entropy(logits.transpose(1, 2), labels, reduction="sum")
 
 

@@ -4,8 +4,8 @@
 
     CASES = {"name": Case(kind, work)}      work(task) -> Measured
 
-An adapter imports its library at its top, so that one that is not installed says so by itself. What
-it must convert first (shards of another format, lists of ints) is not timed.
+An adapter imports its library at the top of the file, so a missing one fails with a clear error.
+Conversions that have to come first (to shards of another format, or lists of ints) are not timed.
 
 Cost: none.
 """

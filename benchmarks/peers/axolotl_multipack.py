@@ -1,6 +1,6 @@
 """axolotl's MultipackBatchSampler, alone and with numpy's concatenation of each bin behind it.
 
-Cost: some 5 us a sample.
+Cost: about 5 µs per sample.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Grain's packers over samples in memory: first fit, best fit, and concatenate and split.
 
-Cost: some 30 us a sample.
+Cost: about 30 µs per sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Install every peer into the venv of this interpreter, one at a time, and note what does not go.
+"""Install every peer into the venv of this interpreter, one by one, and note the failures.
 
 ::
 
@@ -6,8 +6,8 @@
 
     python benchmarks/peers/install.py .venv-peers/peers.json
 
-Each peer is installed beside torch as it is pinned for streampack, so none brings another torch;
-one that cannot live with it is omitted with pip's reason.
+Each peer must work with the torch version that streampack pins, so none can install another one; if
+a peer is incompatible with it, it is omitted and pip's reason is recorded.
 
 Cost: about a minute, most of it downloads.
 """
@@ -20,14 +20,14 @@ import sys
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parent.parent.parent
-# What a peer needs beside itself; its other dependencies come by pip, or are there.
+# What to install for each peer; pip resolves its other dependencies, or they are present already.
 PEERS = {
     "grain": ["grain"],
     "litdata": ["litdata"],
     "trl": ["trl"],
     "torchtune": ["torchtune", "torchao"],
     "lancedb": ["lancedb"],
-    # Their other dependencies pin another torch, or bring gigabytes of CUDA; none is needed here.
+    # Their other dependencies pin another torch or pull in gigabytes of CUDA, all unused here.
     "axolotl": ["--no-deps", "axolotl"],
     "torchdata": ["--no-deps", "--target", "{venv}/torchdata", "torchdata==0.8.0"],
     # It wants a numpy that MosaicML's library does not, so it would need a folder of its own.

@@ -1,6 +1,6 @@
 """LanceDB's StreamingDataset with pack_sequences: elastic, resumable, one table, concat packing.
 
-Cost: some 100 to 500 ns a token.
+Cost: about 100 to 500 ns per token.
 """
 
 from __future__ import annotations

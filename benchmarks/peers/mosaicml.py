@@ -1,8 +1,8 @@
 """MosaicML's StreamingDataset: reading alone, and with a packing collator behind it.
 
-The collator does what LLM-Foundry's BinPackCollator does, written anew: pad the samples to the
-longest as its base collator does, cut the padding off again, put the longest first into the first
-bin that has room, keep the bins beyond the batch for the next one, pad to max_seq_len.
+The collator reimplements LLM-Foundry's BinPackCollator. It pads the samples to the longest as the
+base collator does, strips the padding, puts each sample, longest first, into the first bin with
+room, keeps surplus bins for the next batch, and pads the rows to max_seq_len.
 
 Cost: a file lock and an open file a sample.
 """

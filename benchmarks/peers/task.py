@@ -35,11 +35,11 @@ class Task:
     max_seq_len: int
     batch_size: int
     num_samples: int
-    """Of the workload on disk."""
+    """Samples of the workload on disk."""
     memory_samples: int
-    """Of those, in memory, for what packs slowly."""
+    """How many of them are in memory, for peers that pack slowly."""
     seconds: float
-    """How long a stream is read."""
+    """How long to read a stream."""
     raw: str
     """The MDS stream, raw."""
     data: str
@@ -54,7 +54,7 @@ class Measured:
     """Real tokens delivered, padding not counted."""
     seconds: float
     slots: int | None = None
-    """Token slots they were delivered in; None: no rows."""
+    """Token slots of the rows that contained them, if there were rows."""
 
     def answer(self) -> dict[str, Any]:
         """Return it as JSON-able values."""

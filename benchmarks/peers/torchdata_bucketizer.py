@@ -1,9 +1,9 @@
 """torchdata's max_token_bucketize: batches of similar length, padded to their longest.
 
-Releases from 0.9 on have no datapipes, so an old one is in a folder of its own, which
-`make bench-peers` puts on the path of this process. Longer samples than a batch's tokens it drops.
+Releases from 0.9 on have no datapipes, so an older one is installed in a separate folder, which
+`make bench-peers` adds to the path of this process. It drops samples with more tokens than a batch.
 
-Cost: some 6 us a sample.
+Cost: about 6 µs per sample.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """torchtune's PackedDataset over samples that are lists in memory.
 
-Cost: some 150 ns a token.
+Cost: about 150 ns per token.
 """
 
 from __future__ import annotations

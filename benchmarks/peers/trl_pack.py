@@ -1,6 +1,6 @@
 """TRL's pack_dataset over an Arrow table in memory: best fit decreasing, with cut samples or split.
 
-Cost: some 10 us a sample.
+Cost: about 10 µs per sample.
 """
 
 from __future__ import annotations

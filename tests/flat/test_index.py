@@ -70,7 +70,7 @@ def test_an_index_has_the_edges_of_documents(form: str, tmp_path: Path) -> None:
     assert len(got) == len(expected)
     assert (got == EOS).sum() == (expected == EOS).sum()
     plain = open_stream(Stream(local=tmp_path / "data", **options_of(form)), 0)
-    assert open_stream(indexed, 0).full_digest == plain.full_digest  # a run goes on with it
+    assert open_stream(indexed, 0).full_digest == plain.full_digest  # so a run can resume with it
 
 
 @pytest.mark.parametrize("form", FLAT)
