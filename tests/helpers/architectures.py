@@ -6,8 +6,8 @@
                                               write streampack/testing/architectures.py and the page
     python -m tests.helpers.architectures --page   write the page only
 
-All have the weights that transformers gives them by default: a leak is at its weakest there. Flash
-attention goes through all of transformers but its kernel; see `flash.py`.
+All models keep the weights of transformers' default initialisation, under which a leak is weakest.
+Flash attention runs all of transformers' code except the kernel; see `flash.py`.
 
 Cost: half a minute.
 """
@@ -185,7 +185,7 @@ def leaks(model: Any, batch_format: Any, rows: Any = ROWS_OF_4) -> bool:
 
 
 def measure_hf(name: str) -> str:
-    """Result in format "hf"."""
+    """Return the result for format "hf"."""
     try:
         model = model_of(name)
     except AttributeError:
@@ -202,7 +202,7 @@ def measure_hf(name: str) -> str:
 
 
 def measure_flash(name: str) -> str:
-    """Result in format "hf_flash"."""
+    """Return the result for format "hf_flash"."""
     with flash_in_torch() as attention:
         try:
             model = model_of(name, attention)
@@ -210,7 +210,10 @@ def measure_flash(name: str) -> str:
             return "absent"
         except ValueError:
             return "no flash"
-        except (ImportError, KeyError):  # it knows attention by names, and the real kernel only
+        except (
+            ImportError,
+            KeyError,
+        ):  # this version only accepts known names, and the real kernel
             return "kernels"
         if not getattr(model, "_supports_flash_attn", False):
             return "no flash"
@@ -227,7 +230,7 @@ def measure_flash(name: str) -> str:
             TypeError,
             ValueError,
         ):
-            return "kernels"  # it asks for the real kernel by its name
+            return "kernels"  # it imports the real kernel by name
 
 
 def measure(name: str) -> tuple[str, str]:
@@ -235,12 +238,12 @@ def measure(name: str) -> tuple[str, str]:
 
 
 def model_type_of(name: str) -> str:
-    """The name by which a loaded model is looked up."""
+    """Return the name under which a loaded model is looked up."""
     return config_of(name).model_type
 
 
 def measure_all() -> dict[str, Architecture]:
-    """Results of the installed transformers, with what the module says of other versions."""
+    """Results for the installed transformers, merged with the module's for other versions."""
     results = dict(architectures.RESULTS)
     for name, (_, layers, _) in FAMILIES.items():
         try:
@@ -267,7 +270,7 @@ TEXTS = {
 
 
 def table(results: dict[str, Architecture]) -> str:
-    """The page's table."""
+    """Return the table of the page."""
     versions = sorted({version for each in results.values() for version in each.results})
     head = ["architecture", "layers"]
     head += [f"`{f}`, {v}" for f in ("hf", "hf_flash") for v in versions]
@@ -279,13 +282,13 @@ def table(results: dict[str, Architecture]) -> str:
 
 
 def row(kind: str, each: Architecture) -> str:
-    """A line of the module's table."""
+    """Return a line of the module's table."""
     results = (f"{version}: {', '.join(pair)}" for version, pair in each.results.items())
     return f"{' | '.join([kind, each.name, each.layers, *results])}\n"
 
 
 def write_page() -> None:
-    """Put the module's results into the page."""
+    """Write the module's results into the page."""
     page = PAGE.read_text()
     new = f"<!-- results -->\n\n{table(dict(architectures.RESULTS))}\n\n<!-- end -->"
     PAGE.write_text(re.sub(r"<!-- results -->.*<!-- end -->", new, page, flags=re.DOTALL))

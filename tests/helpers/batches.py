@@ -1,4 +1,4 @@
-"""Batches of any format, compared; and streams with and without labels and loss masks."""
+"""Comparing batches of any format, and streams with and without labels and loss masks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = np.random.default_rng(7).integers(1, 200, 300).tolist()
 
 
 def stream_with_targets(folder: Path, targets: str) -> Stream:
-    """Write a stream in which a "mask" or "labels" say which tokens are targets; "plain": none."""
+    """Write a stream with targets marked by a "mask" or by "labels", or with neither ("plain")."""
     if targets == "plain":
         return stream_of(folder, LENGTHS)
     name = {"mask": "loss_mask", "labels": "labels"}[targets]
@@ -36,13 +36,13 @@ def dataset_of(stream: Stream, batch_format: Any = "native") -> PackedStreamingD
     return PackedStreamingDataset(
         [stream],
         packing=Packing(max_seq_len=64),
-        batch_size=1 if batch_format == "llama_factory" else 3,  # which takes no more
+        batch_size=1 if batch_format == "llama_factory" else 3,  # its maximum
         batch_format=batch_format,
     )
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two batches of any format hold the same, in containers of the same kind."""
+    """Whether two batches of any format are equal, down to the types of their containers."""
     if torch.is_tensor(one):
         return torch.is_tensor(other) and one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):

@@ -1,9 +1,9 @@
-"""A model for Lightning that predicts a token from the one before, in native batches.
+"""A Lightning model that predicts each token from the previous one, on native batches.
 
 ::
 
     training_step      the mean loss over a batch's targets; 0 if it has none
-    validation_step    the same, logged with their number as its weight
+    validation_step    the same, logged with the number of targets as its weight
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VOCABULARY = 99
 
 
 class Bigrams(LightningModule):
-    """The same weights each time."""
+    """A bigram table; its weights are the same in every instance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Bigrams(LightningModule):
 
 
 def held_out_loss(dataset: Any, **options: Any) -> float:
-    """Measure a held-out set with Lightning."""
+    """Return the loss on a held-out set, as measured by Lightning."""
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, **options)
     data = PackedData(held_out=dataset, batch_size=2)
     (metrics,) = trainer.validate(Bigrams(), datamodule=data, verbose=False)
@@ -54,7 +54,7 @@ def held_out_loss(dataset: Any, **options: Any) -> float:
 
 
 def loss_one_by_one(samples: Sequence[Any]) -> float:
-    """The mean over all targets, a sample at a time."""
+    """Return the mean loss over all targets, computed one sample at a time."""
     total, count = 0.0, 0
     with torch.no_grad():
         for sample in samples:

@@ -1,10 +1,10 @@
-"""A page in a headless browser: what it shows, what it complains about and what it asks for.
+"""A page in a headless browser: its contents, console messages and requests.
 
 ::
 
     chromium --remote-debugging-pipe    fd 3 <-- commands, fd 4 --> answers and events, in JSON
 
-Cost: about two seconds a page.
+Cost: about two seconds per page.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Page:
         return json.loads(message)
 
     def open(self, path: Path, *, is_dark: bool = False) -> None:
-        """Open a file, and wait until all of it is loaded."""
+        """Open a file, and wait until it has loaded completely."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
         size = {"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -72,7 +72,7 @@ class Page:
             self._events.append(self._next())
 
     def evaluate(self, code: str) -> Any:
-        """Return the value of JavaScript."""
+        """Evaluate JavaScript and return its value."""
         result = self._ask("Runtime.evaluate", expression=code, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]
@@ -84,7 +84,7 @@ class Page:
 
     @property
     def requests(self) -> list[str]:
-        """The URLs that were asked for since the page was opened."""
+        """The URLs requested since the page was opened."""
         sent = [e for e in self._events if e["method"] == "Network.requestWillBeSent"]
         return [event["params"]["request"]["url"] for event in sent]
 

@@ -1,8 +1,8 @@
 """Real MDS files for tests, in which every token encodes its own position.
 
 Token `i` of sample `s` of a stream written with `seed` k is ``k * 7_919 + s * 101 + i`` modulo a
-prime below the dtype's limit: neighbours in a sample differ by one, and samples and streams
-differ from each other, so a test can tell from a token whether it is in its place.
+prime below the dtype's limit. Neighbouring tokens of a sample differ by one; samples and streams
+differ by other amounts, so a test can tell from any token whether it is in the right place.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ PRIMES = {
 
 
 def tokens_of(seed: int, sample: int, length: int, dtype: str = "int32") -> np.ndarray:
-    """Return the tokens that sample `sample` of stream `seed` must hold, shape (length,)."""
+    """Return the tokens that sample `sample` of stream `seed` must have, shape (length,)."""
     values = seed * 7_919 + sample * 101 + np.arange(length, dtype=np.int64)
     return (values % PRIMES[dtype]).astype(dtype)
 
 
 def encode(tokens: np.ndarray, encoding: str) -> Any:
-    """Return what MDSWriter takes for a column of this encoding."""
+    """Convert a value to the form that MDSWriter accepts for a column of this encoding."""
     return tokens.tobytes() if encoding == "bytes" else tokens
 
 
@@ -60,14 +60,14 @@ def write_stream_files(
     """Write an MDS stream with MosaicML's own writer.
 
     Args:
-        folder: Where to; must not exist or be empty.
+        folder: Where to write; must be empty or not exist.
         lengths: Tokens of each sample.
         seed: Which stream it is; see the module's text.
         dtype: Type of the tokens.
         encoding: MDS encoding of the tokens; by default "ndarray:<dtype>".
         column: Name of the token column.
-        compression: MosaicML's name of one.
-        size_limit: Bytes of a shard, small so that there are several.
+        compression: MosaicML's name of a compression.
+        size_limit: Bytes of a shard; small, so that there are several.
         hashes: Hash algorithms to write.
         lengths_file: Whether to write a length file too.
         extra_columns: Whether to put columns of fixed and variable size before and after.
@@ -82,7 +82,7 @@ def write_stream_files(
     if extra_columns:
         layout |= {"a_text": "str", "b_number": "int", "y_blob": "bytes", "z_half": "float16"}
     samples = [tokens_of(seed, i, length, dtype) for i, length in enumerate(lengths)]
-    # Imported here: worker processes import this module too, and need not wait for MosaicML's.
+    # Imported here because worker processes import this module too, and do not need MosaicML's.
     with import_module("streaming").MDSWriter(
         out=str(folder),
         columns=layout,
@@ -115,7 +115,7 @@ def stream_of(
 
 
 class ReadOnlyDisk(LocalFilesystem):
-    """A disk on which nothing can be written, also for root."""
+    """A disk on which nothing can be written, not even by root."""
 
     def _refuse(self, path: Path, *_: Any, **__: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system", str(path))

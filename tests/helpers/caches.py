@@ -1,4 +1,4 @@
-"""Find the files of a cache, for tests that inspect or damage them."""
+"""Find the files in a cache, for tests that inspect or damage them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NOTES = ".streampack"
 
 
 def cache_of(local: Path) -> Path:
-    """Return the one remote's folder in a `local`."""
+    """Return the folder of the only remote in a `local`."""
     (folder,) = (path for path in Path(local).iterdir() if FOLDER.fullmatch(path.name))
     return folder
 
 
 def cached(local: Path, name: str) -> Path:
-    """Return the one file of a cache that is a copy of `name`."""
+    """Return the only file in a cache that is a copy of `name`."""
     stem, _, suffix = name.partition(".")
     other = rf"{stem}\.[0-9a-f-]+\.{suffix}"  # index.json and lengths.bin
     pattern = re.compile(rf"{re.escape(name)}\.[0-9a-f]{{8}}|{other}")
@@ -38,7 +38,7 @@ def cached_shards(local: Path) -> list[Path]:
 
 
 def plain_name(name: str) -> str:
-    """Return the name at its origin of a cache's file.
+    """Return the name that a file in a cache has at its origin.
 
     >>> plain_name("shard.00000.mds.1b7e40d2"), plain_name("index.1b7e40d2-1b7e40d2.json")
     ('shard.00000.mds', 'index.json')
@@ -48,7 +48,7 @@ def plain_name(name: str) -> str:
 
 
 def at_once(function: Any, arguments: list[Any]) -> list[Any]:
-    """Call a function in as many processes, which begin together; return what they put."""
+    """Call a function in several processes that start together; return what they put."""
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(len(arguments)), context.SimpleQueue()
     jobs = [context.Process(target=function, args=(*each, barrier, results)) for each in arguments]
@@ -98,7 +98,7 @@ class Buckets:
 
     @property
     def store(self) -> Downloader:
-        """What `open_stream` takes."""
+        """The downloader to pass to `open_stream`."""
         return Downloader(fetch=self.fetch, fetch_if_there=self.fetch_if_there)
 
 

@@ -1,4 +1,4 @@
-"""Runs of chapters over made-up lengths, and what tests read off the sequence they give."""
+"""Runs of chapters over made-up lengths, and the packs of their sequences."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_packs(
 
 
 def device_packs(sequence: PackSequence, views: Sequence[DeviceView], most: int = 1) -> list:
-    """What is left of a device's packs: (chapter, slot, rows)."""
+    """The remaining packs of a device: (chapter, slot, rows)."""
     packs = []
     while (plan := sequence.next(most)) is not None:
         packs += plan_packs(plan, views[plan.epoch])
@@ -93,11 +93,11 @@ def plan_packs(plan: DevicePlan, view: DeviceView) -> list[tuple[int, int, list]
 
 
 def drawn_segments(sequence: PackSequence, views: Sequence[DeviceView]) -> Int64Array:
-    """All that a device's lanes draw to the run's end: what is delivered, and what still waits."""
+    """All segments that a device's lanes draw until the run ends, including those not delivered."""
     rows = [np.array(pack) for _, _, pack in device_packs(sequence, views, most=8)]
     sequence._at.note_delivered()
     queues = sequence._queues
-    for lane, queue in list(queues._loaded):  # those that rest
+    for lane, queue in list(queues._loaded):  # queues that are paused
         queues.get(lane, queue)
     queues.know_delivered()
     for pack_queue in queues:

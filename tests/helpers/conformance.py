@@ -1,4 +1,4 @@
-"""Streams with known tokens, datasets over them, and checks; the pictures are streampack.testing's.
+"""Streams with known tokens, datasets over them, and checks; see streampack.testing for pictures.
 
 `make` builds a dataset over streams from `write_streams`, in which every token encodes its own
 position (see `tests/helpers/builders.py`).
@@ -45,7 +45,7 @@ class Written:
     tokens: tuple[list[np.ndarray], ...]
 
     def __repr__(self) -> str:
-        return f"Written({self.paths[0].parent})"  # a red test need not print every token
+        return f"Written({self.paths[0].parent})"  # a failing test need not print every token
 
     @property
     def lengths(self) -> list[list[int]]:
@@ -77,7 +77,7 @@ def make(
     order: dict[str, Any] | None = None,
     **options: Any,
 ) -> PackedStreamingDataset:
-    """A dataset over written streams; a lone process unless `options` names a world."""
+    """A dataset over written streams, in a single process unless `options` has a world."""
     return PackedStreamingDataset(
         streams=written.streams(weights),
         packing=Packing(max_seq_len=max_seq_len, **(packing or {})),
@@ -96,7 +96,7 @@ def segments_of(shown: Iterable[tuple[bytes, ...]]) -> np.ndarray:
 def check_exactly_once(
     shown: Sequence[tuple[bytes, ...]], written: Written, quotas: Sequence[int]
 ) -> None:
-    """Check that packs have `quotas[s]` samples of stream s, each whole and once in a pass."""
+    """Check that packs have `quotas[s]` samples of stream s, each complete and once per pass."""
     segments = segments_of(shown)
     batch = {"segments": np.insert(segments, 0, 0, axis=1)}
     assert_exactly_once([batch], written.lengths, quotas)

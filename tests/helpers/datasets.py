@@ -1,4 +1,4 @@
-"""Datasets from names of streams, options of each stream, and options of the dataset."""
+"""Make datasets from the names of streams, options per stream, and options of the dataset."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def online_dataset(
 
 
 def write_chapter_streams(folder: Path) -> dict[str, str]:
-    """Write four streams that run out at unlike steps; return their folders by name."""
+    """Write four streams that run out at different steps; return their folders by name."""
     rng = np.random.default_rng(0)
     sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
     return {
@@ -66,7 +66,7 @@ def chapter_dataset(
     stream: Options | None = None,
     **options: Any,
 ) -> PackedStreamingDataset:
-    """Return a run of chapters; `data` names the folder of a stream, `stream` options of each."""
+    """Return a run of chapters; `data` has folders by stream, and `stream` options for each."""
     order = {"seed": 17, "pack_shuffle": 256, "num_lanes": 2} | options.pop("order", {})
     size = options.pop("global_batch_size", 16)
     defaults = {"packing": Packing(max_seq_len=64), "batch_size": 2, "world": World()}

@@ -1,4 +1,4 @@
-"""Loops of `steps` on ranks of different lengths: datasets, what they deliver, what they must."""
+"""Loops of `steps` on ranks with different amounts of data: the actual and the expected batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS_OF_RANKS = (41, 38, 36, 45)
 
 
 class Unsized:
-    """Can be iterated again, says no size, and gives each worker of a rank its own part."""
+    """Repeatable items without a length; each worker of a rank gets its own part."""
 
     def __init__(self, rows: list[list[int]]) -> None:
         self.rows = rows
@@ -37,7 +37,7 @@ class Unsized:
 
 
 def rows_of_packs(rank: int, num_packs: int) -> list[list[int]]:
-    """Samples of which each fills a pack of 8 tokens."""
+    """Samples that each fill a pack of 8 tokens."""
     return [[1000 * rank + number] * 8 for number in range(num_packs)]
 
 
@@ -56,7 +56,7 @@ def dataset_of(
 
 
 def mixture(steps: Any, method: str = "random", **mixing: Any) -> PackedIterableDataset:
-    """One rank with two lists of samples of many lengths, of which packs hold several."""
+    """One rank with two lists of samples of various lengths, several of which fit in a pack."""
     lengths = [7, 12, 30, 2, 9, 11, 70, 3, 5, 21] * 3
     sources = [
         [[1000 * number + index] * length for index, length in enumerate(lengths)]
@@ -76,7 +76,7 @@ def mixture(steps: Any, method: str = "random", **mixing: Any) -> PackedIterable
 
 
 def digest_of(batch: dict[str, Any]) -> str:
-    """A name for every byte of a batch."""
+    """A digest of every byte of a batch."""
     content = blake2b(digest_size=8)
     for key in sorted(batch):
         value = batch[key]
@@ -86,7 +86,7 @@ def digest_of(batch: dict[str, Any]) -> str:
 
 
 def loops(loader: Any, number: int) -> list[list[str]]:
-    """The digests of the batches of as many loops."""
+    """The digests of the batches of `num_loops` loops."""
     return [[digest_of(batch) for batch in loader] for _ in range(number)]
 
 
@@ -99,7 +99,7 @@ def equal_lengths(lengths: list[list[int]], num_loops: int) -> list[int]:
     """Steps of each loop with steps="equal", by the definition.
 
     Args:
-        lengths: Batches of each epoch of each rank, as it would read alone.
+        lengths: Batches of each epoch of each rank, if it were to read alone.
         num_loops: Number of loops.
     """
     taken = 0
@@ -112,7 +112,7 @@ def equal_lengths(lengths: list[list[int]], num_loops: int) -> list[int]:
 
 
 def loader_of(dataset: PackedIterableDataset, workers: int, **options: Any) -> PackedDataLoader:
-    """A loader that threads or workers serve."""
+    """A loader that reads in threads or in workers."""
     if workers:
         options["multiprocessing_context"] = "fork"
     return PackedDataLoader(dataset, num_workers=workers, **options)

@@ -1,4 +1,4 @@
-"""How many generated examples a law is tried on, also in `make quick`."""
+"""The number of generated examples per law, which `make quick` reduces."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ MOST = os.environ.get("STREAMPACK_TEST_EXAMPLES")  # set by make quick
 
 
 def examples(number: int, **more: Any) -> settings:
-    """Return settings for so many examples, or for the fewer that the environment asks for."""
+    """Return settings for this many examples, or for fewer if the environment asks for that."""
     return settings(max_examples=min(number, int(MOST)) if MOST else number, **more)

@@ -37,7 +37,7 @@ def make_samples(number: int, seed: int = 0, *, targets: bool = True) -> list[Sa
 
 
 def make_dataset(folder: Path, samples: Sequence[Sample], **arguments: Any) -> Any:
-    """A dataset of these samples, written where they are not yet."""
+    """A dataset of these samples, which are written to disk if necessary."""
     if not folder.exists():
         write_stream(samples, folder)
     arguments.setdefault("packing", Packing(max_seq_len=MAX_SEQ_LEN))
@@ -45,7 +45,7 @@ def make_dataset(folder: Path, samples: Sequence[Sample], **arguments: Any) -> A
 
 
 def make_model(hidden_size: int = 16) -> Any:
-    """A tiny Llama, the same each time."""
+    """A tiny Llama with the same weights every time."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -60,7 +60,7 @@ def make_model(hidden_size: int = 16) -> Any:
 
 
 def make_trainer(out: Path, *, cls: Any = PackedTrainer, **options: Any) -> Any:
-    """A trainer on the CPU; names of `TrainingArguments` go there, others to the trainer."""
+    """A trainer on the CPU; options go to `TrainingArguments` if it has them, else to `cls`."""
     fields = TrainingArguments.__dataclass_fields__
     ours = {name: value for name, value in options.items() if name not in fields}
     arguments = {
@@ -76,7 +76,7 @@ def make_trainer(out: Path, *, cls: Any = PackedTrainer, **options: Any) -> Any:
 
 
 def unpacked_loss(model: Any, samples: Sequence[Sample]) -> float:
-    """The mean over all targets, a sample at a time."""
+    """Return the mean loss over all targets, computed one sample at a time."""
     total, count = 0.0, 0
     for sample in samples:
         ids = torch.tensor(sample["tokens"])[None].long()

@@ -1,9 +1,9 @@
-"""transformers' way into flash attention without a GPU: its own code, and a kernel in plain torch.
+"""Flash attention in transformers without a GPU: its own code, but a kernel in plain torch.
 
 ::
 
     model --> flash_attention_mask --> flash_attention_forward --> varlen kernel (here: SDPA)
-              all transformers' own                                by cu_seqlens, causal
+              all from transformers                                by cu_seqlens, causal
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _attend(
     softmax_scale: float | None = None,
     **_: Any,
 ) -> torch.Tensor:
-    """The kernel of whole rows, each of shape (B, S, heads, dim)."""
+    """The kernel for padded rows; tensors have shape (B, S, heads, dim)."""
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     out = functional.scaled_dot_product_attention(
         q, k, v, is_causal=causal, scale=softmax_scale, enable_gqa=True
@@ -44,7 +44,7 @@ def _attend(
 def _attend_varlen(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, cu_seqlens_q: torch.Tensor, **others: Any
 ) -> torch.Tensor:
-    """The kernel of sequences in one line, each of shape (T, heads, dim)."""
+    """The kernel for concatenated sequences; tensors have shape (T, heads, dim)."""
     edges = cu_seqlens_q.tolist()
     parts = [
         _attend(q[None, a:b], k[None, a:b], v[None, a:b], **others)[0]
@@ -56,7 +56,7 @@ def _attend_varlen(
 
 @contextmanager
 def flash_in_torch() -> Iterator[str]:
-    """Give the name of an attention that goes through all of transformers but the kernel."""
+    """Yield the name of an attention that uses all of transformers' code except the kernel."""
     ALL_ATTENTION_FUNCTIONS.register(NAME, flash_attention_forward)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, flash_attention_mask)
     kernels = {
@@ -64,7 +64,7 @@ def flash_in_torch() -> Iterator[str]:
         "_flash_varlen_fn": _attend_varlen,
         "_pad_fn": theirs._pad_input,
         "_unpad_fn": theirs._unpad_input,
-        "_loaded_implementation": NAME,  # so that transformers 5 imports no other
+        "_loaded_implementation": NAME,  # keeps transformers 5 from importing another
         "_process_flash_kwargs_fn": theirs._lazy_define_process_function(_attend_varlen),
     }
     known = {name: kernel for name, kernel in kernels.items() if hasattr(theirs, name)}

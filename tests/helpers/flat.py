@@ -1,7 +1,7 @@
-"""Token files of other programs, for tests: made by the real writers where these install.
+"""Token files of other programs, for tests, made by the original writers if they can be installed.
 
-Megatron's and OLMo's own tools need their training packages, so their few lines are written here,
-from the layouts that streampack/flat/megatron.py and olmo.py describe.
+The tools of Megatron and OLMo need their training packages, so short equivalents are written here,
+following the layouts described in streampack/flat/megatron.py and olmo.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMATS = ("megatron", "olmo", "datatrove", "arrow", "litdata")
 
 
 def make_documents(num: int = 300, seed: int = 1, dtype: str = "uint16") -> Documents:
-    """Return documents of random ids, most of them short, one of them empty."""
+    """Return documents of random ids; most are short, and one is empty."""
     rng = np.random.default_rng(seed)
     lengths = np.maximum(rng.lognormal(4, 1, num), 1).astype(int)
     return [rng.integers(1, 1000, n).astype(dtype) for n in lengths]
@@ -103,12 +103,12 @@ def write(form: str, folder: Path, documents: Documents, name: str = "web") -> N
 
 
 def options_of(form: str) -> dict[str, Any]:
-    """Return what a `Stream` must be told about files of a format."""
+    """Return the options that a `Stream` needs to read files of a format."""
     return {"tokens_dtype": "uint16"} if form == "olmo" else {}
 
 
 def damage(content: bytes, rng: np.random.Generator) -> bytes:
-    """Return a file with some bytes changed, and sometimes cut or grown."""
+    """Return a file with some bytes changed, and sometimes truncated or extended."""
     data = np.frombuffer(content, np.uint8).copy()
     for _ in range(int(rng.integers(1, 4))):
         place = int(rng.integers(0, max(len(data), 1)))

@@ -1,9 +1,9 @@
-"""Files of rows for the tests of inputs, and the rows that slices give.
+"""Files of rows for the tests of inputs, and the rows that their slices contain.
 
 ::
 
     write_rows(path, texts)   rows.jsonl | rows.jsonl.zst | rows.csv | rows.parquet | rows.arrow
-    rows_of(parts)            [(row, text), ...] of all of them, and their bad rows
+    rows_of(parts)            [(row, text), ...] of all slices, and their bad rows
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def rows_of(
 
 
 def texts_of(parts: Iterable[InputSlice]) -> list[Any]:
-    """Return the texts of slices; bad rows are a failure."""
+    """Return the texts of slices, and fail if there are bad rows."""
     rows, bad = rows_of(parts)
     assert bad == []
     return [value for _, value in rows]

@@ -10,7 +10,7 @@ import torch
 
 
 def rows_of(number: int, lengths: list[int]) -> list[list[int]]:
-    """Token lists in which every token tells stream, sample and place."""
+    """Token lists in which every token encodes its stream, sample and position."""
     return [
         [number * 10**6 + index * 10**3 + i for i in range(length)]
         for index, length in enumerate(lengths)
@@ -18,7 +18,7 @@ def rows_of(number: int, lengths: list[int]) -> list[list[int]]:
 
 
 class Again:
-    """Can be iterated again, says no size, has no state."""
+    """A repeatable iterable without a length or a state."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows
@@ -28,7 +28,7 @@ class Again:
 
 
 class WithState:
-    """Goes on where its state says; counts how many items it gave, over all iterations."""
+    """An iterable that resumes from its state, and counts its items over all iterations."""
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows
@@ -51,7 +51,7 @@ class WithState:
 
 
 def pieces(batches: list[dict[str, Any]]) -> dict[tuple[int, int, int], list[int]]:
-    """(stream, pass, sample) -> its tokens, put together from the batches' segments."""
+    """Return the tokens of each (stream, pass, sample), joined from the segments of batches."""
     found: dict[tuple[int, int, int], list[tuple[int, list[int]]]] = {}
     for batch in batches:
         filled = [0] * len(batch["tokens"])

@@ -1,11 +1,11 @@
-"""The packers in plain Python: slow, obvious, and written from the description, not the kernels.
+"""The packers in plain Python: slow, obvious, and written from the docs rather than the kernels.
 
 ::
 
     rows (lists of six ints) --exact_fit / next_fit / ...--> packs (lists of rows), rows left over
 
-Reachable sums are the bits of one int; nothing is shared with the package but the numbers that
-it documents.
+A set of reachable sums is stored as the bits of an int. The only things shared with the package are
+the constants that it documents.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SAMPLE, START, LENGTH, TOTAL = 2, 3, 4, 5
 
 
 def rows_of(lengths: list[int] | np.ndarray) -> np.ndarray:
-    """Return rows of whole samples, numbered as they come, shape (n, 6)."""
+    """Return rows of whole samples, numbered in order, shape (n, 6)."""
     rows = np.zeros((len(lengths), 6), np.int64)
     rows[:, SAMPLE] = np.arange(len(lengths))
     rows[:, LENGTH:] = np.array(lengths, np.int64)[:, None]
@@ -32,7 +32,7 @@ def rows_of(lengths: list[int] | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A packing, in the numbers that its description names."""
+    """A packing, reduced to the numbers used in its description."""
 
     max_seq_len: int
     buffer_tokens: int
@@ -55,7 +55,7 @@ class Rules:
     @property
     def min_fragment(self) -> int:
         wanted = self.fragment or min(64, max(1, self.max_seq_len // 8))
-        return wanted + self.multiple - 1  # the room of a piece is larger than it by the padding
+        return wanted + self.multiple - 1  # a piece also needs room for its padding
 
     @property
     def most(self) -> int:
@@ -66,25 +66,27 @@ class Rules:
 
 
 class OutOfRowsError(Exception):
-    """A pack wants one row more than there is."""
+    """A pack needs one more row than there is."""
 
 
 @dataclass
 class Run:
-    """A packer at work on rows that are all known."""
+    """A packer's state, with all rows known in advance."""
 
     rules: Rules
     rows: list[Row]
     final: bool
     pool: list[Row] = field(default_factory=list)
     packs: list[list[Row]] = field(default_factory=list)
-    born: list[int] = field(default_factory=list)  # pool packs closed when each of the pool came
+    born: list[int] = field(
+        default_factory=list
+    )  # for each row in the pool, the pool packs closed when it arrived
     num_closed: int = 0
     high_tokens: int = 0
     high_samples: int = 0
 
     def pull(self) -> bool:
-        """Put the next row into the pool; False where the bounds, or the end, forbid it."""
+        """Move the next row into the pool; return False if it is full or no row is left."""
         while self.rows and self.rows[0][LENGTH] == self.rules.max_seq_len:
             self.packs.append([self.rows.pop(0)])
         if not self.rows:
@@ -101,12 +103,12 @@ class Run:
         return True
 
     def seen(self, place: int) -> bool:
-        """Tell whether the pool has this place, if need be with one more row."""
+        """Return whether the pool has this place, pulling one more row if necessary."""
         return place < len(self.pool) or self.pull()
 
 
 def cut(rules: Rules, row: Row, gap: int) -> tuple[list[Row], Row]:
-    """Return the head of a row that fills the gap (or none), and what is left of the row."""
+    """Split a row into the head that fills the gap, if there is one, and the rest."""
     head = min(gap, row[LENGTH] - rules.min_fragment)
     head -= head % rules.multiple
     if not rules.may_cut(gap) or row[LENGTH] <= gap or head < rules.min_fragment:
@@ -135,7 +137,7 @@ def subset(run: Run, first: int, left: int) -> set[int]:
 
 
 def fewest(run: Run, first: int, left: int) -> set[int]:
-    """Return what `subset` does, but as few places as a pack may still take."""
+    """Like `subset`, but limited to the number of samples that a pack can still take."""
     budget, never = run.rules.most - first, 10**9
     counts, snaps, place, patience = {0: 0}, [], first, 16
     if not budget:
@@ -164,7 +166,7 @@ def fewest(run: Run, first: int, left: int) -> set[int]:
 
 
 def one_exact_pack(run: Run) -> None:
-    """Close one pack; nothing but the pool changes before it is complete."""
+    """Close one pack; only the pool changes before the pack is complete."""
     rules = run.rules
     if not run.seen(0):
         return
@@ -196,7 +198,7 @@ def one_exact_pack(run: Run) -> None:
 
 
 def exact_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows by exact fit, until they are all taken or, with `final`, all packed."""
+    """Pack rows by exact fit until all have been pulled or, with `final`, packed."""
     run = Run(rules=rules, rows=[list(row) for row in rows], final=final)
     try:
         while run.rows or run.pool:
@@ -240,7 +242,7 @@ class OpenPack:
 
 @dataclass
 class Bins:
-    """First fit or best fit at work."""
+    """The state of first fit or best fit."""
 
     rules: Rules
     is_best: bool
@@ -253,7 +255,7 @@ class Bins:
         return [row for pack in self.bins for row in pack.rows]
 
     def choose(self, length: int) -> OpenPack | None:
-        """Return the pack for a segment: the fullest or the oldest of those with room."""
+        """Return the pack for a segment: of those with room, the fullest or the oldest."""
         able = [pack for pack in self.bins if pack.free >= length]
         return min(able, key=lambda pack: pack.free if self.is_best else 0, default=None)
 
@@ -313,7 +315,7 @@ def best_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
 
 
 def greedy_knapsack(lengths: list[int], capacity: int, most: int = 10**9) -> list[list[int]]:
-    """Return bins of item numbers, the longest that fits first; of equal ones the oldest."""
+    """Return bins of item numbers, taking the longest item that fits; on a tie, the oldest."""
     left, bins = list(range(len(lengths))), []
     while left:
         bins.append([])
@@ -330,7 +332,7 @@ def greedy_knapsack(lengths: list[int], capacity: int, most: int = 10**9) -> lis
 
 
 def knapsack(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows by knapsack, a window at a time."""
+    """Pack rows by knapsack, one window at a time."""
     run = Run(rules=rules, rows=[], final=final)
 
     def empty() -> None:
@@ -357,8 +359,8 @@ def best_fit_decreasing(
     """Pack one window, longest first into the fullest pack; its first rows have waited."""
     run = Run(rules=rules, rows=[], final=final)
     size = rules.max_seq_len
-    bins: list[list[int]] = []  # places in rows; the first opened the bin
-    touched: list[int] = []  # by bin: when it was filled last
+    bins: list[list[int]] = []  # places in `rows`; the first one opened the bin
+    touched: list[int] = []  # when each bin last received a row
 
     def free(number: int) -> int:
         return size - sum(rows[place][LENGTH] for place in bins[number])
@@ -424,7 +426,7 @@ def concat(rules: Rules, rows: list[Row], *, final: bool) -> Run:
 
 
 def in_rooms(oracle: Any, rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Run an oracle on what rows take in a pack, and give back what they hold."""
+    """Run an oracle on the padded lengths of rows, and return packs of the original rows."""
     rooms = [
         [*row[:LENGTH], -(-row[LENGTH] // rules.multiple) * rules.multiple, row[TOTAL]]
         for row in rows
@@ -436,7 +438,7 @@ def in_rooms(oracle: Any, rules: Rules, rows: list[Row], *, final: bool) -> Run:
 
 
 def largest_sum(lengths: list[int], limit: int) -> int:
-    """Return the largest sum of some of the lengths that is within the limit, by trying all."""
+    """Return the largest sum of lengths within the limit, by trying all subsets."""
     sums = (sum(some) for count in range(len(lengths) + 1) for some in combinations(lengths, count))
     return max(total for total in sums if total <= limit)
 

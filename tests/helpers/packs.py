@@ -1,4 +1,4 @@
-"""Native batches for tests, written down token by token and without streampack's kernels."""
+"""Native batches for tests, built token by token without streampack's kernels."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def native_batch(
     Args:
         rows: Lengths of the segments of each pack.
         row_tokens: S.
-        seed: Of the tokens.
-        multiple: Segments end in padding of their own, so that each takes a multiple of it.
+        seed: Determines the tokens.
+        multiple: Each segment is padded to a multiple of this.
         cuts: (row, number in the row) of segments whose sample continues in another pack.
     """
     generator = np.random.Generator(np.random.Philox(seed))
@@ -67,7 +67,7 @@ def native_batch(
 
 
 def samples_of(batch: dict[str, Any]) -> list[tuple[int, int, int]]:
-    """Return row, first token and length of each segment, found token by token."""
+    """Return the row, first token and length of each segment, found token by token."""
     found = []
     counts = dict.fromkeys(range(len(batch["tokens"])), 0)
     for row, _, _, _, _, length in batch["segments"].tolist():
@@ -78,4 +78,4 @@ def samples_of(batch: dict[str, Any]) -> list[tuple[int, int, int]]:
 
 
 ROWS_OF_4 = [[7, 12, 5], [9, 1], [24], []]
-"""Four packs of 24: a full one, one with padding, one sample, nothing but padding."""
+"""Four packs of 24: a full one, one with padding, a single sample, and only padding."""

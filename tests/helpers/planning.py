@@ -1,4 +1,4 @@
-"""Recipes over made-up lengths, and what tests read off the sequence they give."""
+"""Recipes over made-up lengths, and the packs of their sequences."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -
 
 
 def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs) -> list[list]:
-    """The packs of the canonical sequence, read by all devices of a world, in order; no padding."""
+    """The packs of the canonical sequence in order, as all devices read them, without padding."""
     per_device = [device_batches(recipe, view, epoch, **kwargs) for view in views]
     steps = {len(batches) for batches in per_device}
     assert len(steps) == 1, f"devices take {steps} steps"
@@ -123,7 +123,7 @@ def world_views(num_devices: int, batch_size: int) -> list[DeviceView]:
 def covered(
     packs: list[list], num_streams: int
 ) -> list[dict[tuple[int, int], list[tuple[int, int]]]]:
-    """Per stream: (pass, sample) -> its (start, length) pieces, sorted."""
+    """For each stream, the sorted (start, length) pieces of each (pass, sample)."""
     pieces: list[dict] = [{} for _ in range(num_streams)]
     for pack in packs:
         for row in pack:
@@ -136,7 +136,7 @@ def covered(
 
 
 def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list, bool]]:
-    """The packs of each global batch, and whether no stream had run out in any lane by then."""
+    """The packs of each global batch, and whether every lane still had samples of each stream."""
     size = recipe.global_batch_size
     sequence = epoch_sequence(recipe, DeviceView(batch_size=size), Progress(epoch=epoch, **kwargs))
     batches = []
@@ -194,7 +194,7 @@ def synthetic_stream(
 
 
 def queue_packs(planner: PackQueue) -> Iterator[list]:
-    """The packs of one queue of a lane, one after the other; for ever with epoch_end="carry"."""
+    """The packs of one queue of a lane, one by one; they never end with epoch_end="carry"."""
     number = 0
     while planner.know(number):
         [begin], [size] = planner.places(np.array([number]))

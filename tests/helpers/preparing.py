@@ -36,14 +36,14 @@ def texts(num_rows: int, seed: int = 0) -> list[str]:
 
 
 def jsonl_file(path: Path, rows: Iterable[Any]) -> Path:
-    """Write rows as JSON lines; a row of bytes is a line as it is."""
+    """Write rows as JSON lines; bytes are written unchanged."""
     lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
 
 
 def text_rows(num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return rows of a text and two more columns."""
+    """Return rows with a text and two more columns."""
     return [
         {"text": text, "url": f"https://example.org/{i}", "score": i / 4}
         for i, text in enumerate(texts(num_rows, seed))
@@ -51,7 +51,7 @@ def text_rows(num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def options_of(folder: Path, **options: Any) -> WriteOptions:
-    """Return options that make many parts and shards of little text."""
+    """Return options that split even a little text into many parts and shards."""
     rows = RowFormat(tokenizer=tokenizer_file(folder), columns=("url", "score"))
     return WriteOptions(
         **{"rows": rows, "part_bytes": 4000, "size_limit": 1500, "num_workers": 1, **options}
@@ -59,7 +59,7 @@ def options_of(folder: Path, **options: Any) -> WriteOptions:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Return the contents of all files in a folder, without what readers keep there."""
+    """Return the contents of all files in a folder, except those that readers add."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -80,7 +80,7 @@ class CrashingOutput:
 
     inner: LocalOutput
     crash_at: int
-    """The step; -1: none."""
+    """The step at which to crash, or -1."""
     step: int = 0
     log: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Random runs over real files: streams, lengths, weights, lanes, packers, methods and worlds."""
+"""Random runs over real files, with random streams, weights, lanes, packers, methods and worlds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Case:
         self.names = [f"s{number}" for number in range(len(sizes))]
         self.method = "random" if kind == "drop" else dice.choice(METHODS)
         self.max_seq_len = dice.choice([32, 64])
-        # How often an epoch takes each sample, and the ways to say so.
+        # How often an epoch takes each sample, and the ways to configure that.
         self.times = [dice.choice([1, 1, 2, 3]) for _ in sizes]
         self.weights: list[dict[str, Any]] = [
             dice.choice([{"repeat": times}, {"choose": times * num}])

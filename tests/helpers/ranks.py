@@ -1,4 +1,4 @@
-"""Runs a function on every rank of a real gloo group, one forked process for each."""
+"""Run a function on every rank of a real gloo group, with a forked process for each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_rank(
     backend: str,
     options: dict[str, Any],
 ) -> None:
-    """Write down what `load` returns on one rank, or the error it raises."""
+    """Record the result of `load` on one rank, or the error it raises."""
     distributed.init_process_group(
         backend,
         init_method=f"file://{folder}/meeting",
@@ -37,7 +37,7 @@ def run_rank(
     except StreampackError as error:
         seen = f"{type(error).__name__}: {error}"
     (folder / f"{rank}.json").write_text(json.dumps(seen))
-    # A rank that ended first would break off what others still do.
+    # If a rank ended early, collective calls of the others would fail.
     distributed.barrier(None if backend == "gloo" else distributed.new_group(backend="gloo"))
     distributed.destroy_process_group()
 
@@ -50,7 +50,7 @@ def on_ranks(
     backend: str = "gloo",
     **options: Any,
 ) -> list[Any]:
-    """What `load(rank, folder, **options)` returns on each rank, or the error it raises."""
+    """Return the result of `load(rank, folder, **options)` on each rank, or the error it raises."""
     (folder / "meeting").unlink(missing_ok=True)
     arguments = (folder, load, num_ranks, backend, options)
     start_processes(run_rank, arguments, nprocs=num_ranks, start_method="fork")
@@ -58,7 +58,7 @@ def on_ranks(
 
 
 def on_ranks_that_die(folder: Path, load: Callable[..., Any], num_ranks: int) -> list[Any]:
-    """As `on_ranks`, where no launcher ends the others; None for a rank that left nothing."""
+    """Like `on_ranks`, but ranks may die, which gives None, and no launcher ends the others."""
     (folder / "meeting").unlink(missing_ok=True)
     ranks = start_processes(
         run_rank,
@@ -69,6 +69,6 @@ def on_ranks_that_die(folder: Path, load: Callable[..., Any], num_ranks: int) ->
     )
     for process in ranks.processes:
         process.join(TIMEOUT.total_seconds())
-        assert process.exitcode is not None, "a rank waits for ever"
+        assert process.exitcode is not None, "a rank waits forever"
     files = [folder / f"{rank}.json" for rank in range(num_ranks)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]

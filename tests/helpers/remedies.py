@@ -1,4 +1,4 @@
-"""Refusals with their remedies, and all messages of the package."""
+"""Refusals and their remedies, and all messages of the package."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ ROWS = [[1, 2, 3], [4, 5, 6, 7]] * 10
 
 @dataclass(frozen=True)
 class Remedy:
-    """One refusal, and what its message says to do."""
+    """A refusal, and the remedy in its message."""
 
     refuse: Callable[[Path], Any]
-    """Makes the mistake in a folder."""
+    """Makes the mistake, in a given folder."""
     says: str
-    """A regular expression that the message matches; its groups are the remedy's own words."""
+    """A regular expression for the message; its groups capture the suggested values."""
     apply: Callable[..., Any]
-    """Does what the message says: takes the folder and the groups."""
+    """Follows the advice, given the folder and the groups."""
 
     def check(self, folder: Path) -> None:
-        """Make the mistake, read the message, and do what it says."""
+        """Make the mistake, read the message, and follow its advice."""
         found = re.search(self.says, message := self.refusal(folder))
         assert found, message
         self.apply(folder, *found.groups())
 
     def refusal(self, folder: Path) -> str:
-        """Make the mistake; return the message."""
+        """Make the mistake and return the message."""
         with pytest.raises(StreampackError) as caught:
             self.refuse(folder)
         return str(caught.value)
 
 
 def packed(streams: Any, **options: Any) -> int:
-    """Iterate the dataset of a list of streams; return the tokens in it."""
+    """Iterate a dataset over a list of streams, and return its tokens."""
     kind = PackedIterableDataset if isinstance(streams[0], IterableStream) else None
     dataset = (kind or PackedStreamingDataset)(streams, packing=PACKING, **options)
     total = sum(int((batch["document_ids"] > 0).sum()) for batch in dataset)
@@ -56,7 +56,7 @@ def packed(streams: Any, **options: Any) -> int:
 
 
 def mds(folder: Path, column: str = "tokens", **options: Any) -> Path:
-    """Write a stream of twenty samples, once; return its folder."""
+    """Write a stream of twenty samples unless it exists, and return its folder."""
     out = folder / f"mds-{column}"
     if not out.exists():
         write_stream(({column: row} for row in ROWS), out, tokens=column, **options)

@@ -1,4 +1,4 @@
-"""Random rows of tokens and their packs, as the gather hands them over."""
+"""Random rows of tokens and their packs, in the form that the gather returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PADDING = 77
 
 @st.composite
 def planned_rows(draw: st.DrawFn) -> tuple[Rows, Packs]:
-    """Rows of random segments, cut and whole, with and without padding and padding packs."""
+    """Rows of random segments, some of them cut, with or without padding and padding packs."""
     num_rows = draw(st.integers(1, 4))
     num_packs = draw(st.integers(0, num_rows))
     segments, ends = [], []

@@ -1,4 +1,4 @@
-"""The slots of each context-parallel rank, one at a time, by the trainers' own rules."""
+"""The slots of each context-parallel rank, one at a time, by the rules of the trainers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PER_TOKEN = ("tokens", "labels", "input_pos", "document_ids")
 
 
 def head_and_tail(num_slots: int, num_ranks: int, rank: int) -> list[int]:
-    """The part of a row that torch's ring attention gives a rank, with load balance."""
+    """The part of a row that a rank gets from torch's ring attention with load balancing."""
     order = _HeadTailLoadBalancer(num_slots, num_ranks, "cpu")._generate_indices()[0]
     return order.chunk(num_ranks)[rank].tolist()
 
@@ -42,7 +42,7 @@ def thd_partition(edges: list[int], num_ranks: int, rank: int) -> list[int]:
 def slots(layout: str, num_ranks: int, rank: int, edges: list[int], frame: int) -> list[int]:
     """The slots of a rank in a batch, in its order.
 
-    `edges` are those of cu_seqlens; `frame` is the number of slots that are cut as one.
+    `edges` are those of cu_seqlens; `frame` is the number of slots that are sliced as a unit.
     """
     if layout == "zigzag_per_document":
         return thd_partition(edges, num_ranks, rank)
@@ -61,7 +61,7 @@ def slots(layout: str, num_ranks: int, rank: int, edges: list[int], frame: int) 
 
 
 def context_worlds(num_ranks: int, layout: str = "zigzag", **options: Any) -> list[World]:
-    """The ranks of one replica that divide each row, with tensor parallelism of 1."""
+    """The ranks of one replica that split each row, without tensor parallelism."""
     return [
         World(
             rank=rank,
@@ -74,7 +74,7 @@ def context_worlds(num_ranks: int, layout: str = "zigzag", **options: Any) -> li
 
 
 def cut(batch: dict[str, Any], layout: str, num_ranks: int, rank: int, flat: bool = False) -> Any:
-    """The tensors of a rank's slice of a whole batch, token by token."""
+    """The tensors of a rank's slice of a full batch, token by token."""
     num_rows, row_tokens = batch["tokens"].shape
     frame = row_tokens * (num_rows if flat else 1)
     at = slots(layout, num_ranks, rank, batch["cu_seqlens"].tolist(), frame)

@@ -1,6 +1,6 @@
-"""Streams of any size that have lengths and no tokens: index.json and a length file, made up.
+"""Streams of any size with lengths but no tokens: a made-up index.json and length file.
 
-Cost: four bytes a sample on disk, and eight that are a hole in the file; 0.1 s for ten millions.
+Cost: four bytes per sample on disk, plus a hole of eight; 0.1 s for ten million samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARD_SAMPLES = 10_000
 
 
 def write_lengths_only(folder: Path, num_samples: int, mean: int, seed: int) -> None:
-    """Write a stream of samples of lognormal lengths, in compressed shards that are not there."""
+    """Write a stream with lognormal lengths, in compressed shards that do not exist."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(0, 1.2, SHARD_SAMPLES), 0.01, 100)
     lengths = np.maximum(lengths * mean / lengths.mean(), 1).astype(np.uint32)
@@ -45,7 +45,7 @@ def write_lengths_only(folder: Path, num_samples: int, mean: int, seed: int) -> 
     (folder / "index.json").write_bytes(text)
     every = np.tile(lengths, len(sizes))
     index = index_of(entries, str(folder / "index.json"))
-    # Of no file: the edges, which bos_id and eos_id alone need, are a hole at the end of this one.
+    # Only bos_id and eos_id need the edges, so they are a hole at the end of the file.
     edges = np.broadcast_to(np.zeros(1, np.uint32), (len(every), 2))
     head = list(length_file_pieces(text, index, "tokens", every, edges[:, :]))[:4]
     with (folder / LENGTH_FILE).open("wb") as file:
@@ -54,7 +54,7 @@ def write_lengths_only(folder: Path, num_samples: int, mean: int, seed: int) -> 
 
 
 def write_long_run(folder: Path) -> Path:
-    """Write the YAML of a run of 1T tokens in three chapters, and its streams; return its path."""
+    """Write the YAML and the streams of a run of 1T tokens in three chapters; return its path."""
     sizes = {"web": (12, 8000), "code": (3, 6000), "math": (1, 5000), "long": (1, 30_000)}
     for seed, (name, (millions, mean)) in enumerate(sizes.items()):
         write_lengths_only(folder / "remote" / name, millions * 10**6, mean, seed)

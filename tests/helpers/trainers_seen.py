@@ -1,4 +1,4 @@
-"""What a model was trained on, seen from outside: hooks of torch, nothing of the trainer.
+"""The data that a model was trained on, observed with torch hooks, independently of the trainer.
 
 ::
 
@@ -6,10 +6,10 @@
                                      every optimizer                       --> the end of a step
     seen.steps                       digests of packs, step by step
 
-A trainer may read ahead, skip, repeat or shard as it likes: what counts is what went through the
-model before the weights changed.
+A trainer may read ahead, skip, repeat or shard as it likes; only the data that passed through the
+model before a change of its weights counts.
 
-Cost: a hash of each pack.
+Cost: one hash per pack.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ MAX_SEQ_LEN = 128
 
 
 class StoppedError(Exception):
-    """A run was stopped in the middle."""
+    """Raised to stop a run in the middle."""
 
 
 def digest_of(row: Tensor) -> str:
-    """A name for the tokens of a pack."""
+    """A digest of the tokens of a pack."""
     return blake2b(row.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 class Seen:
-    """Records packs and gradients while it is entered.
+    """A context that records packs and gradients.
 
     Args:
-        stop_after: Break the run off after so many (micro-)batches, as the next one comes.
+        stop_after: Stop the run after this many (micro-)batches, when it starts the next one.
     """
 
     def __init__(self, stop_after: int | None = None) -> None:
@@ -77,11 +77,11 @@ class Seen:
 
     def _on_forward(self, module: nn.Module, arguments: Any) -> None:
         if self.model is None:
-            # A model is called before its parts. DDP's wrapper must not outlive the run.
+            # The model is called before its parts. DDP's wrapper must not outlive the run.
             self.model = module.module if isinstance(module, DistributedDataParallel) else module
         if not (isinstance(module, nn.Embedding) and module.num_embeddings == VOCABULARY):
             return
-        if not module.training:  # it is checked for leaks, or evaluated
+        if not module.training:  # a leak check or an evaluation
             return
         if self._num_batches == self._stop_after:
             raise StoppedError
@@ -109,10 +109,10 @@ def load_example(name: str) -> ModuleType:
 def run(name: str, arguments: Sequence[Any], *, stop_after: int | None = None) -> Seen:
     """Run an example as if in a fresh process, and return its steps, first gradients and model."""
     example = load_example(name)
-    # accelerate keeps in its classes how the last run ended, or broke off.
+    # accelerate keeps the state of the last run in its classes, even if that run was stopped.
     GradientState._reset_state()
     AcceleratorState._reset_state(reset_partial_state=True)
-    # Trainer and accelerate set some variables for good.
+    # Trainer and accelerate set some environment variables permanently.
     with mock.patch.dict(os.environ), Seen(stop_after) as seen:
         example.main([str(argument) for argument in arguments])
     return seen

@@ -1,7 +1,7 @@
 """Runs with states and batches that are pinned, byte for byte, in `expected.json`.
 
-``python -m tests.helpers.golden.cases`` writes the file again. Do that only in a change that means
-to alter packs or states, and say so in its message: a diff of the file is a change for every user.
+``python -m tests.helpers.golden.cases`` rewrites the file. Only do that in a commit that means to
+to change packs or states, and say so in its message: a change of this file affects every user.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Dataset = PackedStreamingDataset | PackedIterableDataset | BucketedIterableDatas
 
 
 def samples(name: str) -> list[np.ndarray]:
-    """Return a stream's samples: equal on every machine, lengths skewed as those of text."""
+    """Return a stream's samples, the same on every machine, with lengths like those of text."""
     number, longest = SIZES[name]
     rng = np.random.Generator(np.random.PCG64(sum(name.encode())))
     lengths = 1 + (longest * rng.random(number) ** 3).astype(np.int64)
@@ -126,7 +126,7 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
         order=Order(seed=17, num_lanes=4, pack_shuffle=0),
     ),
-    "carry-large": planned(  # next to the samples that the packer may buffer
+    "carry-large": planned(  # in addition to the samples that the packer may buffer
         packing=Packing(max_seq_len=512, method="exact_fit", buffer_samples=30),
         weights={"web": 1},
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
@@ -248,8 +248,8 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
 }
 
 
-# What is called on the loader of a case after a number of batches; the world has two ranks with two
-# batches of two packs each in a global batch.
+# Calls on the loader of a case after a number of batches. The world has two ranks, and a global
+# batch has two batches of two packs for each of them.
 Edits = dict[int, tuple[str, dict[str, Any]]]
 EDITS: dict[str, Edits] = {
     "chapters-amended": {6: ("amend", {"weights": {"chat": 1}})},
@@ -291,7 +291,7 @@ def batches(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the hash and the state of each batch after the first `done`, over several epochs.
 
-    Edits are made after the state was read, so that a loader which resumes there makes them too.
+    Edits are made after the state is read, so that a loader resumed from it makes them too.
     """
     while done < NUM_BATCHES:
         before = done
@@ -306,7 +306,7 @@ def batches(
 
 
 def run(case: str, folder: Path) -> dict[str, Any]:
-    """Return what `expected.json` records of a case."""
+    """Return the record of a case for `expected.json`."""
     seen = list(batches(PackedDataLoader(CASES[case](folder)), EDITS.get(case)))
     return {
         "batches": [hashed for hashed, _ in seen],

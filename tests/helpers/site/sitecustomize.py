@@ -1,4 +1,4 @@
-"""What Python imports at its start, in every process of the tests: conftest.py sets PYTHONPATH."""
+"""Python imports this at startup in every process of the tests: conftest.py sets PYTHONPATH."""
 
 import torchvision_operators
 

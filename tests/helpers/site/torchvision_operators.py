@@ -1,9 +1,9 @@
 """Make torchvision importable with a torch that it was not built for.
 
-PyPI's torchvision is built for another torch than the CPU build. Its import then fails, because its
+PyPI's torchvision is not built for the CPU build of torch. There its import fails, because its
 compiled operators are missing. MosaicML Streaming, transformers and Lightning import torchvision,
-and nothing in the tests calls these operators. So their bare schemas are declared, when torchvision
-is imported and its library cannot be loaded.
+but no test calls these operators. So this module declares just their schemas, if torchvision's
+library cannot be loaded when it is imported.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SCHEMAS = (
 
 
 class _Declares:
-    """A finder that finds nothing: it declares the operators before torchvision is looked for."""
+    """A finder that finds nothing, but declares the operators before torchvision is imported."""
 
     def __init__(self) -> None:
-        self._library: Any = None  # the operators end with it
+        self._library: Any = None  # the operators exist for as long as this object
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:  # noqa: ARG002
         if name == "torchvision" and self._library is None:
@@ -48,6 +48,6 @@ def _library_of(spec: ModuleSpec) -> Any:
 
 
 def declare_on_import() -> None:
-    """Declare the operators when this process first imports torchvision, if it has to."""
+    """Declare the operators, if necessary, when this process first imports torchvision."""
     if not any(isinstance(finder, _Declares) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Declares())

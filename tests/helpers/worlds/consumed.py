@@ -1,8 +1,8 @@
-"""What a training that was killed and started again consumed, in the end.
+"""The data that a training run consumed in total, after being killed and restarted.
 
 ::
 
-    run-000-from-step-0   steps 1 2 3 4 5 6      5 and 6 never counted: the next run began after 4
+    run-000-from-step-0   steps 1 2 3 4 5 6      5 and 6 do not count: the next run began after 4
     run-001-from-step-4   steps         5 6 7 8
 
 Cost: reading the logs.
@@ -20,7 +20,7 @@ import numpy as np
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:
-    """Read what all ranks of a run logged; a last line that a kill cut short is omitted."""
+    """Read the logs of all ranks of a run, without a last line that was cut off by a kill."""
     lines = []
     for file in sorted(run.glob("rank*.jsonl")):
         text = file.read_text()
@@ -29,15 +29,15 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
 
 
 def runs_of(out: Path) -> list[Path]:
-    """Every start of the training, in order."""
+    """All starts of the training, in order."""
     return sorted((out / "consumed").glob("run-*"))
 
 
 def runs_that_trained(out: Path) -> list[Path]:
-    """Every start of the training that took a step, in order.
+    """All starts of the training that took at least one step, in order.
 
-    A process group's threads can abort a rank while its interpreter ends: "terminate called without
-    an active exception". torchrun then starts a job that has nothing left to do.
+    The threads of a process group can abort a rank while its interpreter exits ("terminate called
+    without an active exception"). torchrun then starts a job that has nothing left to do.
     """
     return [run for run in runs_of(out) if lines_of(run)]
 
@@ -48,7 +48,7 @@ def first_step(run: Path) -> int:
 
 
 def counted(out: Path) -> list[dict[str, Any]]:
-    """Read the lines that count: of each run those up to where the next one began."""
+    """Return the log lines that count: those of each run up to where the next one began."""
     runs = runs_of(out)
     lines = []
     for run, following in zip(runs, [*runs[1:], None], strict=True):
@@ -64,7 +64,7 @@ def segments_of(lines: Sequence[dict[str, Any]]) -> np.ndarray:
 
 
 def check_whole_epoch(segments: np.ndarray, lengths: Sequence[np.ndarray]) -> None:
-    """Check that every sample of every stream is there once, whole.
+    """Check that every sample of every stream appears exactly once and complete.
 
     Args:
         segments: As `segments_of` returns them.
@@ -82,15 +82,15 @@ def check_whole_epoch(segments: np.ndarray, lengths: Sequence[np.ndarray]) -> No
 
 
 def wait_until(is_so: Callable[[], Any], ended: Callable[[], bool], *, timeout_s: float) -> Any:
-    """Wait for a condition, looking twenty times a second; return what it returned.
+    """Poll a condition twenty times per second until it is true, and return its value.
 
     Args:
-        is_so: Returns something true in the end.
-        ended: Whether what is waited for can come no more.
-        timeout_s: Seconds to wait at most.
+        is_so: The condition.
+        ended: Whether the condition can no longer become true.
+        timeout_s: Maximum number of seconds to wait.
 
     Raises:
-        AssertionError: If it never came.
+        AssertionError: If the condition never became true.
     """
     end = monotonic() + timeout_s
     while not (found := is_so()):
@@ -101,7 +101,7 @@ def wait_until(is_so: Callable[[], Any], ended: Callable[[], bool], *, timeout_s
 
 
 def pids_at_step(out: Path, run: int, step: int) -> dict[int, int]:
-    """Return the process of each rank once run number `run` has come to a step; else nothing."""
+    """Return the process ids by rank once run number `run` has reached a step, else nothing."""
     runs = runs_of(out)
     if len(runs) <= run:
         return {}

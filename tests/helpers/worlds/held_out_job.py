@@ -1,4 +1,4 @@
-"""Two ranks evaluate held-out sets, and write down what they measured.
+"""Two ranks evaluate held-out sets, and write their results to files.
 
 ::
 
@@ -25,7 +25,7 @@ from tests.helpers.worlds.torchrun_agents import free_port
 
 
 def labels_of(prediction: Any) -> list[list[int]]:
-    """Each row's labels, without those that are ignored."""
+    """The labels of each row, without the ignored ones."""
     return [[label for label in row if label >= 0] for row in prediction.label_ids.tolist()]
 
 
@@ -49,7 +49,7 @@ def run_rank(rank: int, kind: str, folder: Path, sizes: list[int], port: int) ->
         else:
             seen = held_out_loss(dataset, devices=2, strategy="ddp")
         (folder / f"{size}-{rank}.json").write_text(json.dumps(seen))
-    os._exit(0)  # gloo's threads may hold a process at its end
+    os._exit(0)  # gloo's threads can keep a process from exiting
 
 
 def main() -> None:

@@ -3,15 +3,15 @@
 ::
 
     python killed_trainers_job.py TOLD.json
-        told["runs"][i]    trainer, dataset, number of ranks, folder, at which event it kills itself
+        told["runs"][i]    trainer, dataset, number of ranks, folder, the event to die at
                            --> FOLDER/steps-<i>-rank<r>.jsonl    the packs of each optimizer step
                                FOLDER/events-<i>                 events in the save of KILLED_AT
 
-An event is what Python does to files: opens, renames, deletes. Rank 0 kills itself at one of them,
-and the parent then kills the others, as torchrun would. A run continues from the last checkpoint in
-its folder.
+An event is a file operation of Python: opening, renaming or deleting. Rank 0 kills itself at one of
+them, and the parent then kills the others, as torchrun would. A run resumes from the last
+checkpoint in its folder.
 
-Cost: 15 s of importing, then two or three seconds a run.
+Cost: 15 s of imports, then two or three seconds per run.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtr
 
 
 class Watch:
-    """Counts what happens to files in the save of one step, and kills the process at an event."""
+    """Counts the file events while one step is saved, and kills the process at one of them."""
 
     def __init__(self, kill_at: int | None) -> None:
         self.kill_at = kill_at
@@ -79,7 +79,7 @@ class Watch:
 
 
 class Packs:
-    """Writes down the packs that a model was trained on, a line for each optimizer step."""
+    """Logs the packs that a model was trained on, one line per optimizer step."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w")
@@ -110,7 +110,7 @@ def make_dataset(kind: str, out: Path, world: World, batch_format: str) -> Any:
         batch_size=2,
         batch_format=batch_format,
         world=world,
-        steps=7,  # a loop is seven batches, and the next continues
+        steps=7,  # a loop has seven batches, and the next one continues
     )
 
 
@@ -125,7 +125,7 @@ class Steps(TrainerCallback):
 
 
 class WatchedTrainer(PackedTrainer):
-    """A trainer that says when it saves."""
+    """A trainer that reports when it saves."""
 
     watch: Watch
 
@@ -183,7 +183,7 @@ class LightningSteps(Callback):
 
 
 class WatchedCheckpoint(ModelCheckpoint):
-    """Says when it saves."""
+    """Reports when it saves."""
 
     watch: Watch
 
@@ -220,7 +220,7 @@ def run_lightning(kind: str, out: Path, world: World, watch: Watch, packs: Packs
 
 
 def run_rank(rank: int, number: int, told: dict[str, Any], port: int) -> None:
-    """Do one run as one of its ranks."""
+    """Take the part of one rank in one run."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     out = Path(told["out"])
@@ -235,11 +235,11 @@ def run_rank(rank: int, number: int, told: dict[str, Any], port: int) -> None:
     run(told["dataset"], out, world, watch, packs)
     (out / f"events-{number}").write_text(str(watch.num_events))
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads may hold a process at its end
+    os._exit(0)  # gloo's threads can keep a process from exiting
 
 
 def main() -> None:
-    """Do every run in turn, each in processes of its own."""
+    """Do all runs one after the other, each in new processes."""
     runs = json.loads(Path(sys.argv[1]).read_text())["runs"]
     context = multiprocessing.get_context("fork")
     for number, told in enumerate(runs):
@@ -248,7 +248,7 @@ def main() -> None:
             rng = np.random.default_rng(0)
             samples = [rng.integers(1, 99, n) for n in rng.integers(2, 40, 120)]
             write_stream(samples, out / "data")
-        if "share" in told:  # of the events of the run before, which was not killed
+        if "share" in told:  # a share of the events that the previous, uninterrupted run had
             before = int((Path(told["of"]) / f"events-{told['of_run']}").read_text())
             told["kill_at"] = int(told["share"] * before)
         arguments = (number, told, free_port())
@@ -263,7 +263,7 @@ def main() -> None:
             for sentinel in connection.wait(list(waiting)):
                 ended = waiting.pop(sentinel)
                 ended.join()
-                if ended.exitcode:  # the others would wait for it
+                if ended.exitcode:  # the others would wait forever
                     for other in waiting.values():
                         other.kill()
         codes = {rank.exitcode for rank in ranks}

@@ -1,11 +1,11 @@
-"""torchrun from a test: one agent a node, all on this machine, none of it outliving the test.
+"""Run torchrun from a test: one agent per node, all on this machine, all gone after the test.
 
 ::
 
     with torchrun(script, arguments, log=..., num_ranks=4, num_nodes=2) as job:
-        job.wait()           exit codes are 0, or the end of the log is in the error
+        job.wait()           if an exit code is not 0, the error shows the end of the log
 
-Cost: two seconds for an agent, and what its ranks import.
+Cost: two seconds per agent, plus the imports of its ranks.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 300.0  # a tenth does on a machine that has nothing else to do
+PATIENCE_S = 300.0  # on an idle machine, a tenth of this would do
 SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """Agents that run, and where they write."""
+    """Running agents, and their log."""
 
     agents: list[subprocess.Popen[bytes]]
     log: Path
 
     def wait(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until all agents have ended well.
+        """Wait until all agents have exited successfully.
 
         Raises:
-            AssertionError: If one did not, or not in time; the end of the log is in it.
+            AssertionError: If one failed or took too long; it shows the end of the log.
         """
         end = time.monotonic() + timeout_s
         for agent in self.agents:
@@ -54,14 +54,14 @@ class Job:
 
 
 def free_port() -> int:
-    """Return a loopback port that is free now."""
+    """Return a free loopback port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def environment() -> dict[str, str]:
-    """Return the variables for an agent: one thread a rank, byte code kept, no world of ours."""
+    """Return an agent's environment: one thread per rank, cached bytecode, no inherited world."""
     kept = {key: value for key, value in os.environ.items() if key not in SET_BY_TORCHRUN}
     # With this variable set, every rank of every job would recompile torch's sources.
     kept.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -81,17 +81,17 @@ def torchrun(
     options: Sequence[str] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
-    """Start a script as a job, and end it with the block, whatever happens in there.
+    """Start a script as a job, which ends with the block no matter how that exits.
 
     Args:
-        script: What every rank runs.
-        arguments: What it is called with.
-        log: Where agents and ranks write.
-        num_ranks: Over all nodes.
-        num_nodes: Agents, each a node to its ranks.
-        max_restarts: How often an agent starts its ranks again.
+        script: The script that every rank runs.
+        arguments: The arguments of the script.
+        log: The log file of agents and ranks.
+        num_ranks: Ranks of all nodes together.
+        num_nodes: Agents; each looks like a node to its ranks.
+        max_restarts: How often an agent may restart its ranks.
         options: More options of torchrun; by default, those for a rendezvous on a free port.
-        variables: More of the environment.
+        variables: More environment variables.
     """
     if options is None:
         options = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
@@ -122,7 +122,7 @@ def torchrun(
 
 
 def stop(agents: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End agents and, through them, their ranks; SIGTERM is what an agent passes on."""
+    """Terminate agents and their ranks; agents forward SIGTERM to their ranks."""
     for agent in agents:
         if agent.poll() is None:
             agent.terminate()
@@ -135,6 +135,6 @@ def stop(agents: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process without warning."""
+    """Kill a process with SIGKILL."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

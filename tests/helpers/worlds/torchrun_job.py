@@ -1,15 +1,15 @@
-"""What every rank of a test's torchrun job does: iterate as told, and write down what came.
+"""The script of every rank of a test's torchrun job: iterate as configured, and log the batches.
 
 ::
 
     torchrun torchrun_job.py TOLD.json
-        told["runs"][i] --> a dataset and a loader in the world that torchrun's variables say
+        told["runs"][i] --> a dataset and a loader in the world given by torchrun's variables
                         --> OUT/<run>-rank<r>.json    digests of every pack, state and step
 
-Rank 0 alone saves a state with torch.save, every rank loads it; or all of them save and load with
-torch.distributed.checkpoint.
+Either rank 0 alone saves a state with torch.save and every rank loads it, or all of them save and
+load with torch.distributed.checkpoint.
 
-Cost: six seconds of importing for a rank, then milliseconds a step.
+Cost: six seconds of imports per rank, then milliseconds per step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_SEQ_LEN = 64
 
 
 def make(streams: list[dict[str, Any]], world: World | None, **options: Any) -> Any:
-    """The dataset of these tests, in the world that the environment says if `world` is None."""
+    """The dataset of these tests; by default, its world comes from the environment."""
     return PackedStreamingDataset(
         streams=[Stream(**stream) for stream in streams],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
@@ -51,17 +51,17 @@ def make(streams: list[dict[str, Any]], world: World | None, **options: Any) -> 
 
 
 def digest_of(pack: tuple[bytes, ...]) -> str:
-    """A name for every byte of a pack."""
+    """A digest of every byte of a pack."""
     return blake2b(b"|".join(pack), digest_size=8).hexdigest()
 
 
 def bare(state: dict[str, Any]) -> str:
-    """A state as text, without the snapshots of a rank's lanes and the worlds of the run."""
+    """A state as text, without the snapshots of a rank's lanes and the history of worlds."""
     return json.dumps({**state, "snapshots": [], "worlds": ""}, sort_keys=True)
 
 
 class App:
-    """A loader among the parts of a training that torch.distributed.checkpoint keeps together."""
+    """A loader and other parts of a training, which torch.distributed.checkpoint saves together."""
 
     def __init__(self, loader: PackedDataLoader) -> None:
         self.loader = loader
@@ -72,13 +72,13 @@ class App:
         return {"weight": self.weight, "loader": self.loader.state_dict()}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Bring all parts to where the states say."""
+        """Restore all parts from their states."""
         self.weight = states["weight"]
         self.loader.load_state_dict(states["loader"])
 
 
 def load(told: dict[str, Any], loader: PackedDataLoader) -> None:
-    """Bring a loader to where another run's checkpoint says."""
+    """Restore a loader from another run's checkpoint."""
     if "load" in told:
         loader.load_state_dict(torch.load(told["load"], weights_only=True)["loader"])
     if "load_dcp" in told:
@@ -89,7 +89,7 @@ def load(told: dict[str, Any], loader: PackedDataLoader) -> None:
 
 
 def save(told: dict[str, Any], loader: PackedDataLoader) -> None:
-    """Save a checkpoint: rank 0 alone, or all together."""
+    """Save a checkpoint, from rank 0 alone or from all ranks together."""
     if "save" in told and dist.get_rank() == 0:
         torch.save({"loader": loader.state_dict()}, told["save"])
     if "save_dcp" in told:
@@ -99,7 +99,7 @@ def save(told: dict[str, Any], loader: PackedDataLoader) -> None:
 
 
 def whole(batch: dict[str, Any], world: World) -> dict[str, Any]:
-    """Return a batch, put together from the slices of the ranks that share its rows."""
+    """Return a batch, merged from the slices of the ranks that share its rows."""
     if world.context_parallel == 1:
         return batch
     sent: list[Any] = [None] * world.num_ranks
@@ -146,7 +146,7 @@ def main() -> None:
     """Do all runs, one after the other."""
     told = json.loads(Path(sys.argv[1]).read_text())
     dist.init_process_group("gloo")
-    # Every node keeps its shards in a folder of its own, as if its disk were its own.
+    # Every node caches its shards in a separate folder, as if each had its own disk.
     streams = [
         {**stream, "local": stream["local"].format(node=os.environ["GROUP_RANK"])}
         for stream in told["streams"]
@@ -155,7 +155,7 @@ def main() -> None:
         seen = run(each, streams)
         name = f"{each['name']}-rank{dist.get_rank()}.json"
         (Path(told["out"]) / name).write_text(json.dumps(seen))
-        # A state is loaded only once it is written.
+        # Do not load a state before it is written.
         dist.barrier()
     dist.destroy_process_group()
 

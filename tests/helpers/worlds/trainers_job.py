@@ -1,4 +1,4 @@
-"""Two ranks of trainers: forks of one process that has imported everything, and met by gloo.
+"""Two ranks of trainers, connected by gloo and forked from a process that has imported everything.
 
 ::
 
@@ -7,10 +7,10 @@
                           --> OUT/<i>-rank<r>.json    digests of what this rank trained on
                               OUT/<i>.pt              rank 0's gradient of the first step
 
-Ranks find torchrun's variables in their environment, a new port for each run. Importing the
-trainers takes ten times as long as all runs, so it is done once.
+Ranks have torchrun's variables in their environment, with a new port for each run. Importing the
+trainers takes ten times as long as all the runs, so it is done only once.
 
-Cost: 15 s of importing, then a second a run.
+Cost: 15 s of imports, then a second per run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NUM_RANKS = 2
 
 
 def run_all(rank: int, told: dict[str, Any]) -> None:
-    """Do all runs as one of the ranks."""
+    """Take the part of one rank in all runs."""
     out = Path(told["out"])
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": NUM_RANKS}
     here |= {"LOCAL_WORLD_SIZE": NUM_RANKS, "MASTER_ADDR": "127.0.0.1"}
@@ -44,8 +44,8 @@ def run_all(rank: int, told: dict[str, Any]) -> None:
         (out / f"{number}-rank{rank}.json").write_text(json.dumps(seen.steps))
         if rank == 0:
             torch.save(seen.gradient, out / f"{number}.pt")
-        if dist.is_initialized():  # it was stopped
-            gc.collect()  # of the model, before the group that it uses
+        if dist.is_initialized():  # the run was stopped
+            gc.collect()  # frees the model before the process group that it uses
             dist.destroy_process_group()
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     for rank in ranks:
         if rank.sentinel in ended:
             rank.join()
-            if rank.exitcode:  # the other would wait for it
+            if rank.exitcode:  # the other one would wait forever
                 for other in ranks:
                     other.terminate()
     for rank in ranks:

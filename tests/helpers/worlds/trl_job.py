@@ -4,7 +4,7 @@
 
     python trl_job.py FOLDER  -->  FOLDER/seen.json    {"trl": ..., "ours": ...}
 
-For each: the optimizer steps, and the tokens and labels of each sample, as the model got them.
+Both record the optimizer steps, and the tokens and labels of each sample that the model received.
 
 Cost: a minute.
 """
@@ -76,7 +76,7 @@ def make_model() -> Any:
 
 
 def recording(trainer: Any) -> list[Any]:
-    """Samples as (tokens, labels), once the trainer has trained."""
+    """Return the samples that a trainer was trained on, as (tokens, labels)."""
     samples: list[Any] = []
 
     def record(_: Any, __: Any, inputs: dict[str, Any]) -> None:
