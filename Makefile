@@ -54,13 +54,14 @@ architectures: $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/streampack demo
 
-# Two at a time: much of it waits for servers and processes. A file's tests stay together, and files
-# begin in the order of tests/conftest.py, the longest first; xdist's own would be by numbers of tests.
+# Three at a time on two cores: much of it waits for servers and processes. A file's tests stay
+# together, and files begin in the order of tests/conftest.py, the longest first; xdist's own would be
+# by numbers of tests.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # While editing: what runs inside one process, with few generated examples for each law. Wanted below
-# 90 seconds on two idle cores once the kernels are compiled.
+# 60 seconds on two idle cores once the kernels are compiled.
 QUICK := $(addprefix tests/,mds stores storage streams mix order pack plan gather batch runtime planned online \
 	loader behaviour/test_architecture.py) $(wildcard tests/test_*.py)
 

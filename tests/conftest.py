@@ -49,13 +49,24 @@ multiprocessing.set_forkserver_preload(
 # Files that take longest, mostly with processes of their own. They begin first: one that began last
 # would leave the other workers of pytest-xdist without work.
 LONGEST = (
-    "test_worlds_torchrun.py",
-    "test_trainers.py",
     "test_simulation.py",
-    "test_examples.py",
-    "test_disk.py",
-    "test_benchmarks.py",
+    "test_laws.py",
+    "test_processes.py",
+    "test_interrupts.py",
+    "test_network.py",
+    "test_nth_call.py",
     "test_hostile.py",
+    "test_disk.py",
+    "test_trainers.py",
+    "test_examples.py",
+    "test_benchmarks.py",
+    "test_worlds_torchrun.py",
+    "test_killed_trainers.py",
+    "test_laws_of_options.py",
+    "test_system_limits.py",
+    "test_download.py",
+    "test_trainer.py",
+    "test_page.py",
 )
 
 

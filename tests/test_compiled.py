@@ -114,16 +114,3 @@ assert all(path.read_bytes() == content for path, content in old.items()) and ol
 print(json.dumps(load(2)))
 """
     assert run(body, tmp_path, cache)["value"] == 18
-
-
-def test_a_cache_folder_that_was_taken_away_later_is_one_warning(tmp_path):
-    body = """
-import shutil
-kernel = compiled(module.times)
-shutil.rmtree(sys.argv[1])
-Path(sys.argv[1]).touch()  # modes do not stop root from writing, a file in the folder's place does
-compiled = lambda function: kernel
-print(json.dumps(load(2)))
-"""
-    found = run(body, tmp_path, tmp_path / "cache")
-    assert (found["value"], len(found["warned"])) == (14, 1)

@@ -23,12 +23,6 @@ def test_catching_the_root_catches_every_error_of_the_family(error):
         raise error("what was wrong")
 
 
-def test_only_a_config_error_is_a_value_error():
-    assert issubclass(ConfigError, ValueError)
-    assert not issubclass(DataError, ValueError)
-    assert not issubclass(ResumeError, ValueError)
-
-
 def test_a_data_error_keeps_what_is_known_of_a_download_on_its_way_between_processes():
     error = DataError("what was wrong", uri="s3://b/a", shard="a", attempts=3, elapsed_s=1.5)
     again = pickle.loads(pickle.dumps(error))
@@ -49,8 +43,3 @@ def test_torch_can_raise_a_workers_data_error_again():
 def test_a_near_word_is_suggested_and_a_far_one_is_not():
     assert suggest("repat", ["remote", "repeat"]) == " - did you mean 'repeat'?"
     assert suggest("zzz", ["remote", "repeat"]) == ""
-
-
-def test_a_suggestion_takes_what_yaml_may_hold_for_a_word():
-    assert suggest(7, ["remote"]) == ""
-    assert suggest(None, iter(["remote"])) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from streampack import formats
 from streampack.config import Packing
-from streampack.errors import ConfigError, ResumeError
+from streampack.errors import ResumeError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
 from streampack.planned.dataset import PackedStreamingDataset
@@ -73,19 +72,6 @@ def test_workers_yield_the_same(stream: Any, batch_format: Any) -> None:
     assert all(map(same, found, expected))
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("name", formats.FORMATS)
-def test_a_format_travels_to_workers_that_are_spawned(name: str) -> None:
-    batch_format = partial(formats.FORMATS[name])
-    assert pickle.loads(pickle.dumps(batch_format)).func is formats.FORMATS[name]
-
-
-def test_fixed_cu_seqlens_have_one_shape_over_an_epoch(stream: Any) -> None:
-    batch_format = partial(formats.to_hf_flash, capacity=128)
-    shapes = {batch["cu_seq_lens_q"].shape for batch in dataset_of(stream, batch_format)}
-    assert shapes == {(129,)}
-
-
 def test_an_iterable_dataset_yields_formats_too() -> None:
     def batches(batch_format: Any) -> list[Any]:
         source = IterableStream([list(range(1, n % 30 + 2)) for n in range(50)])
@@ -126,20 +112,6 @@ def test_a_batch_without_a_place_for_its_state_says_where_to_ask(stream: Any) ->
         batch = next(iter(dataset))
         with pytest.raises(ResumeError, match=r"no epoch and no position; .*loader.state_dict\(\)"):
             dataset.state_after(batch)
-
-
-def test_an_unknown_format_is_refused_at_once(stream: Any) -> None:
-    with pytest.raises(ConfigError, match=r"batch_format='hf_flush' .*did you mean 'hf_flash'"):
-        dataset_of(stream, "hf_flush")
-    with pytest.raises(ConfigError, match="batch_format='mega'"):
-        PackedIterableDataset([IterableStream([[1]])], packing=PACKING, batch_format="mega")
-
-
-def test_public_names_are_sorted_and_all_formats_are_among_them() -> None:
-    assert formats.__all__ == sorted(formats.__all__)
-    assert {f"to_{name}" for name in formats.FORMATS} <= set(formats.__all__)
-    for name in formats.FORMATS:
-        assert formats.FORMATS[name] is getattr(formats, f"to_{name}")
 
 
 def test_the_page_names_every_format() -> None:

@@ -63,30 +63,10 @@ def test_a_batch_is_what_filling_it_token_by_token_gives(
     assert shown == plain_batch(rows, packs, positions)
 
 
-@given(planned=planned_rows())
-def test_cu_seqlens_cut_the_batch_exactly_where_documents_and_rows_change(
-    planned: tuple[Rows, Packs],
-) -> None:
-    batch = make_batches(*planned, steps=[(0, 0)], positions="restart")[0]
-    rows = torch.arange(len(batch["tokens"]))[:, None] * 100
-    flat = (batch["document_ids"] + rows).flatten()
-    changes = (torch.nonzero(flat[1:] != flat[:-1]).flatten() + 1).tolist()
-    assert batch["cu_seqlens"].tolist() == [0, *changes, len(flat)]
-
-
 def one_row() -> tuple[Rows, Packs]:
     packs = Packs(segments=np.array([[0, 0, 4, 2, 3, 9]]), ends=np.array([1]))
     tokens = np.array([[5, 6, 7, 0], [0, 0, 0, 0]])
     return Rows(tokens=tokens, next_tokens=np.array([8]), labels=None), packs
-
-
-def test_a_padding_pack_is_one_segment_of_ignored_labels() -> None:
-    batch = make_batches(*one_row(), steps=[(0, 0)], positions="restart")[0]
-    assert batch["cu_seqlens"].tolist() == [0, 3, 4, 8]
-    assert batch["max_seqlen"] == 4
-    assert batch["labels"][1].tolist() == [-100] * 4
-    assert batch["input_pos"][1].tolist() == [0, 1, 2, 3]
-    assert batch["document_ids"][1].tolist() == [0] * 4
 
 
 def test_labels_that_were_gathered_are_handed_on_untouched() -> None:
@@ -96,12 +76,6 @@ def test_labels_that_were_gathered_are_handed_on_untouched() -> None:
     batch = make_batches(rows, packs, steps=[(0, 0)], positions="restart")[0]
     assert batch["labels"].tolist() == labels.tolist()
     assert batch["document_ids"].tolist() == [[1, 1, 1, 0], [0, 0, 0, 0]]
-
-
-@pytest.mark.parametrize(("positions", "expected"), [("restart", 0), ("continue", 2)])
-def test_a_later_piece_counts_from_zero_or_from_its_cut(positions: str, expected: int) -> None:
-    batch = make_batches(*one_row(), steps=[(0, 0)], positions=positions)[0]
-    assert batch["input_pos"][0].tolist() == [expected, expected + 1, expected + 2, 0]
 
 
 def test_tensors_of_a_batch_do_not_overlap() -> None:
@@ -134,12 +108,3 @@ def test_a_batch_of_samples_without_a_target_is_named_once_for_each_stream(
     said = [record.getMessage() for record in caplog.records]
     assert ["stream 4: a batch has its" in text for text in said] == [True, False]
     assert "stream 7: a batch has its samples but no target, so its mean loss is NaN" in said[1]
-
-
-def test_batches_with_a_target_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    batch_module._warn_of_no_target.cache_clear()
-    none = [-100, -100]
-    make_batches(*rows_with_labels(none, [8, -100], none), steps=[(0, 3)], positions="restart")
-    steps = [(0, 1), (0, 2), (0, 3)]  # the third is padding alone
-    make_batches(*rows_with_labels([6, -100], [0, 9], none), steps=steps, positions="restart")
-    assert caplog.records == []

@@ -47,16 +47,6 @@ def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
     assert blocks.take(*SHAPES)[0][0].ctypes.data == first
 
 
-def test_a_block_in_a_cycle_of_garbage_comes_back() -> None:
-    blocks = BufferPool()
-    cycle: list[Any] = [blocks.take(*SHAPES)]
-    first = cycle[0][0][0].ctypes.data
-    cycle.append(cycle)
-    del cycle
-    gc.collect()
-    assert blocks.take(*SHAPES)[0][0].ctypes.data == first
-
-
 def test_batches_of_many_sizes_leave_a_bounded_number_of_layouts() -> None:
     blocks = BufferPool()
     for size in range(1, 2 * KEPT_LAYOUTS):
@@ -89,13 +79,6 @@ def test_blocks_that_die_in_other_threads_come_back() -> None:
     gc.collect()
     again = [blocks.take(*SHAPES) for _ in range(KEPT)]
     assert {arrays[0].ctypes.data for arrays, _ in again} == places
-
-
-def test_a_batch_of_another_shape_gets_its_own_block() -> None:
-    blocks = BufferPool()
-    blocks.take((np.int64, (3, 5)))
-    arrays, [tensors] = blocks.take((np.int64, (3, 6)))
-    assert tensors[0].shape == arrays[0].shape == (3, 6)
 
 
 def test_a_copy_for_another_process_has_no_blocks_of_this_one() -> None:

@@ -109,12 +109,6 @@ def test_a_dataset_yields_compact_batches_of_the_same_packs(
     assert loader.dataset.state_after(compact[3])["position"] == native[3]["position"]
 
 
-def test_ids_beyond_uint16_make_int32(stream: Any) -> None:
-    packing = Packing(max_seq_len=128, padding_id=2**16)
-    dataset = PackedStreamingDataset([stream], packing=packing, batch_format="compact")
-    assert next(iter(dataset))["tokens"].dtype == torch.int32
-
-
 def test_a_compact_batch_has_a_seventh_of_the_bytes(tmp_path: Path) -> None:
     stream = stream_of(tmp_path / "s", [1000] * 40)
 
@@ -126,13 +120,6 @@ def test_a_compact_batch_has_a_seventh_of_the_bytes(tmp_path: Path) -> None:
         return sum(value.nbytes for value in batch.values() if torch.is_tensor(value))
 
     assert first_bytes("native") / first_bytes("compact") > 6.5
-
-
-def test_what_is_not_compact_is_refused_by_what_it_lacks() -> None:
-    with pytest.raises(ConfigError, match=r"lacks 'next_tokens'.*batch_format='compact'"):
-        streampack.expand(native_batch([[3]], 8))
-    with pytest.raises(ConfigError, match="it is a list"):
-        streampack.expand([1])  # type: ignore[arg-type]
 
 
 def test_what_a_compact_batch_cannot_hold_is_refused() -> None:

@@ -251,17 +251,6 @@ def test_epoch_and_position_are_handed_on_for_state_after(name: str) -> None:
 # One by one.
 
 
-def test_hf_has_no_cache_and_no_attention_mask() -> None:
-    made = formats.to_hf(the_batch())
-    assert made["use_cache"] is False
-    assert "attention_mask" not in made
-
-
-def test_hf_hands_other_fields_on() -> None:
-    images = torch.ones(2, 3)
-    assert formats.to_hf(the_batch() | {"pixel_values": images})["pixel_values"] is images
-
-
 @pytest.mark.parametrize("convert", [formats.to_hf, formats.to_llama_factory])
 def test_a_dense_mask_is_additive_finite_and_of_the_models_type(convert: Any) -> None:
     mask = convert(the_batch(), dense=True, dtype=torch.bfloat16)["attention_mask"]
@@ -327,24 +316,6 @@ def test_pad_to_leaves_the_samples_and_padding_up_to_the_multiple(
         assert made["max_length_q"] == max(b - a for a, b in pairwise(edges))
     elif name == "megatron":
         assert made["cu_seqlens"].tolist() == [edges + [size] * (size + 1 - len(edges))]
-
-
-def test_pad_to_keeps_the_padding_id() -> None:
-    batch = native_batch([[7, 5], [3]], 24)
-    batch["tokens"][batch["document_ids"] == 0] = 9
-    assert formats.to_hf_flash(batch, pad_to=8)["input_ids"][0, 15:].tolist() == [9]
-
-
-@pytest.mark.parametrize("name", FLAT)
-def test_a_pad_to_that_is_no_count_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="pad_to=0 must be at least 1"):
-        partial(formats.get_format(name), pad_to=0)(the_batch())
-
-
-def test_hf_flash_of_nothing_but_padding_keeps_it() -> None:
-    made = formats.to_hf_flash(native_batch([[], []], 8), drop_padding=True)
-    assert made["input_ids"].shape == (1, 16)
-    assert made["cu_seq_lens_q"].tolist() == [0, 8, 16]
 
 
 def test_hf_flash_with_a_capacity_has_constant_shapes() -> None:
@@ -441,12 +412,6 @@ def test_llama_factory_leaves_out_what_its_collator_leaves_out(multiple: int) ->
     assert made["images"] == ["a"]
 
 
-def test_llama_factory_keeps_a_batch_of_padding_only() -> None:
-    made = formats.to_llama_factory(native_batch([[]], 8))
-    assert made["input_ids"].shape == (1, 8)
-    assert made["attention_mask"].tolist() == [[1] * 8]
-
-
 def test_torchtune_takes_a_block_mask_other_padding_and_shifted_labels() -> None:
     batch = the_batch()
     causal = formats.to_torchtune(batch, padding="causal", shifted=True)
@@ -484,15 +449,6 @@ def test_positions_that_go_on_are_refused_where_they_are_the_edges(name: str) ->
     check_format(name, Packing(max_seq_len=8, positions="continue", overflow="drop"))
 
 
-def test_positions_that_go_on_are_refused_for_llama_factorys_numbered_mask() -> None:
-    batch = native_batch([[7, 12]], S)
-    batch["input_pos"][0, 7:19] += 7
-    with pytest.raises(ConfigError, match=r"'llama_factory' .* begins at position 7; set Packing"):
-        formats.to_llama_factory(batch)
-    packing = Packing(max_seq_len=8, positions="continue")
-    check_format(partial(formats.to_llama_factory, dense=True), packing, 4)
-
-
 @pytest.mark.parametrize("name", sorted(set(TABLE) - {"native"}))
 def test_what_is_no_native_batch_is_refused(name: str) -> None:
     batch = the_batch()
@@ -501,23 +457,3 @@ def test_what_is_no_native_batch_is_refused(name: str) -> None:
         get_format(name)(batch)
     with pytest.raises(ConfigError, match=r"lacks 'tokens' \(it is a list\)"):
         get_format(name)([])  # type: ignore[arg-type]
-
-
-def test_olmo_core_refuses_labels_that_are_not_the_tokens() -> None:
-    batch = the_batch()
-    batch["labels"][0, 2] = 63 - batch["labels"][0, 2]
-    label, token = batch["labels"][0, 2].item(), batch["tokens"][0, 3].item()
-    with pytest.raises(ConfigError, match=f"row 0 has label {label} for token 3, which is {token}"):
-        formats.to_olmo_core(batch)
-
-
-def test_an_unknown_mask_of_torchtune_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"mask='blok' is not one of bool\|block"):
-        formats.to_torchtune(the_batch(), mask="blok")  # type: ignore[arg-type]
-
-
-def test_megatron_refuses_a_multiple_below_1() -> None:
-    whole = formats.to_megatron(the_batch(), pad_segments_to=4.0)
-    assert whole["tokens"].equal(formats.to_megatron(the_batch(), pad_segments_to=4)["tokens"])
-    with pytest.raises(ConfigError, match="pad_segments_to=0 must be at least 1"):
-        formats.to_megatron(the_batch(), pad_segments_to=0)

@@ -14,7 +14,6 @@ from torch import distributed, multiprocessing, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from streampack.errors import ConfigError
 from streampack.formats import count_units, global_units, loss_weights
 from tests.helpers.packs import ROWS_OF_4, VOCABULARY, native_batch, samples_of
 
@@ -117,14 +116,6 @@ def test_padding_within_a_segment_and_samples_without_targets_count_nothing(aver
     assert torch.equal(*[weights[weights > 0] for weights in there])
 
 
-def test_a_batch_of_padding_weighs_nothing_and_is_no_nan() -> None:
-    batch = native_batch([[], []], 8)
-    for each in AVERAGES:
-        assert count_units(batch, average=each) == 0
-        assert (loss_weights(batch, average=each) == 0).all()
-        assert (loss_weights(batch, average=each, units=7, num_ranks=2) == 0).all()
-
-
 # Two ranks, two micro-batches each, gradients averaged by DDP.
 
 STEP = [[masked_batch(0), masked_batch(1)], [masked_batch(2, [[2], [], [], []]), masked_batch(3)]]
@@ -190,19 +181,3 @@ def test_ddp_with_accumulation_has_the_gradient_of_the_whole_batch(tmp_path: Pat
 
 
 # Bad input.
-
-
-def test_what_cannot_be_averaged_is_refused() -> None:
-    batch = masked_batch()
-    with pytest.raises(ConfigError, match=r"average='sample' is not .*did you mean 'samples'"):
-        loss_weights(batch, average="sample")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"units=0 must be at least 1; a step without any target"):
-        loss_weights(batch, units=0)
-    with pytest.raises(ConfigError, match="num_ranks=None is not an integer; write a whole number"):
-        loss_weights(batch, num_ranks=None)
-    with pytest.raises(ConfigError, match="num_ranks=0 must be at least 1"):
-        loss_weights(batch, num_ranks=0)
-    with pytest.raises(ConfigError, match=r"batches=\[\] is empty"):
-        global_units([])
-    with pytest.raises(ConfigError, match="loss_weights takes a native batch"):
-        loss_weights({"input_ids": batch["tokens"]})

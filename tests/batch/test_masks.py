@@ -26,7 +26,7 @@ from streampack.batch.masks import (
 )
 from streampack.errors import ConfigError
 from tests.helpers.examples import examples
-from tests.helpers.packs import ROWS_OF_4, native_batch
+from tests.helpers.packs import native_batch
 
 DOCUMENT_IDS = st.integers(1, 3).flatmap(
     lambda num_rows: st.integers(1, 8).flatmap(
@@ -100,13 +100,6 @@ def test_no_row_of_a_mask_is_empty_so_that_attention_of_padding_is_no_nan() -> N
     heads = torch.ones(2, 1, 3, 4)
     for mask in (block_causal_mask(ids), additive_mask(ids)):
         assert not scaled_dot_product_attention(heads, heads, heads, attn_mask=mask).isnan().any()
-
-
-def test_making_a_mask_leaves_the_document_ids_alone() -> None:
-    document_ids = torch.tensor([[1, 1, 2, 0]])
-    block_causal_mask(document_ids)
-    additive_mask(document_ids)
-    assert document_ids.tolist() == [[1, 1, 2, 0]]
 
 
 # Attention through every form.
@@ -208,12 +201,6 @@ def test_fixed_cu_seqlens_keep_their_shape_over_an_epoch_and_their_attention() -
     assert shapes == {((33,), torch.int32)}
 
 
-def test_b_times_s_segments_always_fit() -> None:
-    batch = native_batch([[1] * 40] * 2, 40)
-    fixed = fixed_cu_seqlens(batch["cu_seqlens"], 80)
-    assert torch.equal(fixed, batch["cu_seqlens"])
-
-
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_unpadded_attention_is_that_of_the_pack_and_finds_its_way_back(multiple: int) -> None:
     batch = native_batch([[7, 12, 5], [9, 1], [], [24]], 40, multiple=multiple)
@@ -235,36 +222,7 @@ def test_unpadded_attention_is_that_of_the_pack_and_finds_its_way_back(multiple:
     assert float((found - expected)[:, bare["indices"]].abs().max()) <= 1e-5
 
 
-def test_a_batch_of_padding_unpads_to_nothing() -> None:
-    bare = unpad(native_batch([[], []], 8))
-    assert bare["tokens"].shape == (0,)
-    assert bare["cu_seqlens"].tolist() == [0]
-    assert bare["max_seqlen"] == 0
-
-
 # Bad input.
-
-
-def test_more_segments_than_capacity_are_refused() -> None:
-    cu_seqlens = native_batch(ROWS_OF_4, 24)["cu_seqlens"]
-    with pytest.raises(ConfigError, match=r"8 segments, padding included, but capacity=7; raise"):
-        fixed_cu_seqlens(cu_seqlens, 7)
-    with pytest.raises(ConfigError, match="capacity=None is not an integer; write a whole number"):
-        fixed_cu_seqlens(cu_seqlens, None)  # type: ignore[arg-type]
-    assert len(fixed_cu_seqlens(cu_seqlens, 9.0)) == 10  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="capacity=0 must be at least 1"):
-        fixed_cu_seqlens(cu_seqlens, 0)
-
-
-def test_an_unknown_padding_is_refused_with_the_nearest() -> None:
-    for make in (dense_mask, block_causal_mask, additive_mask, document_mask_mod, block_mask):
-        with pytest.raises(ConfigError, match=r"padding='casual' .*did you mean 'causal'"):
-            make(torch.ones(1, 4), padding="casual")  # type: ignore[operator]
-
-
-def test_an_additive_mask_of_integers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"dtype=torch.int64 is not a floating type"):
-        additive_mask(torch.ones(1, 4), dtype=torch.int64)
 
 
 class _MasksInWorkers(Dataset[Any]):

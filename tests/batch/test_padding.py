@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streampack.batch.masks import block_causal_mask
-from streampack.types import LENGTH
 from tests.helpers import conformance
 
 LENGTHS = [[5, 40, 7, 61, 12, 33, 1, 64, 9, 18, 100, 130] * 3]
@@ -78,15 +76,6 @@ def test_cu_seqlens_are_multiples_and_say_what_document_ids_say(tmp_path):
         assert np.flatnonzero(changes.reshape(-1)).tolist() == edges[:-1].tolist()
 
 
-def test_no_real_token_sees_padding_behind_a_segment(tmp_path):
-    found, _ = batches(tmp_path, pad_to_multiple=8)
-
-    for batch in found:
-        sees = block_causal_mask(batch["document_ids"]).numpy()[:, 0]
-        for row, _, _, length, at, room in slots(batch):
-            assert not sees[row, at : at + length, at + length : at + room].any()
-
-
 def test_labels_of_a_column_lie_where_the_tokens_lie(tmp_path):
     targets = [np.arange(n, dtype=np.int32) + 1000 for n in LENGTHS[0]]
     written = conformance.write_streams(
@@ -105,11 +94,3 @@ def test_labels_of_a_column_lie_where_the_tokens_lie(tmp_path):
             want = targets[sample][start : start + length]
             assert labels[row, at : at + length].tolist() == want.tolist()
             assert (labels[row, at + length : at + room] == -100).all()
-
-
-def test_without_it_nothing_lies_between_samples(tmp_path):
-    plain, _ = batches(tmp_path / "a")
-    ones, _ = batches(tmp_path / "b", pad_to_multiple=1)
-
-    assert [conformance.show(batch) for batch in plain] == [conformance.show(b) for b in ones]
-    assert sum(int(batch["segments"][:, 1 + LENGTH].sum()) for batch in plain) == sum(LENGTHS[0])

@@ -212,6 +212,10 @@ def test_mosaicml_streaming_is_imported_at_one_door_only():
     assert users == {"compat/mosaicml.py"}
 
 
+def test_drawing_leaves_pyplot_and_its_global_figures_alone():
+    in_every_file(lambda path: imported(path) & {"matplotlib.pyplot"})
+
+
 def test_rooms_without_io_import_nothing_of_the_outside():
     in_every_file(lambda path: imported(path) & OUTSIDE if room_of(path) in PURE else ())
 

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -83,18 +81,6 @@ def test_the_losses_of_an_epoch_are_the_same_in_every_way(bench: Any) -> None:
             total += float(cross_entropy(logits, batch["labels"].flatten(), reduction="sum"))
         totals.append(total)
     assert np.ptp(totals) < 1e-6 * totals[0], dict(zip(WAYS, totals, strict=True))
-
-
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=40), slots=st.integers(1, 60))
-def test_rows_within_a_budget_keep_it_and_leave_no_sample_out(
-    bench: Any, lengths: list[int], slots: int
-) -> None:
-    runs = list(bench.rows_within(lengths, slots))
-
-    assert [length for run in runs for length in lengths[run]] == lengths
-    for run in runs:
-        rows = lengths[run]
-        assert len(rows) == 1 or len(rows) * max(rows) <= slots
 
 
 def test_lines_have_every_field_and_gains_are_those_of_the_numbers(

@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from streampack import PackedStreamingDataset, Packing, Stream
-from streampack.runtime.resumable import engine_of
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = {
     "bench_batch": ["--workload", "web", "--max-seq-len", "512", "--num-samples", "300"],
@@ -129,34 +126,6 @@ def test_a_first_batch_and_a_steady_one_take_few_calls_and_changes_of_room(bench
     assert calls <= 650
     assert changes <= 100
     assert counts["online: steady batch"][2] <= 240
-
-
-@pytest.mark.usefixtures("bench")
-def test_the_stream_of_many_shards_holds_as_many_samples_as_it_says(data):
-    path = import_module("bench_start").fake_stream(data, 3)
-
-    dataset = PackedStreamingDataset([Stream(local=str(path))], packing=Packing(max_seq_len=512))
-    rows = next(iter(dataset))["segments"]
-
-    assert engine_of(dataset).recipe.streams[0].num_samples == 3 * 18_600
-    assert set(rows[:, 5].tolist()) == {3}
-    assert len({int(sample) // 18_600 for sample in rows[:, 3]}) == 3, "not of all shards"
-
-
-@pytest.mark.usefixtures("bench")
-def test_a_target_says_whether_it_holds_and_what_was_not_measured():
-    results, targets = import_module("results"), import_module("targets")
-    slow = {"bench": "plan/web", "params": {"packs": True}, "median": 601.0, "fill": 0.9999}
-
-    rows = {row[0]: row[1:] for row in targets.rows(results.Results([slow]))}
-
-    assert rows["planning a sample, web at 8192, one core"] == [
-        "<= 600 ns",
-        "601 ns",
-        "**no**",
-    ]
-    assert rows["fill, web at 8192, a whole epoch"] == [">= 99.9 %", "99.99 %", "yes"]
-    assert rows["memory for that, beyond the index"][1:] == ["not measured", ""]
 
 
 @pytest.mark.usefixtures("bench")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -26,7 +25,6 @@ from torch.utils.data import DataLoader
 
 from streampack import (
     Balance,
-    Chapter,
     IterableStream,
     PackedDataLoader,
     PackedIterableDataset,
@@ -36,7 +34,7 @@ from streampack import (
     merge_slices,
 )
 from streampack.batch.compact import expand_on
-from streampack.formats import global_units, loss_weights, to_compact, to_native
+from streampack.formats import to_compact
 from streampack.report import simulate
 from tests.helpers import conformance
 from tests.helpers.batches import same
@@ -110,7 +108,7 @@ def loaded(dataset: Any, num_workers: int = 0) -> Any:
     return PackedDataLoader(dataset, num_workers=num_workers)
 
 
-@examples(60)
+@examples(30)
 @given(case=cases())
 def test_merged_slices_are_the_whole_batch_and_each_is_what_trainers_cut_of_it(written, case):
     streams, options, num_ranks = written[case["kind"]], case["options"], case["num_ranks"]
@@ -251,20 +249,6 @@ def test_a_run_resumes_with_another_context_parallel_byte_for_byte(written, firs
     assert list(merged(after)) == expected[8:]
 
 
-def test_tensor_parallel_ranks_share_a_slice_and_replicas_divide_the_batches(written):
-    worlds = [World(rank=rank, num_ranks=8, replication=4, context_parallel=2) for rank in range(8)]
-    ranks = [list(conformance.make(written["int32"], world=world)) for world in worlds]
-    whole = [
-        list(conformance.make(written["int32"], world=world)) for world in conformance.worlds(2)
-    ]
-    for replica in range(2):
-        own = ranks[4 * replica : 4 * replica + 4]
-        assert [show(batch) for batch in own[0]] == [show(batch) for batch in own[1]]
-        assert [show(batch) for batch in own[2]] == [show(batch) for batch in own[3]]
-        merged = [show(merge_slices(pair)) for pair in zip(own[0], own[2], strict=True)]
-        assert merged == [show(batch) for batch in whole[replica]]
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_of_iterables_merge_into_the_whole_batch(layout):
     rng = np.random.default_rng(5)
@@ -288,46 +272,6 @@ def test_slices_of_iterables_merge_into_the_whole_batch(layout):
         assert all(own["weight"].shape == own["tokens"].shape == (2, 24) for own in slices)
 
 
-def test_the_loss_of_all_slices_is_the_loss_of_the_whole_batch(written):
-    whole = conformance.make(written["int32"])
-    ranks = [conformance.make(written["int32"], world=world) for world in context_worlds(2)]
-    for expected, *slices in islice(zip(whole, *ranks, strict=True), 5):
-        units = sum(global_units([own]) for own in slices)
-        assert units == global_units([expected])
-        weights = [{**own, "weights": loss_weights(own, units=units)} for own in slices]
-        assert torch.equal(merge_slices(weights)["weights"], loss_weights(expected, units=units))
-
-
-def test_a_function_as_format_gets_the_slice(written):
-    seen: list[Any] = []
-
-    def remember(batch: dict[str, Any]) -> dict[str, Any]:
-        seen.append(batch)
-        return to_native(batch)
-
-    [world, _] = context_worlds(2)
-    next(iter(conformance.make(written["int32"], world=world, batch_format=remember)))
-    assert seen[0]["tokens"].shape == (2, 32)
-    assert seen[0]["chunks"].tolist() == [[0, 16], [48, 64], [64, 80], [112, 128]]
-
-
-def test_ranks_with_another_layout_are_found_before_the_first_batch(written):
-    views = [
-        conformance.make(written["int32"], world=context_worlds(2, layout)[0])._engine.rank_view()
-        for layout in ("zigzag", "contiguous")
-    ]
-    assert views[0] != views[1]
-
-
-def test_a_slice_takes_its_share_of_the_memory_bounds(written):
-    whole = conformance.make(written["int32"])._engine.footprint()
-    [own, _] = [
-        conformance.make(written["int32"], world=world)._engine.footprint()
-        for world in context_worlds(2)
-    ]
-    assert (own.batch_tokens, whole.batch_tokens) == (64, 128)
-
-
 @pytest.mark.parametrize("name", ["native", "compact", "torchtitan_flat"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name):
@@ -349,30 +293,6 @@ def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name):
                 continue
             native = expand(batch) if name == "compact" else batch
             assert all(torch.equal(native[key], plain[key]) for key in PER_TOKEN)
-
-
-@pytest.mark.parametrize("name", ["native", "torchtitan_flat"])
-def test_rows_of_chapters_are_cut_each_by_its_own_length(written, name):
-    packing = Packing(max_seq_len=64, pad_to_multiple=8)
-    chapters = [
-        Chapter(weights={"s0": 1, "s1": 1}, steps=3),
-        Chapter(
-            weights={"s0": 1, "s1": 0},
-            steps=2,
-            packing=replace(packing, max_seq_len=128),
-            batch_size=2,
-        ),
-    ]
-    options = {"chapters": chapters, "batch_size": 4, "mixing": {"global_batch_size": 4}}
-    options["packing"] = {"pad_to_multiple": 8}
-    whole = list(PackedDataLoader(conformance.make(written["int32"], **options)))
-    assert {batch["tokens"].shape for batch in whole} == {(4, 64), (2, 128)}
-    for rank, world in enumerate(context_worlds(4)):
-        own = conformance.make(written["int32"], world=world, batch_format=name, **options)
-        for batch, expected in zip(PackedDataLoader(own), whole, strict=True):
-            plain = cut(expected, "zigzag", 4, rank, flat=name == "torchtitan_flat")
-            tokens = batch["tokens"] if name == "native" else batch[0]["input"]
-            assert torch.equal(tokens.flatten(), plain["tokens"].flatten())
 
 
 def test_statistics_count_whole_rows_once_for_the_ranks_that_share_them(written):

@@ -16,12 +16,10 @@ import ast
 import importlib
 import os
 import re
-import subprocess
-import sys
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -72,22 +70,12 @@ def test_every_public_name_is_in_the_reference(name):
     assert sorted(listed) == sorted(importlib.import_module(name).__all__)
 
 
-def test_the_reference_names_what_exists():
-    for path in re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(), flags=re.MULTILINE):
-        module, name = path.rsplit(".", 1)
-        value = getattr(importlib.import_module(module), name)
-        is_defined_here = isinstance(value, type | FunctionType)
-        assert not is_defined_here or value.__doc__, path
-
-
 @pytest.mark.parametrize("page", ["config-reference", "combinations"])
 def test_a_generated_page_is_what_its_generator_prints(page):
-    script = DOCS / "generate.py"
-    done = subprocess.run(
-        [sys.executable, str(script), page], capture_output=True, text=True, check=True
-    )
+    script = str(DOCS / "generate.py")
+    pages = runpy.run_path(script)["PAGES"]
 
-    assert (DOCS / f"{page}.md").read_text() == done.stdout, f"run python {script}"
+    assert (DOCS / f"{page}.md").read_text() == pages[page](), f"run python {script}"
 
 
 def test_the_architecture_page_names_every_room_and_only_files_that_exist():
@@ -142,21 +130,6 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     given = NAMES[page]() if page in NAMES else {}
     for code in blocks if page in ALONE else ["\n".join(blocks)]:
         exec(compile(code, f"{page}.md", "exec"), {"__name__": page, **given})
-
-
-@pytest.mark.parametrize("library", ["wandb", "tensorboard"])
-def test_the_blocks_for_optional_loggers_run_where_these_are_installed(
-    library, tmp_path, monkeypatch
-):
-    pytest.importorskip(library)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    text = (DOCS / "metrics.md").read_text()
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)), names)
-    blocks = re.findall(r"```py\n(.*?)```", text, flags=re.DOTALL)
-    [block] = [each for each in blocks if library in each]
-    exec(block, names)
 
 
 def test_the_yaml_of_the_first_page_describes_a_run_of_its_streams(tmp_path, monkeypatch):

@@ -4,8 +4,6 @@
 
     torchrun --max-restarts=3 train_ddp.py      steps 1 ... 6   SIGKILL of a rank
         restarts it                             steps 5 ... 15  what counted is the epoch, exactly
-
-Cost: about 20 s on two cores for the quick one, nearly all of it importing.
 """
 
 from __future__ import annotations
@@ -100,18 +98,6 @@ def test_a_killed_rank_costs_a_restart_and_the_samples_consumed_are_the_epoch_ex
 
 
 @pytest.mark.slow
-def test_rank_0_may_be_killed_too_and_again(tmp_path):
-    out, log = tmp_path / "out", tmp_path / "log.txt"
-    with torchrun(EXAMPLE, ["--out", out], log=log, num_ranks=2, max_restarts=3) as job:
-        for run, (rank, step) in enumerate([(0, 2), (0, 6), (1, 11)]):
-            kill(pids_when(job, out, run=run, step=step)[rank])
-        job.wait()
-
-    assert len(consumed.runs_that_trained(out)) == 4
-    check_consumed(out)
-
-
-@pytest.mark.slow
 def test_a_killed_job_goes_on_with_another_number_of_ranks(tmp_path):
     out = tmp_path / "out"
     for run, num_ranks in enumerate((2, 3, 1, 4)):
@@ -168,20 +154,3 @@ def children_of(pid: int) -> set[int]:
     """The processes that a process started."""
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(child) for children in threads for child in children.read_text().split()}
-
-
-@pytest.mark.slow
-def test_torchrun_shows_the_help_of_the_example(tmp_path):
-    log = tmp_path / "log.txt"
-    with torchrun(EXAMPLE, ["--help"], log=log, num_ranks=2) as job:
-        job.wait()
-    assert "--global-batch-size" in log.read_text()
-
-
-@pytest.mark.slow
-def test_ranks_that_do_not_divide_the_global_batch_are_told_what_to_set(tmp_path):
-    log = tmp_path / "log.txt"
-    arguments = ["--out", tmp_path / "out", "--global-batch-size", "6"]
-    with torchrun(EXAMPLE, arguments, log=log, num_ranks=2) as job:
-        assert job.agents[0].wait(PATIENCE_S) != 0
-    assert "set another --batch-size" in log.read_text()

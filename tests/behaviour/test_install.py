@@ -62,12 +62,6 @@ def test_the_first_lines_of_the_readme_need_nothing_but_the_dependencies(tmp_pat
         (
             "matplotlib",
             "plots",
-            "from pathlib import Path; from streampack.report import write_report; "
-            "write_report(None, Path('report.html'))",
-        ),
-        (
-            "matplotlib",
-            "plots",
             "sys.argv = ['streampack', 'demo']; from streampack.cli import main; main()",
         ),
         (

@@ -5,8 +5,6 @@
     whole      steps 1 ... 10
     killed     steps 1 ... 6, SIGKILL at one of the events of the save of step 6
     resumed    from the last complete checkpoint, which is of step 4 or 6
-
-Cost: 40 s for three kills; the slow ones, at ten moments for each kind of run, take minutes.
 """
 
 from __future__ import annotations
@@ -27,9 +25,10 @@ MAX_STEPS = 10
 SAVES = {4, 6}  # what a kill in the save of step 6 may leave
 
 Steps = dict[int, list[list[str]]]
+Kind = tuple[str, str, int]  # trainer, dataset, number of ranks
 
 
-def read_steps(out: Path, run: int, num_ranks: int) -> Steps:
+def read_steps(out: Path, run: str, num_ranks: int) -> Steps:
     """The packs of each step, rank by rank."""
     steps: Steps = {}
     for rank in range(num_ranks):
@@ -39,18 +38,24 @@ def read_steps(out: Path, run: int, num_ranks: int) -> Steps:
     return steps
 
 
-def check_kills(tmp_path: Path, kind: tuple[str, str, int], shares: list[float]) -> set[int]:
-    """Kill a run at shares of a save's events; return the steps from which it resumed."""
-    trainer, dataset, num_ranks = kind
-    common = {"trainer": trainer, "dataset": dataset, "ranks": num_ranks, "kill_at": None}
-    whole = common | {"out": str(tmp_path / "whole")}
-    runs: list[dict[str, Any]] = [whole]
-    for number, share in enumerate(shares):
-        again = common | {"out": str(tmp_path / str(number))}
-        runs += [again | {"share": share, "of": whole["out"], "of_run": 0}, again]
+def run_kills(folder: Path, kills: dict[Kind, list[float]]) -> None:
+    """Run each kind whole, and killed at shares of a save's events; all in forks of one process."""
+    runs: list[dict[str, Any]] = []
+    for kind, shares in kills.items():
+        trainer, dataset, num_ranks = kind
+        common = {"trainer": trainer, "dataset": dataset, "ranks": num_ranks, "kill_at": None}
+        whole = common | {"out": str(out_of(folder, kind)), "name": "whole"}
+        events = {"of": whole["out"], "of_run": "whole"}
+        runs.append(whole)
+        for share in shares:
+            again = common | {"out": str(out_of(folder, kind, share))}
+            runs += [
+                again | events | {"share": share, "name": "killed"},
+                again | {"name": "resumed"},
+            ]
     for run in runs:
-        Path(run["out"]).mkdir(exist_ok=True)
-    told = tmp_path / "told.json"
+        Path(run["out"]).mkdir(parents=True, exist_ok=True)
+    told = folder / "told.json"
     told.write_text(json.dumps({"runs": runs}))
     done = subprocess.run(
         [sys.executable, JOB, told],
@@ -63,14 +68,22 @@ def check_kills(tmp_path: Path, kind: tuple[str, str, int], shares: list[float])
     )
     assert done.returncode == 0, done.stdout[-6000:]
 
-    expected = read_steps(tmp_path / "whole", 0, num_ranks)
+
+def out_of(folder: Path, kind: Kind, share: float | None = None) -> Path:
+    return folder / "-".join(map(str, kind)) / ("whole" if share is None else str(share))
+
+
+def check_kills(folder: Path, kind: Kind, shares: list[float]) -> set[int]:
+    """Compare what was killed and resumed with a whole run; return where it resumed."""
+    num_ranks = kind[-1]
+    expected = read_steps(out_of(folder, kind), "whole", num_ranks)
     assert sorted(expected) == list(range(1, MAX_STEPS + 1))
     assert all(len(ranks) == num_ranks and all(ranks) for ranks in expected.values())
     begins = set()
-    for number in range(len(shares)):
-        out = tmp_path / str(number)
-        killed = read_steps(out, 1 + 2 * number, num_ranks)
-        resumed = read_steps(out, 2 + 2 * number, num_ranks)
+    for share in shares:
+        out = out_of(folder, kind, share)
+        killed = read_steps(out, "killed", num_ranks)
+        resumed = read_steps(out, "resumed", num_ranks)
         begin = min(resumed) - 1
         assert begin in SAVES
         assert sorted(resumed) == list(range(begin + 1, MAX_STEPS + 1))
@@ -79,17 +92,23 @@ def check_kills(tmp_path: Path, kind: tuple[str, str, int], shares: list[float])
     return begins
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [
-        (("trainer", "planned", 1), 0.95),  # while the older checkpoint is deleted
-        (("trainer", "iterable", 2), 0.5),
-        (("lightning", "planned", 2), 0.0),
-    ],
-    ids=str,
-)
-def test_a_run_killed_while_it_saves_goes_on_as_if_it_never_was(tmp_path, kind, share):
-    begins = check_kills(tmp_path, kind, [share])
+QUICK: dict[Kind, float] = {
+    ("trainer", "planned", 1): 0.95,  # while the older checkpoint is deleted
+    ("trainer", "iterable", 2): 0.5,
+    ("lightning", "planned", 2): 0.0,
+}
+
+
+@pytest.fixture(scope="module")
+def quick_kills(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("kills")
+    run_kills(folder, {kind: [share] for kind, share in QUICK.items()})
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "share"), QUICK.items(), ids=str)
+def test_a_run_killed_while_it_saves_goes_on_as_if_it_never_was(quick_kills, kind, share):
+    begins = check_kills(quick_kills, kind, [share])
 
     if share == 0.95:
         assert begins == {6}, "the new checkpoint is complete before the older one is deleted"
@@ -102,7 +121,9 @@ def test_a_run_killed_while_it_saves_goes_on_as_if_it_never_was(tmp_path, kind, 
 @pytest.mark.parametrize("dataset", ["planned", "iterable"])
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_killed_at_any_of_ten_moments_goes_on(tmp_path, trainer, dataset, num_ranks):
-    begins = check_kills(tmp_path, (trainer, dataset, num_ranks), [n / 10 for n in range(10)])
+    kind, shares = (trainer, dataset, num_ranks), [n / 10 for n in range(10)]
+    run_kills(tmp_path, {kind: shares})
+    begins = check_kills(tmp_path, kind, shares)
 
     assert begins <= SAVES
     if trainer == "trainer":

@@ -24,7 +24,6 @@ from streampack.plan import count_slots, epoch_sequence
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
-from tests.helpers.conformance import rows
 from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, recipe, world_views
 
@@ -153,21 +152,6 @@ def dataset(folders, method: str = "device_per_stream", epoch_end: str = "drop",
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "options", [{"prefetch_threads": 0}, {"prefetch_threads": 2}, {"num_workers": 2}]
-)
-def test_what_drop_leaves_out_is_in_the_stats_and_in_the_simulation(folders, method, options):
-    every = simulate(dataset(folders, method, "pad"))
-    expected = simulate(dataset(folders, method))
-    loader = PackedDataLoader(dataset(folders, method), **options)
-
-    assert len(list(loader)) == len(loader) == expected["steps"]
-    assert expected["omitted_packs"] == every["packs"] - expected["packs"] > 0
-    assert loader.stats()["omitted_packs"] == expected["omitted_packs"]
-    assert every["omitted_packs"] == 0
-
-
 def streams_in(batch) -> set[int]:
     """The streams of a batch's segments."""
     return set(batch["segments"][:, 1].tolist())
@@ -186,9 +170,7 @@ def test_ranks_with_balance_get_batches_of_one_stream(folders, within):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "options", [{"prefetch_threads": 0}, {"prefetch_threads": 2}, {"num_workers": 2}]
-)
+@pytest.mark.parametrize("options", [{"prefetch_threads": 2}, {"num_workers": 2}])
 def test_a_padded_epoch_holds_every_token_and_counts_the_packs_of_padding(folders, method, options):
     loader = PackedDataLoader(dataset(folders, method, "pad"), **options)
     batches = list(loader)
@@ -215,16 +197,7 @@ def test_a_stream_that_would_never_appear_is_refused_with_the_way_out(folders):
         assert simulate(data, steps=100)["streams"]["2"]["samples"]
 
 
-def test_larger_batches_resume_a_run_that_would_be_refused_with_them(folders):
-    small = dataset(folders, streams=(0, 2), batch_size=8, global_batch_size=32)
-    before = [row for batch in small for row in rows(batch)]
-    small.set_epoch(0)
-    large = dataset(folders, streams=(0, 2), batch_size=32, global_batch_size=32)
-    large.load_state_dict(small.state_dict())
-    assert [row for batch in large for row in rows(batch)] == before
-
-
-SIZES = (1, 4, 7, *range(10, 40, 3))
+SIZES = (1, 7, *range(10, 40, 5))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,4 +1,4 @@
-"""DESIGN's laws over real files, from the first shard to the last label; whole epochs of them.
+"""The laws over real files, from the first shard to the last label; whole epochs of them.
 
 The reference of a sequence is one lone process that reads it alone. All others must be equal to it
 byte for byte, pack by pack.
@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader
 from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.runtime.resumable import engine_of
 from streampack.testing import assert_exactly_once, assert_same_in_every_world
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 # Ranks and nodes; the packs of an epoch are a multiple of none of them.
-WORLDS = [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (4, 4), (8, 1), (8, 2), (8, 4)]
+WORLDS = [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (4, 4), (8, 2)]
 NUM_SAMPLES = (400, 160, 30)  # with 3 lanes the first is dealt, the others are shared
 GLOBAL_BATCH = 48  # per_stream: a multiple of 2 * 8 lanes and of 2 * 3
 
@@ -77,7 +76,7 @@ def test_every_world_delivers_every_chosen_token_once_and_the_same_packs(written
 
 
 @pytest.mark.parametrize(
-    ("method", "num_workers"), [("random", 1), *((method, 2) for method in METHODS), ("random", 3)]
+    ("method", "num_workers"), [*((method, 2) for method in METHODS), ("random", 3)]
 )
 def test_any_number_of_workers_delivers_the_same_packs(written, method, num_workers):
     reference = all_rows([make(written, 3, method)])
@@ -102,7 +101,7 @@ def test_weights_are_kept_exactly_over_epochs_and_no_sample_is_seen_twice_as_oft
 
 
 @given(data=st.data())
-@examples(40)
+@examples(30)
 def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -258,31 +257,6 @@ def test_compressed_streams_without_lengths_give_the_same_packs(tmp_path, method
     assert len(make(without, lanes, method)) == len(make(written, lanes, method))
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
-def test_by_tokens_streams_without_lengths_give_the_same_packs_of_as_many_tokens(
-    tmp_path, method, lanes
-):
-    rng = np.random.default_rng(2)
-    lengths = [rng.integers(limit // 9, limit, 320).tolist() for limit in (90, 20)]
-    written = conformance.write_streams(tmp_path / "with", lengths)
-    shutil.copytree(tmp_path / "with", tmp_path / "without")
-    paths = tuple(tmp_path / "without" / path.name for path in written.paths)
-    for path in paths:
-        (path / "lengths.bin").unlink()
-    without = Written(paths=paths, tokens=written.tokens)
-    mixing = {"batching_method": method, "weight_unit": "tokens", "global_batch_size": GLOBAL_BATCH}
-    options = {
-        "weights": [{"choose": 9000}, {"choose": 2000}],
-        "mixing": mixing,
-        "order": {"num_lanes": lanes},
-    }
-    datasets = [conformance.make(own, **options) for own in (written, without)]
-    assert [s.shard_tokens is None for s in engine_of(datasets[0]).recipe.streams] == [False, False]
-    for _ in range(3):
-        assert all_rows([datasets[0]]) == all_rows([datasets[1]])
-
-
 @pytest.mark.parametrize("positions", ["restart", "continue"])
 @pytest.mark.parametrize("method", ["exact_fit", "next_fit"])
 def test_every_token_is_its_own_and_every_label_the_samples_next_one(written, method, positions):
@@ -344,18 +318,6 @@ def test_no_pack_is_over_full_and_at_most_one_sample_a_pack_is_cut_without_need(
         )
         cut = segments[:, 3] + segments[:, 4] < totals
         assert cut.sum() <= (0 if gap is None else 1)
-
-
-def test_another_seed_gives_other_packs_and_stored_order_needs_none(written):
-    def rows(**order: Any) -> list[tuple[bytes, ...]]:
-        # Next fit keeps the order in which samples arrive.
-        return all_rows([conformance.make(written, packing={"method": "next_fit"}, order=order)])
-
-    assert rows(seed=1) == rows(seed=1)
-    assert rows(seed=1) != rows(seed=2)
-    stored = conformance.segments_of(rows(seed=1, shuffle=False))
-    first = stored[(stored[:, 0] == 0) & (stored[:, 3] == 0), 2]
-    assert first.tolist() == list(range(NUM_SAMPLES[0]))
 
 
 def test_a_state_is_a_few_hundred_bytes_without_its_snapshots(written):

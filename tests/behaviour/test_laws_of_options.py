@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import AttentionCost, Balance, ConfigError, PackedDataLoader
+from streampack import AttentionCost, Balance, ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.runtime.resumable import engine_of
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
 from tests.helpers.examples import examples
@@ -97,51 +96,6 @@ def global_batches(ranks: list[PackedStreamingDataset]) -> list[list[tuple[bytes
 def rest_of_each(ranks: list[PackedStreamingDataset], skipped: int) -> list[Any]:
     """What each rank delivers after so many steps."""
     return [[show(batch) for batch in islice(rank, skipped, None)] for rank in ranks]
-
-
-@examples(40)
-@given(
-    num_packs=st.integers(1, 26),
-    num_ranks=st.sampled_from([1, 2]),
-    sizes=st.sampled_from([(2, 8), (4, 8), (4, 16)]),
-    within=st.sampled_from([None, "rank", "node", "batch"]),
-    has_snapshots=st.booleans(),
-)
-def test_every_state_of_a_padded_epoch_resumes_with_the_step_that_follows(
-    full, num_packs, num_ranks, sizes, within, has_snapshots
-):
-    batch_size, size = sizes
-    balance = None if within is None else Balance(within=within, cost=COST)
-
-    def ranks() -> list[PackedStreamingDataset]:
-        return [
-            conformance.make(
-                full,
-                weights=[{"choose": num_packs}],
-                mixing={"global_batch_size": size},
-                batch_size=batch_size,
-                balance=balance,
-                world=world,
-            )
-            for world in worlds(num_ranks)
-        ]
-
-    loaders = [PackedDataLoader(rank, prefetch_threads=0) for rank in ranks()]
-    steps, states = [], []
-    for _ in range(2):
-        for batches in zip(*loaders, strict=True):
-            steps.append([show(batch) for batch in batches])
-            states.append([json.loads(json.dumps(loader.state_dict())) for loader in loaders])
-    num_steps = len(steps) // 2
-    for number in range(num_steps):
-        resumed = [PackedDataLoader(rank, prefetch_threads=0) for rank in ranks()]
-        for loader, state in zip(resumed, states[number], strict=True):
-            loader.load_state_dict(state if has_snapshots else state | {"snapshots": "[]"})
-        next_epoch = engine_of(resumed[0].dataset).next_epoch
-        rest = [[show(batch) for batch in step] for step in zip(*resumed, strict=True)]
-        end = num_steps if number + 1 < num_steps else len(steps)
-        assert rest == steps[number + 1 : end]
-        assert next_epoch == dict(rest[0][0])["epoch"]
 
 
 @examples(40)

@@ -99,13 +99,6 @@ def test_the_target_at_a_cut_is_kept_by_shift_labels_and_left_out_without() -> N
     assert float((model(**to_hf(batch)).loss - mean_loss).abs()) > 1e-3
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("dense", [to_hf, to_llama_factory])
-def test_a_dense_mask_gives_the_same_logits(attention: str, dense: Any) -> None:
-    model, batch = model_of("qwen3", attention), native_batch(ROWS_OF_4, 24)
-    assert_no_leak(lambda b: model(**dense(b, dense=True)).logits, batch)
-
-
 @pytest.mark.parametrize("drop_padding", [False, True])
 def test_all_packs_in_one_line_give_the_same_logits(drop_padding: bool) -> None:
     # Flash attention needs a GPU. With B = 1, SDPA derives the same boundaries from position_ids.
@@ -159,26 +152,6 @@ def test_several_packs_are_kept_apart_by_all_formats_that_say_so(
         assert_no_leak(lambda b: model(**to_hf_flash(b)).logits.view(*b["tokens"].shape, -1), batch)
 
 
-@pytest.mark.parametrize("rows", [[[7, 12, 5], [10, 14]], [[7, 9], [9, 5]], [[7, 9]]])
-def test_transformers_drops_a_numbered_mask_or_its_numbers(rows: list[list[int]]) -> None:
-    # Why to_llama_factory refuses several packs, and omits padding.
-    with flash_in_torch() as attention:
-        model = model_of("llama", attention)
-
-        def numbered(batch: dict[str, Any]) -> torch.Tensor:
-            mask = {"attention_mask": batch["document_ids"].long()}
-            logits: torch.Tensor = model(**(to_hf(batch) | mask)).logits
-            return logits
-
-        with pytest.raises(AssertionError, match="the segment saw row 0"):
-            assert_no_leak(numbered, native_batch(rows, 24))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_every_model_passes_the_leak_check(name: str) -> None:
-    assert_no_leak(model_of(name), native_batch(ROWS_OF_4, 24))
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_with_a_cache_transformers_leaks_and_is_caught(name: str) -> None:
     model = model_of(name)
@@ -189,11 +162,6 @@ def test_with_a_cache_transformers_leaks_and_is_caught(name: str) -> None:
 
     with pytest.raises(AssertionError, match=r"the segment saw row 0: tokens 0 to 7 .* sample 0"):
         assert_no_leak(with_cache, native_batch(ROWS_OF_4, 24))
-
-
-def test_padding_within_a_segment_changes_no_logit() -> None:
-    batch = native_batch([[7, 9], [3, 2, 1]], 24, multiple=4, cuts=[(0, 0)])
-    assert_no_leak(model_of("llama"), batch)
 
 
 STEPS = 200

@@ -97,14 +97,6 @@ def test_padding_is_left_out_by_the_attention_mask(tmp_path, side, form, options
         assert delivered(of_files(tmp_path / "s", **options)) == wanted
 
 
-def test_fields_for_each_token_are_cut_too():
-    row = padded("both")[0] | {"weight": [0, 0, 1, 2, 3, 0, 0, 0]}
-    batch = next(iter(of_source([row], token_fields={"weight": "int64"})))
-
-    assert batch["weight"][0, :3].tolist() == [1, 2, 3]
-    assert batch["tokens"][0, :3].tolist() == [5, 6, 7]
-
-
 def test_a_row_of_padding_alone_is_a_sample_without_tokens(tmp_path):
     rows = [{"input_ids": [PAD] * 4, "attention_mask": [0] * 4}, {"input_ids": [1, 2]}]
     with pytest.raises(DataError, match="sample 0: 0 tokens"):
@@ -135,13 +127,6 @@ def test_padding_before_spans_of_payloads_is_refused():
     batch = next(iter(of_source([row], payloads={"images": "spans"})))
 
     assert batch["images_at"].tolist() == [[0, 0, 2]]
-
-
-@pytest.mark.parametrize("mask", [[1, 1], [[1, 0], [1, 1]], "text", None, [0.5, 2.0, 1.0]])
-def test_a_field_of_that_name_that_marks_no_padding_is_not_read(mask):
-    assert delivered(of_source([{"tokens": [1, 2, 3], "attention_mask": mask}])) == [
-        ([1, 2, 3], [2, 3, -100])
-    ]
 
 
 def test_padded_samples_of_an_mds_stream_are_refused_and_can_be_written_without(tmp_path):

@@ -4,8 +4,6 @@
 
     test --starts--> job --forks--> workers          the job leads a process group of its own
       '--signal to the group---> job, workers        as scancel, `docker stop` and kill -- -PGID do
-
-Cost: two starts of Python for each signal.
 """
 
 from __future__ import annotations

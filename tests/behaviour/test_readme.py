@@ -37,13 +37,15 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_lines_that_run_do_run(tmp_path):
+def test_the_lines_that_run_do_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     [code] = python_blocks(README)
     assert sum(bool(line.strip()) for line in code.splitlines()) == 13
 
     for _ in range(2):  # the second time as the first
-        printed = run(code, tmp_path)
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
 
+        printed = capsys.readouterr().out
         assert re.fullmatch(r"torch\.Size\(\[4, 2048\]\) fill (9\d\.\d\d|100\.00)%\n", printed)
 
 
@@ -85,8 +87,9 @@ def test_the_migrations_code_runs_on_both_sides(tmp_path):
         rng = np.random.default_rng(seed)
         write_stream((rng.integers(0, 99, 200) for _ in range(2000)), tmp_path / "data" / name)
 
-    run(f"{before}\nassert len(next(iter(dataset))['tokens']) == 200", tmp_path)
-    run(f"{before}\n{on_the_fly}\nassert next(iter(packed))['tokens'].shape == (1, 2048)", tmp_path)
+    first = "assert len(next(iter(dataset))['tokens']) == 200"
+    packed = "assert next(iter(packed))['tokens'].shape == (1, 2048)"
+    run("\n".join([before, first, before, on_the_fly, packed]), tmp_path)
     first_batch = "batch = next(iter(loader)); print(tuple(batch['tokens'].shape))"
     printed = run(f"{after}\n{first_batch}", tmp_path)  # from the caches of the runs before
 

@@ -7,10 +7,9 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,12 @@ from torch import distributed
 from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader
 
-from streampack.config import Packing
 from streampack.errors import ResumeError
 from streampack.loader.loader import PackedDataLoader
-from streampack.online.dataset import PackedIterableDataset
 from streampack.plan.pack_queue import PackQueue
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
-from streampack.streams import IterableStream, Stream
+from streampack.streams import Stream
 from streampack.testing import assert_resumes
 from streampack.world import World
 from tests.helpers import conformance
@@ -78,8 +75,7 @@ def test_a_loader_goes_on_from_every_batch(written, method, epoch_end):
     assert assert_resumes(loader) > 10
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
+@pytest.mark.parametrize(("epoch_end", "epoch"), [("pad", 1), ("drop", 0), ("carry", 1)])
 @pytest.mark.parametrize("method", METHODS)
 def test_snapshots_are_only_a_speed_up(written, method, epoch_end, epoch):
     options = {"method": method, "mixing": {"epoch_end": epoch_end}}
@@ -92,7 +88,7 @@ def test_snapshots_are_only_a_speed_up(written, method, epoch_end, epoch):
         assert small == dataset.state_after(batch)
         assert [show(b) for b in loaded(make(written, **options), small)] == shown[done:]
         del small["snapshots"]
-        if done % 5 == 0:
+        if done % 5 == 0:  # and a state without the field
             assert [show(b) for b in loaded(make(written, **options), small)] == shown[done:]
 
 
@@ -114,8 +110,7 @@ def test_a_state_after_the_last_batch_resumes_at_the_next_epoch(written, method)
     assert [show(batch) for batch in loaded(make(written, method=method), state)] == following
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("prefetch_factor", [1, 2, 7])
+@pytest.mark.parametrize(("num_workers", "prefetch_factor"), [(0, 2), (2, 1), (2, 7)])
 def test_the_state_is_of_what_was_delivered_whatever_was_read_ahead(
     written, num_workers, prefetch_factor
 ):
@@ -139,15 +134,6 @@ def test_the_state_is_of_what_was_delivered_whatever_was_read_ahead(
         loader.load_state_dict(
             json.loads(states[-1]) | {"epoch": 0, "position": 0, "snapshots": []}
         )
-
-
-def test_a_state_is_the_same_on_every_rank_but_for_its_snapshots(written):
-    per_rank = []
-    for world in worlds(3):
-        states = [json.loads(state) for state in states_of(make(written, world=world))[1]]
-        per_rank.append([{**state, "snapshots": []} for state in states])
-    assert per_rank[1] == per_rank[0]
-    assert per_rank[2] == per_rank[0]
 
 
 def lanes_of(state: dict[str, Any]) -> list[int]:
@@ -203,17 +189,8 @@ def test_a_state_is_gathered_without_a_process_group_too(written):
     assert gathered == state
 
 
-def test_states_of_iterables_cannot_be_gathered():
-    stream = IterableStream([[1, 2, 3]])
-    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=4))
-    with pytest.raises(
-        ResumeError, match=r"cannot be joined; save loader\.state_dict\(\) of every"
-    ):
-        PackedDataLoader(dataset).gather_state()
-
-
 @given(data=st.data())
-@examples(50)
+@examples(30)
 def test_any_world_goes_on_where_another_world_stopped(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -335,14 +312,8 @@ def state(written) -> dict[str, Any]:
         ({"weights": [{"repeat": 2}, {}]}, r"60 samples of stream '.*' an .* 120 samples: resume"),
         ({"max_seq_len": 128}, r"max_seq_len=64.*max_seq_len=128"),
         ({"packing": {"method": "next_fit"}}, r"method='best_fit_decreasing'.*method='next_fit'"),
-        ({"packing": {"overflow": "drop"}}, r"overflow='split'.*overflow='drop'"),
         ({"packing": {"buffer_tokens": 640}}, r"buffer_limit=65536.*buffer_limit=640"),
-        ({"packing": {"buffer_samples": 9}}, r"buffer_samples=4096.*buffer_samples=9"),
-        ({"packing": {"split_gap": 0.1}}, r"split_gap=0\.1 needs method=.*or omit split_gap"),
-        ({"packing": {"bos_id": 1}}, r"bos_id=None.*bos_id=1"),
         ({"packing": {"eos_id": 1}}, r"eos_id=None.*eos_id=1"),
-        ({"packing": {"padding_id": 5}}, r"padding_id=0.*padding_id=5"),
-        ({"packing": {"positions": "continue"}}, r"positions='restart'.*positions='continue'"),
         ({"method": "stratified"}, r"batching_method='random'.*batching_method='stratified'"),
         ({"mixing": {"epoch_end": "drop"}}, r"epoch_end='pad'.*epoch_end='drop'"),
         ({"mixing": {"sampling_method": "fixed"}}, r"sampling_method='balanced'.*'fixed'"),
@@ -354,10 +325,6 @@ def state(written) -> dict[str, Any]:
         (
             {"mixing": {"global_batch_size": 24}},
             r"global_batch_size=12.*asks for 24, and position 10 is not a multiple.*set it to 10",
-        ),
-        (
-            {"mixing": {"global_batch_size": 14}, "batch_size": 7},
-            r"global_batch_size=12.*asks for 14, and position 10 is not a multiple.*set it to 10",
         ),
         ({"order": {"num_lanes": 2}}, r"num_lanes=3.*asks for 2"),
         ({"order": {"seed": 4}}, r"seed=3.*seed=4"),
@@ -403,29 +370,14 @@ def test_a_state_of_other_streams_is_refused(written, state, tmp_path):
             dataset.load_state_dict(state)
 
 
-def test_streams_may_move(written, state, tmp_path):
-    batches, _ = states_of(make(written))
-    paths = tuple(tmp_path / f"moved{i}" for i in range(2))
-    for old, new in zip(written.paths, paths, strict=True):
-        shutil.copytree(old, new)
-    moved = Written(paths=paths, tokens=written.tokens)
-    assert [show(b) for b in loaded(make(moved), state)] == [show(b) for b in batches[5:]]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"version": 1}, r"version 1, this release reads 6"),
-        ({"version": None}, r"version None"),
         ({"epoch": -1}, r"epoch is -1, not an integer of at least 0"),
-        ({"epoch": True}, r"epoch is True"),
         ({"position": "8"}, r"position is '8'"),
-        ({"position": 2.0}, r"position is 2\.0"),
         ({"num_lanes": 0}, r"num_lanes is 0"),
-        ({"lane_run": None}, r"lane_run is None"),
-        ({"global_batch_size": -3}, r"global_batch_size is -3"),
         ({"fingerprint": None}, r"no fingerprint"),
-        ({"fingerprint": "abc"}, r"no fingerprint"),
         ({"fingerprint": {}}, r"streams=None"),
     ],
 )
@@ -454,25 +406,13 @@ def test_a_position_after_the_epoch_is_refused(written):
         next(iter(dataset))
 
 
-@pytest.mark.parametrize("garbage", [{}, [], None, "state", 3, {"loader": {}}])
-def test_garbage_is_no_state(written, garbage):
-    with pytest.raises(ResumeError, match=r"not a state of a PackedStreamingDataset: .*; load"):
-        make(written).load_state_dict(garbage)
-
-
-def test_a_position_between_device_batches_is_refused(written):
-    _, states = states_of(make(written, batch_size=1))
-    dataset = loaded(make(written, batch_size=4), states[4])
-    with pytest.raises(
-        ResumeError,
-        match=r"position 5 is not a multiple of batch_size=4; set batch_size to 1 or 5, on",
-    ):
-        next(iter(dataset))
-
-
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("method", "epoch_end", "num_workers"),
+    [
+        *product(METHODS, ["pad", "drop", "carry"], [0]),
+        *product(["random", "per_stream"], ["pad", "carry"], [2]),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_run_goes_on_in_batches_of_any_size_that_divides_its_position(
     written, method, epoch_end, num_workers
@@ -500,7 +440,7 @@ def mixing_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(data=st.data())
-@examples(50)
+@examples(20)
 def test_a_run_goes_on_in_global_batches_of_another_size_in_any_world(written, data):
     draw = data.draw
     sizes = [4, 6, 8, 16, 20, 24, 30]
@@ -530,15 +470,6 @@ def test_a_run_goes_on_in_global_batches_of_another_size_in_any_world(written, d
                 done += [row for batch in step for row in conformance.rows(batch)]
                 state = json.loads(json.dumps(loaders[0].state_dict()))
     assert done == whole[: len(done)]
-
-
-@pytest.mark.parametrize("key", ["epoch", "position"])
-def test_a_batch_that_lost_its_place_is_refused(written, key):
-    dataset = make(written)
-    batch = dict(next(iter(dataset)))
-    del batch[key]
-    with pytest.raises(ResumeError, match=rf"the batch has no {key}; pass a batch as delivered"):
-        dataset.state_after(batch)
 
 
 def test_a_collate_that_drops_the_place_leaves_no_wrong_state(written):

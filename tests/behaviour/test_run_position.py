@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from torch.utils.data import DataLoader
 
 from streampack import (
     ConfigError,
@@ -406,18 +405,6 @@ def test_a_start_without_its_source_changes_nothing(tmp_path, num_workers, persi
     assert {batch["epoch"] for batch in loader} == {1}
 
 
-def test_a_start_that_fails_in_torchs_own_worker_changes_nothing(tmp_path):
-    sign = tmp_path / "away"
-    stream = IterableStream(Unsteady(sign), name="a")
-    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=32), world=World())
-    loader = DataLoader(dataset, batch_size=None, num_workers=1)
-    sign.touch()
-    with pytest.raises(DataError, match="the source is away"):
-        list(loader)
-    sign.unlink()
-    assert {int(batch["epoch"]) for batch in loader} == {0}
-
-
 @pytest.mark.parametrize("num_workers", [None, 0, 1])
 @pytest.mark.parametrize("kind", ["planned", "iterable"])
 @pytest.mark.parametrize("change", ["set_epoch", "load_state_dict"])
@@ -435,28 +422,3 @@ def test_an_iterator_that_began_before_the_dataset_was_moved_ends_with_an_error(
     with pytest.raises(ConfigError, match="since this iterator began, a state was loaded"):
         next(before)
     assert next(iter(loader))["epoch"] == (3 if change == "set_epoch" else 0)
-
-
-@pytest.mark.parametrize("kind", ["planned", "iterable"])
-def test_after_the_last_batch_of_a_loop_the_epoch_may_be_set(kind):
-    way = Way(kind, 0, 1)
-    dataset = way.dataset()
-    loader = way.loader(dataset)
-    for step, batch in enumerate(loader, 1):
-        assert batch["epoch"] == 0
-        if step == len(epoch_of(kind, 0)):
-            dataset.set_epoch(3)
-    assert way.place_of(loader.state_dict()) == way.place_of(dataset.state_dict()) == (3, 0)
-    assert next(iter(loader))["epoch"] == 3
-
-
-def test_set_epoch_replaces_a_state_that_workers_were_to_go_on_from():
-    way = Way("iterable", 1, 1)
-    loader = way.loader(way.dataset())
-    next(iter(loader))
-    state = loader.state_dict()
-    loader = way.loader(way.dataset())
-    loader.load_state_dict(state)
-    loader.dataset.set_epoch(2)
-    assert way.place_of(loader.state_dict()) == (2, 0)
-    assert next(iter(loader))["epoch"] == 2

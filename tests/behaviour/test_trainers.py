@@ -6,8 +6,6 @@
         run in this process, with hooks on the model   steps 1 ... 30, 8 packs each
     stopped in step 7 and in step 13, resumed          steps 1 ... 5, 6 ... 10, 11 ... 30
     two ranks, forks of one process                    each step's packs on one rank or the other
-
-Cost: a minute, half of it importing transformers and Lightning, once here and once for the ranks.
 """
 
 from __future__ import annotations
@@ -263,42 +261,6 @@ def test_accelerate_returns_the_loader_as_it_is_and_torchtitan_can_keep_its_stat
 
     assert Accelerator(cpu=True).prepare(loader) is loader
     assert isinstance(loader, Stateful)
-
-
-def test_accelerate_saves_no_state_that_fits_one_rank_of_an_iterable_dataset(tmp_path):
-    from accelerate import Accelerator
-
-    from streampack import IterableStream, PackedIterableDataset, ResumeError
-
-    def make(world: World) -> PackedDataLoader:
-        streams = [IterableStream([[n] * (1 + n % 20) for n in range(1, 400)])]
-        packing = Packing(max_seq_len=64)
-        return PackedDataLoader(PackedIterableDataset(streams, packing=packing, world=world))
-
-    accelerator = Accelerator(cpu=True)
-    for rank in range(2):
-        loader = make(World(rank=rank, num_ranks=2))
-        accelerator.register_for_checkpointing(loader)
-        batches = iter(loader)
-        next(batches)
-        with pytest.raises(ResumeError, match=r"rank 0's state alone, .* each of 2 ranks has its"):
-            accelerator.save_state(str(tmp_path / "refused"))
-        accelerator._custom_objects.clear()
-
-        state = loader.state_dict()
-        following = next(batches)["tokens"].tolist()
-        resumed = make(World(rank=rank, num_ranks=2))
-        resumed.load_state_dict(state)
-        assert next(iter(resumed))["tokens"].tolist() == following
-
-    alone = make(World())
-    accelerator.register_for_checkpointing(alone)
-    batches = iter(alone)
-    next(batches)
-    accelerator.save_state(str(tmp_path / "saved"))
-    following = next(batches)["tokens"].tolist()
-    accelerator.load_state(str(tmp_path / "saved"))
-    assert next(iter(alone))["tokens"].tolist() == following
 
 
 # Two ranks.

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -68,11 +67,6 @@ def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
     shape, path = done.stdout.splitlines()
     assert shape.startswith("torch.Size([4, 2048]) fill ")
     assert Path(path).is_relative_to(tmp_path / "venv")
-
-
-def test_the_wheel_has_the_demos_config(dist):
-    (wheel,) = dist.glob("*.whl")
-    assert "streampack/cli/demo/demo.yaml" in zipfile.ZipFile(wheel).namelist()
 
 
 def test_pip_finds_a_solution_for_the_wheel_beside_transformers_5(dist):

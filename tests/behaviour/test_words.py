@@ -68,13 +68,6 @@ def test_an_odd_turn_is_found_and_has_advice(text, phrase):
     assert prose.instead(found)
 
 
-@pytest.mark.parametrize(
-    "text", ["it is no longer read", "bringup", "amended", "is not an integer", "some samples"]
-)
-def test_plain_words_that_look_alike_are_kept(text):
-    assert list(prose.odd_turns(text)) == []
-
-
 def test_the_hook_prints_the_place_and_fails(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("One line.\nIt goes on at once.\n")

@@ -5,8 +5,6 @@
     lanes     0   1   2   3      2 nodes: node 0 has lanes 0 and 2, runs 0 and 1 of each stream
     runs      0   2   1   3               node 1 has lanes 1 and 3, runs 2 and 3
     shards    [    |   |x  |    ]         only the shard that the cut x fell into goes to both
-
-Cost: about 10 s on two cores.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from streampack.errors import ConfigError
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 from tests.helpers.caches import assert_reads
@@ -70,10 +69,3 @@ def test_all_is_removed_and_files_of_mosaicmls_layout_stay(local):
     (local / "shard.00000.mds").write_bytes(b"theirs")
     assert listed(local, "--remove", "all") == {}
     assert [path.name for path in local.iterdir()] == ["shard.00000.mds"]
-
-
-def test_what_is_no_folder_or_no_choice_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"none: is not a folder; name the one that"):
-        call_verb("cache", tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"remove=.some. is not one of old, all"):
-        call_verb("cache", tmp_path, "--remove", "some")

@@ -221,11 +221,6 @@ def test_a_file_that_holds_no_keys_is_refused(refuse, text):
     assert line.startswith("the file: must hold keys, such as streams: ... and packing: ...")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"none.yaml: cannot be read \(No such file.*name a YAML"):
-        read_config(tmp_path / "none.yaml")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -154,25 +154,6 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
     assert "the packs differ from step 3 on" in output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["at", "--step", 0], "give --state, or the number of devices, such as --devices 64"),
-        (["at", "--devices", 1], "^nothing to show; give a step"),
-        (["at", "--devices", 1, "--step", 5], "the run has 5 steps"),
-        (["at", "--devices", 1, "--step", 1, "--rank", 3], "the ranks of step 1 were 0 to 0"),
-        (["at", "--devices", 1, "--step", 1, "--index", "no"], "index=no is not a file"),
-        (["where", "web", "--devices", 1], "write web/123456"),
-        (["where", "wed/3", "--devices", 1], "did you mean 'web'"),
-        (["where", "web/300", "--devices", 1], "stream 'web' has 300 samples"),
-    ],
-)
-def test_what_is_missing_is_asked_for(config, arguments, says):
-    verb, *rest = arguments
-    with pytest.raises(ConfigError, match=says):
-        call_verb(verb, config, *rest)
-
-
 def test_an_index_of_another_run_is_refused(config, tmp_path):
     call_verb("at", config, "--devices", 1, "--build")
     run = yaml.safe_load(config.read_text())

@@ -6,14 +6,12 @@ import heapq
 import itertools
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from streampack.compat.torchdata import MaxTokenBucketizer
-from streampack.errors import ConfigError
 from tests.helpers.examples import examples
 
 WORDS = ["1", "11", "1", "1111", "111", "1", "11", "11", "111"]
@@ -101,12 +99,6 @@ def test_batches_are_those_of_the_rules(
     assert [[number for number, _ in batch] for batch in batches] == expected
 
 
-def test_a_buffer_of_one_keeps_the_order():
-    batches = MaxTokenBucketizer([[0] * n for n in (3, 1, 2)], 4, buffer_size=1)
-
-    assert [[len(sample) for sample in batch] for batch in batches] == [[3, 1], [2]]
-
-
 @examples(200)
 @given(
     lengths=st.lists(st.integers(1, 30), max_size=120),
@@ -144,35 +136,6 @@ def test_without_a_maximum_age_long_samples_wait_for_the_end():
     assert 30 in list(aged)[1]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        # The beginnings are torchdata's own words, which tests of its users look for.
-        (
-            {"max_token_count": 5, "min_len": -1},
-            "``min_len`` should be larger than 0.* but min_len=-1 and max_len=5",
-        ),
-        (
-            {"max_token_count": 5, "min_len": 4, "max_len": 3},
-            "``min_len`` should be larger than 0.* but min_len=4 and max_len=3",
-        ),
-        (
-            {"max_token_count": 5, "max_len": 6},
-            "``max_token_count`` must be equal to or greater than ``max_len``.*=5 and max_len=6",
-        ),
-        ({"max_token_count": -1}, "``min_len`` should be larger than 0.*min_len=0 and max_len=-1"),
-        (
-            {"max_token_count": 5, "buffer_size": 0},
-            "'buffer_size' is required to be a positive integer, but is 0",
-        ),
-        ({"max_token_count": 5, "max_age": 0}, "max_age=0 must be at least 1"),
-    ],
-)
-def test_limits_that_cannot_work_together_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        MaxTokenBucketizer([], **options)
-
-
 class Strided(IterableDataset):
     """Divides itself over workers, as an IterableDataset is asked to."""
 
@@ -207,10 +170,3 @@ def test_a_data_loader_gives_every_sample_once(source, num_workers):
         assert all(sum(batch) <= 50 for batch in found)
     if num_workers == 0:
         assert found == list(batches)
-
-
-def test_a_data_loader_gives_tensors_as_they_are():
-    rows = [torch.arange(n) for n in (3, 1, 2)]
-    loader = DataLoader(MaxTokenBucketizer(rows, 4, buffer_size=1), batch_size=None)
-
-    assert [[len(row) for row in batch] for batch in loader] == [[3, 1], [2]]

@@ -6,12 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.compat.torchtune import PackedDataset, padded_collate_packed
-from streampack.errors import ConfigError, DataError
 from tests.helpers.examples import examples
 
 
@@ -98,44 +96,6 @@ def test_equal_samples_fill_the_packs_that_torchtunes_own_test_expects(
     assert last.tolist() == (expected + (max_packs - 1) * per_pack).tolist()
 
 
-@pytest.mark.parametrize(
-    ("lengths", "max_seq_len", "expected"),
-    [
-        # Positions keep counting through the padding, up to the last valid one.
-        ([9, 1], 12, [[*range(9), 0, 1, 2]]),
-        ([3, 7], 10, [[0, 1, 2, 0, 1, 2, 3, 4, 5, 6]]),
-        ([9], 10, [[*range(9), 9]]),
-        ([8, 1], 10, [[*range(8), 0, 1]]),
-    ],
-)
-def test_positions_of_padding_go_on_counting_up_to_the_last(lengths, max_seq_len, expected):
-    dataset = PackedDataset(samples_of(lengths), max_seq_len=max_seq_len)
-
-    assert [item["input_pos"].tolist() for item in dataset] == expected
-
-
-def test_positions_wrap_inside_a_piece_of_a_long_sample():
-    dataset = PackedDataset(samples_of([5, 14, 3]), max_seq_len=6, split_across_pack=True)
-
-    assert [item["input_pos"].tolist() for item in dataset] == [
-        [0, 1, 2, 3, 4, 0],
-        [1, 2, 3, 4, 5, 0],
-        [1, 2, 3, 4, 5, 0],
-        [1, 0, 1, 2, 3, 4],
-    ]
-    assert [item["seq_lens"].tolist() for item in dataset] == [[5, 1], [6], [6], [1, 3, 2]]
-
-
-def test_a_pack_that_is_just_full_is_cut_at_the_next_sample_without_an_empty_piece():
-    dataset = PackedDataset(samples_of([4, 2, 3]), max_seq_len=6, split_across_pack=True)
-
-    assert [item["seq_lens"].tolist() for item in dataset] == [[4, 2], [3, 3]]
-
-
-def test_no_packs_are_asked_for_and_none_come():
-    assert len(PackedDataset(samples_of([3, 3]), max_seq_len=4, max_packs=0)) == 0
-
-
 def test_an_endless_source_is_read_no_further_than_max_packs():
     read = []
 
@@ -171,45 +131,10 @@ def test_packs_are_those_of_the_rules_applied_token_by_token(
     assert len(dataset) == len(expected)
 
 
-def test_arrays_and_tensors_pack_as_lists_do():
-    samples = samples_of([3, 6, 2])
-    expected = as_lists(PackedDataset(samples, max_seq_len=4, split_across_pack=True))
-
-    for kind in (np.array, torch.tensor):
-        others = [{name: kind(values) for name, values in s.items()} for s in samples]
-        dataset = PackedDataset(others, max_seq_len=4, split_across_pack=True)
-        assert as_lists(dataset) == expected
-
-
 def test_a_sample_that_is_too_long_is_refused_by_its_number():
     with pytest.raises(ValueError, match=r"Dataset sample is too long: sample 1 has 5 tok.* split"):
         PackedDataset(samples_of([2, 5]), max_seq_len=4)
     assert len(PackedDataset(samples_of([2, 5]), max_seq_len=4, split_across_pack=True)) == 2
-
-
-def test_counts_are_kept_as_ints():
-    packed = PackedDataset(samples_of([2, 5, 3]), max_seq_len=5.0, max_packs=1.0)
-    assert len(packed) == 1
-    assert packed[0]["tokens"].shape == (5,)
-    assert (type(packed.max_seq_len), type(packed.max_packs)) == (int, int)
-    with pytest.raises(ConfigError, match="max_seq_len=None is not an integer; write a whole"):
-        PackedDataset(samples_of([2]), max_seq_len=None)
-
-
-def test_samples_that_lack_something_are_refused_by_their_number():
-    with pytest.raises(DataError, match="sample 0 has no 'labels', only 'tokens'"):
-        PackedDataset([{"tokens": [1]}], max_seq_len=4)
-    with pytest.raises(DataError, match="sample 0: 2 tokens, but 1 labels"):
-        PackedDataset([{"tokens": [1, 2], "labels": [1]}], max_seq_len=4)
-    with pytest.raises(ConfigError, match="max_packs=-1 must be at least 0"):
-        PackedDataset([], max_seq_len=4, max_packs=-1)
-
-
-def test_a_number_past_the_end_is_an_index_error():
-    dataset = PackedDataset(samples_of([3]), max_seq_len=4)
-
-    with pytest.raises(IndexError):
-        dataset[1]
 
 
 @examples(100)

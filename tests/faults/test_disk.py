@@ -9,8 +9,6 @@
                  fetch is never removed
 
 The small disks are real: tmpfs mounts that only the jobs see.
-
-Cost: a job about a second; one or two jobs a test.
 """
 
 from __future__ import annotations
@@ -173,11 +171,7 @@ def test_a_full_dev_shm_is_an_error_at_construction_and_none_without_workers(sma
 
 
 class Watch:
-    """Keeps the most bytes that the shards in a cache folder, temporary ones too, took together.
-
-    Args:
-        folder: What to watch; a context manager, for as long.
-    """
+    """Keeps the most bytes that the shards in a cache folder, temporary ones too, took together."""
 
     def __init__(self, folder: Path) -> None:
         self.most_bytes = 0

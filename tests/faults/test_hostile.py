@@ -44,7 +44,7 @@ def finish(process: subprocess.Popen[str], folder: Path, timeout_s: float) -> di
 
 @pytest.mark.parametrize(
     ("num_streams", "timeout_s"),
-    [(800, 300), pytest.param(100_000, 3000, marks=pytest.mark.slow)],
+    [(400, 300), pytest.param(100_000, 3000, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
 def test_hostile_streams_give_typed_errors_or_are_read_within_bounds(
@@ -65,12 +65,6 @@ def test_hostile_streams_give_typed_errors_or_are_read_within_bounds(
         assert set(results) == {"ok", "DataError"}
         assert sum(results.values()) == size
         assert min(results.values()) > size // 50  # some are refused, and some do no harm
-
-
-def test_the_same_number_is_the_same_hostile_stream(tmp_path):
-    good = fuzz.write_good_streams(tmp_path)
-    assert fuzz.hostile_stream(good, 3, 14) == fuzz.hostile_stream(good, 3, 14)
-    assert fuzz.hostile_stream(good, 3, 14) != fuzz.hostile_stream(good, 3, 15)
 
 
 def test_what_must_not_happen_would_be_seen(tmp_path):

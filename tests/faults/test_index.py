@@ -80,13 +80,6 @@ AT_CONSTRUCTION = {
     "index_samples_1e12": (field_of(set_field("samples", 10**12)), "shards.3.samples"),
     "index_samples_negative": (field_of(set_field("samples", -5)), "shards.3.samples"),
     "index_samples_str": (field_of(set_field("samples", "70")), "shards.3.samples"),
-    "samples_float": (field_of(set_field("samples", 70.0)), "shards.3.samples"),
-    "samples_true": (field_of(set_field("samples", True)), "shards.3.samples"),
-    "samples_too_many_for_the_bytes": (field_of(set_field("samples", 9000)), "shards.3.samples"),
-    "bytes_too_few_for_the_samples": (field_of(set_field("raw_data", "bytes", 100)), "bytes"),
-    "bytes_negative": (field_of(set_field("raw_data", "bytes", -1)), "shards.3.raw_data.bytes"),
-    "hash_no_text": (field_of(set_field("raw_data", "hashes", {"xxh64": 5})), "hashes"),
-    "names_no_list": (field_of(set_field("column_names", "tokens")), "column_names"),
     "format_other": (field_of(set_field("format", "csv")), "shards.3.format"),
     "index_traversal_read": (
         field_of(set_field("raw_data", "basename", "/etc/passwd")),
@@ -135,18 +128,6 @@ def test_a_compression_that_is_none_is_refused_at_construction(dataset, tmp_path
     edit_index(origin, set_field("compression", compression))
     with pytest.raises(DataError, match=r"shards\.3\.compression"):
         make_loader(Stream(remote=str(origin), local=str(tmp_path / "cache")))
-
-
-@pytest.mark.parametrize("row", ["index_html", "index_samples_1e12", "index_cut"])
-def test_a_hostile_index_of_a_store_is_refused_naming_its_uri(store, dataset, row):
-    ds = store.put(dataset(**SMALL))
-    damage, word = AT_CONSTRUCTION[row]
-    damage(ds.folder)
-    with pytest.raises(DataError) as caught:
-        make_loader(store.stream())
-    assert store.uri("index.json") in str(caught.value)
-    assert word in str(caught.value)
-    assert store.server.count("shard") == 0
 
 
 @pytest.mark.parametrize("kind", ["remote", "local"])
@@ -229,18 +210,6 @@ def test_what_only_the_shard_can_tell_is_refused_before_a_sample_of_it(tmp_path,
     outcome.assert_refused("shard.00003.mds")
     delivered = {sample for _, _, sample, _, _ in outcome.audit.order}
     assert not delivered & set(range(numbers[NUMBER], numbers[NUMBER + 1]))
-
-
-@pytest.mark.parametrize("row", ["index_bytes_wrong", "index_samples_less", "index_samples_more"])
-def test_of_a_local_stream_sizes_are_compared_at_construction(tmp_path, row):
-    ds = two_columns(tmp_path / "origin")
-    edit_index(ds.folder, BY_THE_SHARD[row])
-    outcome = run_epoch(lambda: make_loader(Stream(local=str(ds.folder))), ds, limit_s=30)
-    outcome.assert_refused("shard.00003.mds")
-    if row == "index_bytes_wrong":
-        assert outcome.num_batches == 0
-        with pytest.raises(DataError, match=r"shard\.00003\.mds"):
-            make_loader(Stream(local=str(ds.folder)))
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)

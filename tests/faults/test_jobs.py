@@ -5,8 +5,6 @@
     job 1 --'                     .-- each shard is fetched by the first job to need it
     job 2 ---> one local=  <-- store
     ...                           '-- under a cache_limit: both exact all the same
-
-Cost: a job about a second; two to eight jobs a test.
 """
 
 from __future__ import annotations

@@ -1,18 +1,16 @@
 """Network faults: every token once and unchanged, or a typed error in time.
 
 The store is a real S3 server behind a proxy that injects the fault. Rows of the reliability table
-are the ids of the parameters. What waits for a deadline takes 6 s, all else about one.
+are the ids of the parameters. What waits for a deadline takes 4 s, all else about one.
 """
 
 from __future__ import annotations
 
 import gc
-import time
 
 import pytest
-import streaming
 
-from streampack.errors import DataError, StreampackError
+from streampack.errors import DataError
 from streampack.streams import Stream
 from tests.helpers.faults import harness, servers
 from tests.helpers.faults.faultserver import FaultServer
@@ -20,9 +18,9 @@ from tests.helpers.faults.harness import make_loader, run_epoch
 
 SHARD = r"shard\.00003"
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
-QUICK = {"download_timeout": 3.0, "download_retry": 1}
-"""For a shard of 64 KB: 3.1 s per attempt, 6.1 s in total."""
-QUICK_BUDGET_S = 6.2
+QUICK = {"download_timeout": 2.0, "download_retry": 1}
+"""For a shard of 64 KB: 2.1 s per attempt, 4.1 s in total."""
+QUICK_BUDGET_S = 4.2
 SEED = 5
 """For random faults: with this seed, three of the first hundred requests fail."""
 SMALL = {"num_samples": 600}
@@ -61,6 +59,14 @@ def test_base_ok_an_epoch_without_faults_is_exact(store, dataset, num_workers):
     assert all(store.server.count(path.name) == 1 for path in ds.shards)
 
 
+# Tests of storage and stores wait for the same faults, one object at a time.
+LATE = ("stall_body_once", "trickle_once", "net_reset_forever", "net_trickle", "short_forever")
+
+
+def slow_or_not(row):
+    return pytest.param(row, marks=[pytest.mark.slow] if row in LATE else [])
+
+
 RIDDEN_OUT = {
     "net_500_twice": {"kind": "status", "status": 500, "path": SHARD, "times": 2},
     "net_503_burst_of_20": {"kind": "status", "status": 503, "path": "shard", "times": 20},
@@ -75,13 +81,13 @@ RIDDEN_OUT = {
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-@pytest.mark.parametrize("row", RIDDEN_OUT)
+@pytest.mark.parametrize("row", [*map(slow_or_not, RIDDEN_OUT)])
 def test_a_fault_that_passes_is_ridden_out(store, dataset, row, num_workers):
     ds = store.put(dataset(**SMALL))
     fault = store.server.add(**RIDDEN_OUT[row])
     # Where a request hangs, another is made once its time is over.
     hangs = fault.kind in ("stall_headers", "stall_body", "trickle")
-    options = {"download_timeout": 3.0, "download_retry": 4} if hangs else {}
+    options = {"download_timeout": 2.0, "download_retry": 4} if hangs else {}
     if hangs:
         store.put_in_cache(ds, but="shard.00003")  # so that nothing else can be late
     run(store, ds, num_workers, **options).assert_exact()
@@ -99,17 +105,6 @@ def test_a_bit_that_flips_in_flight_is_caught_by_the_hash_that_was_asked_for(
     run(store, ds, num_workers, validate_hash="xxh64").assert_exact()
     assert fault.given == 1
     assert store.server.count(SHARD) == 2
-
-
-@pytest.mark.parametrize("num_workers", WORKERS)
-def test_503_bursts_back_off_and_cost_at_most_twice_the_requests(store, dataset, num_workers):
-    ds = store.put(dataset())
-    run(store, ds, num_workers).assert_exact()
-    without = len(store.server.requests())
-    store.server.add("status", status=503, path="shard", times=20)
-    again = store.stream(local=str(store.caches / "again"))
-    run_epoch(lambda: make_loader(again, num_workers=num_workers), ds).assert_exact()
-    assert len(store.server.requests()) - without <= 2 * without
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
@@ -135,7 +130,7 @@ def test_one_request_in_a_hundred_fails_at_random_and_the_epoch_is_exact(
 @pytest.mark.parametrize(
     ("row", "seconds"),
     [
-        ("outage_of_3_s", 3.0),
+        ("outage_of_1_s", 1.0),
         pytest.param("net_down_20s_midrun", 20.0, marks=pytest.mark.slow),
         pytest.param("outage_of_60_s", 60.0, marks=pytest.mark.slow),
     ],
@@ -170,7 +165,7 @@ QUICK_WITH_WORKERS = ("net_stall_body",)
             row,
             num_workers,
             marks=[pytest.mark.slow]
-            if num_workers == 1 or (num_workers and row not in QUICK_WITH_WORKERS)
+            if row in LATE or num_workers == 1 or (num_workers and row not in QUICK_WITH_WORKERS)
             else [],
         )
         for row in REFUSED
@@ -224,14 +219,6 @@ def test_what_no_retry_can_mend_is_an_error_at_once(store, dataset, status, row,
     assert fault.given <= (2 if status == 403 else 1)
 
 
-def test_a_403_in_mid_run_is_tried_once_more_with_new_credentials(store, dataset):
-    ds = store.put(dataset())
-    # The GET of 16 shards is let through.
-    fault = store.server.add("status", status=403, path="shard", skip=16, times=1)
-    run(store, ds).assert_exact()
-    assert fault.given == 1
-
-
 def test_net_down_at_start_is_a_typed_error_within_30_s(store, dataset):
     ds = store.put(dataset(**SMALL))
     stream = Stream(remote="s3://unreachable/ds", local=str(store.caches / "ds"), **QUICK)
@@ -240,30 +227,6 @@ def test_net_down_at_start_is_a_typed_error_within_30_s(store, dataset):
     error = outcome.assert_refused(within_s=30)
     assert error.uri == "s3://unreachable/ds/index.json"
     assert error.uri in str(error)
-
-
-def test_the_error_is_the_same_with_a_custom_stream_class(store, dataset):
-    class Counted(streaming.Stream):
-        names: list[str] = []  # noqa: RUF012 - shared with the loader's copies on purpose
-
-        def _download_file(self, from_basename, to_basename=None):
-            self.names.append(from_basename)
-            return super()._download_file(from_basename, to_basename)
-
-    ds = store.put(dataset(**SMALL))
-    stream = Counted(remote=f"s3://{store.bucket}/ds", local=str(store.caches / "own"))
-    run_epoch(lambda: make_loader([stream]), ds).assert_exact()
-    assert {path.name for path in ds.shards} <= set(Counted.names)
-
-
-def test_requests_that_stall_for_ever_do_not_outlive_the_loader(store, dataset):
-    ds = store.put(dataset(**SMALL))
-    store.server.add("stall_headers", path="shard")
-    begin = time.monotonic()
-    with pytest.raises(StreampackError):
-        list(make_loader(store.stream(download_timeout=1.5, download_retry=0)))
-    assert time.monotonic() - begin < 10
-    run(store, ds, local=str(store.caches / "b"), **QUICK).assert_refused("shard.")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.faults.launch import Bench, outcome, temporary_of, wait_for_end
+from tests.helpers.faults.launch import Bench, outcome, wait_for_end
 
 NUM_QUICK, NUM_ALL = 2, 50
 RAISES_WITHIN_S = 10
@@ -202,12 +202,3 @@ def test_a_job_whose_every_process_is_killed_one_by_one_starts_again_at_once(nea
     near.check_exact(config)
     near.check_as_unbroken(config)
     near.check_clean(config)
-
-
-@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_a_job_that_ends_leaves_nothing_at_all_outside_its_cache(near, num_workers):
-    config = near.config(loader={"num_workers": num_workers})
-    assert near.jobs.run(config).status == 0
-    near.check_exact(config)
-    near.check_clean(config)
-    assert list(temporary_of(config).iterdir()) == []

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from streampack.errors import BadRowsError
 from streampack.write import engines, write_texts
 from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows, tokenizer_file
 
@@ -80,13 +79,6 @@ def test_a_run_on_ray_that_is_killed_is_finished_byte_for_byte(tmp_path, whole):
 def test_runs_on_ray_that_are_killed_are_finished_byte_for_byte(tmp_path, whole, seed):
     kill_and_finish(tmp_path, "s", random.Random(seed))
     assert files_of(tmp_path / "s") == whole
-
-
-def test_an_error_of_a_part_on_ray_keeps_its_type(tmp_path):
-    path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(20), b"{"])
-    options = options_of(tmp_path, engine="ray", num_workers=2)
-    with pytest.raises(BadRowsError, match=r"rows\.jsonl, row "):
-        write_texts([path], tmp_path / "s", options)
 
 
 def test_engines_are_named_by_what_is_missing(tmp_path, monkeypatch):

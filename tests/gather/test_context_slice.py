@@ -18,7 +18,7 @@ from streampack.gather.context_slice import ContextSlice, Pieces
 from streampack.gather.gather import Gatherer
 from streampack.streams import open_stream
 from streampack.streams.stream import Stream
-from streampack.types import LENGTH, NO_PACKS, Packs
+from streampack.types import LENGTH, Packs
 from tests.helpers.slices import LAYOUTS, slots
 
 
@@ -158,15 +158,3 @@ def test_the_bytes_of_a_slice_are_an_nth_and_one_token_for_each_piece():
             read, _ = pieces_of(context, packs, sizes).to_read(packs)
             assert read.segments[:, LENGTH].sum() == 640 // num_ranks
             assert len(read.segments) == 20
-
-
-def test_a_row_of_padding_alone_is_cut_too():
-    context = ContextSlice(rank=1, num_ranks=2, layout="zigzag_per_document")
-    pieces = context.pieces(NO_PACKS, (2, 8), 4)
-    assert pieces.rows[:, :4].tolist() == [[0, 4, 0, -1], [4, 4, 0, -1]] * 2
-    assert context.chunks(np.array([0, 16, 32]), 2).tolist() == [
-        [4, 8],
-        [8, 12],
-        [20, 24],
-        [24, 28],
-    ]

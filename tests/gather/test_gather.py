@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -229,14 +228,6 @@ def test_slices_of_rows_hold_their_part_of_the_tokens_and_labels(
             assert all(STORED[stream][2] == "plain" for stream in read.segments[:, 0])
 
 
-@given(plan=plans({"plain"}))
-def test_plain_streams_need_no_labels_from_the_gatherer(
-    streams: list[MdsStream], plan: tuple[Packs, Packing]
-) -> None:
-    packs, packing = plan
-    assert Gatherer(streams, packing).gather(packs, len(packs)).labels is None
-
-
 def packs_of(*packs: Sequence[Sequence[int]]) -> Packs:
     rows = [segment for pack in packs for segment in pack]
     ends = np.cumsum([len(pack) for pack in packs])
@@ -272,27 +263,6 @@ def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(read, first % 2) for first in range(4)]:
             done.result(timeout=60)
-
-
-def test_a_batch_may_need_more_shards_than_are_kept_open(
-    streams: list[MdsStream], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shard_pool, "_pools", {os.getpid(): shard_pool.ShardPool(1, 10**6)})
-    packing = Packing(max_seq_len=ROW_TOKENS)
-    packs = every_sample(packing)
-    rows = Gatherer(streams, packing).gather(packs, len(packs))
-    assert rows.tokens.tolist() == plain_rows(packs, packing, len(packs))["tokens"]
-
-
-def test_a_gatherer_that_was_used_and_pickled_reads_the_same(streams: list[MdsStream]) -> None:
-    packing = Packing(max_seq_len=ROW_TOKENS, bos_id=BOS)
-    gatherer, packs = Gatherer(streams, packing), every_sample(packing)
-    before = gatherer.gather(packs, len(packs))
-    pickled = pickle.dumps(gatherer)
-    after = pickle.loads(pickled).gather(packs, len(packs))
-    assert np.array_equal(before.tokens, after.tokens)
-    assert before.labels is not None
-    assert np.array_equal(before.labels, after.labels)
 
 
 @pytest.mark.processes
@@ -339,13 +309,6 @@ def test_a_segment_that_is_not_in_its_stream_is_an_error_that_names_it(
         gather_one(streams, *segment)
 
 
-def test_segments_that_pass_the_end_of_their_pack_are_an_error(streams: list[MdsStream]) -> None:
-    packs = packs_of([(0, 0, 4, 0, 12, 12), (0, 0, 5, 0, 2, 2)])
-    packs.segments[1, 5] = len(own_tokens(0, 5))
-    with pytest.raises(DataError, match="sample 5: 2 tokens of it pass the end of a pack"):
-        Gatherer(streams, Packing(max_seq_len=ROW_TOKENS)).gather(packs, 1)
-
-
 class Damaged:
     """A stream that moved the bounds of its shards after they were checked."""
 
@@ -359,37 +322,6 @@ class Damaged:
     def open_shard(self, number: int) -> Any:
         shard = self._stream.open_shard(number)
         return replace(shard, tokens=replace(shard.tokens, **self._changes))
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        ("begins", -1),
-        ("begins", 10**6),
-        ("begins", -(2**63)),
-        ("counts", 0),
-        ("counts", -5),
-        ("counts", 10**6),
-        ("counts", 2**62),  # times 4 bytes this is 0 in 64 bits
-        ("counts", 2**63 - 1),
-    ],
-)
-def test_a_place_outside_the_shard_is_an_error_and_is_never_read(
-    streams: list[MdsStream], column: str, value: int
-) -> None:
-    places = streams[0].open_shard(0).tokens
-    damaged: Any = Damaged(streams[0], **{column: np.full_like(places.begins, value)})
-    with pytest.raises(DataError, match="sample 0: begins or ends outside its shard's bytes"):
-        gather_one([damaged], 0, 0, 0, 0, 1, 1)
-
-
-def test_a_type_that_is_no_integer_or_not_in_this_byte_order_is_an_error(
-    streams: list[MdsStream],
-) -> None:
-    for dtype in ("float32", ">i4"):
-        damaged: Any = Damaged(streams[0], dtype=dtype)
-        with pytest.raises(DataError, match=f"shard 0: a column of {dtype} values"):
-            gather_one([damaged], 0, 0, 0, 0, 1, 1)
 
 
 def test_a_shard_with_fewer_places_than_index_json_says_is_an_error(
@@ -421,18 +353,6 @@ def test_labels_that_fit_both_ways_or_neither_ask_to_say_which(
     message = "the labels of its first 1 samples do not tell .* say so with labels_shifted=True"
     with pytest.raises(DataError, match=f"stream '{tmp_path.name}': {message}"):
         gather_one(streams, 0, 0, 0, 0, 4, 4)
-
-
-@pytest.mark.parametrize(
-    ("is_shifted", "expected"), [(True, [90, 91, 92, 93]), (False, [91, 92, 93, -100])]
-)
-def test_labels_of_a_stated_way_are_taken_at_their_word(
-    tmp_path: Path, is_shifted: bool, expected: list[int]
-) -> None:
-    streams = labelled(tmp_path, [[5, 6, 7, 8]], [[90, 91, 92, 93]], labels_shifted=is_shifted)
-    rows = gather_one(streams, 0, 0, 0, 0, 4, 4)
-    assert rows.labels is not None
-    assert rows.labels[0].tolist() == expected + [-100] * 8
 
 
 def test_a_shifted_columns_last_label_counts_for_an_added_eos_and_not_after_truncation(
@@ -482,14 +402,6 @@ def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(
     assert (np.diff(streams[0].first_sample) > 0).sum() == 3
 
     assert detect_shift(streams[0]) is is_shifted
-
-
-def test_no_more_than_64_samples_are_looked_at_for_how_labels_are_stored(tmp_path: Path) -> None:
-    tokens = [np.arange(200)] * 70
-    labels = [np.full(200, -100)] * 64 + [np.arange(200)] * 6
-    [stream] = labelled(tmp_path, tokens, labels)
-    with pytest.raises(DataError, match=r"labels of its first 64 samples do not tell .*say so"):
-        detect_shift(stream)
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint32"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streampack.errors import DataError, WorkerError
+from streampack.errors import DataError
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher, fetch_all
 from streampack.plan import ShardDelta
 from streampack.storage.filesystem import LocalFilesystem
@@ -187,22 +187,6 @@ def test_what_another_process_brings_is_let_go_once_the_plan_needs_it_no_more(ga
     assert gates.asked == [0, 1, 2, 3]
 
 
-def test_nothing_that_is_here_already_is_brought_or_waited_for(stream):
-    stream.fetch(4)
-    stream.asked.clear()
-    fetcher = ShardPrefetcher([stream])
-    fetcher.wait_for([(0, 4)])
-    assert stream.asked == []
-    assert fetcher.stats() == {
-        "fetched": 0,
-        "fetched_bytes": 0,
-        "waited_for": 0,
-        "ahead_bytes": 0,
-        "waited_s": 0.0,
-    }
-    fetcher.close()
-
-
 def test_it_fetches_no_further_ahead_than_the_limit(stream):
     size = int(stream.raw_bytes[0])
     fetcher = ShardPrefetcher([stream], FetchLimits(cache_bytes=3 * size + size // 2))
@@ -254,14 +238,6 @@ def test_a_failure_is_raised_by_whoever_asks_next_and_ends_the_threads(stream, r
     fetcher.close()
 
 
-def test_nobody_waits_for_threads_that_are_gone(stream):
-    fetcher = ShardPrefetcher([stream])
-    fetcher.update_plan(ShardDelta(ahead=rows(0)))
-    fetcher.close()
-    with pytest.raises(WorkerError, match=r"no thread of process \d+ is left"):
-        fetcher.wait_for([(0, 7)])
-
-
 def test_leaving_does_not_wait_for_a_store_that_hangs(stream):
     stream.gate.clear()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
@@ -295,30 +271,6 @@ def test_a_batch_waits_for_the_shards_of_its_samples_in_every_stream_and_no_othe
     assert fetcher.stats()["fetched"] == len(expected)
     fetcher.wait_for_packs(NO_PACKS)
     fetcher.close()
-
-
-def test_a_batch_waits_again_for_a_shard_that_was_no_longer_needed(stream):
-    segments = np.zeros((1, 6), np.int64)  # the first sample
-    packs = Packs(segments=segments, ends=np.array([1]))
-    fetcher = ShardPrefetcher([stream])
-    fetcher.update_plan(ShardDelta(ahead=rows(0)))
-    fetcher.wait_for_packs(packs)
-    fetcher.update_plan(ShardDelta(ahead=rows(1)))
-    fetcher.wait_for([(0, 1)])  # no thread uses the folder any more
-    shutil.rmtree(stream.cache.folder)
-    fetcher.wait_for_packs(packs)
-    assert stream.is_here(0)
-    fetcher.close()
-
-
-def test_several_shards_are_brought_together(stream):
-    packed = [shard.packed.num_bytes for shard in stream.index.shards]
-    assert sorted(fetch_all(stream, np.arange(6))) == sorted(packed[:6])  # by several threads
-    assert sorted(stream.asked) == list(range(6))
-    stream.asked.clear()
-    assert fetch_all(stream, np.arange(7)) == packed[6:7]
-    assert stream.asked == [6]
-    assert not fetch_threads()
 
 
 def test_a_cache_that_was_emptied_in_between_is_filled_again(stream):

@@ -8,8 +8,6 @@
 
 All models keep the weights of transformers' default initialisation, under which a leak is weakest.
 Flash attention runs all of transformers' code except the kernel; see `flash.py`.
-
-Cost: half a minute.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 ::
 
     chromium --remote-debugging-pipe    fd 3 <-- commands, fd 4 --> answers and events, in JSON
-
-Cost: about two seconds per page.
 """
 
 from __future__ import annotations

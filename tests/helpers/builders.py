@@ -57,26 +57,7 @@ def write_stream_files(
     columns: dict[str, str] | None = None,
     values: dict[str, Sequence[Any]] | None = None,
 ) -> tuple[Path, list[np.ndarray]]:
-    """Write an MDS stream with MosaicML's own writer.
-
-    Args:
-        folder: Where to write; must be empty or not exist.
-        lengths: Tokens of each sample.
-        seed: Which stream it is; see the module's text.
-        dtype: Type of the tokens.
-        encoding: MDS encoding of the tokens; by default "ndarray:<dtype>".
-        column: Name of the token column.
-        compression: MosaicML's name of a compression.
-        size_limit: Bytes of a shard; small, so that there are several.
-        hashes: Hash algorithms to write.
-        lengths_file: Whether to write a length file too.
-        extra_columns: Whether to put columns of fixed and variable size before and after.
-        columns: More columns, name to encoding.
-        values: Their values, name to one for each sample.
-
-    Returns:
-        The folder, and the tokens of each sample.
-    """
+    """Write an MDS stream with MosaicML's own writer."""
     encoding = encoding or f"ndarray:{dtype}"
     layout = {column: encoding, **(columns or {})}
     if extra_columns:

@@ -96,12 +96,7 @@ def in_order(parts: list[list[str]]) -> list[str]:
 
 
 def equal_lengths(lengths: list[list[int]], num_loops: int) -> list[int]:
-    """Steps of each loop with steps="equal", by the definition.
-
-    Args:
-        lengths: Batches of each epoch of each rank, if it were to read alone.
-        num_loops: Number of loops.
-    """
+    """Steps of each loop with steps="equal", by the definition."""
     taken = 0
     found = []
     for loop in range(num_loops):

@@ -42,13 +42,7 @@ def csv_text(rows: Iterable[Sequence[str]]) -> bytes:
 
 
 def write_rows(path: Path, texts: Sequence[str], rows_per_piece: int = 3) -> Path:
-    """Write a file of rows with these texts, in the format of its name.
-
-    Args:
-        path: The file.
-        texts: A text for each row.
-        rows_per_piece: Rows of a row group or a record batch.
-    """
+    """Write a file of rows with these texts, in the format of its name."""
     if path.suffix in (".parquet", ".arrow"):
         return write_table(path, pa.table({"text": pa.array(texts, pa.string())}), rows_per_piece)
     is_csv = ".csv" in path.suffixes

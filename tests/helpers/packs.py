@@ -20,15 +20,7 @@ def native_batch(
     multiple: int = 1,
     cuts: Collection[tuple[int, int]] = (),
 ) -> dict[str, Any]:
-    """Return a batch of packs with random tokens in 1..VOCABULARY - 1.
-
-    Args:
-        rows: Lengths of the segments of each pack.
-        row_tokens: S.
-        seed: Determines the tokens.
-        multiple: Each segment is padded to a multiple of this.
-        cuts: (row, number in the row) of segments whose sample continues in another pack.
-    """
+    """Return a batch of packs with random tokens in 1..VOCABULARY - 1."""
     generator = np.random.Generator(np.random.Philox(seed))
     shape = (len(rows), row_tokens)
     tokens, labels = np.zeros(shape, np.int64), np.full(shape, -100, np.int64)

@@ -8,8 +8,6 @@
 
 A trainer may read ahead, skip, repeat or shard as it likes; only the data that passed through the
 model before a change of its weights counts.
-
-Cost: one hash per pack.
 """
 
 from __future__ import annotations
@@ -45,11 +43,7 @@ def digest_of(row: Tensor) -> str:
 
 
 class Seen:
-    """A context that records packs and gradients.
-
-    Args:
-        stop_after: Stop the run after this many (micro-)batches, when it starts the next one.
-    """
+    """A context that records packs and gradients."""
 
     def __init__(self, stop_after: int | None = None) -> None:
         self.steps: list[list[str]] = []

@@ -274,15 +274,6 @@ def test_what_is_set_twice_and_differs_is_refused(tmp_path, arguments, message):
         trainer.train()
 
 
-def test_an_iterable_dataset_of_another_batch_size_is_refused(tmp_path):
-    dataset = PackedIterableDataset(
-        [IterableStream([[1, 2, 3]] * 40)], packing=Packing(max_seq_len=8), batch_size=3
-    )
-    trainer = make_trainer(tmp_path / "out", train_dataset=dataset, max_steps=2)
-    with pytest.raises(ConfigError, match="batch_size=3 is not per_device_train_batch_size=2"):
-        trainer.train()
-
-
 def test_an_iterable_dataset_trains_in_native_batches_too(tmp_path):
     dataset = PackedIterableDataset(
         [IterableStream([[1, 2, 3]] * 40)], packing=Packing(max_seq_len=8), batch_size=2
@@ -290,13 +281,6 @@ def test_an_iterable_dataset_trains_in_native_batches_too(tmp_path):
     trainer = make_trainer(tmp_path / "out", train_dataset=dataset, max_steps=20)
     assert np.isfinite(trainer.train().training_loss)
     assert trainer.state.global_step == 20, "it continues with the next epoch"
-
-
-def test_a_batch_size_that_is_searched_for_is_refused(tmp_path):
-    dataset = make_dataset(tmp_path / "a", make_samples(20))
-    trainer = make_trainer(tmp_path / "out", train_dataset=dataset, auto_find_batch_size=True)
-    with pytest.raises(ConfigError, match="auto_find_batch_size=True changes"):
-        trainer.train()
 
 
 def test_the_mix_in_is_for_trainers_of_your_own(tmp_path):

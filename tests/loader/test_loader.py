@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from streampack.config import Bucketing, Packing
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online.bucketed import BucketedIterableDataset
 from streampack.online.dataset import PackedIterableDataset
@@ -308,31 +308,6 @@ def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"num_workers": -1}, r"num_workers=-1 must be at least 0; 0 reads in threads"),
-        ({"num_workers": "2"}, r"num_workers='2' is not an integer; 0 reads in threads"),
-        ({"num_workers": 1.5}, r"num_workers=1.5 is not an integer"),
-        ({"prefetch_factor": 0}, r"prefetch_factor=0 must be at least 1"),
-        ({"prefetch_factor": None}, r"prefetch_factor=None is not an integer; omit it to use 2"),
-        (
-            {"prefetch_threads": 0.5},
-            r"prefetch_threads=0.5 is not an integer; .* omit it to use 1",
-        ),
-    ],
-)
-def test_impossible_loaders_are_refused(written, options, message):
-    with pytest.raises(ConfigError, match=message):
-        PackedDataLoader(conformance.make(written), **options)
-
-
-def test_only_what_can_be_planned_is_taken():
-    with pytest.raises(ConfigError, match=r"takes a PackedStreamingDataset, .*, got list; iterate"):
-        PackedDataLoader([1, 2])
-
-
-@pytest.mark.processes
 def test_a_remote_stream_is_fetched_by_workers_that_find_it_missing(tmp_path):
     written = write(tmp_path / "remote", compression="zstd")
     streams = [
@@ -380,12 +355,6 @@ def test_a_format_may_be_of_a_class_without_a_hash(written, num_workers):
         found = list(loader)
         assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
         dataset.set_epoch(0)
-
-
-@pytest.mark.processes
-def test_a_start_method_that_is_none_is_refused(written):
-    with pytest.raises(ConfigError, match=r"context='forkk' is not one of fork.* mean 'fork'\?"):
-        PackedDataLoader(conformance.make(written), num_workers=1, multiprocessing_context="forkk")
 
 
 @pytest.mark.processes

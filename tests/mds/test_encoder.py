@@ -13,7 +13,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.errors import ConfigError
 from streampack.mds import codecs
 from streampack.mds.encoder import ShardEncoder, ShardLayout, index_json
 
@@ -182,23 +181,3 @@ def test_a_value_that_does_not_fit_its_column_is_refused(encoding, value, messag
     with pytest.raises((TypeError, ValueError), match=message):
         encoder.add({"x": value})
     assert encoder.finish() is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"columns": {"x": "jpeg"}}, "encoding 'jpeg' is not one of str|bytes"),
-        ({"columns": {"x": "ndarray:uint61"}}, "'ndarray:uint61' is not one of .*mean 'ndarray:ui"),
-        ({"size_limit": 10}, r"size_limit=10 \(bytes\) leaves no room .* header of \d+ bytes"),
-        (
-            {"size_limit": "64 mib"},
-            r"size_limit='64 mib' is not a number of bytes; write 500000000, ",
-        ),
-        ({"size_limit": "5gb"}, "size_limit='5gb' must be at most 4294967295 bytes"),
-        ({"compression": "zip"}, "compression='zip' is not one of br|bz2|gz|snappy|zstd"),
-        ({"hashes": ["crc"]}, "hashes: 'crc' is not one of"),
-    ],
-)
-def test_a_layout_that_cannot_work_is_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        ShardLayout(**({"columns": {"x": "str"}} | options))

@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader
 from streampack import (
     BucketedIterableDataset,
     Bucketing,
-    Buffers,
-    ConfigError,
     IterableStream,
     Mixing,
     Order,
@@ -229,41 +227,6 @@ def test_mixing_keeps_the_shares_of_the_streams():
     found = np.bincount([stream for stream, _, _ in samples_of(list(mixed))])
 
     assert found.tolist() == [120, 40]
-
-
-def test_the_buffers_bounds_are_refused_with_the_least_that_works():
-    with pytest.raises(ConfigError, match=r"worker_tokens=100\).*to at least 2688"):
-        dataset(buffers=Buffers(worker_tokens=100))
-
-    dataset(buffers=Buffers(worker_tokens=2688))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
-        ({"max_tokens": None}, "max_tokens=None is not an integer"),
-        ({"max_tokens": 8, "max_seq_len": 9}, "max_seq_len=9 is over max_tokens=8"),
-        ({"max_tokens": 8, "buffer_samples": 0}, "buffer_samples=0 must be at least 1"),
-        ({"max_tokens": 8, "max_samples": -1}, "max_samples=-1 must be at least 1"),
-        ({"max_tokens": 8, "include_padding": 1}, "include_padding=1 is not a bool"),
-        ({"max_tokens": 8, "overflow": "spilt"}, "overflow='spilt' is not one of"),
-        ({"max_tokens": 8, "eos_id": -2}, "eos_id=-2 is not a token id"),
-    ],
-)
-def test_what_cannot_work_is_refused_by_its_name(options, message):
-    with pytest.raises(ConfigError, match=message):
-        Bucketing(**options)
-
-
-def test_what_the_dataset_cannot_do_is_refused():
-    with pytest.raises(ConfigError, match=r"bucketing=<Packing> is not a Bucketing; pass"):
-        dataset(bucketing=Packing(max_seq_len=8))
-    with pytest.raises(ConfigError, match="extra field 'seq_lens', which is a key of every batch"):
-        BucketedIterableDataset(
-            [IterableStream([{"tokens": [1]}], token_fields={"seq_lens": "int64"})],
-            bucketing=Bucketing(max_tokens=8),
-        )
 
 
 def test_a_state_of_other_buckets_or_of_packs_is_refused():

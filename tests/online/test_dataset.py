@@ -17,15 +17,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader, IterableDataset
 
 from streampack import (
-    Buffers,
     ConfigError,
     DataError,
     IterableStream,
-    Mixing,
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
-    Stream,
     World,
 )
 from tests.helpers import iterables
@@ -161,25 +158,6 @@ def test_mixing_is_off_by_at_most_one_sample_a_source():
 
 
 @pytest.mark.thorough
-def test_mixing_by_tokens_is_off_by_at_most_one_longest_sample():
-    streams = [
-        IterableStream(itertools.repeat(list(range(length))), proportion=p)
-        for length, p in [(30, 0.5), (3, 0.5)]
-    ]
-    mixed = PackedIterableDataset(
-        streams, packing=Packing(max_seq_len=64), mixing=Mixing(weight_unit="tokens")
-    )
-    tokens = np.zeros(2)
-
-    for batch in itertools.islice(mixed, 100):
-        segments = batch["segments"].numpy()
-        tokens += np.bincount(segments[:, 1], weights=segments[:, 5], minlength=2)
-
-    # The samples still in the packer can make a difference of up to its buffer, either way.
-    assert abs(tokens[0] - tokens[1]) <= 30 + 512
-
-
-@pytest.mark.thorough
 def test_an_endless_source_with_huge_samples_in_between_stays_under_the_bound():
     rng = np.random.default_rng(0)
     seen = {"given": 0}
@@ -281,12 +259,6 @@ def test_a_loss_mask_decides_the_label_before_its_token():
     assert batch["labels"][0].tolist() == [5, -100, 7, 8, 2, -100]
 
 
-def test_a_truncated_sample_ends_where_it_was_cut():
-    [batch] = dataset([9], packing=Packing(max_seq_len=4, overflow="truncate"))
-
-    assert batch["labels"][0].tolist() == [1, 2, 3, -100]
-
-
 def test_a_pack_leaves_once_the_chunk_of_its_samples_is_read():
     given_out = []
 
@@ -303,18 +275,6 @@ def test_a_pack_leaves_once_the_chunk_of_its_samples_is_read():
         assert len(given_out) == 64, number
     next(batches)
     assert len(given_out) == 100
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
-        ({"buffers": Buffers(worker_tokens=100)}, r"set worker_tokens to at least 65568"),
-    ],
-)
-def test_what_cannot_work_is_refused_with_the_way_out(kwargs, message):
-    with pytest.raises(ConfigError, match=message):
-        dataset([3], **kwargs)
 
 
 def test_labels_that_fit_both_ways_ask_to_be_told():
@@ -339,14 +299,6 @@ def test_a_generator_is_refused_at_its_second_epoch_with_the_way_out():
         list(once)
 
 
-def test_a_generator_that_nobody_read_from_is_not_used_up():
-    source = ([number] * 8 for number in range(10))
-    once = PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=8))
-    iter(once)
-
-    assert len(list(once)) == 10
-
-
 def test_tiny_proportions_keep_their_ratio():
     streams = [
         IterableStream(itertools.repeat([number]), proportion=share)
@@ -357,32 +309,6 @@ def test_tiny_proportions_keep_their_ratio():
     seen = [int(batch["tokens"][0, 0]) for batch in itertools.islice(mixed, 400)]
 
     assert abs(sum(seen) - 100) <= 1
-
-
-@pytest.mark.parametrize(
-    ("streams", "kwargs", "message"),
-    [
-        (
-            IterableStream([[1]]),
-            {},
-            r"streams=<IterableStream> is not a list of streams; pass a list",
-        ),
-        ([Stream(local="x")], {}, r"streams\[0\]=<Stream> .* PackedStreamingDataset takes it"),
-        ([[[1, 2]]], {}, r"streams\[0\]=<list> is not of type IterableStream; wrap it: Iterable"),
-        ([IterableStream([[1]])], {"packing": 8}, r"packing=8 is not a Packing; pass packing="),
-        ([IterableStream([[1]])], {"mixing": "random"}, r"mixing='random' is not a Mixing"),
-        ([IterableStream([[1]])], {"batch_size": 2.5}, r"batch_size=2.5 is not an integer"),
-    ],
-)
-def test_arguments_of_another_kind_are_refused_at_construction(streams, kwargs, message):
-    with pytest.raises(ConfigError, match=message):
-        PackedIterableDataset(streams, **{"packing": Packing(max_seq_len=8), **kwargs})
-
-
-def test_a_numpy_batch_size_gives_positions_that_are_ints():
-    batch = next(iter(dataset([3], batch_size=np.int64(2))))
-
-    assert type(batch["position"]) is int
 
 
 def test_users_see_only_what_is_theirs():

@@ -90,10 +90,6 @@ def test_a_loop_of_a_number_of_steps_has_a_length(threads):
         len(PackedDataLoader(mixture("equal")))
 
 
-def test_one_rank_with_equal_steps_has_its_own_epochs(alone):
-    assert loops(PackedDataLoader(mixture("equal")), 3) == alone["random", "pad"][:3]
-
-
 @pytest.mark.parametrize("at", ["loop", "end"])
 def test_a_state_of_the_last_batch_continues_with_the_next_loop(alone, at):
     loader, wanted = PackedDataLoader(mixture(9)), in_order(alone["random", "pad"])
@@ -167,11 +163,6 @@ def test_a_state_of_another_kind_of_steps_is_refused():
         PackedDataLoader(mixture(9)).load_state_dict(damaged)
 
 
-def test_without_steps_a_state_is_as_it_was():
-    assert "loop" not in PackedDataLoader(mixture(None)).state_dict()
-    assert "loop" not in mixture(None).state_dict()
-
-
 def test_a_copy_of_a_dataset_has_loops_of_its_own(alone):
     original, wanted = mixture(5), in_order(alone["random", "pad"])
     assert [digest_of(batch) for batch in original] == wanted[:5]
@@ -228,17 +219,6 @@ def test_buckets_have_steps_too():
     )
     seen = [[int(batch["tokens"][0, 0]) for batch in dataset] for _ in range(3)]
     assert seen == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2], [3, 4, 5, 6, 0]]
-
-
-@pytest.mark.parametrize("steps", [0, -1, 2.5, True, "even", [3]])
-def test_other_steps_are_refused(steps):
-    with pytest.raises(ConfigError, match="steps="):
-        mixture(steps)
-
-
-def test_numbers_of_steps_take_each_batching_method():
-    assert len(list(mixture(5, "per_stream", stop="repeat"))) == 5
-    assert len(list(mixture(5, "device_per_stream"))) == 5
 
 
 @pytest.mark.processes

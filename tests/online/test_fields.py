@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import ConfigError, DataError, IterableStream, PackedIterableDataset, Packing
+from streampack import DataError, IterableStream, PackedIterableDataset, Packing
 from tests.helpers.examples import examples
 
 
@@ -126,25 +126,6 @@ def test_a_dropped_sample_takes_its_payloads_with_it():
 
     assert batch["image"] == []
     assert batch["segments"][:, 3].tolist() == [1]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"token_fields": {"labels": "int64"}}, "'labels', which is a key of every batch"),
-        ({"payloads": {"tokens": None}}, "'tokens', which is a key of every batch"),
-        ({"token_fields": ["weight"]}, r"token_fields=\['weight'\] is not a dict"),
-        ({"token_fields": {"weight": "no such"}}, "'no such', which is not a dtype"),
-    ],
-)
-def test_fields_that_cannot_be_are_refused(fields, message):
-    with pytest.raises(ConfigError, match=message):
-        IterableStream([[1]], **fields)
-
-
-def test_a_field_has_one_dtype_in_all_streams():
-    with pytest.raises(ConfigError, match="'w' is 'int64' in one stream and 'float32' in another"):
-        dataset(*(IterableStream([[1]], token_fields={"w": t}) for t in ("int64", "float32")))
 
 
 @pytest.mark.parametrize(

@@ -132,17 +132,6 @@ def test_a_source_with_a_state_is_put_there_and_not_gone_through_again():
     assert source.num_given < 130, "64 items between two states, and one pack"
 
 
-def test_replay_is_used_where_it_is_asked_for():
-    source = WithState(rows_of(0, [8] * 300))
-    stream = IterableStream(source, replay=True)
-    original = PackedIterableDataset([stream], packing=Packing(max_seq_len=32))
-    batches = iter(original)
-    for _ in range(50):
-        next(batches)
-
-    assert set(original.state_dict()["flow"]["sources"][0]["base"]) == {"pass", "taken"}
-
-
 def spoil(state: Any) -> None:
     """Change everything in a state, as a caller may do with its copy."""
     for value in state.values() if isinstance(state, dict) else state:
@@ -282,18 +271,6 @@ def test_a_state_is_refused_where_workers_of_another_loader_iterate(has_iterated
     assert ours.state_dict()["epoch"] == 3
 
 
-@pytest.mark.processes
-def test_an_iteration_without_workers_tells_its_state_while_workers_iterate_too():
-    ours = dataset()
-    loader = PackedDataLoader(ours)
-    batches = iter(loader)
-    next(batches)
-    others = iter(DataLoader(ours, batch_size=None, num_workers=1))
-    next(others)
-
-    assert int(next(batches)["epoch"]) == loader.state_dict()["workers"][0]["epoch"] == 0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -365,48 +342,6 @@ def test_a_state_fits_where_what_differs_does_not_decide_the_batches():
     make(token_fields={"w": "f4"}).load_state_dict(
         make(token_fields={"w": np.dtype("float32")}).state_dict()
     )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"worker": 3}, "the state's worker is 3, not a list of 2; load what"),
-        ({"device": [0]}, r"the state's device is \[0\], not a list of 2; load what"),
-        ({"epoch": "x"}, "the state's epoch is 'x', not an integer of at least 0 .*; load what"),
-        ({"epoch": -1}, "the state's epoch is -1, not an integer"),
-        (
-            {"epoch": 2**40},
-            "the state's epoch is 1099511627776, not an integer .* 1000000; load",
-        ),
-        ({"fingerprint": "abc"}, "the state has no fingerprint; load what"),
-        ({"flow": []}, r"the state's flow is \[\], not None or a dict; load what"),
-    ],
-)
-def test_a_damaged_state_is_refused(change, message):
-    state = dataset().state_dict() | change
-
-    with pytest.raises(ResumeError, match=message):
-        dataset().load_state_dict(state)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"workers": []}, r"the state holds 0 workers', but this loader has 2; load what"),
-        ({"workers": 5}, r"the state holds no workers', but this loader has 2; load what"),
-        ({"next_worker": None}, r"the state's next_worker is None, not a worker from 0 to 1; load"),
-        ({"next_worker": 2}, r"the state's next_worker is 2, not a worker"),
-        ({"num_workers": None}, r"saved with num_workers=None, but"),
-    ],
-)
-def test_a_damaged_state_is_refused_by_the_loader(change, message):
-    loader = PackedDataLoader(dataset(), num_workers=2)
-    state = loader.state_dict() | change
-
-    with pytest.raises(ResumeError, match=message):
-        loader.load_state_dict(state)
-    assert loader.state_dict() == PackedDataLoader(dataset(), num_workers=2).state_dict()
 
 
 def places_in(node, above=()):
@@ -549,23 +484,6 @@ def test_packs_of_other_tokens_than_are_buffered_are_refused_and_not_copied(afte
 
     with pytest.raises(ResumeError, match=r"packs do not go with its buffered samples; load what"):
         next(iter(loader))
-
-
-def test_a_damaged_place_in_a_worker_is_named():
-    original = dataset()
-    next(iter(original))
-    state = original.state_dict()
-    del state["flow"]["lanes"]
-    resumed = dataset()
-    resumed.load_state_dict(state)
-
-    with pytest.raises(ResumeError, match=r"is damaged, or .* \(KeyError: 'lanes'\); load what"):
-        next(iter(resumed))
-
-
-def test_a_planned_state_is_refused_by_the_loader():
-    with pytest.raises(ResumeError, match="not of a PackedDataLoader over a PackedIterable"):
-        PackedDataLoader(dataset()).load_state_dict({"version": 1, "epoch": 0})
 
 
 def test_a_source_that_gives_other_samples_is_named():

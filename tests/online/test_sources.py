@@ -227,12 +227,6 @@ def test_a_bad_sample_is_named(stream, source, message):
         list(dataset(IterableStream(source, name="mine", **stream)))
 
 
-def test_a_bad_sample_of_a_stream_without_a_name_is_named_as_the_stats_name_it():
-    streams = [IterableStream([[1]] * 9), IterableStream([[2], [-3]])]
-    with pytest.raises(DataError, match="stream 'stream-1', sample 1: token -3 is negative"):
-        list(PackedIterableDataset(streams, packing=Packing(max_seq_len=8)))
-
-
 @pytest.mark.parametrize(("stream", "source"), [case[:2] for case in BAD])
 def test_a_bad_sample_is_skipped_named_in_the_log_and_counted(stream, source, caplog):
     good = "good" if "tokenizer" in stream else {"tokens": [7] * 4, "y": [7] * 4}
@@ -271,12 +265,6 @@ def test_an_iterator_that_raises_is_named_with_its_sample_and_never_skipped():
         list(dataset(broken))
 
 
-@pytest.mark.parametrize("source", [[], iter([]), Again([])])
-def test_an_empty_source_is_named(source):
-    with pytest.raises(DataError, match=r"stream 'none': its source \(.*\) is empty; omit|empty"):
-        list(dataset(IterableStream(source, name="none")))
-
-
 @pytest.mark.processes
 def test_a_worker_without_samples_is_no_error():
     loader = DataLoader(dataset(IterableStream([[1, 2]])), batch_size=None, num_workers=2)
@@ -293,12 +281,6 @@ def test_a_sample_longer_than_a_pack_follows_the_overflow_policy(overflow, expec
     found = tokens_of(dataset(IterableStream([list(range(20)), [7]]), packing=packing))
 
     assert found == sorted([*expected, [7]])
-
-
-def test_a_sample_longer_than_a_pack_is_an_error_where_that_is_asked_for():
-    packing = Packing(max_seq_len=16, overflow="error")
-    with pytest.raises(DataError, match=r"of 20 tokens .* does not fit max_seq_len=16"):
-        list(dataset(IterableStream([list(range(20))]), packing=packing))
 
 
 class CountsStates(WithState):
@@ -344,28 +326,6 @@ def test_an_epoch_that_drops_all_it_has_is_refused(num_workers):
     for _ in range(2):
         with pytest.raises(DataError, match=r"epoch \d has no batch on rank 0.*epoch_end='pad'"):
             list(loader)
-
-
-def test_there_is_no_len():
-    unsized = dataset(IterableStream([[1]]))
-
-    with pytest.raises(TypeError):
-        len(unsized)
-    with pytest.raises(TypeError, match="has no len"):
-        len(PackedDataLoader(unsized))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"on_bad_sample": "ignore"}, "on_bad_sample='ignore' is not one of raise|skip"),
-        ({"max_bad_samples": -1}, "max_bad_samples=-1 is negative"),
-        ({"tokenizer": 5}, "tokenizer=<int> has no encode"),
-    ],
-)
-def test_impossible_streams_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message.replace("|", r"\|")):
-        IterableStream([[1]], **arguments)
 
 
 # Bounds.

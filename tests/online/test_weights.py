@@ -136,36 +136,6 @@ def test_a_generator_cannot_begin_again(stream, mixing, message):
         dataset(IterableStream(source, **stream), mixing=Mixing(**mixing))
 
 
-@pytest.mark.parametrize("weight", [{"repeat": 2}, {"choose": 5}])
-def test_repeat_and_choose_need_a_source_that_can_be_sized_or_iterated_again(weight):
-    with pytest.raises(ConfigError, match=r"=\d needs a source that has a length or can be"):
-        IterableStream(iter([[1]]), **weight)
-
-
-@pytest.mark.parametrize(
-    ("weights", "mixing", "message"),
-    [
-        ([{"repeat": 2}, {"proportion": 1}], {}, "has no proportion, but others have one"),
-        ([{"repeat": 2}, {"choose": 3}], {"epoch_size": 9}, "epoch_size=9 needs proportions"),
-        ([{"repeat": 2}, {"choose": 3}], {"weight_unit": "tokens"}, "would have to be known"),
-        ([{"repeat": 0}, {"choose": 0}], {}, "the weights choose 0 samples"),
-        ([{"repeat": 1, "choose": 2}, {}], {}, "sets repeat and choose"),
-    ],
-)
-def test_weights_that_cannot_work_together_are_refused(weights, mixing, message):
-    with pytest.raises(ConfigError, match=message):
-        dataset(*(IterableStream([[1]], **each) for each in weights), mixing=Mixing(**mixing))
-
-
-def test_schedules_of_packs_need_amounts_that_are_known():
-    with pytest.raises(ConfigError, match="stream 'b' cannot say how many samples it has"):
-        dataset(
-            IterableStream([[1]], repeat=2, name="a"),
-            IterableStream(Again([[1]]), name="b"),
-            mixing=Mixing(batching_method="stratified"),
-        )
-
-
 # Batching methods.
 
 SHARES = (0.5, 0.3, 0.2)

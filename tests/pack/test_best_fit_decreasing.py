@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.config.rules import COST_OPTIONS, OPTION_METHODS
 from streampack.pack import Packer, fit_samples, make_packer
 from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS
 from streampack.types import LENGTH, SAMPLE, Packs
@@ -110,13 +107,6 @@ def test_every_segment_leaves_once_at_the_latest_with_the_window_after_64_packs(
     assert sorted(left) == list(range(sum(map(len, windows))))
 
 
-def test_windows_smaller_than_a_pack_fill_packs():
-    packing = Packing(max_seq_len=1024, method=METHOD)
-    lengths = np.random.default_rng(0).integers(1, 40, 4000)
-
-    assert fill(make_packer(packing), lengths, 1024, 3) > 98
-
-
 @given(case=windows_of())
 def test_a_packer_saved_and_loaded_between_windows_goes_on_the_same(case):
     packing, windows = case
@@ -156,42 +146,6 @@ def fill(packer: Packer, lengths: np.ndarray, size: int, window: int) -> float:
     parts = [packer.add(segments[at : at + window]) for at in range(0, len(segments), window)]
     num_packs = len(Packs.join([*parts, packer.flush()]))
     return 100 * segments[:, LENGTH].sum() / (num_packs * size)
-
-
-OPTIONS = {
-    "split_gap": 0.01,
-    "guard": 8,
-    "max_samples_per_pack": 2,
-    "open_packs": 4,
-    "short_seq_len": 16,
-    "min_fragment": 8,
-}
-HONOURED = {"max_samples_per_pack"}
-
-
-NOT_OF_THE_PACKER = {
-    "max_seq_len",
-    "method",
-    "overflow",
-    "bos_id",
-    "eos_id",
-    "padding_id",
-    "positions",
-}
-TESTED_ABOVE = {"buffer_tokens", "buffer_samples", "pad_to_multiple"}
-
-
-def test_the_table_has_every_option():
-    assert set(OPTIONS) | set(COST_OPTIONS) == set(OPTION_METHODS)  # those: test_cost.py
-    names = {field.name for field in fields(Packing)}
-    assert names == set(OPTION_METHODS) | NOT_OF_THE_PACKER | TESTED_ABOVE
-
-
-@pytest.mark.parametrize("name", sorted(HONOURED))
-def test_each_option_of_other_packers_is_honoured(name):
-    packer = make_packer(Packing(max_seq_len=64, method=METHOD, **{name: OPTIONS[name]}))
-    packs = Packs.join([packer.add(rows_of([5] * 9)), packer.flush()])
-    assert np.diff(packs.ends, prepend=0).tolist() == [2, 2, 2, 2, 1]
 
 
 def test_buffers_bound_what_passes_on():

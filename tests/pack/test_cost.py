@@ -11,7 +11,7 @@ from streampack.balance import AttentionCost
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.pack import make_packer
-from streampack.pack.cost import check_max_cost, cost_of, sizes_in_pack
+from streampack.pack.cost import check_max_cost, cost_of
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.oracles import rows_of
@@ -92,26 +92,3 @@ def test_a_bound_below_one_sample_is_refused_with_the_least():
     check_max_cost(Packing(max_seq_len=1000, max_cost=least))
     with pytest.raises(ConfigError):
         check_max_cost(Packing(max_seq_len=1000, max_cost=least - 1))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"max_cost": 2000, "capacity": 999},
-            "capacity=999 must be from max_seq_len=1000 to .*1500",
-        ),
-        ({"max_cost": 2000, "capacity": 1501}, "capacity=1501 must be from .*; omit it"),
-        ({"max_cost": 0}, "max_cost=0 must be at least 1"),
-        ({"max_cost": 2000, "pad_to_multiple": 8, "capacity": 1201}, "capacity=1201 is not a mult"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        Packing(max_seq_len=1000, **options)
-
-
-def test_without_a_bound_sizes_are_lengths():
-    lengths = np.arange(1, 9)
-    assert sizes_in_pack(lengths, Packing(max_seq_len=8)) is lengths
-    assert Packing(max_seq_len=8).row_tokens == 8

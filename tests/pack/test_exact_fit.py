@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.pack import Packer, fit_samples, kernels, make_packer
+from streampack.pack import fit_samples, kernels, make_packer
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
@@ -25,12 +25,6 @@ def web_lengths(count: int, max_seq_len: int) -> np.ndarray:
     samples[:, 3] = np.exp(np.log(400) + 1.2735 * bits.standard_normal(count)) + 1
     rows = np.array(oracles.fit_samples(samples.tolist(), max_seq_len, "split"))
     return rows[:, LENGTH]
-
-
-def steady_fill(packer: Packer, lengths: np.ndarray, max_seq_len: int) -> float:
-    """Fill of the packs that close before the flush."""
-    packs = packer.add(rows_of(lengths))
-    return int(packs.segments[:, LENGTH].sum()) / (len(packs) * max_seq_len)
 
 
 def samples_of(packs: Packs) -> list[list[int]]:
@@ -109,13 +103,6 @@ def test_full_samples_pass_through_and_change_no_other_pack(lengths, full, split
     assert [pack for pack in found if pack[0] >= 1000] == [[s] for s in extra[:, SAMPLE].tolist()]
 
 
-def test_a_full_sample_is_out_at_once_though_a_pack_is_being_built():
-    packer = make_packer(Packing(max_seq_len=100))
-
-    assert samples_of(packer.add(rows_of([60, 100]))) == [[1]]
-    assert packer.held[1] == 1
-
-
 @pytest.mark.parametrize("max_seq_len", [512, 2048, 8192, 20_000])
 @pytest.mark.parametrize("buffer_packs", [1, 3, 8])
 @pytest.mark.parametrize("split_gap", [None, 0.01])
@@ -138,20 +125,6 @@ def test_web_text_is_packed_as_plain_python_packs_it(max_seq_len, buffer_packs, 
     assert [packs[pack].tolist() for pack in range(len(packs))] == oracle.packs
 
 
-@pytest.mark.parametrize("length", [1, 2, 64, 1000, 4097, 8191])
-@pytest.mark.parametrize("max_seq_len", [8191, 8192, 20_000])
-def test_equal_lengths_are_packed_as_tight_as_they_can_be(length, max_seq_len):
-    packer = make_packer(Packing(max_seq_len=max_seq_len, buffer_samples=40_000))
-
-    packs = packer.add(rows_of([length] * 50_000))
-
-    in_one = max_seq_len // length
-    counts = np.diff(packs.ends, prepend=0)
-    # Within 0.1 % of a pack is as good as full.
-    assert (counts <= in_one).all()
-    assert (max_seq_len - counts * length <= max(max_seq_len // 1000, max_seq_len % length)).all()
-
-
 @pytest.mark.parametrize("max_seq_len", [2048, 8192, 32768])
 @pytest.mark.parametrize("kind", ["web", "sft", "code"])
 def test_the_default_packer_and_buffer_fill_999_slots_of_a_thousand(kind, max_seq_len):
@@ -164,32 +137,6 @@ def test_the_default_packer_and_buffer_fill_999_slots_of_a_thousand(kind, max_se
     assert packs.segments[:, LENGTH].sum() / (max_seq_len * len(packs)) >= 0.999
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("max_seq_len", [2048, 8192])
-@pytest.mark.parametrize("kind", ["web", "sft", "code"])
-def test_packs_leave_steadily_after_the_first(kind, max_seq_len):
-    rows = rows_of(synthetic_lengths(kind, 4_000).clip(max=max_seq_len))
-    packer = make_packer(Packing(max_seq_len=max_seq_len))
-
-    left_at = [row for row in range(len(rows)) for _ in range(len(packer.add(rows[row : row + 1])))]
-
-    between = np.diff(left_at)
-    assert np.median(between) <= 2 * between.mean()
-    assert between.max() < 20 * between.mean()
-
-
-def test_samples_over_half_a_pack_fill_it_only_with_cuts():
-    size = 2048
-    bits = np.random.Generator(np.random.Philox(key=17))
-    lengths = bits.integers(size // 2 + 1, size // 2 + 60, 20_000)
-
-    whole = steady_fill(make_packer(Packing(max_seq_len=size)), lengths, size)
-    cut = steady_fill(make_packer(Packing(max_seq_len=size, split_gap=0.01)), lengths, size)
-
-    assert whole < 0.53
-    assert cut > 0.99
-
-
 def test_a_gap_no_larger_than_split_gap_is_left():
     lengths = [71, 80, 80]
     # The gap is 29 tokens of 100, which is 0.29 exactly, though not in floating point.
@@ -198,18 +145,6 @@ def test_a_gap_no_larger_than_split_gap_is_left():
 
     assert uncut.add(rows_of(lengths)).segments[:, LENGTH].tolist() == [71]
     assert cut.add(rows_of(lengths)).segments[:, LENGTH].tolist() == [71, 29]
-
-
-def test_a_sample_waits_for_a_few_packs_at_most():
-    lengths = web_lengths(20_000, 8192)
-    packs = samples_of(make_packer(Packing(max_seq_len=8192)).add(rows_of(lengths)))
-
-    pool_packs = [pack for pack in packs if lengths[pack[0]] < 8192]
-    newest = np.maximum.accumulate([pack[-1] for pack in pool_packs])
-    # Samples between the oldest of a pack and the newest of any before it: the reach of the buffer.
-    spread = newest - np.array([pack[0] for pack in pool_packs])
-    assert np.median(spread) < 40
-    assert spread.max() < 250
 
 
 @examples(200)

@@ -56,15 +56,6 @@ def test_next_fit_keeps_arrival_order_and_whole_samples(lengths):
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))
-def test_a_pack_closes_only_where_the_next_sample_does_not_fit(lengths):
-    packs = packed("next_fit", rows_of(lengths), max_seq_len=20)
-
-    for pack in range(len(packs) - 1):
-        held = packs[pack][:, LENGTH].sum()
-        assert held + packs[pack + 1][0, LENGTH] > 20
-
-
-@given(lengths=st.lists(st.integers(1, 20), max_size=60))
 def test_with_split_gap_zero_only_short_fragments_leave_a_gap(lengths):
     packs = packed("next_fit", rows_of(lengths), max_seq_len=20, split_gap=0.0)
 
@@ -74,16 +65,3 @@ def test_with_split_gap_zero_only_short_fragments_leave_a_gap(lengths):
     for pack in range(len(packs) - 1):
         # A fragment has 20 // 8 tokens at least, so a cut can miss the gap by one.
         assert packs[pack][:, LENGTH].sum() >= 20 - 1 or packs[pack + 1][0, LENGTH] < 4
-
-
-def test_a_full_pack_of_next_fit_is_out_at_once():
-    packer = make_packer(Packing(max_seq_len=10, method="next_fit"))
-
-    assert len(packer.add(rows_of([4, 6]))) == 1
-    assert packer.held[0] == 0
-
-
-def test_a_pack_closes_at_buffer_samples():
-    packs = packed("next_fit", rows_of([1] * 7), max_seq_len=10, buffer_samples=3)
-
-    assert packs.ends.tolist() == [3, 6, 7]

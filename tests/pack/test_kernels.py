@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import subprocess
@@ -12,9 +11,6 @@ from pathlib import Path
 import pytest
 
 import streampack
-from streampack.gather.kernels import gather_tokens
-from streampack.pack import kernels
-from streampack.pack.kernels import search
 
 SCRIPT = """
 import warnings
@@ -82,21 +78,3 @@ def test_kernels_are_kept_in_numba_cache_dir_without_a_warning(tmp_path):
 
     assert run_script(package, NUMBA_CACHE_DIR=str(cache)) == [PACKED]
     assert list(cache.rglob("kernels.fit_in_order*.nbc"))
-
-
-def test_kernels_that_make_no_arrays_count_no_references_to_them():
-    for kernel in (search, gather_tokens):
-        assert kernel.targetoptions["_nrt"] is False
-
-
-@pytest.mark.parametrize("kernel", ["fill_room", "one_pack", "run_tier", "run_tiers", "search"])
-def test_what_takes_seconds_to_compile_is_called_with_no_constant_of_pythons(kernel):
-    # numba would compile it for each of them: it took two_tiers three times as long.
-    tree = ast.parse(Path(kernels.__file__).read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    given = [arg for call in calls if ast.unparse(call.func) == kernel for arg in call.args]
-    given += [part for arg in given if isinstance(arg, ast.Tuple) for part in arg.elts]
-    assert given
-    assert not [arg.value for arg in given if isinstance(arg, ast.Constant)]
-    names = {arg.id for arg in given if isinstance(arg, ast.Name) and arg.id.isupper()}
-    assert not [name for name in names if isinstance(getattr(kernels, name), int)]

@@ -6,7 +6,6 @@ import pytest
 
 from streampack.config import Packing
 from streampack.pack import make_packer
-from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, START, Packs
 from tests.helpers.oracles import rows_of
 
@@ -25,13 +24,6 @@ def test_first_fit_takes_the_oldest_pack_with_room_and_best_fit_the_fullest(meth
 
     assert samples_of(packer.add(rows_of([4, 5, 3, 4]))) == closed
     assert samples_of(packer.flush()) == left
-
-
-@pytest.mark.parametrize(("method", "closed"), [("first_fit", [0]), ("best_fit", [1])])
-def test_for_a_sample_that_fits_nowhere_the_oldest_or_the_fullest_closes(method, closed):
-    packer = make_packer(Packing(max_seq_len=10, method=method, open_packs=2))
-
-    assert samples_of(packer.add(rows_of([5, 7, 6]))) == [closed]
 
 
 @pytest.mark.parametrize("method", ["first_fit", "best_fit"])
@@ -59,16 +51,3 @@ def test_a_guard_lets_out_what_nobody_joins(method):
 
     assert place() == 10
     assert place(guard=4) == 4
-
-
-@pytest.mark.parametrize("kind", ["web", "code"])
-def test_best_fit_fills_more_than_first_fit_and_that_more_than_next_fit(kind):
-    rows = rows_of(synthetic_lengths(kind, 20_000).clip(max=2048))
-    fills = [
-        packs.segments[:, LENGTH].sum() / (2048 * len(packs))
-        for method in ("best_fit", "first_fit", "next_fit")
-        for packs in [make_packer(Packing(max_seq_len=2048, method=method)).add(rows)]
-    ]
-
-    assert fills[0] > fills[1] > fills[2] + 0.05
-    assert fills[1] > 0.98

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from streampack.errors import DataError
 from streampack.pack import count_dropped, fit_samples
-from streampack.types import LENGTH, SAMPLE, START, TOTAL
 from tests.helpers import oracles
 
 NAMES = ["web", "code", "chat"]
@@ -36,20 +35,6 @@ def test_segments_equal_those_made_one_sample_at_a_time(samples, max_seq_len, ov
     assert np.array_equal(samples, before)
 
 
-@given(samples=samples_lists, max_seq_len=st.integers(1, 50))
-def test_splits_concatenate_back(samples, max_seq_len):
-    samples[:, 2] = np.arange(len(samples))
-
-    segments = fit_samples(samples, max_seq_len, "split", NAMES)
-
-    for stream, number, sample, tokens in samples.tolist():
-        pieces = segments[segments[:, SAMPLE] == sample]
-        places = [s + i for s, n in pieces[:, [START, LENGTH]].tolist() for i in range(n)]
-        assert places == list(range(tokens))
-        assert (pieces[:, :3] == [stream, number, sample]).all()
-        assert (pieces[:, TOTAL] == tokens).all()
-
-
 @given(
     samples=samples_lists,
     max_seq_len=st.integers(1, 50),
@@ -74,14 +59,6 @@ def test_overflow_error_names_stream_sample_length_limit_and_way_out():
         r"truncate or drop",
     ):
         fit_samples(samples, 8, "error", NAMES)
-
-
-@pytest.mark.parametrize("overflow", ["split", "truncate", "drop", "error"])
-def test_a_sample_without_tokens_has_no_segment(overflow):
-    samples = np.array([[2, 0, 13, 0], [0, 0, 5, 8], [2, 0, 14, 0]])
-
-    assert fit_samples(samples, 8, overflow, NAMES).tolist() == [[0, 0, 5, 0, 8, 8]]
-    assert fit_samples(samples[:1], 8, overflow, NAMES).shape == (0, 6)
 
 
 def test_a_sample_of_a_million_packs_is_split_without_a_loop():

@@ -59,10 +59,3 @@ def test_long_rows_are_as_full_as_shorts_can_make_them(kind, least):
     packs = make_packer(packing).add(rows_of(lengths))
 
     assert packs.segments[:, LENGTH].sum() / (32_768 * len(packs)) >= least
-
-
-def test_shorts_alone_and_longs_alone_are_packed_too():
-    shorts = pack_all(packing_of(), [8] * 80)
-    longs = pack_all(packing_of(), [32] * 20)
-
-    assert len(shorts) == len(longs) == 10

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.errors import ConfigError
 from streampack.mix.draw import CHUNK
 from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence
 from streampack.plan.pack_order import even_order
@@ -168,12 +167,6 @@ def test_stored_order_and_no_shuffle_keep_the_order_of_packing():
     # The packer only delays a few samples.
     assert np.mean(np.abs(np.diff(firsts))) < 30
     assert Order(shuffle=False, pack_shuffle=0).pack_window == (0, 0)
-
-
-@pytest.mark.parametrize("value", [-1, 0.5, "many", True])
-def test_a_window_that_cannot_be_is_refused(value):
-    with pytest.raises(ConfigError, match="pack_shuffle="):
-        Order(pack_shuffle=value)
 
 
 def effective_documents(r: Recipe, size: int) -> tuple[float, float]:

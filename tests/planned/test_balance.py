@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streampack import AttentionCost, Balance, ConfigError, PackedDataLoader, ResumeError, World
+from streampack import AttentionCost, Balance, PackedDataLoader, ResumeError, World
 from streampack.planned.spec import sharing_of
 from tests.helpers import conformance
 from tests.helpers.conformance import rows, show, worlds
@@ -98,11 +98,6 @@ def test_a_state_after_the_last_batch_begins_the_next_epoch_in_any_world(written
     other.load_state_dict(state)
     assert not any(batch["document_ids"].any() for batch in other)  # steps of padding
     assert next(iter(other))["epoch"] == 1
-
-
-def test_a_balance_of_another_type_is_refused(written):
-    with pytest.raises(ConfigError, match=r"balance='node' is .*Balance"):
-        conformance.make(written, balance="node")
 
 
 def test_ranks_that_share_a_batch_share_a_place():

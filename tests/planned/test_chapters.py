@@ -108,10 +108,9 @@ def test_workers_deliver_the_same_and_resume_at_every_edge(make):
             states[len(got)] = json.dumps(loader.state_dict())
     assert got == whole
     for number, state in states.items():
-        for num_workers in (0, 2):
-            resumed = PackedDataLoader(make(), num_workers=num_workers)
-            resumed.load_state_dict(json.loads(state))
-            assert keys(resumed) == whole[number:]
+        resumed = PackedDataLoader(make(), num_workers=number % 2 * 2)
+        resumed.load_state_dict(json.loads(state))
+        assert keys(resumed) == whole[number:]
 
 
 @pytest.mark.processes
@@ -140,7 +139,7 @@ def test_what_a_loader_skips_is_remembered(make):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", ["random", "stratified"])
-@pytest.mark.parametrize("at", [10, 48, 52, 100, 137])
+@pytest.mark.parametrize("at", [48, 52, 137])
 def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make, method, at):
     whole = keys(PackedDataLoader(make(method=method)))
     loader, got, states = PackedDataLoader(make(method=method)), [], {}
@@ -148,7 +147,7 @@ def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make
         got.append(key(batch))
         if len(got) == at:
             loader.amend(weights={"math": 1, "web": 1})
-        if len(got) in (at, at + 9, at + 20):
+        if len(got) in (at, at + 20):
             states[len(got)] = json.dumps(loader.state_dict())
     assert len(got) == len(whole)
     assert [b for _, _, b in got[:at]] == [b for _, _, b in whole[:at]]
@@ -226,36 +225,6 @@ def saved(make, number: int, **options) -> Any:
     for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
         pass
     return json.loads(json.dumps(loader.state_dict()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"chapters": []}, "is empty"),
-        ({"chapters": [Chapter(weights={"web": 1}), CHAPTERS[0]]}, "no chapter can follow it"),
-        ({"chapters": [Chapter(weights={"wev": 1}, steps=1)]}, "did you mean 'web'"),
-        ({"skip": [(2, 1)]}, r"write \(1, 2\)"),
-    ],
-)
-def test_runs_that_cannot_be_are_refused(make, options, message):
-    with pytest.raises(ConfigError, match=message):
-        make(**options)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"weights": {}}, "are not the shares of streams"),
-        ({"weights": {"web": -1}}, "is not a weight"),
-        ({"weights": {"web": 0}}, "all weights"),
-        ({"weights": {"web": Ramp(1, 0), "code": 1}, "steps": 1}, "sum to 2 .* to 1"),
-        ({"weights": {"web": Ramp(1, 0), "code": Ramp(0, 1)}}, "has no end"),
-        ({"weights": {"web": 1}, "until": "1k", "steps": 1}, "omit one"),
-    ],
-)
-def test_chapters_that_cannot_be_are_refused(values, message):
-    with pytest.raises(ConfigError, match=message):
-        Chapter(**values)
 
 
 def test_an_epoch_cannot_be_set_and_loaders_of_epochs_cannot_be_amended(make, folders):
@@ -497,8 +466,10 @@ def test_an_amendment_without_the_stream_that_ends_a_run_lets_it_go_on(folders, 
     assert keys(resumed) == got[82:]
 
 
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "unit"),
+    [(method, "tokens") for method in METHODS] + [(method, "samples") for method in METHODS[:2]],
+)
 def test_targets_are_the_mean_shares_of_the_chapters_delivered(tmp_path, method, unit):
     for name, size, num in (("a", 768, 300), ("b", 64, 1400)):
         write_stream_files(tmp_path / name, [size] * num)
@@ -676,8 +647,7 @@ def test_a_run_of_one_stream_a_batch_resumes_with_larger_batches(make):
     assert whole.endswith(rest)
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "num_lanes"), [*zip(METHODS, [2, 1, 2, 1], strict=True)])
 def test_one_pass_as_the_last_chapter_delivers_the_pass(folders, method, num_lanes):
     write_lengths(Path(folders["math"]))
 
@@ -699,23 +669,28 @@ def test_one_pass_as_the_last_chapter_delivers_the_pass(folders, method, num_lan
     got, states = [], []
     for batch in loader:
         got.append(batch)
-        states.append(json.loads(json.dumps(loader.state_dict())))
+        states.append(json.dumps(loader.state_dict()))
     assert len(got) == len(make())
     assert loader.stats()["streams"]["math"]["samples"] == 90
     assert loader.stats()["substituted"] == 0
     assert report.describe_run(make())["ended_by"] == "math"
-    for number in (8, len(got) - 3, len(got) - 1, len(got)):
+    for number in (8, len(got) - 1, len(got)):
         resumed = PackedDataLoader(make())
-        resumed.load_state_dict(states[number - 1])
+        resumed.load_state_dict(json.loads(states[number - 1]))
         assert keys(resumed) == keys(got)[number:]
     of_ranks = [list(PackedDataLoader(make(rank, 2))) for rank in range(2)]
     rows = sorted(row.numpy().tobytes() for own in of_ranks for b in own for row in b["tokens"])
     assert rows == sorted(row.numpy().tobytes() for b in got for row in b["tokens"])
 
 
-@pytest.mark.parametrize("method", ["random", "stratified"])
 @pytest.mark.parametrize(
-    ("overflow", "num_lanes", "steps"), [("truncate", 1, 60), ("drop", 1, 60), ("split", 4, 80)]
+    ("method", "overflow", "num_lanes", "steps"),
+    [
+        ("random", "truncate", 1, 60),
+        ("stratified", "drop", 1, 60),
+        ("random", "split", 4, 80),
+        ("stratified", "split", 4, 80),
+    ],
 )
 def test_a_stream_that_is_cut_or_uneven_over_lanes_is_refused_or_ends(
     tmp_path, method, overflow, num_lanes, steps

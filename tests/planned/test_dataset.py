@@ -13,7 +13,7 @@ import streaming
 from torch import distributed, multiprocessing
 from torch.utils.data import IterableDataset
 
-from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.config import Order, Packing
 from streampack.errors import ConfigError, DataError
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
@@ -162,42 +162,6 @@ def is_int(value: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda _: dataset_of([]), r"streams=\[\] is empty; pass at least one Stream"),
-        (
-            lambda paths: dataset_of([Stream(local=str(paths[0]))], local="elsewhere"),
-            r"streams and local='elsewhere' were passed",
-        ),
-        (lambda paths: dataset_of(local=str(paths[0]), batch_size=0), r"batch_size=0 must be at l"),
-        (lambda _: Mixing(batching_method="stratfied"), r"did you mean 'stratified'\?"),
-        (
-            lambda _: Mixing(batching_method="best"),
-            r"batching_method='best' is not one of random\|",
-        ),
-        (lambda _: Packing(max_seq_len=0), r"max_seq_len=0 must be at least 1"),
-        (lambda _: Order(num_lanes=0), r"num_lanes=0 must be at least 1"),
-        (lambda _: Buffers(rank_tokens=0), r"rank_tokens=0 must be at least 1"),
-        (
-            lambda paths: dataset_of(
-                [Stream(local=str(paths[0]), proportion=1), Stream(local=str(paths[1]), repeat=1)]
-            ),
-            r"proportion",
-        ),
-        (
-            lambda paths: dataset_of([Stream(local=str(path), proportion=0) for path in paths]),
-            r"proportion",
-        ),
-        (lambda paths: dataset_of([Stream(local=str(paths[0]), repeat=-1)]), r"repeat"),
-        (lambda paths: dataset_of([Stream(local=str(paths[0]), choose=-5)]), r"choose"),
-    ],
-)
-def test_impossible_arguments_are_refused(written, build, message):
-    with pytest.raises(ConfigError, match=message):
-        build(written.paths)
-
-
-@pytest.mark.parametrize(
     ("packing", "has_totals"),
     [
         ({}, True),
@@ -234,29 +198,6 @@ def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
     tokens = 100 * sum(written.lengths[0]) + sum(written.lengths[1])
     assert lanes(1, 4) == 4
     assert lanes(tokens // 4096 // 2 + 1, 2) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"packing": 64}, r"packing=64"),
-        ({"packing": {"max_seq_len": 64}}, r"packing=\{"),
-        ({"world": (0, 1)}, r"world=<tuple> is not a World"),
-        ({"batch_size": "2"}, r"batch_size='2'"),
-        ({"batch_size": 2.5}, r"batch_size=2\.5"),
-        ({"streams": "data/code"}, r"data/code"),
-        ({"streams": ["data/code"]}, r"data/code"),
-    ],
-)
-def test_arguments_of_another_kind_are_refused_at_once(written, change, message):
-    arguments = {"streams": written.streams(), "packing": Packing(max_seq_len=64)} | change
-    with pytest.raises(ConfigError, match=message):
-        PackedStreamingDataset(**arguments)
-
-
-def test_a_single_stream_that_is_not_in_a_list_is_refused(written):
-    with pytest.raises(ConfigError, match=r"Stream"):
-        PackedStreamingDataset(written.streams()[0], packing=Packing(max_seq_len=64))
 
 
 def test_users_see_only_what_is_theirs(written):

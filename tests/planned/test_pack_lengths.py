@@ -256,12 +256,6 @@ def test_a_world_whose_batches_would_mix_lengths_is_refused_with_sizes_that_work
     assert next(iter(fitting))["position"] == 8
 
 
-@pytest.mark.parametrize("value", [0, -8, 2.5, "long"])
-def test_a_length_that_is_no_count_is_refused_with_the_stream(value):
-    with pytest.raises(ConfigError, match="max_seq_len="):
-        Stream(local="somewhere", max_seq_len=value)
-
-
 @pytest.mark.thorough
 @examples(25)
 @given(data=st.data())

@@ -178,19 +178,6 @@ def test_chapters_take_the_ends_of_streams_but_no_other_packs(folders):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"eos_id": -1}, "eos_id=-1 is not a token id"),
-        ({"bos_id": 0.5}, "bos_id=0.5 is not an integer"),
-        ({"overflow": "cut"}, r"overflow='cut' is not one of split\|truncate\|drop\|error"),
-    ],
-)
-def test_ends_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        Stream(local="data", **options)
-
-
-@pytest.mark.parametrize(
     ("weights", "mixing", "is_said"),
     [
         ([{"proportion": 1}, {"proportion": 9}], {"epoch_size": 1000}, True),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.report import bars_of, colour, legend, pack_lines
+from streampack.report import bars_of, colour, pack_lines
 
 bar_of_at_most_64 = (
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20)), min_size=1, max_size=12)
@@ -38,12 +38,6 @@ def test_a_segment_has_its_streams_colour_and_ends_in_a_notch():
     ]
 
 
-def test_a_segment_too_short_to_see_takes_no_room():
-    line = pack_lines([np.array([[0, 1], [1, 99]])], row_tokens=100, width=10)
-
-    assert line.plain == "█████████▌  2 segments"
-
-
 @given(
     packs=st.lists(bar_of_at_most_64, min_size=0, max_size=6), skipped=st.sets(st.integers(0, 5))
 )
@@ -58,12 +52,3 @@ def test_a_batch_is_taken_apart_into_its_packs(packs, skipped):
     bars = bars_of(np.array(segments, np.int64).reshape(-1, 6))
 
     assert [bar.tolist() for bar in bars] == [pack.tolist() for pack in packs]
-
-
-def test_ten_streams_have_colours_of_their_own_and_the_legend_shows_them():
-    assert len({colour(stream) for stream in range(10)}) == 10
-
-    names = legend(["code", "manuals"])
-
-    assert names.plain == "█ code  █ manuals"
-    assert {str(span.style) for span in names.spans} == {colour(0), colour(1)}

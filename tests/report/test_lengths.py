@@ -23,11 +23,6 @@ def test_quantiles_are_lengths_that_occur_and_they_rise(lengths):
     assert np.isclose(mean, lengths.mean())
 
 
-def test_the_median_of_many_is_the_middle_one():
-    assert length_quantiles(np.arange(1, 102))["median"] == 51
-    assert length_quantiles(np.arange(1, 101))["p95"] == 95
-
-
 @given(lengths=some_lengths)
 def test_every_sample_is_counted_once_between_the_powers_of_two_around_it(lengths):
     table = histogram_table(lengths)

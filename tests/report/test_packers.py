@@ -5,15 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streampack import ConfigError
 from streampack.config import Packing
-from streampack.config.packing import Method
 from streampack.report import (
-    KINDS,
     packer_markdown,
     packer_result,
     packings_to_compare,
-    synthetic_lengths,
 )
 from tests.helpers import builders
 from tests.helpers.verbs import call_verb
@@ -30,11 +26,6 @@ def test_next_fit_of_six_and_five_tokens_wastes_nine_of_twenty_and_waits_for_one
     assert result.cuts_per_pack == 0
     # As a sample comes the pack before it leaves, and only the first has none before it.
     assert result.wait == (pytest.approx(98 / 99), 1, 1)
-
-
-def test_a_packer_of_which_no_pack_closed_shows_no_fill():
-    packing = Packing(max_seq_len=1000, method="best_fit")
-    assert packer_result("x", np.array([5] * 20), packing).cells[1] == "-"
 
 
 def test_cuts_of_samples_longer_than_a_pack_are_not_counted_and_others_are():
@@ -54,21 +45,6 @@ def test_a_sample_that_waits_is_counted_with_the_packs_that_leave_before_it():
 
     # Packs: 1+2, 3+4, then 0 closes for the last two, which never leave.
     assert result.wait == (pytest.approx(2 / 5), 2, 2)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_lengths_are_positive_and_the_same_every_time(kind):
-    lengths = synthetic_lengths(kind, 1000, seed=3)
-
-    assert lengths.min() >= 1
-    assert np.array_equal(lengths, synthetic_lengths(kind, 1000, seed=3))
-    assert not np.array_equal(lengths, synthetic_lengths(kind, 1000, seed=4))
-
-
-def test_every_method_is_compared():
-    methods = {packing.method for packing in packings_to_compare(8192).values()}
-
-    assert methods == set(Method.__args__)
 
 
 def test_the_markdown_table_has_a_row_for_each_packer():
@@ -95,8 +71,3 @@ def test_the_verb_compares_made_up_lengths_and_those_of_a_stream(tmp_path, monke
     assert tables.count("exact_fit, split_gap=0.01") == 2
     assert one.startswith("| lengths | packer | fill % |")
     assert len(one.splitlines()) == 2 + len(packings_to_compare(64))
-
-
-def test_a_kind_that_is_not_known_is_refused():
-    with pytest.raises(ConfigError, match=r"kind='wep' is not one of web\|.* did you mean 'web'"):
-        call("--kind", "wep", "--samples", 10)

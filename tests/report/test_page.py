@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from itertools import islice
 from pathlib import Path
@@ -97,7 +95,7 @@ def long_run(folder: Path) -> object:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["demo", "1T"])
+@pytest.mark.parametrize("name", ["demo", pytest.param("1T", marks=pytest.mark.slow)])
 def test_a_report_opens_in_a_browser_without_an_error_or_a_request(
     page, tmp_path, monkeypatch, name
 ):
@@ -264,14 +262,3 @@ def test_the_verb_writes_a_report_with_statistics_and_says_where(written, tmp_pa
     done = CliRunner().invoke(build_app(), command)
     assert isinstance(done.exception, ConfigError)
     assert "stats=stats.json: is not JSON" in str(done.exception)
-
-
-@pytest.mark.processes
-def test_drawing_leaves_pyplot_and_its_global_figures_alone(written, tmp_path):
-    code = (
-        "import sys, pathlib; from tests.report.test_page import *; "
-        f"write_report(make(conformance.Written(paths={written.paths!r}, tokens=())), "
-        f"pathlib.Path({str(tmp_path / 'r.html')!r})); sys.exit('matplotlib.pyplot' in sys.modules)"
-    )
-    imports = "from pathlib import PosixPath; "
-    subprocess.run([sys.executable, "-c", imports + code], check=True)

@@ -7,7 +7,7 @@ import copy
 import pytest
 from rich.console import Console
 
-from streampack.report import colour, stats_table, stats_view
+from streampack.report import stats_table, stats_view
 
 STREAM = {"split": 0, "truncated": 0, "dropped": 0}
 STATS = {
@@ -88,17 +88,3 @@ def test_what_never_happened_has_no_column_and_what_did_has_one(show):
     assert "dropped" not in text
     assert [row.split()[-1] for row in text.splitlines() if "docs" in row] == ["12"]
     assert "3 packs of another stream" in text
-
-
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-def test_the_share_that_the_target_speaks_of_stands_out(unit):
-    table = stats_table(STATS, weight_unit=unit)
-
-    bold = {str(column.header) for column in table.columns if column.style == "bold"}
-    assert bold == {f"of {unit}", "target"}
-
-
-def test_a_stream_has_the_same_colour_in_tables_and_pictures():
-    table = stats_table(STATS)
-
-    assert [str(cell.style) for cell in table.columns[0].cells] == [colour(0), colour(1)]

@@ -390,30 +390,6 @@ def test_a_worker_that_is_stopped_does_not_outlive_its_loader(written):
     until_ended(workers)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"timeout": -1},
-            r"timeout=-1 must be a number of seconds, at least 0 and at most 1000000;",
-        ),
-        ({"timeout": 1e9}, r"timeout=1000000000\.0 must be .* at most 1000000; 0 or None waits"),
-        ({"timeout": True}, r"timeout=True must be a number of seconds"),
-        ({"timeout": "60"}, r"timeout='60' must be a number of seconds"),
-        ({"timeout": 60, "num_workers": 0}, r"timeout=60 is for worker .* or set num_workers"),
-    ],
-)
-def test_timeouts_that_cannot_be_are_refused(written, options, message):
-    with pytest.raises(ConfigError, match=message):
-        PackedDataLoader(conformance.make(written), **({"num_workers": 1} | options))
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_no_timeout_may_be_written_out(written, num_workers):
-    for timeout in (None, 0):
-        PackedDataLoader(conformance.make(written), num_workers=num_workers, timeout=timeout)
-
-
 def within(bound_s: float, work: Callable[[], None]) -> None:
     """Do something that may hang, in a thread that is left alone then."""
     failures: list[BaseException] = []

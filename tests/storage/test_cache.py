@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import streaming
 
@@ -15,25 +13,9 @@ from streampack.errors import DataError
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
-from tests.helpers.caches import NOTES, cache_of, cached_shards
+from tests.helpers.caches import LENGTHS, NOTES, assert_reads, cache_of
 
-LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 COMPRESSIONS = ["br", "br:3", "bz2", "gz", "gz:1", "snappy", "zstd", "zstd:7"]
-
-
-def read_all(stream) -> list[np.ndarray]:
-    tokens = []
-    for shard in range(stream.num_shards):
-        opened = stream.open_shard(shard)
-        tokens += [opened.tokens.read(opened.data, i) for i in range(len(opened.tokens.counts))]
-    return tokens
-
-
-def assert_reads(stream, samples) -> None:
-    found = read_all(stream)
-    assert len(found) == len(samples)
-    for left, right in zip(found, samples, strict=True):
-        np.testing.assert_array_equal(left, right)
 
 
 def names(folder: Path) -> set[str]:
@@ -74,13 +56,6 @@ def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compressio
     packed = {name for name in names(cache_of(local)) if name.endswith(".zip")}
     assert bool(packed) == (keep_zip and compression is not None)
     assert not list(local.rglob("*.tmp*"))
-
-
-def test_remote_without_a_length_file_is_read_all_the_same(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, lengths_file=False)
-    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
-    assert not opened.has_length_file
-    assert_reads(opened, samples)
 
 
 def test_split_is_a_subfolder_of_remote_and_local(tmp_path):
@@ -209,13 +184,3 @@ def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
     notes.write_text("")
     with pytest.raises(DataError, match=r"cannot be written \(.*\); \d+ bytes are needed: free"):
         opened.open_shard(0)
-
-
-def test_many_threads_fetch_a_shard_once(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    opened = open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0)
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: read_all(opened), range(8)))
-    for tokens in found:
-        assert [t.tolist() for t in tokens] == [t.tolist() for t in samples]
-    assert len(cached_shards(tmp_path / "l")) == opened.num_shards

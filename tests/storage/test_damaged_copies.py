@@ -14,7 +14,6 @@ from streampack.streams import Stream, open_stream
 from streampack.streams import shard_pool as recent_module
 from tests.helpers.caches import (
     LENGTHS,
-    NOTES,
     Buckets,
     assert_reads,
     at_once,
@@ -85,14 +84,6 @@ def test_a_damaged_shard_that_is_not_ours_is_never_touched(tmp_path):
     assert theirs.read_bytes() == content
 
 
-def test_a_damaged_unpacked_shard_of_a_local_stream_is_unpacked_again(tmp_path, new_process):
-    path, samples = write_bare(tmp_path / "s", seed=0, compression="zstd")
-    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
-    flip_offset(next((path / NOTES).glob("shard.00000.mds.*")))
-    new_process()
-    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
-
-
 def open_all(remote: str, local: str, barrier, results) -> None:
     opened = open_stream(Stream(remote=remote, local=local), 0)
     barrier.wait()
@@ -141,16 +132,6 @@ def test_a_damaged_length_file_of_ours_is_fetched_again(tmp_path, damage):
         path / "lengths.bin"
     ).read_bytes()
     assert_reads(before, samples)
-
-
-def test_a_length_file_that_is_damaged_at_its_origin_is_fetched_once_more_and_refused(tmp_path):
-    path, _ = write_bare(tmp_path / "r", seed=0)
-    cut(path / "lengths.bin")
-    buckets = Buckets(b=path)
-    stream = Stream(remote="s3://b/r", local=str(tmp_path / "l"))
-    with pytest.raises(DataError, match=r"bin: has \d+ bytes, but should .*index s3://b/r$"):
-        open_stream(stream, 0, store=buckets.store)
-    assert buckets.asked.count("lengths.bin") == 2
 
 
 @pytest.mark.parametrize("damage", [cut, flip_head])

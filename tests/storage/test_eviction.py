@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from streampack.errors import ConfigError, DataError
-from streampack.storage import eviction as eviction_module
 from streampack.storage.download import fetch, fetch_if_there
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.materialize import Downloader
 from streampack.streams import Stream, open_stream, open_streams
 from streampack.streams.shard_pool import ShardPool
 from tests.helpers import builders
-from tests.helpers.caches import NOTES, cache_of, cached_shards, plain_name
+from tests.helpers.caches import NOTES, cache_of, cached_shards
 
 LENGTHS = [200] * 40  # 10 shards of 4 samples, all of one size
 
@@ -60,14 +57,6 @@ def set_planned(local: Path, times: dict[int, float]) -> None:
         os.utime(note, (time_s, time_s))
 
 
-def test_the_files_here_never_take_more_than_the_limit(tmp_path):
-    opened, _ = limited(tmp_path, 3.5)
-    for shard in [*range(8), 0, 5, 7, 1]:
-        opened.fetch(shard)
-        assert shard in here(tmp_path / "l")
-        assert len(here(tmp_path / "l")) <= 3
-
-
 def test_finished_shards_go_first_and_then_those_planned_longest_ago(tmp_path):
     opened, _ = limited(tmp_path, 4)
     for shard in range(4):
@@ -93,34 +82,6 @@ def test_a_finished_shard_that_is_planned_again_goes_last(tmp_path):
     opened.mark_planned(np.array([0]))
     opened.fetch(2)
     assert here(tmp_path / "l") == [0, 2]
-
-
-def test_plans_are_noted_at_most_once_a_second_for_each_shard(tmp_path):
-    touched = []
-
-    class Clock(LocalFilesystem):
-        time_s = 1000.0
-
-        def now_s(self):
-            return self.time_s
-
-        def touch(self, path, time_s):
-            if path.name.endswith(".json") and ".zip" not in path.name:
-                touched.append((plain_name(path.name.removesuffix(".json")), time_s))
-            super().touch(path, time_s)
-
-    disk = Clock()
-    opened, _ = limited(tmp_path, 3, disk=disk)
-    shards = np.array([0, 0, 1])
-    opened.mark_planned(shards)
-    opened.mark_planned(shards)
-    disk.time_s = 1000.9
-    opened.mark_planned(shards)
-    names = ["shard.00000.mds", "shard.00001.mds"]
-    assert touched == [(name, 1000.0) for name in names]
-    disk.time_s = 1001.1
-    opened.mark_planned(shards)
-    assert touched[2:] == [(name, 1001.1) for name in names]
 
 
 def test_without_a_limit_plans_leave_no_trace_and_nothing_goes(tmp_path):
@@ -180,18 +141,6 @@ def test_local_streams_lose_nothing_but_what_was_unpacked(tmp_path, compression)
     assert len(list((path / NOTES).glob("*.mds.*"))) == (0 if compression is None else 1)
 
 
-def test_kept_compressed_files_count_and_go_too(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"), keep_zip=True)
-    index = open_stream(stream, 0).index
-    pair = index.shards[0].raw.num_bytes + index.shards[0].packed.num_bytes
-    (opened,) = open_streams([stream], cache_limit=2 * pair + 99)
-    for shard in range(opened.num_shards):
-        opened.fetch(shard)
-        files = [file.stat().st_size for file in cache_of(tmp_path / "l").glob("shard*")]
-        assert sum(files) <= 2 * pair + 99
-
-
 def test_the_limit_is_one_for_all_streams_together(tmp_path):
     streams, size = [], 0
     for name in ("a", "b"):
@@ -238,51 +187,6 @@ def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening
     assert shard.is_gone()
 
 
-def test_many_threads_read_all_under_a_small_limit_and_pass_it_by_what_is_under_way(tmp_path):
-    opened, _ = limited(tmp_path, 3)
-    most = []
-
-    def read(order: int) -> list[list[int]]:
-        mine = pickle.loads(pickle.dumps(opened))
-        found: dict[int, list[int]] = {}
-        for shard in np.random.default_rng(order).permutation(opened.num_shards).tolist():
-            data = mine.cache.map(mine.index.shards[shard]).data
-            most.append(len(here(tmp_path / "l")))
-            found[shard] = np.asarray(data[-64:]).tolist()
-        return [found[shard] for shard in sorted(found)]
-
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(read, range(4)))
-    assert all(result == results[0] for result in results)
-    expected = [
-        list((tmp_path / "r" / f"shard.{shard:05}.mds").read_bytes()[-64:])
-        for shard in range(opened.num_shards)
-    ]
-    assert results[0] == expected
-    assert max(most) <= 3 + 4
-
-
-def test_a_shard_under_way_counts_before_it_is_here(tmp_path):
-    seen = []
-    opened, _ = limited(tmp_path, 2)
-
-    def watching(files, basename, to, **options):
-        seen.append((basename, here(tmp_path / "l")))
-        return fetch(files, basename, to, **options)
-
-    store = Downloader(fetch=watching, fetch_if_there=fetch_if_there)
-    size = int(opened.raw_bytes[0])
-    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"))
-    (opened,) = open_streams([stream], cache_limit=2 * size, store=store)
-    for shard in range(3):
-        opened.fetch(shard)
-    assert seen == [
-        ("shard.00000.mds", []),
-        ("shard.00001.mds", [0]),
-        ("shard.00002.mds", [1]),
-    ]
-
-
 @pytest.mark.parametrize("keep_zip", [False, True])
 def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, keep_zip):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
@@ -324,14 +228,6 @@ def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):
     assert not notes(tmp_path / "l")
 
 
-def test_a_failed_download_keeps_no_room(tmp_path):
-    opened, _ = limited(tmp_path, 2)
-    (tmp_path / "r" / "shard.00000.mds").unlink()
-    with pytest.raises(DataError, match=r"shard\.00000\.mds: cannot be fetched"):
-        opened.fetch(0)
-    assert not notes(tmp_path / "l")
-
-
 def test_a_limit_on_a_network_file_system_is_refused(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     stream = Stream(remote=str(path), local=str(tmp_path / "l"))
@@ -340,14 +236,3 @@ def test_a_limit_on_a_network_file_system_is_refused(tmp_path):
         open_streams([stream], cache_limit=5, disk=NetworkDisk())
     # Nothing of a local stream would go.
     open_streams([Stream(local=str(path))], cache_limit=5, disk=NetworkDisk())
-
-
-def test_a_limit_whose_lock_is_never_given_back_is_an_error_that_names_it(tmp_path, monkeypatch):
-    opened, _ = limited(tmp_path, 2)
-    monkeypatch.setattr(eviction_module, "LIMIT_TIMEOUT_S", 0.0)
-    lock = cache_of(tmp_path / "l") / NOTES / ".cache-limit.lock"
-    with (
-        LocalFilesystem().lock(lock, 1),
-        pytest.raises(DataError, match=r"cache-limit\.lock: another process has held this lock"),
-    ):
-        opened.fetch(0)

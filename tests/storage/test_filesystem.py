@@ -41,22 +41,13 @@ def mounts(tmp_path, monkeypatch):
     ("kind", "expected"),
     [
         ("ext4", False),
-        ("xfs", False),
         ("tmpfs", False),
-        ("overlay", False),
         ("fuseblk", False),
-        ("nfs", True),
         ("nfs4", True),
         ("lustre", True),
-        ("gpfs", True),
         ("fuse.s3fs", True),
-        ("fuse.juicefs", True),
         ("cifs", True),
-        ("smb3", True),
-        ("ceph", True),
-        ("beegfs", True),
         ("9p", True),
-        ("wekafs", True),
     ],
 )
 def test_network_file_systems_are_told_by_their_kind(tmp_path, mounts, kind, expected):
@@ -74,11 +65,6 @@ def test_the_innermost_and_latest_mount_of_a_folder_counts_also_with_spaces_in_i
     assert LocalFilesystem().is_network(tmp_path / "a b" / "x")
     assert not LocalFilesystem().is_network(tmp_path / "a b" / "inner" / "x")
     assert not LocalFilesystem().is_network(tmp_path / "a")
-
-
-def test_a_machine_without_a_table_of_mounts_has_only_local_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_module, "MOUNTS", tmp_path / "none")
-    assert not LocalFilesystem().is_network(tmp_path / "not there")
 
 
 def test_files_of_network_file_systems_are_read_into_memory(tmp_path, mounts):
@@ -146,26 +132,6 @@ def test_what_is_not_there_has_no_state_no_names_and_can_be_removed_and_touched(
     assert not none.exists()
 
 
-def test_a_folder_is_removed_with_all_that_is_in_it(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "c").write_text("x")
-    LocalFilesystem().remove(tmp_path / "a")
-    assert not (tmp_path / "a").exists()
-
-
-def test_times_and_versions_of_a_file_are_told_apart(tmp_path):
-    disk, path = LocalFilesystem(), tmp_path / "x"
-    disk.write(path, [b"ab", b"c"])
-    before = disk.state(path)
-    assert before.num_bytes == 3
-    disk.touch(path, 0.0)
-    assert disk.state(path).mtime_ns == 0
-    disk.write(tmp_path / "y", [b"abc"])
-    disk.rename(tmp_path / "y", path)
-    assert disk.state(path).inode != before.inode
-    assert not (tmp_path / "y").exists()
-
-
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
 def test_a_private_folder_of_another_user_is_refused(tmp_path):
     LocalFilesystem().make_folder(tmp_path / "mine", is_private=True)
@@ -174,9 +140,3 @@ def test_a_private_folder_of_another_user_is_refused(tmp_path):
     os.chown(tmp_path / "theirs", 65534, 65534)
     with pytest.raises(PermissionError, match="theirs belongs to another user"):
         LocalFilesystem().make_folder(tmp_path / "theirs", is_private=True)
-
-
-def test_the_boot_is_the_same_until_the_machine_starts_anew(tmp_path, monkeypatch):
-    assert LocalFilesystem().boot_id() == LocalFilesystem().boot_id()
-    monkeypatch.setattr(disk_module, "BOOT_ID", Path(tmp_path / "none"))
-    assert LocalFilesystem().boot_id() == ""

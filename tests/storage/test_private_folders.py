@@ -127,15 +127,6 @@ def test_a_user_whose_every_folder_is_taken_is_told_what_to_set(tmp_path, tempor
         opened.open_shard(0)
 
 
-def test_a_folder_that_a_class_chose_for_itself_keeps_its_mode(tmp_path, temporary):
-    path, samples = write_bare(tmp_path / "r", seed=0)
-    theirs = streaming.Stream(remote=str(path))
-    theirs.local = str(temporary / "shared" / "cache")
-    (temporary / "shared").mkdir(mode=0o755)
-    assert_reads(open_stream(theirs, 0), samples)
-    assert stat.S_IMODE((temporary / "shared").stat().st_mode) == 0o755
-
-
 def test_a_folder_of_ours_that_others_could_write_is_closed(tmp_path, temporary):
     root = temporary / f"streampack-{os.getuid()}"
     root.mkdir()

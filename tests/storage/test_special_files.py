@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,22 +64,23 @@ def test_a_pipe_in_place_of_a_shard_of_a_remote_folder_is_refused(folder, tmp_pa
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("name", [INDEX_FILE, LENGTH_FILE])
-def test_a_file_that_may_not_be_read_is_a_data_error_that_names_it(folder, name):
+def test_a_file_that_may_not_be_read_is_a_data_error_that_names_it(folder, tmp_path, name):
     (folder / name).chmod(0)
-    script = """
-import os, sys
-from streampack import PackedStreamingDataset, Packing, Stream
-if not os.getuid():
-    os.chmod(".", 0o755)
-    os.seteuid(65534)
-try:
-    PackedStreamingDataset([Stream(local=".")], packing=Packing(max_seq_len=64))
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(f"DataError {name}: cannot be read"), done
-    assert "Permission denied" in done.stdout
+    said = tmp_path / "said"
+    with said.open("w") as file:
+        if not (child := os.fork()):
+            os.chdir(folder)
+            if not os.getuid():
+                folder.chmod(0o755)
+                os.seteuid(65534)
+            try:
+                open_dataset(local=".")
+            except Exception as error:
+                file.write(f"{type(error).__name__} {error}")
+            file.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert said.read_text().startswith(f"DataError {name}: cannot be read")
+    assert "Permission denied" in said.read_text()

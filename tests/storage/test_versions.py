@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
-from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.names import LAST
 from streampack.streams import Stream, open_stream, open_streams
@@ -67,28 +66,6 @@ def test_a_remote_folder_that_was_rewritten_with_the_old_times_is_noticed(tmp_pa
         os.utime(file, ns=(times[file.name], times[file.name]))
         os.replace(file, path / file.name)
     assert_reads(open_stream(stream, 0), others)
-
-
-def test_a_remote_folder_that_is_rewritten_while_it_is_open_is_never_mixed(tmp_path):
-    path, _ = write_bare(tmp_path / "r", seed=0)
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    opened = open_stream(stream, 0)
-    opened.open_shard(0)
-    shutil.rmtree(path)
-    _, others = write_bare(tmp_path / "r", seed=1)
-    with pytest.raises(DataError, match=r"r/index\.json: was rewritten since .* was opened"):
-        opened.open_shard(1)
-    assert_reads(open_stream(stream, 0), others)
-
-
-def test_lengths_of_a_remote_folder_that_was_rewritten_are_fetched_again(tmp_path):
-    path, _ = write_bare(tmp_path / "r", seed=0, size_limit=None)
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    before = open_stream(stream, 0).shard_lengths(0).tolist()
-    shutil.rmtree(path)
-    builders.write_stream_files(path, LENGTHS[::-1], seed=1, size_limit=None)
-    after = open_stream(stream, 0).shard_lengths(0).tolist()
-    assert after == before[::-1]
 
 
 # ---------------------------------------------------------------------------- the law
@@ -265,14 +242,6 @@ def test_the_last_version_opens_without_the_store(tmp_path, growing):
     assert_reads(in_store(buckets, moved), samples)
 
 
-def test_without_the_folder_of_a_remote_what_was_fetched_is_read(tmp_path):
-    path, samples = write_bare(tmp_path / "r")
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
-    assert_reads(open_stream(stream, 0), samples)
-    os.rename(path, tmp_path / "gone")
-    assert_reads(open_stream(stream, 0), samples)
-
-
 def test_a_cache_that_cannot_be_written_is_read_all_the_same(tmp_path):
     path, samples = write_bare(tmp_path / "r")
     stream = Stream(remote=str(path), local=str(tmp_path / "l"))
@@ -339,13 +308,6 @@ def test_one_remote_may_be_written_in_several_ways(tmp_path, one, other, is_same
         assert "secret" not in location(one, split).identity
 
 
-def test_a_folder_that_is_its_own_remote_is_a_local_stream(tmp_path):
-    path, samples = write_bare(tmp_path / "r")
-    before = sorted(path.rglob("*"))
-    assert_reads(open_stream(Stream(remote=str(path), local=str(path)), 0), samples)
-    assert sorted(path.rglob("*")) == before
-
-
 def start(remote: str, local: str, barrier, results) -> None:
     barrier.wait()
     opened = open_stream(Stream(remote=remote, local=local), 0)
@@ -360,14 +322,6 @@ def test_jobs_of_two_remotes_that_start_at_once_share_a_local(tmp_path):
         sums[str(path)] = sum(int(sample.sum()) for sample in samples)
     jobs = [(remote, str(tmp_path / "l")) for remote in list(sums) * 2]
     assert dict(at_once(start, jobs)) == sums
-
-
-def test_a_local_stream_may_be_given_twice(tmp_path):
-    path, samples = write_bare(tmp_path / "s")
-    (tmp_path / "link").symlink_to(path)
-    streams = [Stream(local=str(path)), Stream(local=str(tmp_path / "link"))]
-    for opened in open_streams(streams):
-        assert_reads(opened, samples)
 
 
 # ---------------------------------------------------------------------------- MosaicML's layout
@@ -413,19 +367,6 @@ def test_without_hashes_only_files_beside_the_same_index_are_linked(tmp_path):
     two, others = write_bare(tmp_path / "two", [60] * 8, seed=1, size_limit=900)
     shutil.copytree(one, tmp_path / "l")  # its shards have the sizes of the first of the other's
     assert_reads(in_store(Buckets(two=two), tmp_path / "l", "two"), others)
-
-
-def test_where_no_file_can_be_linked_shards_are_fetched(tmp_path):
-    class Linkless(LocalFilesystem):
-        def link(self, source, target):
-            raise PermissionError(1, "Operation not permitted", str(source), None, str(target))
-
-    path, samples = write_bare(tmp_path / "b")
-    shutil.copytree(path, tmp_path / "l")
-    buckets = Buckets(b=path)
-    stream = Stream(remote="s3://b/data", local=str(tmp_path / "l"))
-    assert_reads(open_stream(stream, 0, disk=Linkless(), store=buckets.store), samples)
-    assert len(shards_asked(buckets)) == len(list(path.glob("*.mds")))
 
 
 def test_a_length_file_of_mosaicmls_layout_is_used_if_it_is_of_this_index(tmp_path):

@@ -133,26 +133,10 @@ def test_a_flip_in_flight_is_noticed_by_a_checksum_of_the_store(bucket, tmp_path
     assert to.read_bytes() == content
 
 
-def test_flips_that_stay_are_an_error_that_names_both_checksums(bucket, tmp_path):
-    bucket.tells = TOLD["crc32"]
-    bucket.add("flip", path="a.mds")
-    expected = TOLD["crc32"](CONTENT)["x-amz-checksum-crc32"]
-    message = f"Expected checksum {expected} did not match .*; the same in 4 downloads"
-    with pytest.raises(DataError, match=message) as raised:
-        fetch(location(tmp_path), "a.mds", tmp_path / "local" / "x.tmp")
-    assert raised.value.attempts == 4
-
-
 @pytest.mark.parametrize("untold", UNTOLD)
 def test_what_cannot_be_compared_is_taken(bucket, tmp_path, untold):
     bucket.tells = lambda _: UNTOLD[untold]
     assert fetch(location(tmp_path), "a.mds", tmp_path / "local" / "x.tmp") == 1
-
-
-def test_a_hash_of_the_stream_is_enough(bucket, tmp_path):
-    bucket.tells = lambda _: {"x-amz-checksum-crc32": "AAAAAA=="}
-    to = tmp_path / "local" / "x.tmp"
-    assert fetch(location(tmp_path), "a.mds", to, is_hashed=True) == 1
 
 
 @pytest.mark.parametrize("variable", ["S3_ENDPOINT_URL", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])

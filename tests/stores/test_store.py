@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.stores.failures import ChangedError, FailureKind
 from streampack.stores.objects import PART_BYTES
 from streampack.stores.retries import kind_of, list_objects, request
@@ -112,14 +112,6 @@ def test_a_large_object_that_changes_between_its_parts_is_refused(place, tmp_pat
     replaced.join()
 
 
-def test_a_missing_object_is_known_as_missing(place):
-    url = f"{place.url}/none"
-    for operation in (lambda store: store.stat(url), lambda store: store.read(url)):
-        with pytest.raises(DataError, match=r"none: cannot be read, 1 attempt") as raised:
-            request(url, "read", operation)
-        assert kind_of(raised.value) is FailureKind.MISSING
-
-
 @pytest.mark.parametrize("kind", ["status", "reset", "short"])
 def test_what_passes_is_repeated(place, kind):
     (place.folder / "a").write_bytes(SMALL)
@@ -181,18 +173,17 @@ def test_objects_are_written_replaced_and_removed(tmp_path):
         assert [found.url for found in list_objects("s3://bucket/")] == ["s3://bucket/b"]
 
 
-def test_a_driver_that_looks_before_it_writes_is_not_asked_to_create():
-    with pytest.raises(ConfigError, match=r"memory://a/b: the driver of memory: looks whether"):
-        open_store("memory://a/b").write_if_absent("memory://a/b", b"1")
-
-
 def _read(url: str, results: multiprocessing.Queue, environment: dict[str, str]) -> None:
     # A fork server has the environment of its own start, perhaps in an earlier test.
     os.environ.update(environment)
     results.put(request(url, "read", lambda store: store.read(url)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("place", "method"),
+    [("s3", "fork"), ("s3", "forkserver"), ("http", "fork"), ("http", "spawn")],
+    indirect=["place"],
+)
 def test_children_read_after_their_parent_has_used_the_store(place, method):
     (place.folder / "a").write_bytes(SMALL)
     url = f"{place.url}/a"

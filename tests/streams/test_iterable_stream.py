@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.streams import IterableStream
 
 
@@ -48,17 +48,3 @@ def test_what_is_no_sample_is_refused(item, message):
     labels = "y" if "y" in message else None
     with pytest.raises(DataError, match=message):
         IterableStream([], name="web", labels=labels).sample(item, 8)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"source": 3}, "source=3 cannot be iterated"),
-        ({"source": [], "proportion": -1}, "proportion=-1: a weight must be a number of 0 or more"),
-        ({"source": [], "proportion": True}, "proportion=True: a weight must be a number"),
-        ({"source": [], "proportion": "0.5"}, "proportion='0.5': a weight must be a number"),
-    ],
-)
-def test_impossible_arguments_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        IterableStream(**arguments)

@@ -119,17 +119,6 @@ def test_a_class_of_an_installed_package_is_found_by_its_entry_point(written):
         dataset_of(stream_name="rian", local=str(written.paths[0]))
 
 
-def test_what_a_name_stands_for_must_make_a_stream(written):
-    register_stream("no_stream", lambda **_: 7)
-    with pytest.raises(ConfigError, match=r"streams\[0\]=7 is not of type Stream"):
-        dataset_of(stream_name="no_stream", local=str(written.paths[0]))
-
-
-def test_an_unknown_name_lists_the_known_ones(written):
-    with pytest.raises(ConfigError, match=r"stream_name='strem' .*prefixed\|stream\|.*'stream'\?"):
-        dataset_of(stream_name="strem", local=str(written.paths[0]))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -141,18 +130,6 @@ def test_an_unknown_name_lists_the_known_ones(written):
 def test_arguments_that_a_class_does_not_take_are_refused(written, options, message):
     with pytest.raises(ConfigError, match=message):
         dataset_of(local=str(written.paths[0]), **options)
-
-
-@pytest.mark.parametrize("option", [{"stream_name": "stream"}, {"stream_config": {}}])
-def test_a_list_of_streams_has_no_other_name(written, option):
-    with pytest.raises(ConfigError, match=rf"streams and {next(iter(option))}=.* were passed"):
-        dataset_of(written.streams(), **option)
-
-
-def test_a_list_of_streams_has_no_common_split(written):
-    message = r"streams and split='train' were passed; .*Stream\(\.\.\., split='train'\)"
-    with pytest.raises(ConfigError, match=message):
-        dataset_of(written.streams(), split="train")
 
 
 def test_streams_with_different_columns_are_mixed_each_by_its_own(tmp_path):

@@ -132,67 +132,7 @@ def test_logits_that_are_nan_are_caught() -> None:
         assert_no_leak(IsNan(), packed("restart"))
 
 
-def test_the_summed_loss_of_packs_is_that_of_their_segments_alone() -> None:
-    model, batch = TinyDecoder(), packed("restart")
-    ones = torch.ones(1, 1, 24, 24, dtype=torch.bool)
-    with torch.no_grad():
-        mask = batch["document_ids"][:, None, :, None] == batch["document_ids"][:, None, None]
-        logits = model(batch["tokens"], mask=mask & ones.tril(), input_pos=batch["input_pos"])
-        together = functional.cross_entropy(
-            logits.flatten(0, 1), batch["labels"].flatten(), reduction="sum"
-        )
-        apart = torch.zeros(())
-        for row, first, last, follows in [
-            (0, 0, 7, 0),
-            (0, 7, 19, 0),
-            (0, 19, 24, 1),
-            (1, 0, 9, 0),
-        ]:
-            tokens = batch["tokens"][row : row + 1, first:last]
-            targets = torch.full((last - first,), -100)
-            targets[:-1] = tokens[0, 1:]
-            if follows:
-                targets[-1] = batch["tokens"][1, 0]
-            size = last - first
-            out = model(
-                tokens, mask=ones[:, :, :size, :size].tril(), input_pos=torch.arange(size)[None]
-            )
-            apart += functional.cross_entropy(out[0], targets, reduction="sum")
-    assert float((together - apart).abs()) < 1e-3
-
-
 # Who saw whom, and models that are called in other ways.
-
-
-def test_the_message_says_which_sample_saw_which() -> None:
-    with pytest.raises(
-        AssertionError,
-        match=r"row 0: tokens 0 to 12 of stream 1, sample 3 .*; "
-        r"the segment saw row 0: tokens 0 to 7 of stream 0, sample 0$",
-    ):
-        assert_no_leak(SeesAll(), packed("restart"))
-
-
-class SeesOneBefore(TinyDecoder):
-    """Sees the last token of the segment before, and nothing else that it should not."""
-
-    def forward(
-        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
-    ) -> torch.Tensor:
-        below = torch.ones_like(mask).tril(-1).triu(-1)
-        return super().forward(tokens, mask=mask | below, input_pos=input_pos)
-
-
-def test_only_the_segments_that_were_seen_are_named() -> None:
-    # Sample 0 leaks into sample 3 next to it, which is too long for the leak to reach sample 1.
-    with pytest.raises(AssertionError) as caught:
-        assert_no_leak(SeesOneBefore(), packed("restart"))
-    assert str(caught.value).count("the segment saw") == 1
-
-
-def test_a_model_that_ignores_positions_is_told_so() -> None:
-    with pytest.raises(AssertionError, match=r"sample 3 .*; the model ignores input_pos"):
-        assert_no_leak(CountsOn(), packed("restart"))
 
 
 class HalfPositions(TinyDecoder):
@@ -315,16 +255,6 @@ def test_a_model_of_transformers_is_known_within_its_wrappers(tmp_path: Path, wr
             torch.distributed.destroy_process_group()
 
 
-def test_a_model_that_nobody_knows_how_to_call_is_refused() -> None:
-    def two(tokens: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        raise AssertionError(f"called with {tokens.shape}, {other.shape}")
-
-    with pytest.raises(ConfigError, match=r"how to call a model with the arguments tokens, other"):
-        assert_no_leak(two, packed("restart"))
-    with pytest.raises(ConfigError, match=r"style='HF' is not one of hf\|torchtune"):
-        assert_no_leak(two, packed("restart"), style="HF")  # type: ignore[arg-type]
-
-
 def test_padding_within_segments_is_no_leak() -> None:
     assert_no_leak(TinyDecoder(), native_batch([[7, 9], [3, 2, 1]], 24, multiple=4))
     with pytest.raises(AssertionError, match="the segment saw row 0"):
@@ -351,12 +281,12 @@ class Scaled(TinyDecoder):
         return super().forward(tokens, mask=seen, input_pos=input_pos)
 
 
-SCALES = [10.0, 1.0, 0.1, 0.03, 0.01, 1e-3, 1e-5, 0.0]
+SCALES = [10.0, 0.1, 0.03, 1e-3, 1e-5, 0.0]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_leak_never_passes_and_a_clean_model_is_never_accused(
     scale: float, dtype: torch.dtype
 ) -> None:
@@ -367,37 +297,12 @@ def test_a_leak_never_passes_and_a_clean_model_is_never_accused(
         assert_no_leak(Scaled(scale, leaks=False).to(dtype), batch)
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.1, 0.03])
-def test_small_weights_are_told_in_a_finer_type(scale: float) -> None:
-    assert_no_leak(Scaled(scale, leaks=False).double(), packed("restart"))
-    with pytest.raises(AssertionError, match="the segment saw row 0"):
-        assert_no_leak(Scaled(scale, leaks=True).double(), packed("restart"))
-
-
 def test_weights_that_drown_in_rounding_are_an_error_whose_way_out_works() -> None:
     model = Scaled(0.1, leaks=True).to(torch.bfloat16)
     with pytest.raises(ConfigError, match=r"inconclusive: .* moves its logits by .*model\.float"):
         assert_no_leak(model, packed("restart"))
     with pytest.raises(AssertionError, match="the segment saw"):
         assert_no_leak(model.float(), packed("restart"))
-
-
-class ZeroHead(SeesAll):
-    """Before its first step, as some recipes initialise it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        nn.init.zeros_(self.out.weight)
-
-
-def test_a_head_of_zeros_tells_nothing() -> None:
-    with pytest.raises(ConfigError, match=r"moves its logits by 0, .*is the head zero"):
-        assert_no_leak(ZeroHead(), packed("restart"))
-
-
-def test_a_tolerance_over_the_real_change_tells_nothing() -> None:
-    with pytest.raises(ConfigError, match="the rounding error, 100"):
-        assert_no_leak(SeesAll(), packed("restart"), atol=100.0)
 
 
 @pytest.mark.parametrize(

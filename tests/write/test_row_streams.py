@@ -22,47 +22,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from streampack import Order, PackedStreamingDataset, Packing, Stream, chat_dataset
 from streampack.errors import ConfigError, DataError
 from streampack.write import ChatEncoder
 from streampack.write.row_streams import written_rows
+from tests.helpers.chats import LETTERS, PACKING, TEMPLATE, chat_tokenizer, chats, words
 from tests.helpers.examples import examples
-
-LETTERS = "abcdefghij"
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}> {{ m.content }} <end> {% endfor %}"
-    "{% if add_generation_prompt %}<assistant> {% endif %}"
-)
-PACKING = Packing(max_seq_len=32)
-
-
-def words() -> Tokenizer:
-    known = ["?", "<system>", "<user>", "<assistant>", "<end>", *LETTERS]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    made.add_special_tokens(["<end>"])
-    return made
-
-
-def chat_tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="?")
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
-def chats(num: int, seed: int = 0, most_words: int = 9) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(seed)
-
-    def text() -> str:
-        return " ".join(rng.choice(list(LETTERS), int(rng.integers(1, most_words))))
-
-    return [
-        {"messages": [{"role": role, "content": text()} for role in ("user", "assistant")]}
-        for _ in range(num)
-    ]
 
 
 def texts(num: int) -> list[dict[str, Any]]:
@@ -245,7 +212,7 @@ def test_a_file_is_known_by_its_content(tmp_path):
 SCRIPT = """
 import logging, sys
 from streampack import Packing, chat_dataset
-from tests.write.test_row_streams import PACKING, chat_tokenizer, chats
+from tests.helpers.chats import PACKING, chat_tokenizer, chats
 
 logging.basicConfig(level=logging.INFO)
 rows = chats(int(sys.argv[2]), most_words=200)
@@ -296,8 +263,9 @@ def test_a_killed_build_leaves_nothing_half(tmp_path, moment):
     assert "9000 samples," in log
     (folder,) = [path for path in local.iterdir() if path.is_dir()]
     assert said.split()[0] == str(folder)
-    whole, _ = start(tmp_path / "whole", num).communicate(timeout=240)
-    assert whole.split()[1] == said.split()[1]
+    rows = chats(num, most_words=200)
+    whole = chat_dataset(rows, chat_tokenizer(), packing=PACKING, local=tmp_path / "whole")
+    assert whole.digest == said.split()[1]
 
 
 def test_the_next_build_removes_what_another_one_left(tmp_path):
@@ -364,21 +332,6 @@ def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):
     rows = [*chats(2), {**chats(1)[0], "picture": b"PNG"}]
     with pytest.raises(DataError, match=r"rows: row 2 holds a value .* leave its column out"):
         folder_of(rows, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"tokenizer": object()}, r"tokenizer=<object> has no tokenizer.json; pass a fast"),
-        ({"tokenizer": "nowhere"}, r"tokenizer='nowhere' cannot be loaded"),
-        ({"chat": {"train": "all"}}, r"chat=\{'train': 'all'\}: .*'train'; write options of Row"),
-        ({"chat": {"train_on": "turns"}}, r"train_on='turns' is not one of"),
-        ({"on_bad_row": "leave"}, r"on_bad_row='leave' is not one of error\|skip"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(tmp_path, options, message):
-    with pytest.raises(ConfigError, match=message):
-        folder_of(chats(2), tmp_path, **options)
 
 
 def test_rows_without_a_local_are_kept_in_the_folder_of_this_user(tmp_path, monkeypatch):

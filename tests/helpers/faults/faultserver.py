@@ -9,8 +9,6 @@
 
 All stalled handlers wait for one event, so `close()` can release them together. A forked child must
 close the sockets it inherits, or clients would see no reset until the child has exited.
-
-Cost: one thread per connection; an object is kept in memory while it is sent.
 """
 
 from __future__ import annotations
@@ -26,15 +24,13 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
-
-__all__ = ["Fault", "FaultServer", "Request"]
 
 Kind = Literal[
     "status",  # an answer with this status and an S3 error body
@@ -134,12 +130,6 @@ class Request:
 class FaultServer:
     """An HTTP server on the loopback that serves or forwards objects, and injects faults.
 
-    Args:
-        folder: Serve this folder: its first level are the buckets.
-        upstream: Instead, forward to this server, such as "http://127.0.0.1:9000".
-        faults: What goes wrong; more can be added while it runs.
-        tells: Of a folder's object, more headers by its bytes; None takes one away.
-
     A context manager: it listens from construction and ends with the block.
     """
 
@@ -148,15 +138,14 @@ class FaultServer:
         *,
         folder: Path | None = None,
         upstream: str | None = None,
-        faults: Iterable[Fault] = (),
-        tells: Callable[[bytes], Mapping[str, str | None]] = lambda _: {},
     ) -> None:
-        self.tells = tells
+        # Of a folder's object, more headers by its bytes; None takes one away.
+        self.tells: Callable[[bytes], Mapping[str, str | None]] = lambda _: {}
         if (folder is None) == (upstream is None):
             raise ValueError(f"folder={folder}, upstream={upstream}: give one of them")
         self.folder = folder
         self.upstream = upstream
-        self.faults = list(faults)
+        self.faults: list[Fault] = []
         self.log: list[Request] = []
         self.prefix = "/"
         self.freed = threading.Event()
@@ -192,12 +181,7 @@ class FaultServer:
             self.faults.clear()
 
     def start_anew(self, prefix: str = "/") -> None:
-        """Take all faults away, forget the log, and reset requests that are stalled now.
-
-        Args:
-            prefix: From now on, only log and fault requests with this path prefix, so that late
-                requests of a finished test do not count for the next one.
-        """
+        """Take all faults away, forget the log, and reset requests that are stalled now."""
         with self.seen:
             self.prefix = prefix
             self.faults.clear()
@@ -219,11 +203,7 @@ class FaultServer:
         return len(self.requests(path, method))
 
     def wait_for(self, fault: Fault, times: int = 1, limit_s: float = 30.0) -> None:
-        """Wait until so many requests have got a fault.
-
-        Raises:
-            TimeoutError: If they have not within `limit_s`.
-        """
+        """Wait until so many requests have got a fault."""
         with self.seen:
             if not self.seen.wait_for(lambda: fault.given >= times, limit_s):
                 raise TimeoutError(f"{fault}: {fault.given} of {times} requests in {limit_s} s")

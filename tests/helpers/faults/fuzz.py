@@ -11,8 +11,6 @@
 - 1 and
 prints what came of them, as JSON; the same number is the same stream. FOLDER/current names the one
 that is being read, should the process die of it.
-
-Cost: 1 to 3 ms a stream.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,8 +49,6 @@ from streampack.streams import Stream, open_streams
 from streampack.streams import shard_pool as recent_module
 from streampack.world import World
 from tests.helpers import builders
-
-__all__ = ["Seen", "fuzz", "hostile_stream", "read_everything", "watch", "write_good_streams"]
 
 SEQ_LEN = 32
 CODECS = ("br", "bz2", "gz", "snappy", "zstd")
@@ -127,13 +123,7 @@ def watch(folder: Path) -> Iterator[Seen]:
 
 
 def read_everything(folder: Path, store: Downloader | None = None, **options: Any) -> str:
-    """Open, plan and read a stream; return "ok" or the name of a StreampackError.
-
-    Args:
-        folder: Its local folder.
-        store: Where to fetch it from, or None if the folder is complete.
-        options: More arguments of `Stream`.
-    """
+    """Open, plan and read a stream; return "ok" or the name of a StreampackError."""
     recent_module._pools.clear()
     try:
         remote = "s3://store/hostile" if store else None
@@ -398,9 +388,7 @@ def _with_digest_of(index: bytes, lengths: bytes) -> bytes:
     return HEAD.pack(*head) + lengths[HEAD.size :]
 
 
-def fuzz(
-    root: Path, seed: int, first: int, last: int, *, make: Callable[..., Any] = hostile_stream
-) -> dict[str, Any]:
+def fuzz(root: Path, seed: int, first: int, last: int) -> dict[str, Any]:
     """Read hostile streams; return counts of what came of them, and all that must not be."""
     tempfile.tempdir = str(root / "tmp")
     (root / "tmp").mkdir()
@@ -413,7 +401,7 @@ def fuzz(
             _read(root / "case", files, options, is_remote=is_remote)
             _read(root / "case", {"index.json": b"7"}, options, is_remote=is_remote)
     for number in range(200):  # imports what refusals need, too
-        _read(root / "case", *make(good, -1, number)[1:], is_remote=number % 2 == 0)
+        _read(root / "case", *hostile_stream(good, -1, number)[1:], is_remote=number % 2 == 0)
     for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"):
         "7".encode(encoding)  # JSON may be in any of them, and Python imports them one by one
     "7".encode("utf-32-be")
@@ -424,7 +412,7 @@ def fuzz(
     outside: list[list[Any]] = []
     for number in range(first, last):
         (root / "current").write_text(str(number))
-        kind, files, options = make(good, seed, number)
+        kind, files, options = hostile_stream(good, seed, number)
         try:
             result, seen = _read(root / "case", files, options, is_remote=number % 3 == 0)
             code += [[number, kind, each] for each in seen.code]
@@ -483,11 +471,7 @@ def bomb(codec: str, num_bytes: int) -> bytes:
 
 
 def read_bombs(root: Path) -> dict[str, list[Any]]:
-    """Read streams with a bomb of each codec in the place of a shard.
-
-    Returns:
-        By codec and place: the bomb's bytes, what came of it, and its use of memory and disk.
-    """
+    """Read streams with a bomb of each codec in the place of a shard."""
     tempfile.tempdir = str(root / "tmp")
     (root / "tmp").mkdir()
     good = write_good_streams(root / "good")

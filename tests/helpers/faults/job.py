@@ -14,8 +14,6 @@
 Each batch's line is a single write, made before the test is notified of the batch. It survives the
 job, except that a kill can cut the last line off at a page boundary. The next start removes such a
 fragment, reads the last state and resumes from it.
-
-Cost: about 4 s of imports for the server, once; forking a job takes 0.1 s.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
 from streampack.world import World
 from tests.helpers.builders import tokens_of, write_stream_files
-
-__all__ = ["LOG", "num_altered", "read_log", "run"]
 
 LOG = "log.jsonl"
 
@@ -175,12 +171,7 @@ class _Job:
 
 
 def run(config: dict[str, Any], events: socket.socket) -> int:
-    """Run one job in this process and return its exit status.
-
-    Args:
-        config: See `tests.helpers.faults.launch.Bench.config`.
-        events: Notified of each batch after it was logged.
-    """
+    """Run one job in this process and return its exit status."""
     os.environ.update(config["environment"])
     tempfile.tempdir = None  # the environment may name another
     torch.set_num_threads(1)
@@ -237,12 +228,7 @@ def warm_up() -> None:
 
 
 def serve(control: socket.socket) -> None:
-    """Start a job for each request until the other side closes.
-
-    Args:
-        control: Receives "ready" once everything is imported and compiled. After that it sends
-            configs as JSON, each with a socket for the events of the job.
-    """
+    """Start a job for each request until the other side closes."""
     warm_up()
     control.send(b"ready")
     for config, events in _requests(control):

@@ -39,8 +39,6 @@ from tests.helpers.faults import harness, servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.job import read_log
 
-__all__ = ["Bench", "Job", "Jobs", "batches", "outcome", "segments", "temporary_of", "wait_for_end"]
-
 ROOT = Path(__file__).parents[3]
 BOUND_S = 60.0
 START_S = 300.0  # the server imports everything, and compiles kernels where none are kept
@@ -49,12 +47,7 @@ PRIVATE = f'mount -t tmpfs -o size={SHARED_MEMORY} tmpfs /dev/shm && exec "$@"'
 
 
 class Job:
-    """One job that was started.
-
-    Args:
-        folder: The folder of its log.
-        events: The socket on which it reports batches and its exit.
-    """
+    """One job that was started."""
 
     def __init__(self, folder: Path, events: socket.socket) -> None:
         self.folder = folder
@@ -294,13 +287,7 @@ class Bench:
     def streams(
         self, cache: str = "cache", *, s3: bool = True, **options: Any
     ) -> list[dict[str, Any]]:
-        """Return the arguments of the streams, kept in a cache folder.
-
-        Args:
-            cache: Its name.
-            s3: Fetch from the store instead of the streams' folders, which would be quicker.
-            **options: More arguments of each.
-        """
+        """Return the arguments of the streams, kept in a cache folder."""
         common = {"download_timeout": 10, "download_retry": 2, **options}
         folder = self.datasets[0].folder.parent
         bucket = f"s3://{folder.name}" if s3 else str(folder)
@@ -314,14 +301,7 @@ class Bench:
         ]
 
     def config(self, name: str = "job", **options: Any) -> dict[str, Any]:
-        """Return the config of a job.
-
-        Args:
-            name: The job's folder, for its log; created if missing.
-            **options: What differs: packing, mixing, order, buffers, loader and world are arguments
-                of these; streams; batch_size, num_epochs, environment; state (None, a state, or
-                "last": the log's last one); torch_loader (iterate by torch's own DataLoader).
-        """
+        """Return the config of a job."""
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         common: dict[str, Any] = {

@@ -10,8 +10,6 @@
 An actor stopped halfway (`Waits`, `Killed`) has no further effect: none of its handlers or
 `finally` blocks reach the disk, and its locks stay taken. A waiting actor gets them back when it is
 restarted; `release` drops those of a dead one, as a kernel would.
-
-Cost: a microsecond or two per use.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ import numpy as np
 
 from streampack.storage.filesystem import FileState, LocalFilesystem, LockBusyError
 from streampack.types import ByteArray
-
-__all__ = ["Killed", "MemoryDisk", "Stopped", "Waits"]
 
 
 class Stopped(BaseException):
@@ -64,11 +60,7 @@ class _Lock:
 
 
 class MemoryDisk(LocalFilesystem):
-    """Files, folders and locks in memory.
-
-    Args:
-        on_use: Called before every use with its kind and path.
-    """
+    """Files, folders and locks in memory."""
 
     def __init__(self, on_use: Callable[[str, Path], None] | None = None) -> None:
         self.on_use = on_use or (lambda *_: None)

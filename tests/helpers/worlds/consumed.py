@@ -4,8 +4,6 @@
 
     run-000-from-step-0   steps 1 2 3 4 5 6      5 and 6 do not count: the next run began after 4
     run-001-from-step-4   steps         5 6 7 8
-
-Cost: reading the logs.
 """
 
 from __future__ import annotations
@@ -64,12 +62,7 @@ def segments_of(lines: Sequence[dict[str, Any]]) -> np.ndarray:
 
 
 def check_whole_epoch(segments: np.ndarray, lengths: Sequence[np.ndarray]) -> None:
-    """Check that every sample of every stream appears exactly once and complete.
-
-    Args:
-        segments: As `segments_of` returns them.
-        lengths: Tokens of each sample, an array for each stream.
-    """
+    """Check that every sample of every stream appears exactly once and complete."""
     assert set(segments[:, 0].tolist()) == set(range(len(lengths)))
     for stream, wholes in enumerate(lengths):
         own = segments[segments[:, 0] == stream]
@@ -82,16 +75,7 @@ def check_whole_epoch(segments: np.ndarray, lengths: Sequence[np.ndarray]) -> No
 
 
 def wait_until(is_so: Callable[[], Any], ended: Callable[[], bool], *, timeout_s: float) -> Any:
-    """Poll a condition twenty times per second until it is true, and return its value.
-
-    Args:
-        is_so: The condition.
-        ended: Whether the condition can no longer become true.
-        timeout_s: Maximum number of seconds to wait.
-
-    Raises:
-        AssertionError: If the condition never became true.
-    """
+    """Poll a condition twenty times per second until it is true, and return its value."""
     end = monotonic() + timeout_s
     while not (found := is_so()):
         assert not ended(), "the job ended before"

@@ -3,15 +3,13 @@
 ::
 
     python killed_trainers_job.py TOLD.json
-        told["runs"][i]    trainer, dataset, number of ranks, folder, the event to die at
-                           --> FOLDER/steps-<i>-rank<r>.jsonl    the packs of each optimizer step
-                               FOLDER/events-<i>                 events in the save of KILLED_AT
+        told["runs"]    name, trainer, dataset, number of ranks, folder, when it kills itself
+                        --> FOLDER/steps-<name>-rank<r>.jsonl    the packs of each optimizer step
+                            FOLDER/events-<name>                 events in the save of KILLED_AT
 
-An event is a file operation of Python: opening, renaming or deleting. Rank 0 kills itself at one of
-them, and the parent then kills the others, as torchrun would. A run resumes from the last
-checkpoint in its folder.
-
-Cost: 15 s of imports, then two or three seconds per run.
+An event is what Python does to files: opens, renames, deletes. Rank 0 kills itself at one of them,
+and the parent then kills the others, as torchrun would. A run continues from the last checkpoint in
+its folder.
 """
 
 from __future__ import annotations
@@ -219,8 +217,8 @@ def run_lightning(kind: str, out: Path, world: World, watch: Watch, packs: Packs
     trainer.fit(Bigrams(), datamodule=data, ckpt_path=str(last) if last.exists() else None)
 
 
-def run_rank(rank: int, number: int, told: dict[str, Any], port: int) -> None:
-    """Take the part of one rank in one run."""
+def run_rank(rank: int, told: dict[str, Any], port: int) -> None:
+    """Do one run as one of its ranks."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     out = Path(told["out"])
@@ -230,10 +228,10 @@ def run_rank(rank: int, number: int, told: dict[str, Any], port: int) -> None:
         os.environ.update({key: str(value) for key, value in here.items()})
     world = World(rank=rank, num_ranks=told["ranks"])
     watch = Watch(told["kill_at"] if rank == 0 else None)
-    packs = Packs(out / f"steps-{number}-rank{rank}.jsonl")
+    packs = Packs(out / f"steps-{told['name']}-rank{rank}.jsonl")
     run = {"trainer": run_trainer, "lightning": run_lightning}[told["trainer"]]
     run(told["dataset"], out, world, watch, packs)
-    (out / f"events-{number}").write_text(str(watch.num_events))
+    (out / f"events-{told['name']}").write_text(str(watch.num_events))
     sys.stdout.flush()
     os._exit(0)  # gloo's threads can keep a process from exiting
 
@@ -242,7 +240,7 @@ def main() -> None:
     """Do all runs one after the other, each in new processes."""
     runs = json.loads(Path(sys.argv[1]).read_text())["runs"]
     context = multiprocessing.get_context("fork")
-    for number, told in enumerate(runs):
+    for told in runs:
         out = Path(told["out"])
         if not (out / "data").exists():
             rng = np.random.default_rng(0)
@@ -251,7 +249,7 @@ def main() -> None:
         if "share" in told:  # a share of the events that the previous, uninterrupted run had
             before = int((Path(told["of"]) / f"events-{told['of_run']}").read_text())
             told["kill_at"] = int(told["share"] * before)
-        arguments = (number, told, free_port())
+        arguments = (told, free_port())
         ranks = [
             context.Process(target=run_rank, args=(rank, *arguments))
             for rank in range(told["ranks"])
@@ -269,7 +267,7 @@ def main() -> None:
         codes = {rank.exitcode for rank in ranks}
         expected = {0} if told["kill_at"] is None else {-signal.SIGKILL}
         if codes != expected:
-            sys.exit(f"run {number} {told}: exit codes {codes}, not {expected}")
+            sys.exit(f"run {told}: exit codes {codes}, not {expected}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 ::
 
     python lora_job.py FOLDER  -->  FOLDER/seen.json    losses of whole runs and of resumed ones
-
-Cost: half a minute.
 """
 
 from __future__ import annotations

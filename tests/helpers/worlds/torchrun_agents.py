@@ -4,8 +4,6 @@
 
     with torchrun(script, arguments, log=..., num_ranks=4, num_nodes=2) as job:
         job.wait()           if an exit code is not 0, the error shows the end of the log
-
-Cost: two seconds per agent, plus the imports of its ranks.
 """
 
 from __future__ import annotations
@@ -16,11 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0  # on an idle machine, a tenth of this would do
@@ -35,11 +35,7 @@ class Job:
     log: Path
 
     def wait(self, *, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until all agents have exited successfully.
-
-        Raises:
-            AssertionError: If one failed or took too long; it shows the end of the log.
-        """
+        """Wait until all agents have exited successfully."""
         end = time.monotonic() + timeout_s
         for agent in self.agents:
             try:
@@ -81,18 +77,7 @@ def torchrun(
     options: Sequence[str] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
-    """Start a script as a job, which ends with the block no matter how that exits.
-
-    Args:
-        script: The script that every rank runs.
-        arguments: The arguments of the script.
-        log: The log file of agents and ranks.
-        num_ranks: Ranks of all nodes together.
-        num_nodes: Agents; each looks like a node to its ranks.
-        max_restarts: How often an agent may restart its ranks.
-        options: More options of torchrun; by default, those for a rendezvous on a free port.
-        variables: More environment variables.
-    """
+    """Start a script as a job, which ends with the block no matter how that exits."""
     if options is None:
         options = ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     command = [sys.executable, "-m", "torch.distributed.run", *options]
@@ -119,6 +104,25 @@ def torchrun(
         yield Job(agents=agents, log=log)
     finally:
         stop(agents)
+
+
+def launch(function: Callable[..., None], arguments: Sequence[Any], num_ranks: int) -> None:
+    """Call a function in every rank of a job: torchrun's agent in this process, which it forks.
+
+    So the ranks need not import anything again.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{free_port()}",
+        rdzv_configs={"rank": 0, "timeout": 60},
+        start_method="fork",
+        monitor_interval=0.1,
+        max_restarts=0,
+    )
+    elastic_launch(config, function)(*arguments)
 
 
 def stop(agents: Sequence[subprocess.Popen[bytes]]) -> None:

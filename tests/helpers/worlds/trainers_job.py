@@ -9,8 +9,6 @@
 
 Ranks have torchrun's variables in their environment, with a new port for each run. Importing the
 trainers takes ten times as long as all the runs, so it is done only once.
-
-Cost: 15 s of imports, then a second per run.
 """
 
 from __future__ import annotations

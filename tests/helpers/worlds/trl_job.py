@@ -5,8 +5,6 @@
     python trl_job.py FOLDER  -->  FOLDER/seen.json    {"trl": ..., "ours": ...}
 
 Both record the optimizer steps, and the tokens and labels of each sample that the model received.
-
-Cost: a minute.
 """
 
 from __future__ import annotations
