@@ -52,7 +52,7 @@ numbers = st.one_of(
 
 
 class Unsized:
-    """Can be iterated again, and has no length."""
+    """A repeatable iterable without a length."""
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(ITEMS)
@@ -100,7 +100,7 @@ Case = Callable[[Path, Any], None]
 
 
 def cases_of(run: Callable[..., None]) -> dict[str, Case]:
-    """Return what sets each numeric option of one kind of dataset to a value."""
+    """Return a function for each numeric option of a kind of dataset, which sets it to a value."""
 
     def option(group: str, name: str, **more: Any) -> Case:
         inner = more.pop(group, {})
@@ -176,12 +176,12 @@ def root(tmp_path_factory):
 
 
 class TimeIsUpError(BaseException):
-    """Not caught by what is tested."""
+    """An exception that the code under test does not catch."""
 
 
 @contextmanager
 def limits() -> Iterator[None]:
-    """End what takes minutes, and refuse gigabytes."""
+    """Stop anything that takes minutes, and refuse to allocate gigabytes."""
 
     def stop(*_: Any) -> None:
         raise TimeIsUpError

@@ -89,18 +89,18 @@ def in_every_file(offences: Callable[[Path], Iterable[str]]) -> None:
 
 
 def room_of(path: Path) -> str:
-    """Return the room that a file is in; a file of the ground is a room of its own."""
+    """Return the room of a file; each file of the ground is a room by itself."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
-    """Return every node of a file, those inside functions too, the module first."""
+    """Return all nodes of a file, including those inside functions, with the module first."""
     return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def imported(path: Path) -> set[str]:
-    """Return the dotted names a file imports, wherever in the file it does so."""
+    """Return the dotted names that a file imports, at any level."""
     names = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -235,13 +235,13 @@ def test_no_room_reads_the_environment_behind_its_callers_back():
     readers = {
         room_of(path)
         for path in FILES
-        # These give a worker of a fork server all variables, and look at none.
+        # These pass all variables on to a worker of a fork server, without reading any.
         if path.name not in {"worker_main.py", "worker_processes.py"}
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
-    # The dataset hands torchrun's variables to `World`; `stores` reads the addresses of stores, as
-    # their own libraries do; `write` sets one for the processes that it starts.
+    # The dataset passes torchrun's variables to `World`, `stores` reads addresses as the libraries
+    # of stores do, and `write` sets a variable for the processes that it starts.
     allowed = {*WINGS, "stores"}
     assert readers & {*GROUND, *ROOMS} <= allowed, "the outside world enters as an argument"
 
@@ -297,7 +297,7 @@ def test_every_pinned_version_is_one_that_the_project_allows():
     wanted = project["dependencies"] + [line for name in extras for line in extras[name]]
     clients = (root / "requirements-mosaicml.txt").read_text().splitlines()
     wanted += [line for line in clients if not line.startswith("#")]
-    # The site has a venv of its own; `dev` names the other extras as the package's own.
+    # The site has a separate venv; `dev` refers to the other extras through the package itself.
     wanted = [line for line in wanted if line not in extras["docs"] and "[" not in line]
 
     assert {line.split(">=")[0].lower() for line in wanted} <= {name.lower() for name in pins}

@@ -24,7 +24,7 @@ MAX_SEQ_LEN, BATCH_SIZE = 24, 3
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Any]:
-    """The bench, imported as when it is run, on one thread."""
+    """The bench, imported as if it were run, with a single thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -34,18 +34,18 @@ def bench() -> Iterator[Any]:
 
 
 def samples_of(lengths: list[int]) -> list[np.ndarray]:
-    """Samples of these lengths, no token twice."""
+    """Samples of these lengths in which no token occurs twice."""
     edges = np.cumsum([0, *lengths])
     return [np.arange(a, b, dtype=np.int32) for a, b in pairwise(edges)]
 
 
 def epoch_of(way: Any) -> list[dict[str, Any]]:
-    """An epoch's batches of a way."""
+    """The batches of an epoch for one layout."""
     return [next(way.batches) for _ in range(way.steps)]
 
 
 LENGTHS = np.random.Generator(np.random.Philox(1)).integers(1, 40, 60).tolist()
-EVERY_TURN = 1000  # so many that all batches are kept
+EVERY_TURN = 1000  # enough to keep all batches
 
 
 @pytest.mark.parametrize("number", range(len(WAYS)), ids=WAYS)

@@ -27,7 +27,7 @@ TINY = {
     ],
     "bench_plan": ["--num-samples", "2000", "--case", "web", "streams", "lanes", "tiny"],
 }
-PROCESSES = {  # of their own, which import everything again
+PROCESSES = {  # these start new processes, which import everything
     "bench_loader": [
         *["--workload", "sft", "--max-seq-len", "512", "--num-samples", "3000"],
         *["--seconds", "0.05", "--way", "workers_1"],
@@ -43,13 +43,13 @@ NUM_RUNS = 2
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Where the benches of this module share their shards."""
+    """The data folder that the benches of this module share."""
     return tmp_path_factory.mktemp("bench")
 
 
 @pytest.fixture
 def bench(monkeypatch):
-    """What runs a script of benchmarks/ in this process, with its arguments."""
+    """A function that runs a script of benchmarks/ in this process, with arguments."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     def run(name: str, *arguments: str) -> None:

@@ -161,7 +161,7 @@ def test_a_format_of_a_slice_is_the_slice_of_the_format(written, name, layout):
 
 @contextmanager
 def mesh_of(rank: int, num_ranks: int) -> Iterator[DeviceMesh]:
-    """One rank's mesh for torch's context parallelism; its ranks send nothing to cut buffers."""
+    """A rank's mesh for torch's context parallelism; slicing buffers needs no communication."""
     distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
     try:
         yield init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("cp",))

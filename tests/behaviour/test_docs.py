@@ -6,8 +6,8 @@
     docs/api.md               every public name
     docs/config-reference.md, docs/combinations.md   what docs/generate.py prints
     docs/ARCHITECTURE.md      files that exist
-    each page                 its python blocks, in order, in a folder of its own
-    docs/operations.md        messages that the package has
+    each page                 its python blocks run in order, in a new folder
+    docs/operations.md        messages that exist in the package
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def test_the_index_of_decisions_lists_every_page_with_its_date_and_status():
 
 
 def names_of_a_run() -> dict[str, Any]:
-    """The names that docs/distributed.md takes from its reader: one rank in training."""
+    """The names that docs/distributed.md expects its reader to have, for a single rank."""
     stream = Stream(local=write_stream([[1, 2, 3]] * 60, "data/text").path)
     loader = PackedDataLoader(PackedStreamingDataset([stream], packing=Packing(max_seq_len=8)))
     next(iter(loader))
@@ -110,13 +110,13 @@ def names_of_a_run() -> dict[str, Any]:
 
 
 NAMES = {"distributed": names_of_a_run}
-ALONE = {"iterables"}  # pages of which each block runs by itself
+ALONE = {"iterables"}  # pages in which each block runs independently
 
 
-# MosaicML's merge_index leaves the files that it read to the garbage collector.
+# MosaicML's merge_index does not close the files that it reads.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-# What Lightning warns of at every start.
+# Warnings that Lightning gives at every start.
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")

@@ -23,7 +23,7 @@ from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show
 
-# torchdata's own call into torch.
+# torchdata calls torch this way.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 NUM_EPOCHS = 3
@@ -40,7 +40,7 @@ def written(tmp_path_factory) -> Written:
 
 
 def make(written: Written, **options: Any) -> PackedStreamingDataset:
-    # A quota of 1.5 passes: epochs differ in what they hold, and in how many batches.
+    # With a quota of 1.5 passes, epochs differ in their samples and in the number of batches.
     return conformance.make(written, weights=[{"repeat": 1.5}, {}], batch_size=4, **options)
 
 
@@ -60,12 +60,12 @@ def loader_of(kind: str, dataset: PackedStreamingDataset, workers: int, persiste
 
 
 def epoch_of(loader: Any) -> list[Any]:
-    # A list() would ask for len(); torch warns where an epoch is longer than that.
+    # list() would call len(), and torch warns if an epoch turns out to be longer.
     return [show(batch) for batch in loader]
 
 
 def stop_after(loader: Any, count: int) -> tuple[list[Any], dict[str, Any]]:
-    """Take `count` batches, leave the loop, and return them with the last one as it was."""
+    """Take `count` batches and leave the loop; return them, with the last one as it was then."""
     shown, last = [], {}
     for batch in loader:
         shown.append(show(batch))
@@ -85,7 +85,7 @@ def load(kind: str, loader: Any, state: Any) -> None:
 
 
 def without_empty(epochs: Iterator[list[Any]]) -> Iterator[list[Any]]:
-    """StatefulDataLoader goes through the end of a loop that it was stopped at: no batches."""
+    """Skip the empty epoch that StatefulDataLoader gives after a stop at the end of a loop."""
     return (epoch for epoch in epochs if epoch)
 
 
@@ -155,7 +155,7 @@ def test_len_is_exactly_the_batches_of_each_epoch(written, epoch_end, method):
             dataset = make(written, mixing=mixing, world=world)
             for _ in range(NUM_EPOCHS):
                 stated = len(dataset)
-                # In the middle of an epoch it speaks of that one.
+                # In the middle of an epoch, len() is that of the current epoch.
                 in_the_middle = [len(dataset) for _ in dataset]
                 assert in_the_middle == [stated] * stated
 
@@ -172,7 +172,7 @@ def test_a_state_saved_in_one_worker_is_refused_elsewhere(written):
 
 
 def of_eight(written: Written, batch_size: int, num_ranks: int) -> Any:
-    """StatefulDataLoader with two workers, over a run of global batches of eight packs."""
+    """A StatefulDataLoader with two workers, over a run with eight packs per global batch."""
     dataset = conformance.make(
         written,
         batch_size=batch_size,
@@ -186,7 +186,7 @@ def of_eight(written: Written, batch_size: int, num_ranks: int) -> Any:
 def test_a_state_of_workers_is_refused_where_a_step_is_of_another_size(
     written, batch_size, num_ranks
 ):
-    """One worker is a step ahead of the other: in other steps they would overlap, or leave gaps."""
+    """One worker is a step ahead of the other; steps of another size would overlap or have gaps."""
     first = of_eight(written, 4, 1)
     stop_after(first, 3)
     second = of_eight(written, batch_size, num_ranks)
@@ -198,7 +198,7 @@ def test_a_state_of_workers_is_refused_where_a_step_is_of_another_size(
 
 
 def test_a_state_of_workers_fits_steps_of_the_same_size(written):
-    """The first of two ranks gets the first half of each batch of the run that was alone."""
+    """The first of two ranks gets the first half of each batch of the single-process run."""
     wanted = [batch["tokens"][:2].tolist() for batch in of_eight(written, 4, 1)]
     first = of_eight(written, 4, 1)
     stop_after(first, 3)
@@ -208,7 +208,7 @@ def test_a_state_of_workers_fits_steps_of_the_same_size(written):
 
 
 def find(value: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    """The values inside a nested dict that are wanted, outermost first."""
+    """The matching values inside a nested dict, outermost first."""
     if wanted(value):
         yield value
     elif isinstance(value, dict):
@@ -232,7 +232,7 @@ def test_workers_that_live_on_take_over_a_run_of_another_shape(written, kind, ep
     wanted = [epoch_of(alone) for _ in range(2)]
     for persistent in (False, True):
         loader = loader_of(kind, run(batch_size=2), 2, persistent)
-        assert epoch_of(loader)  # its own run has one lane
+        assert epoch_of(loader)  # a new run here has one lane
         if kind == "stateful":
             loader.dataset.load_state_dict(state)
         else:

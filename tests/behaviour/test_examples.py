@@ -46,7 +46,7 @@ def lengths_of(out: Path) -> list[np.ndarray]:
 
 
 def check_consumed(out: Path) -> None:
-    """Check that what counted is the epoch, and each step's part of it that of a lone process."""
+    """Check that the counted packs are the epoch, and each step's those of a single process."""
     lines = consumed.counted(out)
     consumed.check_whole_epoch(consumed.segments_of(lines), lengths_of(out))
     alone = PackedStreamingDataset(
@@ -63,7 +63,7 @@ def check_consumed(out: Path) -> None:
 
 
 def losses_of(log: Path) -> dict[int, set[str]]:
-    """The losses printed for each step; a step that was done again has another chance to differ."""
+    """The losses printed for each step, including those of repeated steps."""
     losses: dict[int, set[str]] = {}
     for step, loss in STEPS.findall(log.read_text()):
         losses.setdefault(int(step), set()).add(loss)
@@ -71,7 +71,7 @@ def losses_of(log: Path) -> dict[int, set[str]]:
 
 
 def pids_when(job, out: Path, *, run: int, step: int) -> dict[int, int]:
-    """Wait until all ranks of a run have come to a step; return their processes."""
+    """Wait until all ranks of a run have reached a step; return their processes."""
 
     def ended() -> bool:
         return any(agent.poll() is not None for agent in job.agents)
@@ -93,7 +93,7 @@ def test_a_killed_rank_costs_a_restart_and_the_samples_consumed_are_the_epoch_ex
     assert consumed.first_step(runs[1]) >= SAVE_EVERY
     assert consumed.first_step(runs[1]) % SAVE_EVERY == 0
     check_consumed(out)
-    # The same samples, weights and optimizer as before: a step done again has the same loss.
+    # A repeated step has the same samples, weights and optimizer, so its loss is the same.
     assert all(len(losses) == 1 for losses in losses_of(log).values())
 
 
@@ -122,7 +122,7 @@ def test_torchrun_goes_on_without_a_node_that_died(tmp_path):
     out, log = tmp_path / "out", tmp_path / "log.txt"
     options = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
     options += [f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
-    # The first agent keeps the store that nodes meet at; the second one is the one to die.
+    # The first agent hosts the rendezvous store, so kill the second one.
     options += ["--rdzv-conf=join_timeout=120,last_call_timeout=5,keep_alive_interval=1"]
     with torchrun(
         EXAMPLE,

@@ -1,4 +1,4 @@
-"""What must not change between releases: packs, states, import paths and logger names."""
+"""Packs, states, import paths and logger names must not change between releases."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_case_is_pinned():
 def test_batches_and_states_are_those_of_the_release_before(case, folder):
     found = run(case, folder)
     for state in found["states"].values():
-        state.pop("worlds", None)  # that release recorded none
+        state.pop("worlds", None)  # that release did not record them
 
     assert found["batches"] == GOLDEN[case]["batches"]
     assert json.dumps(found["states"]) == json.dumps(GOLDEN[case]["states"])
@@ -58,7 +58,7 @@ def test_a_state_of_the_release_before_resumes(case, folder):
     for number in SAVED_AT:
         loader = PackedDataLoader(CASES[case](folder))
         loader.load_state_dict(GOLDEN[case]["states"][str(number)])
-        # A state after an edit records it, so only later ones are made here.
+        # A state after an edit includes it, so only later edits are made here.
         rest = [hashed for hashed, _ in batches(loader, EDITS.get(case), done=number)]
         assert rest == GOLDEN[case]["batches"][number:]
 

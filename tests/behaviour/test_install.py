@@ -40,7 +40,7 @@ OTHERS = {"brotli", "datasets", "matplotlib", "pyarrow", "snappy", "streaming", 
 
 
 def run(code: str, cwd: Path, *, blocked: set[str]) -> subprocess.CompletedProcess[str]:
-    """Run code in a process in which some modules cannot be imported."""
+    """Run code in a process where some modules cannot be imported."""
     whole = BLOCKED.format(names=frozenset(blocked)) + code
     return subprocess.run(
         [sys.executable, "-c", whole], cwd=cwd, capture_output=True, text=True, check=False
@@ -83,7 +83,7 @@ def test_without_what_an_extra_installs_the_error_names_the_extra(tmp_path, bloc
 
 
 def resolved(python: str, wanted: list[str], folder: Path, *options: str) -> dict[str, str]:
-    """Return the versions that pip would install on a version of Python, from wheels alone."""
+    """Return the versions that pip would install on a version of Python, using only wheels."""
     report = folder / "report.json"
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
     command += ["--target", str(folder / "target"), "--only-binary=:all:"]
@@ -99,7 +99,7 @@ def resolved(python: str, wanted: list[str], folder: Path, *options: str) -> dic
 @pytest.mark.slow
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_dependencies_resolve_from_wheels_beside_todays_transformers(python, tmp_path):
-    # Without torch and what depends on it: a wheel of hundreds of megabytes on some indexes.
+    # Without torch and its dependents, since on some indexes its wheel has hundreds of megabytes.
     core = [line for line in PROJECT["dependencies"] if not line.startswith("torch")]
     extras = [
         line for name in ("azure", "codecs", "gcs", "plots", "tables") for line in EXTRAS[name]

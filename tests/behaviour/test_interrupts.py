@@ -46,15 +46,15 @@ from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 HANG_S = 90
 NUM_QUICK, NUM_SLOW = 2, 40
-NUM_LAST = 16  # opcodes in which a batch is noted and handed to the loop
+NUM_LAST = 16  # opcodes that record a batch and return it to the loop
 
 
 class Interrupt(BaseException):
-    """What a handler raises, as KeyboardInterrupt does."""
+    """A handler's exception that, like KeyboardInterrupt, is not an Exception."""
 
 
 class Alarm(Exception):  # noqa: N818
-    """What other handlers raise."""
+    """A handler's exception of the usual kind."""
 
 
 # An exception between open() and its `with` leaves the file to the garbage collector. It closes the
@@ -75,14 +75,14 @@ _arrive = functools.partial(_mark_signal, signal.SIGUSR1)
 
 
 def _look() -> None:
-    """Let Python run the handler of a signal that has arrived: Python looks as a call begins."""
+    """Give Python a chance to run the handler of a pending signal: it checks when a call begins."""
 
 
 class Moments:
-    """Counts the opcodes of a stretch, and lets a signal arrive before one of them.
+    """Counts the opcodes of a piece of code, and makes a signal arrive before one of them.
 
-    Python itself decides where the handler then runs. It looks for signals as a function begins, as
-    a loop jumps back, and after a call of a C function.
+    Python itself decides when to run the handler. It checks for signals when a function begins,
+    when a loop jumps back, and after a call of a C function.
     """
 
     def __init__(self, at: int | None = None, kind: type[BaseException] = Interrupt) -> None:
@@ -111,10 +111,10 @@ class Moments:
         raise self.kind
 
     def _ignore(self, unraisable: Any) -> None:
-        """Ignore what the handler raised in a `__del__`, as Python does; the batch then arrives.
+        """Ignore the handler's exception in a `__del__`, as Python does.
 
-        Python lets no exception out of a `__del__`, so the loop never sees such an interrupt. Other
-        exceptions there are still reported.
+        No exception ever leaves a `__del__`, so the loop does not see such an interrupt and the
+        batch arrives. Other exceptions there are still reported.
         """
         if unraisable.exc_type is self.kind and self.where:
             self.num_ignored += 1
@@ -188,7 +188,7 @@ class Case:
         return PackedDataLoader(self._make[self._source](), **self._options)
 
     def count(self, num_before: int) -> int:
-        """Return how many moments the batch after so many has."""
+        """Return the number of moments in the batch after the first `num_before`."""
         batches = iter(self.loader())
         for _ in range(num_before):
             next(batches)
@@ -228,7 +228,7 @@ class Case:
 
 @contextmanager
 def hanging() -> Iterator[None]:
-    """End the whole process with a traceback of all threads where something hangs."""
+    """If something hangs, end the process with a traceback of all threads."""
     faulthandler.dump_traceback_later(HANG_S, exit=True)
     try:
         yield
@@ -255,7 +255,7 @@ def resources() -> tuple[int, int, int]:
 
 
 def check_no_more(before: tuple[int, int, int]) -> None:
-    """Check that no more is held than before; what is about to end may need a moment."""
+    """Check that no resources were leaked, allowing a moment for those that are about to end."""
     sys.last_traceback = None
     deadline_s = time.monotonic() + 20
     while True:
@@ -268,15 +268,15 @@ def check_no_more(before: tuple[int, int, int]) -> None:
 
 
 def try_moments(case: Case, seed: int, num_moments: int, num_last: int = 0) -> int:
-    """Interrupt the first batch, and a later one, at some moments; return how many came.
+    """Interrupt the first batch and a later one at some moments; return how many interrupts came.
 
-    The later one also at each of its last opcodes.
+    The later one is also interrupted at each of its last opcodes.
     """
     chance = random.Random(seed)
     num_raised = 0
     for num_before in (0, 5):
         count = case.count(num_before)
-        # A part from each stretch, so that none of the phases of a start is omitted.
+        # Take some from each part, so that every phase of a start is covered.
         stretches = np.linspace(0, count, num_moments + 1).astype(int).tolist()
         for first, last in pairwise(stretches):
             at = chance.randrange(first, max(last, first + 1))
@@ -287,8 +287,8 @@ def try_moments(case: Case, seed: int, num_moments: int, num_last: int = 0) -> i
 
 
 def at_every_moment(work: Callable[[], object]) -> Iterator[tuple[str, bool]]:
-    """Interrupt a function at each of its opcodes; yield where, and whether its caller sees it."""
-    work()  # the first call may take other steps
+    """Interrupt a function at each opcode; yield the place, and whether its caller notices."""
+    work()  # the first call may run other code
     with Moments() as counted:
         work()
     for at in range(counted.count - 1):  # none follows the last
@@ -354,7 +354,7 @@ NUM_BEFORE = {"amend": 5, "amend now": 8, "skip": 6}  # of 8 batches in a step
 
 
 class Change:
-    """A change of a run of chapters, and what the run delivers with it and without it."""
+    """A change of a run of chapters, and the batches of the run with and without it."""
 
     def __init__(self, folders: dict[str, str], name: str, way: str) -> None:
         self._folders, self._change, self._options = folders, CHANGES[name], WAYS[way]
@@ -369,7 +369,7 @@ class Change:
         assert self.new != self.old
 
     def _loader(self, **options: Any) -> PackedDataLoader:
-        # Eight batches a step, three steps, then another chapter of another shape.
+        # Eight batches per step, and then another chapter with another shape.
         chapters = [
             Chapter(weights={"web": 3, "code": 1}, steps=4),
             Chapter(weights={"math": 1, "web": 1}, steps=2, batch_size=4),

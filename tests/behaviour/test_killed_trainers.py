@@ -1,4 +1,4 @@
-"""Trainer and Lightning, killed while they save: each step's packs are those of a whole run.
+"""Trainer and Lightning are killed while they save: each step has the packs of an unbroken run.
 
 ::
 
@@ -22,7 +22,7 @@ from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment
 
 JOB = ROOT / "tests" / "helpers" / "worlds" / "killed_trainers_job.py"
 MAX_STEPS = 10
-SAVES = {4, 6}  # what a kill in the save of step 6 may leave
+SAVES = {4, 6}  # checkpoints that can be the last one after a kill in the save of step 6
 
 Steps = dict[int, list[list[str]]]
 Kind = tuple[str, str, int]  # trainer, dataset, number of ranks
@@ -39,7 +39,7 @@ def read_steps(out: Path, run: str, num_ranks: int) -> Steps:
 
 
 def run_kills(folder: Path, kills: dict[Kind, list[float]]) -> None:
-    """Run each kind whole, and killed at shares of a save's events; all in forks of one process."""
+    """Run each kind unbroken, and killed at shares of a save's events, in forks of one process."""
     runs: list[dict[str, Any]] = []
     for kind, shares in kills.items():
         trainer, dataset, num_ranks = kind

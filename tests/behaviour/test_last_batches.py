@@ -1,4 +1,4 @@
-"""A batch of one stream never mixes streams, even where a stream ends inside it."""
+"""With batches of one stream, streams never mix, even if one ends in the middle of a batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ lanes = st.sampled_from([1, 2, 3, 4])
 
 
 def make(method: str, epoch_end: str, num_lanes: int = 1, **options):
-    """A recipe of three streams, of which the last is small."""
+    """A recipe of three streams; the last one is small."""
     return recipe(
         options.pop("lengths", LENGTHS),
         mixing=Mixing(batching_method=method, epoch_end=epoch_end),
@@ -72,7 +72,7 @@ def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
     pieces = Counter((row[STREAM], row[SAMPLE], row[START]) for pack in kept for row in pack)
     assert set(pieces.values()) == {1}
 
-    for view in world_views(2, RUN):  # each knows the lanes of the other by its count of packs
+    for view in world_views(2, RUN):  # each infers the lanes of the other from the number of packs
         sequence = epoch_sequence(r, view)
         while sequence.next() is not None:
             pass
@@ -153,7 +153,7 @@ def dataset(folders, method: str = "device_per_stream", epoch_end: str = "drop",
 
 
 def streams_in(batch) -> set[int]:
-    """The streams of a batch's segments."""
+    """The streams that a batch has segments of."""
     return set(batch["segments"][:, 1].tolist())
 
 
@@ -180,7 +180,7 @@ def test_a_padded_epoch_holds_every_token_and_counts_the_packs_of_padding(folder
     assert {len(streams_in(batch)) for batch in batches} <= {0, 1}
     assert stats["tokens"] == expected["tokens"] == int(sum(own.sum() for own in LENGTHS[:2]))
     assert stats["padding_packs"] == expected["padding_packs"] == padding
-    # Less than a batch of each lane and stream, and the epoch's last global batch.
+    # At most a partial batch per lane and stream, and the epoch's last global batch.
     lanes = 2 if method == "device_per_stream" else 1
     assert 0 < padding < 2 * lanes * (4 if method == "device_per_stream" else 8) + 8
     assert stats["packs"] + padding == sum(len(batch["tokens"]) for batch in batches)

@@ -1,7 +1,7 @@
-"""The laws over real files, from the first shard to the last label; whole epochs of them.
+"""The laws over real files, in whole epochs, from the first shard to the last label.
 
-The reference of a sequence is one lone process that reads it alone. All others must be equal to it
-byte for byte, pack by pack.
+The reference is a single process that reads a sequence alone. Every other way of reading it must
+give the same packs, byte for byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.helpers.examples import examples
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
-# Ranks and nodes; the packs of an epoch are a multiple of none of them.
+# Ranks and nodes; the number of packs in an epoch is not a multiple of any of them.
 WORLDS = [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (4, 4), (8, 2)]
 NUM_SAMPLES = (400, 160, 30)  # with 3 lanes the first is dealt, the others are shared
 GLOBAL_BATCH = 48  # per_stream: a multiple of 2 * 8 lanes and of 2 * 3
@@ -39,7 +39,7 @@ GLOBAL_BATCH = 48  # per_stream: a multiple of 2 * 8 lanes and of 2 * 3
 @pytest.fixture(scope="module")
 def written(tmp_path_factory) -> Written:
     rng = np.random.default_rng(0)
-    # The second stream's samples may be longer than a pack, twice over.
+    # Samples of the second stream can be more than twice as long as a pack.
     lengths = [
         rng.integers(1, limit, count).tolist()
         for limit, count in zip((50, 150, 64), NUM_SAMPLES, strict=True)
@@ -83,7 +83,7 @@ def test_any_number_of_workers_delivers_the_same_packs(written, method, num_work
     ranks = [make(written, 3, method, world=world) for world in worlds(2)]
     loaders = [PackedDataLoader(rank, num_workers=num_workers) for rank in ranks]
     assert rows_of_workers(loaders) == reference
-    # Under another loader each worker plans for itself.
+    # With other loaders, each worker plans for itself.
     plain = DataLoader(make(written, 3, method), batch_size=None, num_workers=num_workers)
     assert rows_of_workers([plain]) == reference
 
@@ -141,7 +141,7 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     try:
         expected = all_rows([first])
     except ConfigError as error:
-        # With "drop", a small stream may fill no batch of its own: every rank refuses it.
+        # With "drop", a small stream may not fill a single batch; then every rank refuses it.
         for rank in ranks:
             with pytest.raises(ConfigError, match=re.escape(str(error))):
                 next(iter(rank))
@@ -222,8 +222,8 @@ def test_all_ranks_take_as_many_steps_to_the_same_positions(written, epoch_end, 
 @pytest.mark.parametrize("method", METHODS)
 def test_with_carry_nothing_is_lost_or_said_twice_between_epochs(written, method):
     mixing = {"epoch_end": "carry", "batching_method": method, "global_batch_size": 8}
-    # A small buffer, so that only the last passes can be in it; one lane, as lanes roll on apart;
-    # no window, of which the last epoch would have given a part.
+    # A small buffer, so that it only has samples of the last passes; a single lane, since lanes
+    # drift apart; and no window, since the last epoch would end in the middle of one.
     options = {"packing": {"buffer_tokens": 128}, "order": {"pack_shuffle": 0}}
     dataset = conformance.make(written, mixing=mixing, **options)
     segments = conformance.segments_of([row for _ in range(5) for row in all_rows([dataset])])
@@ -243,7 +243,7 @@ def test_with_carry_nothing_is_lost_or_said_twice_between_epochs(written, method
 @pytest.mark.parametrize("method", METHODS)
 def test_compressed_streams_without_lengths_give_the_same_packs(tmp_path, method, lanes):
     rng = np.random.default_rng(2)
-    # One length each, so that the shares of tokens that bytes suggest are those that lengths say.
+    # One length per stream, so that the byte counts and the lengths give the same shares of tokens.
     lengths = [rng.integers(1, 90, 150).tolist()] * 2
     written = conformance.write_streams(tmp_path / "with", lengths, compression="zstd")
     shutil.copytree(tmp_path / "with", tmp_path / "without")
@@ -268,7 +268,7 @@ def test_every_token_is_its_own_and_every_label_the_samples_next_one(written, me
 
 
 def input_positions(batch: dict[str, Any], *, goes_on: bool) -> np.ndarray:
-    """Positions as the text says: from 0 in each segment, or on from the cut; padding from 0."""
+    """Positions as documented: from 0 in each segment, or continued at a cut; padding from 0."""
     num_rows, num_slots = batch["tokens"].shape
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     for row, _, _, _, start, length in batch["segments"].tolist():

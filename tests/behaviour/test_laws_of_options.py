@@ -1,7 +1,7 @@
 """The laws over real files for random combinations of the options that change packs.
 
-Without `balance`, the packs of every world are equal in order; with it, those of each global batch
-are equal as sets. A resume continues bit for bit, at every step.
+Without `balance`, every world gets the same packs in the same order; with it, each global batch has
+the same set of packs. Resuming at any step continues bit for bit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def written(tmp_path_factory) -> Written:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory) -> Written:
-    """A stream of samples that fill a pack each."""
+    """A stream of samples that each fill a pack."""
     return conformance.write_streams(tmp_path_factory.mktemp("full"), [[64] * 40])
 
 
@@ -83,7 +83,7 @@ def ranks_of(
 
 
 def global_batches(ranks: list[PackedStreamingDataset]) -> list[list[tuple[bytes, ...]]]:
-    """The packs of each global batch in order, of an epoch that begins."""
+    """The packs of each global batch of an epoch, in order, from its beginning."""
     per_batch, found = GLOBAL_BATCH // BATCH_SIZE // len(ranks), []
     for number, step in enumerate(conformance.steps(conformance.in_slot_order(ranks, 0))):
         if number % per_batch == 0:
@@ -94,7 +94,7 @@ def global_batches(ranks: list[PackedStreamingDataset]) -> list[list[tuple[bytes
 
 
 def rest_of_each(ranks: list[PackedStreamingDataset], skipped: int) -> list[Any]:
-    """What each rank delivers after so many steps."""
+    """The batches that each rank delivers after a number of steps."""
     return [[show(batch) for batch in islice(rank, skipped, None)] for rank in ranks]
 
 
@@ -135,7 +135,7 @@ def test_packs_of_all_options_are_elastic_and_resume_exactly(
         shown = [row for each in found for row in each]
         if chosen["weights"] is None:
             conformance.check_exactly_once(shown, written, NUM_SAMPLES)
-    # Every rank loads one rank's state: it is the run's.
+    # Every rank loads the state of one rank, since a state describes the whole run.
     ranks = begun(start)
     num_steps = int(share * (len(ranks[0]) - 1))
     batches = list(islice(ranks[0], num_steps))

@@ -1,6 +1,6 @@
 """Models of transformers that leak between packed samples, as docs/architectures.md lists them.
 
-All have the weights that transformers gives them by default: a leak is at its weakest there.
+All models keep the weights of transformers' default initialisation, under which a leak is weakest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.helpers.packs import ROWS_OF_4, VOCABULARY, native_batch
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore"),  # of modules that a later torch deprecates
+    pytest.mark.filterwarnings("ignore"),  # some modules are deprecated in later versions of torch
 ]
 
 RECURRENT = ("Qwen3-Next", "Bamba", "Falcon-H1", "GraniteMoeHybrid", "Jamba", "LFM2")

@@ -1,4 +1,4 @@
-"""Relative links of README, CONTRIBUTING and docs/ lead to files and headings, and tests exist.
+"""Relative links in README, CONTRIBUTING and docs/ lead to existing files, headings and tests.
 
 `make docs` only checks the pages of the site; README and CONTRIBUTING are not part of it.
 """
@@ -20,7 +20,7 @@ OUTSIDE = ("http://", "https://", "mailto:")
 
 
 def prose(page: Path) -> str:
-    """Return a page's text without its code blocks, where brackets are no links."""
+    """Return a page's text without code blocks, in which brackets are not links."""
     return FENCE.sub("", page.read_text())
 
 

@@ -1,4 +1,4 @@
-"""TRL, PEFT and transformers 4.57, in environments of their own that see this one's packages."""
+"""TRL, PEFT and transformers 4.57, in separate environments on top of this one's packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment
 
 
 def make_environment(folder: Path, *packages: str) -> Path:
-    """Install packages next to those of this environment; return the Python that has them."""
+    """Install packages on top of those of this environment; return the path of that Python."""
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
@@ -28,7 +28,7 @@ def make_environment(folder: Path, *packages: str) -> Path:
 
 
 def run_job(job: str, folder: Path, *packages: str) -> Any:
-    """Run a job where these packages are installed; return what it saw."""
+    """Run a job with these packages installed, and return its observations."""
     subprocess.run(
         [
             make_environment(folder, *packages),
@@ -79,7 +79,7 @@ def test_trainers_are_the_same_with_transformers_4_57(tmp_path):
 
 
 def statements(page: str, fence: str, needle: str) -> int:
-    """The statements of the block of a page that has these words."""
+    """The statements in the block of a page that contains these words."""
     blocks = re.findall(rf"```{fence}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
     (block,) = [block for block in blocks if needle in block]
     return len(ast.parse(block).body)

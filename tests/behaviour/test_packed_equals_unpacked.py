@@ -1,4 +1,4 @@
-"""Packing changes nothing but the speed: models of transformers, and training step by step."""
+"""Packing only changes the speed: models of transformers, and training step by step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def model_of(name: str, attention: str = "sdpa") -> Any:
 
 
 def apart(model: Any, batch: dict[str, Any]) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Each sample's logits in a pass of its own, and the mean loss over all their targets."""
+    """The logits of each sample in a separate forward pass, and the mean loss over all targets."""
     logits, losses, targets = [], torch.zeros(()), 0
     for row, first, length in samples_of(batch):
         inside = slice(first, first + length)
@@ -117,7 +117,7 @@ def test_all_packs_in_one_line_give_the_same_logits(drop_padding: bool) -> None:
 
 
 def packs_of(size: int) -> st.SearchStrategy[list[list[int]]]:
-    """Rows of 24 with two segments or more, full ones and others."""
+    """Rows of 24 tokens with two or more segments, some of them full."""
     lengths = st.lists(st.integers(2, 8), min_size=2, max_size=3)
     full = lengths.map(lambda row: [*row, 24 - sum(row)] if sum(row) < 24 else row)
     return st.lists(lengths | full, min_size=size, max_size=size)

@@ -1,4 +1,4 @@
-"""Rows with padding from a tokenizer: the padding is removed, or the rows are refused.
+"""Rows that a tokenizer has padded: the padding is removed, or the rows are refused.
 
 ::
 
@@ -34,7 +34,7 @@ PADDED = {
 
 
 def padded(side: str) -> list[dict[str, list[int]]]:
-    """Return the samples in rows of 8, with labels and masks that are padded alike."""
+    """Return the samples in rows of 8, with labels and masks padded the same way."""
     rows = []
     for sample in SAMPLES:
         before = {"right": 0, "left": 8 - len(sample), "both": (8 - len(sample)) // 2}[side]
@@ -92,7 +92,7 @@ def test_padding_is_left_out_by_the_attention_mask(tmp_path, side, form, options
 
     assert delivered(of_source(given, **options)) == wanted
     assert {token for tokens, _ in wanted for token in tokens}.isdisjoint({PAD})
-    if form != "one row of a batch":  # which is refused as it is without padding
+    if form != "one row of a batch":  # which is also refused without padding
         write_stream(given, tmp_path / "s")
         assert delivered(of_files(tmp_path / "s", **options)) == wanted
 

@@ -2,7 +2,7 @@
 
 ::
 
-    test --starts--> job --forks--> workers          the job leads a process group of its own
+    test --starts--> job --forks--> workers          the job leads a new process group
       '--signal to the group---> job, workers        as scancel, `docker stop` and kill -- -PGID do
 """
 
@@ -25,7 +25,7 @@ from tests.helpers.worlds.torchrun_agents import torchrun
 pytestmark = pytest.mark.processes
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-SIGNALLED_AT = 12  # batches; far more follow
+SIGNALLED_AT = 12  # batches, of far more
 JOB = """
 import time
 
@@ -49,7 +49,7 @@ if "RANK" in os.environ:
 
 
 def write_job(folder: Path) -> Path:
-    """Write the page's code up to its handler, and a training that uses it."""
+    """Write the page's code up to its handler, followed by a training loop that uses it."""
     text = PAGE.read_text()
     assert "## Preemption" in text
     before, after = text.split("## Preemption")

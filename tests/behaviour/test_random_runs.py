@@ -1,8 +1,8 @@
-"""Random runs over real files, against an oracle in plain Python that knows only what was written.
+"""Random runs over real files, compared with an oracle in plain Python that only knows the data.
 
-A case is a random number of streams, lengths, weights, lanes, packers, methods and worlds. What one
-process delivers is checked sample by sample; another world, and a resume there in the middle, must
-deliver the same packs.
+A case has random streams, lengths, weights, lanes, packers, methods and worlds. The batches of one
+process are checked sample by sample. Another world, resumed in the middle, must deliver the same
+packs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def batches_of(loader: PackedDataLoader, num_epochs: int) -> list[dict[str, Any]
 
 
 def packs_of(case: Case, batches: list[dict[str, Any]]) -> Counter:
-    """The packs of some batches by global batch; balance moves packs only inside of one."""
+    """The packs of batches, grouped by global batch; balance only moves packs within one."""
     packs: Counter = Counter()
     for batch in batches:
         last = max(batch["position"] - 1, 0) // case.size
@@ -41,7 +41,9 @@ def check_another_world(
     """Two ranks, both started from a state of a single rank, deliver the rest of the epoch."""
     loader = case.loader(**options)
     stop = case.dice.randrange(len(whole))
-    stop -= stop % (case.size // 2)  # at a global batch: whole steps of the other world are left
+    stop -= stop % (
+        case.size // 2
+    )  # at a global batch, so that whole steps of the other world are left
     state = json.dumps(loader.state_dict())
     taken = 0
     while taken < stop:
@@ -59,7 +61,7 @@ def check_another_world(
 
 
 def check_rows(case: Case, batches: list[dict[str, Any]]) -> None:
-    """Every token and label is the sample's own; a batch of one stream has no other."""
+    """Every token and label is that of its sample, and batches of one stream have no other."""
     for batch in batches:
         check_tokens(batch, case.written)
         streams = set(batch["segments"][:, 1].tolist())
@@ -67,7 +69,7 @@ def check_rows(case: Case, batches: list[dict[str, Any]]) -> None:
 
 
 def check_pieces(case: Case, batches: list[dict[str, Any]], *, is_whole: bool) -> Counter:
-    """Pieces of a sample in a pass follow each other without a gap or an overlap.
+    """Check that the pieces of a sample follow each other without gaps or overlaps in each pass.
 
     Return how often each sample was begun, by stream and sample.
     """
@@ -91,7 +93,7 @@ def check_pieces(case: Case, batches: list[dict[str, Any]], *, is_whole: bool) -
 
 
 def play_epochs(folder: Path, number: int) -> None:
-    """Each sample of a stream comes as often as any other, and as often as was asked."""
+    """Every sample of a stream is used equally often, and as often as configured."""
     case = Case(folder, "pad", number)
     whole = batches_of(case.loader(), 2)
     check_rows(case, whole)
@@ -102,7 +104,7 @@ def play_epochs(folder: Path, number: int) -> None:
 
 
 def play_carry(folder: Path, number: int) -> None:
-    """At any time, uses of two samples of a stream differ by 2 at most; 3 with several streams."""
+    """Uses of two samples of a stream never differ by more than 2, or 3 with several streams."""
     case = Case(folder, "carry", number)
     whole = batches_of(case.loader(), 4)
     check_rows(case, whole)
@@ -116,7 +118,7 @@ def play_carry(folder: Path, number: int) -> None:
 
 
 def play_chapters(folder: Path, number: int) -> None:
-    """A chapter delivers its own streams, amended or not, and a resume repeats what was changed."""
+    """A chapter delivers its own streams, amended or not, and a resume replays the changes."""
     case = Case(folder, "chapters", number)
     loader, whole = case.loader(), []
     at = case.dice.randrange(len(loader))
@@ -157,7 +159,7 @@ def streams_in(batch: dict[str, Any]) -> set[int]:
 
 
 def is_last_step(case: Case, batch: dict[str, Any]) -> bool:
-    """Whether a chapter ends with the global batch of a batch, so that it cannot be amended."""
+    """Whether a batch is in its chapter's last global batch, which can no longer be amended."""
     return -(-batch["position"] // case.size) == case.chapters[batch["epoch"]].steps
 
 

@@ -1,4 +1,4 @@
-"""README and docs: their code runs, and the tests, links and arguments that they name exist."""
+"""The code in README and docs runs, and the tests, links and arguments they mention exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_lines_that_run_do_run(tmp_path, monkeypatch, capsys):
     [code] = python_blocks(README)
     assert sum(bool(line.strip()) for line in code.splitlines()) == 13
 
-    for _ in range(2):  # the second time as the first
+    for _ in range(2):  # the second run must be like the first
         exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
 
         printed = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_the_demo_prints_what_the_readme_shows(tmp_path):
 
     printed = iter([shape(line) for line in done.stdout.splitlines()])
     missing = [line for line in shown.splitlines() if line and shape(line) not in printed]
-    assert missing == []  # and in this order: `in` takes lines from the iterator
+    assert missing == []  # also in this order, since `in` consumes the iterator
 
 
 def test_the_readme_has_at_most_220_lines():
@@ -91,7 +91,7 @@ def test_the_migrations_code_runs_on_both_sides(tmp_path):
     packed = "assert next(iter(packed))['tokens'].shape == (1, 2048)"
     run("\n".join([before, first, before, on_the_fly, packed]), tmp_path)
     first_batch = "batch = next(iter(loader)); print(tuple(batch['tokens'].shape))"
-    printed = run(f"{after}\n{first_batch}", tmp_path)  # from the caches of the runs before
+    printed = run(f"{after}\n{first_batch}", tmp_path)  # from the caches of the previous runs
 
     assert printed == "(8, 2048)\n"
 

@@ -50,7 +50,7 @@ from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, messages, packed
 
 
 def without(library: str, function: Callable[[], Any]) -> Any:
-    """Call a function as if a library were not installed."""
+    """Call a function while a library appears not to be installed."""
     with mock.patch.dict(sys.modules, {library: None}):
         return function()
 
@@ -199,7 +199,9 @@ def chats(**options: Any) -> IterableStream:
 
 
 def chat_samples(*_: str) -> int:
-    from transformers import PreTrainedTokenizerFast  # seconds, for two rows of the table
+    from transformers import (
+        PreTrainedTokenizerFast,
+    )  # takes seconds, and only two rows of the table need it
 
     rows = chats().source
     template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
@@ -211,7 +213,7 @@ def chat_samples(*_: str) -> int:
 
 
 class Rows:
-    """What a Hugging Face dataset is to those who have none: an iterable with a length."""
+    """A stand-in for a Hugging Face dataset: an iterable with a length."""
 
     def __len__(self) -> int:
         return len(ROWS)
@@ -295,7 +297,7 @@ ITERABLES = {
 
 
 def loaded(folder: Path, load: str, kind: str, split: str) -> Any:
-    import datasets  # seconds, for one row of the table
+    import datasets  # takes seconds, and only one row of the table needs it
 
     path = str(folder / "b.parquet")
     datasets.Dataset.from_dict({"input_ids": ROWS}).to_parquet(path)
@@ -479,7 +481,7 @@ def test_what_a_message_says_to_do_works(remedy: Remedy, tmp_path: Path):
     remedy.check(tmp_path)
 
 
-# After a semicolon, in a "must be", or in a value that the message ends with.
+# After a semicolon, in a "must be", or as a value at the end of the message.
 WAY_OUT = re.compile(r"; |\bmust\b|\0$|: (?:run|pass|set) |, or choose ")
 
 

@@ -1,4 +1,4 @@
-"""Remedies that messages about formats, models, configs and slices name, applied as written.
+"""Remedies in messages about formats, models, configs and slices, applied as written.
 
 ::
 
@@ -61,7 +61,7 @@ FORMATS = {
 
 
 class Model(torch.nn.Module):
-    """Adds up the tokens before each within a document; its head may be zero."""
+    """A model that sums the previous tokens of each document; its head may be zero."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()

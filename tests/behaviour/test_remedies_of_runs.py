@@ -1,4 +1,4 @@
-"""Remedies that messages about plans, loaders, states and iterables name, applied as written.
+"""Remedies in messages about plans, loaders, states and iterables, applied as written.
 
 ::
 
@@ -55,7 +55,7 @@ def saved(folder: Path, steps: int = 1, **options: Any) -> State:
 
 
 def resume(folder: Path, state: State, **options: Any) -> int:
-    """Continue a planned run to its epoch's end; return its steps."""
+    """Resume a planned run up to the end of its epoch; return its steps."""
     loader = PackedDataLoader(planned(folder, **options))
     loader.load_state_dict(state)
     steps = len(list(loader))
@@ -68,7 +68,7 @@ def unchanged(folder: Path, *_: str) -> int:
 
 
 def served(dataset: Any) -> Any:
-    """Let a worker of torch's own loader deliver a batch; return it."""
+    """Take a batch from a worker of torch's DataLoader."""
     return next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
 
 
@@ -77,7 +77,7 @@ def without(state: State, key: str) -> State:
 
 
 def asked_by_accelerate(rank: int) -> State:
-    """Return what accelerate's save_state gets from one of two ranks of an iterable run."""
+    """Return the state that accelerate's save_state gets from one of two ranks of iterables."""
     world = World(rank=rank, num_ranks=2)
     loader = PackedDataLoader(
         PackedIterableDataset([IterableStream(ROWS)], packing=PACKING, world=world)
@@ -88,7 +88,7 @@ def asked_by_accelerate(rank: int) -> State:
 
 
 def saved_by_rank(index: str) -> list[State]:
-    """Save the state of each rank under its process_index, and load it in the same rank."""
+    """Save the state of each rank under its process_index, and load it on the same rank."""
     assert index == "process_index"
     loaders = [
         PackedDataLoader(
@@ -207,7 +207,7 @@ LOADERS = {
 
 
 def both(first: Any, second: Any) -> None:
-    """Iterate two loaders in turns."""
+    """Iterate two loaders alternately."""
     assert len(list(zip(first, second, strict=True)))
 
 
@@ -215,7 +215,7 @@ def both(first: Any, second: Any) -> None:
 
 
 class Unsized:
-    """Can be iterated again, and has no length."""
+    """A repeatable iterable without a length."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(ROWS)
@@ -304,7 +304,9 @@ SAID = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "text
 
 
 def chat_tokenizer(template: str | None = PLAIN) -> Any:
-    from transformers import PreTrainedTokenizerFast  # seconds, for the rows of chats alone
+    from transformers import (
+        PreTrainedTokenizerFast,
+    )  # takes seconds, and only the rows about chats need it
 
     return PreTrainedTokenizerFast(tokenizer_object=words(), chat_template=template)
 
@@ -376,7 +378,7 @@ def last_of(name: str, folder: Path) -> str | None:
 
 
 def checkpoint(folder: Path, resume: Any) -> str | None:
-    """Find a checkpoint in a folder that has a complete one and another one."""
+    """Find a checkpoint in a folder with a complete one and an incomplete one."""
     for name in ("checkpoint-2/streampack.json", "checkpoint-2/trainer_state.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if folder.name != "other":

@@ -52,7 +52,7 @@ def make(written: Written, *, method: str = "random", **options: Any) -> PackedS
 
 
 def states_of(dataset: PackedStreamingDataset) -> tuple[list[Any], list[str]]:
-    """The batches of an epoch, and the state after each as text."""
+    """The batches of an epoch, and the state after each of them as text."""
     loader = PackedDataLoader(dataset)
     batches, states = [], []
     for batch in loader:
@@ -101,7 +101,7 @@ def test_a_state_after_the_last_batch_resumes_at_the_next_epoch(written, method)
         resumed = PackedDataLoader(make(written, method=method))
         resumed.load_state_dict(json.loads(state) if isinstance(state, str) else state)
         assert [show(batch) for batch in resumed] == following
-    # And one taken when the loop had ended.
+    # And the state after the loop has ended.
     loader = PackedDataLoader(make(written, method=method))
     for _ in loader:
         pass
@@ -205,10 +205,10 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
         },
         "order": {"num_lanes": lanes},
     }
-    # What per_stream needs, and a first run asks for.
+    # The size that per_stream needs and that a first run would suggest.
     fitting = [b for b in (1, 2, 3, 4, 6) if GLOBAL_BATCH % (lanes * b) == 0]
     first_size = draw(st.sampled_from(fitting), "first batch_size")
-    # A run keeps its lanes and global batches where they are omitted.
+    # A run keeps its lanes and global batches unless they are given.
     later = {"mixing": options["mixing"] | {"global_batch_size": None}}
     epoch = draw(st.integers(0, 1), "epoch")
 
@@ -239,7 +239,7 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
         for step in islice(conformance.steps(loaders), num_steps):
             if step[0]["epoch"] == epoch:
                 done += [row for batch in step for row in conformance.rows(batch)]
-                # The state of one rank, with the snapshots of its lanes, serves all.
+                # The state of a single rank, with the snapshots of its lanes, works for all ranks.
                 state = json.loads(json.dumps(saver.state_dict()))
     assert done == everything[: len(done)]
     last = loaded(conformance.make(written, batch_size=1, **later), state)
@@ -298,7 +298,7 @@ def test_a_fresh_process_with_another_hash_seed_goes_on(written):
     assert output.split() == wanted
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +417,7 @@ def test_a_position_after_the_epoch_is_refused(written):
 def test_a_run_goes_on_in_batches_of_any_size_that_divides_its_position(
     written, method, epoch_end, num_workers
 ):
-    """More packs in a device batch than in the run's global batches, or none of its divisors."""
+    """A device batch may be larger than the run's global batches, and need not divide them."""
     options = {"method": method, "mixing": {"epoch_end": epoch_end}}
     batches, states = states_of(make(written, **options))
     options["mixing"]["global_batch_size"] = None

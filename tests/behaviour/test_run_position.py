@@ -5,8 +5,8 @@
     model     reached  the position that every state must have  (epoch, batches delivered of it)
               next     the position where the next loop must begin
 
-They differ only while an iteration is under way, or after one was left: a state is of the batch
-last delivered, and the next loop is the next epoch. A start that fails leaves both as they were.
+They only differ during an iteration, or after leaving one early: a state is that of the last batch
+delivered, and the next loop is the next epoch. A start that fails changes neither.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ LENGTHS = [7, 12, 30, 2, 9, 11, 50, 3, 5, 21, 40, 33, 8]
 
 
 class BrokenError(Exception):
-    """What the user's function raises."""
+    """Raised by the user's function."""
 
 
 class Way:
-    """One way to iterate: how its datasets are made, and what their states say."""
+    """One way to iterate: how to make its datasets and read their states."""
 
     def __init__(self, kind: str, num_workers: int, prefetch_threads: int) -> None:
         self.kind = kind
@@ -62,7 +62,7 @@ class Way:
         self.failure: type[BaseException] | None = None
 
     def look(self, batch: Any) -> Any:
-        """The user's function of a batch; it can fail."""
+        """The user's batch function, which can be made to fail."""
         if self.failure is not None:
             raise self.failure("in batch_format")
         return batch
@@ -119,7 +119,7 @@ def teardown_module() -> None:
 
 
 class Standing(RuleBasedStateMachine):
-    """One loader over one dataset, and what both must say."""
+    """One loader over one dataset, and the position that both must report."""
 
     way: ClassVar[Way]
 
@@ -140,7 +140,7 @@ class Standing(RuleBasedStateMachine):
         return len(epoch_of(self.way.kind, epoch))
 
     def check(self, batch: Any, place: Place) -> None:
-        """The batch that leads to a place."""
+        """Check that a batch leads to a position."""
         epoch, done = place
         assert batch["epoch"] == epoch
         wanted = epoch_of(self.way.kind, epoch)[done - 1]
@@ -151,7 +151,7 @@ class Standing(RuleBasedStateMachine):
             self.before, self.live = self.live, None
 
     def begun(self) -> Place:
-        """Where the first batch of the next loop leads to."""
+        """The position after the first batch of the next loop."""
         epoch, done = self.next
         return (epoch, done + 1) if done < self.size(epoch) else (epoch + 1, 1)
 
@@ -194,13 +194,13 @@ class Standing(RuleBasedStateMachine):
     @precondition(lambda self: self.before is not None)
     @rule()
     def go_on_with_an_earlier_one(self) -> None:
-        with suppress(ConfigError):  # where sources can be gone through by one at a time only
+        with suppress(ConfigError):  # if sources allow only one iteration at a time
             next(self.before, None)
 
     @rule()
     def ask(self) -> None:
         if self.way.kind == "iterable":
-            self.leave()  # sources are gone through by one iteration at a time
+            self.leave()  # sources allow one iteration at a time
         iter(self.loader)
         self.reached = self.next
 
@@ -247,7 +247,7 @@ class Standing(RuleBasedStateMachine):
     @precondition(lambda self: not self.way.options["num_workers"])
     @rule(failure=st.sampled_from([BrokenError, KeyboardInterrupt]), direct=st.booleans())
     def fail(self, failure: type[BaseException], *, direct: bool) -> None:
-        """A start that fails changes nothing, but that iterations before it are over."""
+        """A start that fails changes nothing, except that earlier iterations are over."""
         for iteration in (self.live, self.before):
             if iteration is not None:
                 iteration.close()
@@ -258,7 +258,7 @@ class Standing(RuleBasedStateMachine):
                 next(iter(self.dataset if direct else self.loader))
         finally:
             self.way.failure = None
-        self.reached = self.next  # asking for the iteration is what came first
+        self.reached = self.next  # requesting the iteration came first
 
     @invariant()
     def agree(self) -> None:
@@ -311,7 +311,7 @@ def origin(tmp_path) -> Path:
 
 @contextmanager
 def hidden(origin: Path, keep: int) -> Iterator[None]:
-    """Take a stream's shards away, but for some; put them back at the end."""
+    """Move a stream's shards away, except some, and put them back at the end."""
     away = sorted(origin.glob("shard.*"))[keep:]
     for path in away:
         path.rename(origin.parent / path.name)

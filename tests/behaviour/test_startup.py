@@ -16,7 +16,7 @@ from streampack.mds.length_file import LENGTH_FILE, length_file_pieces, write_le
 from tests.helpers.builders import write_stream_files
 
 NUM_SHARDS = 2700
-SAMPLES = 18_520  # of a shard: 50 million in all
+SAMPLES = 18_520  # per shard, so 50 million in total
 
 CHILD = """
 import json, re, sys, time
@@ -44,14 +44,14 @@ for method in ("random", "stratified"):
     start(method, sys.argv[1])  # compiles and warms up, on a small stream
     before = resident(peak=False)
     open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
-    files = resident(peak=True) - before  # what is mapped and not ours
+    files = resident(peak=True) - before  # mapped files, not our memory
     seconds = start(method, sys.argv[2])
     used[method] = {"seconds": seconds, "mib": resident(peak=True) - files - before}
 print(json.dumps(used))
 """
 
-# Prints what a process has loaded once it has its first batch. It warms up numba's cache first: in
-# a child, so that nothing of that is loaded here.
+# Prints the modules and libraries that a process has loaded after its first batch. A child process
+# warms up numba's cache first, so that nothing from that is loaded here.
 LOADED = """
 import json, os, sys
 
@@ -97,7 +97,7 @@ KERNELS = {
     "streampack.plan.slot_kernels.walk_slots",
     "streampack.rng._shuffle_rows",
 }
-# Clients of stores, and what only other parts of streampack or optional integrations need.
+# Clients of stores, and modules that only other parts of streampack or integrations need.
 NEVER_LOADED = {
     *("adlfs", "aiohttp", "azure", "boto3", "botocore", "fsspec", "gcsfs", "google", "oci"),
     *("paramiko", "requests", "s3fs", "streaming", "urllib3"),
@@ -109,7 +109,7 @@ NEVER_LOADED = {
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """What a process has loaded after the first batch of a local stream, with kernels on disk."""
+    """The modules that are loaded after a local stream's first batch, with kernels on disk."""
     path, _ = write_stream_files(tmp_path_factory.mktemp("loaded"), [30] * 2000, dtype="uint16")
     done = subprocess.run(
         [sys.executable, "-c", LOADED, str(path)],
@@ -140,7 +140,7 @@ def test_a_first_local_batch_loads_no_cloud_library_and_no_optional_one(loaded):
 
 
 def many_shards(folder: Path) -> Path:
-    """A stream of 2,700 shards that are one file under 2,700 names."""
+    """A stream of 2,700 shards, which are all links to the same file."""
     path, tokens = write_stream_files(
         folder, [3] * SAMPLES, dtype="uint16", size_limit=None, lengths_file=False
     )
