@@ -1,4 +1,4 @@
-"""The native batch, against a batch filled token by token in plain Python."""
+"""The native batch, compared with a batch filled token by token in plain Python."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_tensors_of_a_batch_do_not_overlap() -> None:
 
 
 def rows_with_labels(*labels: list[int]) -> tuple[Rows, Packs]:
-    """Two packs of a segment each, and a row of padding, with these labels."""
+    """Two packs with one segment each, and a row of padding, with these labels."""
     segments = [[4, 0, 0, 0, 2, 2], [7, 0, 1, 0, 2, 9]]
     tokens, next_tokens = np.array([[5, 6], [7, 8], [0, 0]], np.int32), np.array([-100, 9])
     rows = Rows(tokens=tokens, next_tokens=next_tokens, labels=np.array(labels, np.int32))

@@ -1,4 +1,4 @@
-"""Pooled memory is reused soon, but never while a tensor can still see it."""
+"""Pooled memory is reused quickly, but never while a tensor still refers to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_no_two_batches_that_are_held_share_a_byte(steps: list[tuple[int, int]])
         arrays, [tensors] = blocks.take(*SHAPES[: kind + 1])
         for array in arrays:
             array[...] = number
-        # What is held is a whole tensor, a view of one, or what a view says of its memory.
+        # A caller may keep a whole tensor, a view of one, or the storage of a view.
         keep = [list(tensors), [tensors[-1][1:]], [tensors[0].flatten()[2:4]]]
         held[place] = number, keep[number % 3]
         del array, arrays, tensors, keep

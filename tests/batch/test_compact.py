@@ -27,7 +27,7 @@ from tests.helpers.packs import native_batch
 from tests.helpers.rows import planned_rows
 
 CPU = torch.device("cpu")
-# By the kernel, as on a CPU; and by torch's operations, as on a GPU.
+# With the kernel used on a CPU, and with the torch operations used on a GPU.
 WAYS = [streampack.expand, partial(expand_on, device=CPU)]
 
 
@@ -104,7 +104,7 @@ def test_a_dataset_yields_compact_batches_of_the_same_packs(
     compact = list(loader)  # kept together: no batch may overwrite one that is in use
     assert len(native) > 20
     assert all(map(same, map(streampack.expand, compact), native))
-    # Ids of a stream of uint16 fit in two bytes.
+    # The ids of a uint16 stream fit in two bytes.
     assert {batch["tokens"].dtype for batch in compact} == {torch.uint16}
     assert loader.dataset.state_after(compact[3])["position"] == native[3]["position"]
 

@@ -28,8 +28,8 @@ B, S, T = 4, 24, 96
 I64, I32, F32, BOOL = torch.int64, torch.int32, torch.float32, torch.bool
 STATE = {"epoch": int, "position": int}
 
-# What each trainer's documentation and source ask for: key -> type, and shape of a tensor. The
-# batch is ROWS_OF_4: 6 segments in 4 rows, 2 rows with padding.
+# The keys that each trainer's documentation and source require, with the types and the shapes of
+# tensors. The batch is ROWS_OF_4: 6 segments in 4 rows, 2 of which have padding.
 TABLE: dict[str, Any] = {
     "native": {
         "tokens": (I64, (B, S)),
@@ -111,7 +111,7 @@ UNSHIFTED = {"hf", "hf_flash", "torchtune", "llm_foundry", "llama_factory"}  # o
 
 
 def shown(value: Any) -> Any:
-    """The types and shapes of what a format returns."""
+    """The types and shapes of a format's output."""
     if torch.is_tensor(value):
         return value.dtype, tuple(value.shape)
     if isinstance(value, dict):
@@ -124,7 +124,7 @@ def the_batch(**kinds: Any) -> dict[str, Any]:
 
 
 def get_format(name: str) -> Any:
-    """The format, with the option that it needs for several packs."""
+    """The format, with any option that it needs for several packs."""
     made = formats.get_format(name)
     return partial(made, dense=True) if name == "llama_factory" else made
 
@@ -159,7 +159,7 @@ def test_the_tests_own_batches_are_those_of_the_library() -> None:
 
 
 def inputs_labels(made: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens and labels of a format, B x S, whatever they are called."""
+    """The tokens and labels of a format, B x S, whatever the format calls them."""
     inputs, labels = made if isinstance(made, tuple) else (made, made["labels"])
     [key] = {"tokens", "input_ids", "input"} & set(inputs)
     return inputs[key].view(B, S), labels.view(B, S)
@@ -188,11 +188,11 @@ def test_a_format_leaves_the_native_batch_alone() -> None:
             assert same, (name, key)
 
 
-# Back to boundaries: each format's own way of saying where documents begin, read back.
+# Document boundaries, recovered from each format's own representation of them.
 
 
 def starts_of(name: str, made: Any) -> list[int]:
-    """Where documents begin in the line of B * S tokens, as the trainer would find it."""
+    """The beginnings of documents in the line of B * S tokens, as the trainer would find them."""
     if name in ("hf", "torchtitan", "torchtitan_flat"):
         inputs = made if name == "hf" else made[0]
         positions = inputs["position_ids" if name == "hf" else "positions"].flatten()
@@ -236,7 +236,7 @@ def test_documents_are_found_again_where_they_were(name: str, rows: list[list[in
     batch = native_batch(rows, S)
     found = starts_of(name, get_format(name)(batch))
     expected = batch["cu_seqlens"].tolist()[:-1]
-    if name in ("torchtune", "llama_factory"):  # every token of padding is its own there
+    if name in ("torchtune", "llama_factory"):  # these treat each padding token as a document
         padding = (batch["document_ids"].flatten() == 0).nonzero().flatten().tolist()
         expected = sorted({*expected, *padding})
     assert found == expected
@@ -368,7 +368,7 @@ def test_megatron_pads_every_sample_to_a_multiple(rows: list[list[int]], already
 
 
 def numbered(samples: list[tuple[int, int, int]]) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Each sample with its row and its number in it."""
+    """Each sample, with its row and its number in the row."""
     counts: dict[int, int] = {}
     for sample in samples:
         counts[sample[0]] = counts.get(sample[0], -1) + 1
@@ -379,7 +379,7 @@ def numbered(samples: list[tuple[int, int, int]]) -> Iterator[tuple[tuple[int, i
 def test_olmo_cores_own_labels_from_the_mask_are_ours_but_for_cuts(multiple: int) -> None:
     batch = native_batch([[7, 9], [5], [23], []], 24, multiple=multiple, cuts=[(0, 0), (2, 0)])
     made = formats.to_olmo_core(batch)
-    # How OLMo-core makes labels: mask, then shift.
+    # OLMo-core makes labels by masking and then shifting.
     labels = made["input_ids"].masked_fill(~made["label_mask"], -100)
     labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     expected = batch["labels"].clone()
@@ -394,13 +394,13 @@ def test_llm_foundry_and_llama_factory_number_documents_from_0_and_from_1() -> N
     factory = formats.to_llama_factory(native_batch([[9, 1]], S))
     assert foundry["sequence_id"][1].tolist() == [0] * 9 + [1] + [-1] * 14
     assert foundry["attention_mask"][1].tolist() == [1] * 10 + [0] * 14
-    # Without a zero: transformers would take the others for one document.
+    # Without a zero, transformers would treat the others as a single document.
     assert factory["attention_mask"].tolist() == [[1] * 9 + [2]]
 
 
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_llama_factory_leaves_out_what_its_collator_leaves_out(multiple: int) -> None:
-    # With flash attention it takes the tokens of a numbered mask that are not 0, and no mask.
+    # With flash attention, it selects the tokens with a nonzero number and uses no other mask.
     batch = native_batch([[9, 1]], S, multiple=multiple)
     batch |= {"weight": torch.rand(1, S), "images": ["a"]}
     made = formats.to_llama_factory(batch)

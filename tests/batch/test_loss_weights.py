@@ -1,4 +1,4 @@
-"""Loss weights: packing, micro-batches and ranks do not change what is averaged."""
+"""Loss weights: packing, micro-batches and ranks do not change the average."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def masked_batch(seed: int = 0, rows: list[list[int]] = ROWS_OF_4) -> dict[str, 
 
 
 def token_losses(batch: dict[str, Any], seed: int = 0) -> torch.Tensor:
-    """A loss for every place, 0 where it is ignored; (B, S)."""
+    """A loss for every token, 0 if it is ignored; shape (B, S)."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn((*batch["labels"].shape, VOCABULARY), generator=generator)
     return functional.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
 
 
 def mean_loss(batches: list[dict[str, Any]], losses: list[torch.Tensor], average: str) -> float:
-    """The average written out, one token, sample or pack after another."""
+    """The average in plain Python, one token, sample or pack at a time."""
     means: list[float] = []
     for batch, loss in zip(batches, losses, strict=True):
         places = []
@@ -132,7 +132,7 @@ def loss_of(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
 
 
 def train_rank(rank: int, folder: str) -> None:
-    """One optimizer step with each average; its units and gradients are left in `folder`."""
+    """Take an optimizer step with each average, and save its units and gradients in `folder`."""
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
@@ -155,7 +155,7 @@ def train_rank(rank: int, folder: str) -> None:
 
 @pytest.mark.processes
 def test_ddp_with_accumulation_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    # Not forked: a child keeps locks that threads of earlier tests hold at that moment.
+    # Not forked, since a child would inherit locks held by threads of earlier tests.
     ranks = multiprocessing.start_processes(
         train_rank, (str(tmp_path),), nprocs=2, join=False, start_method="spawn"
     )

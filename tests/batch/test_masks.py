@@ -1,4 +1,4 @@
-"""Masks against the rule applied to every pair of tokens, and attention through each of them."""
+"""Masks compared with the rule for every pair of tokens, and attention through each of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def sees(document_ids: list[int], query: int, key: int, padding: str = "identity") -> bool:
-    """A token sees itself, and what came before it in its own segment; padding as it is told."""
+    """A token sees itself and the earlier tokens of its segment; padding depends on the option."""
     if query == key:
         return True
     if key > query or document_ids[query] != document_ids[key]:
@@ -126,7 +126,7 @@ def heads_of(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def one_by_one(batch: dict[str, Any], cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """Causal attention for every pair of edges by itself, in one line; (2, B * S, 16)."""
+    """Causal attention within each pair of edges, in one line; shape (2, B * S, 16)."""
     line = [heads.transpose(0, 1).flatten(1, 2) for heads in heads_of(batch)]  # (2, B * S, 16)
     out = torch.zeros_like(line[0])
     for begin, end in pairwise(cu_seqlens.tolist()):
@@ -173,7 +173,7 @@ def test_all_ways_of_attention_agree(rows: list[list[int]]) -> None:
         assert not out.isnan().any(), name
         where = real if "identity" in name else torch.ones_like(real)
         assert float(((out - expected) * where).abs().max()) <= 1e-5, name
-    # Padding that sees itself alone is its own value.
+    # A padding token that only sees itself has its own value as output.
     assert torch.equal(ways["identity"] * ~real, value * ~real)
 
 

@@ -1,4 +1,4 @@
-"""pad_to_multiple from streams to batches: each sample's slots are a multiple."""
+"""pad_to_multiple from streams to batches: each sample takes a multiple of slots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LENGTHS = [[5, 40, 7, 61, 12, 33, 1, 64, 9, 18, 100, 130] * 3]
 
 
 def batches(folder, **packing):
-    """All batches of an epoch, and what was written."""
+    """All batches of an epoch, and the samples that were written."""
     written = conformance.write_streams(folder, LENGTHS)
     return list(conformance.make(written, packing={"padding_id": 9, **packing})), written
 

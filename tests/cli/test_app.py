@@ -14,7 +14,7 @@ from streampack.cli.verbs import VERBS
 
 
 def run(*arguments, code="from streampack.cli import main; main()"):
-    """Run the command line in a process of its own."""
+    """Run the command line in a new process."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -81,7 +81,7 @@ def test_every_verb_explains_itself_as_the_help_page_says(verb):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_page_of_every_verb_loads_nothing_heavy(verb):
-    # pydantic comes with typer, to read a verb's arguments.
+    # typer uses pydantic to read a verb's arguments.
     heavy = "{'torch', 'streaming', 'numba', 'numpy', 'matplotlib', 'tokenizers'}"
     code = (
         "import sys, atexit; from streampack.cli import main; "

@@ -15,7 +15,7 @@ from tests.helpers.verbs import call_verb
 
 @pytest.fixture
 def local(tmp_path):
-    """A cache of a stream that grew from 3 to 5 shards, and of another remote."""
+    """A cache with a stream that grew from 3 to 5 shards, and with another remote."""
     for num_samples in (6, 10):
         shutil.rmtree(tmp_path / "code", ignore_errors=True)
         options = {"hashes": ["xxh64"], "size_limit": 900}
@@ -49,7 +49,7 @@ def test_remotes_versions_shards_and_bytes_are_listed(local, tmp_path):
 
 def test_old_versions_are_removed_and_the_last_stays_whole(local, tmp_path):
     for path in (tmp_path / "code").glob("shard.00003*"):
-        path.unlink()  # from here on it is nowhere else
+        path.unlink()  # now the cache has the only copy
     assert listed(local, "--remove", "old") == {"code": [(True, 5, 5)], "web": [(True, 1, 2)]}
     open_stream(Stream(remote=str(tmp_path / "code"), local=str(local)), 0).open_shard(3)
 
@@ -62,7 +62,7 @@ def test_shards_that_only_an_old_version_names_are_removed(local, tmp_path):
     path.rename(tmp_path / "code")
     open_stream(Stream(remote=str(tmp_path / "code"), local=str(local)), 0).open_shard(0)
     assert listed(local, "--remove", "old")["code"] == [(True, 1, 5)]
-    assert len(list(local.rglob("shard.*.mds.????????"))) == 1 + 1  # and that of the other
+    assert len(list(local.rglob("shard.*.mds.????????"))) == 1 + 1  # and the other remote's
 
 
 def test_all_is_removed_and_files_of_mosaicmls_layout_stay(local):

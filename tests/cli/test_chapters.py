@@ -1,4 +1,4 @@
-"""`streampack plan` and `simulate` on chapters: what they print is what the run will do."""
+"""`streampack plan` and `simulate` on chapters print exactly what the run will do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VERBS = ("plan", "simulate")
 
 @pytest.fixture
 def config(tmp_path):
-    """What writes a config of two chapters, of which `math` runs out after so many passes."""
+    """A function that writes a config of two chapters; `math` runs out after so many passes."""
     folders = write_chapter_streams(tmp_path)
 
     def write(max_passes, on_exhausted="substitute"):
@@ -48,7 +48,7 @@ def config(tmp_path):
 
 
 def call(*arguments) -> str:
-    """What a verb prints, in one line."""
+    """Return the output of a verb, joined into one line."""
     return " ".join(call_verb(*arguments).split())
 
 

@@ -1,4 +1,4 @@
-"""Runs as YAML: the files we ship load, and each mistake is named with its place and a way out."""
+"""Runs as YAML: our own files load, and each mistake is reported with its place and a way out."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_keys_become_the_configs_of_the_package(tmp_path):
 def test_a_stream_in_yaml_has_the_arguments_of_a_stream_in_python():
     own = set(inspect.signature(Stream).parameters) - {"unknown"}
     theirs = set(inspect.signature(streaming.Stream).parameters)
-    named = {"stream_name", "stream_config"}  # as PackedStreamingDataset takes them
+    named = {"stream_name", "stream_config"}  # the parameters of PackedStreamingDataset
     assert set(StreamConfig.model_fields) == (own | theirs | named)
 
 

@@ -141,7 +141,7 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path):
 
 @pytest.fixture
 def training(tmp_path):
-    """The command of a script instead of the training, which takes seconds to start."""
+    """The command of a script that stands in for the training, which takes seconds to start."""
 
     def replace(source):
         script = tmp_path / "script.py"

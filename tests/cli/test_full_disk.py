@@ -20,7 +20,7 @@ NUM_SAMPLES = 3000
 
 
 def run(*arguments: object, most_bytes: int | None = None, stdout: str | None = None):
-    """Run a verb that may write files of so many bytes, as on a disk that has no more."""
+    """Run a verb with a limit on the size of files, which acts like a full disk."""
     out = subprocess.PIPE if stdout is None else os.open(stdout, os.O_WRONLY)
 
     def limit() -> None:
@@ -35,7 +35,7 @@ def run(*arguments: object, most_bytes: int | None = None, stdout: str | None = 
             text=True,
             check=False,
             preexec_fn=limit,
-            # Python itself keeps bytecode that was cut short.
+            # Python itself would keep truncated bytecode.
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
     finally:
@@ -67,9 +67,9 @@ def test_write_on_a_full_disk_is_one_line_and_goes_on_once_there_is_room(rows, t
     assert_one_line(run(*arguments, most_bytes=20_000))
     assert not list(out.rglob("part.json"))
     assert not list(out.rglob("shard*"))
-    # A worker that is ended with the others leaves its file to the next run.
+    # A worker that is terminated leaves its file for the next run to remove.
     assert workers > 1 or not list(out.rglob(".*.partial"))
-    assert run(*arguments).returncode == 0  # the way out: there is room
+    assert run(*arguments).returncode == 0  # the way out: free some space
     assert (out / "index.json").is_file()
 
 
@@ -104,7 +104,7 @@ def test_output_that_cannot_be_printed_is_one_line(tmp_path):
 def test_a_picture_that_does_not_fit_is_not_left_in_part(tmp_path, monkeypatch):
     figure, _ = new_figure(400, 200)
     path = tmp_path / "run.png"
-    save_picture(figure, path)  # loads all that drawing needs
+    save_picture(figure, path)  # loads everything needed for drawing
     path.unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

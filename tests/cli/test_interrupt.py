@@ -19,9 +19,9 @@ ENDS = {signal.SIGINT: ("interrupted", INTERRUPTED), signal.SIGTERM: ("terminate
 
 
 def interrupt(command, seen, *, number=signal.SIGINT, timeout_s=120.0):
-    """Press Ctrl-C once a file appears: every process of the terminal hears of it.
+    """Press Ctrl-C once a file appears, which signals every process of the terminal.
 
-    A SIGTERM is sent to the main process alone, as a scheduler may do.
+    A SIGTERM is only sent to the main process, as a scheduler may do.
 
     Returns:
         The exit code, what was printed to stdout and to stderr.
@@ -33,7 +33,7 @@ def interrupt(command, seen, *, number=signal.SIGINT, timeout_s=120.0):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A job in the background, as of a shell or of CI, is started with SIGINT ignored.
+        # Shells and CI start background jobs with SIGINT ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     try:
@@ -53,7 +53,7 @@ def interrupt(command, seen, *, number=signal.SIGINT, timeout_s=120.0):
 
 @pytest.fixture
 def texts(tmp_path):
-    """A file of rows that take a minute to encode, and a tokenizer."""
+    """A file of rows that would take a minute to encode, and a tokenizer."""
     rows = tmp_path / "rows.jsonl"
     line = '{"text": "' + "a b c d e f g h " * 200 + '"}\n'
     rows.write_text(line * 60_000)
@@ -88,7 +88,7 @@ def test_an_interrupted_write_says_so_and_keeps_finished_parts(tmp_path, texts, 
     assert len(error.splitlines()) == 1
     assert code == expected
     assert not (out / "index.json").exists()
-    if processes == 1:  # a worker is killed; what it leaves is removed by the commit
+    if processes == 1:  # a worker is killed, and the commit removes its leftovers
         assert not list(out.rglob(".*.partial"))
 
 
@@ -115,7 +115,7 @@ def test_any_other_verb_is_interrupted_in_one_line(tmp_path):
 
     def is_read():
         if opened:
-            time.sleep(0.5)  # a signal just before Python calls read() would be seen after it only
+            time.sleep(0.5)  # a signal just before read() would only be noticed after it
             return True
         with suppress(OSError):  # the command has not opened it yet
             opened.append(os.open(config, os.O_WRONLY | os.O_NONBLOCK))

@@ -1,4 +1,4 @@
-"""`streampack at`, `where` and `diff`: what they print, and what they ask for."""
+"""`streampack at`, `where` and `diff`: their output, and the options they require."""
 
 from __future__ import annotations
 

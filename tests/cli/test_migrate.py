@@ -130,7 +130,7 @@ def test_a_prefix_that_is_named_twice_has_the_sum_of_its_weights() -> None:
 
 
 def test_a_blend_without_weights_takes_streams_by_their_tokens() -> None:
-    # d/wide has the tokens of d/code in twice as many bytes; d/web is named twice.
+    # d/wide has the tokens of d/code in twice as many bytes; d/web is listed twice.
     write_megatron(Path("d"), make_documents(50, dtype="int32"), "wide")
     config = config_of("d/web", "d/code", "d/web", "d/wide")
     tokens = {name: Path(f"d/{name}.bin").stat().st_size // 2 for name in ("web", "code")}
@@ -138,7 +138,7 @@ def test_a_blend_without_weights_takes_streams_by_their_tokens() -> None:
     assert weights == {"web": 2 * tokens["web"], "code": tokens["code"], "wide": tokens["code"]}
 
 
-# From the functions of Megatron-LM and GPT-NeoX, for 50 documents.
+# Computed by the functions of Megatron-LM and GPT-NeoX, for 50 documents.
 MEGATRON = {
     "969,30,1": [(0, 48), (48, 50), None],
     "949, 50, 1": [(0, 47), (47, 50), None],
@@ -225,7 +225,7 @@ def test_the_data_of_an_olmo_config_is_planned(
 ) -> None:
     for number in range(2):
         write_olmo(folder / "d", make_documents(100, seed=number), f"{number}")
-    paths = ["d/0.npy", "d/1.npy", "d/0.npy"]  # OLMo reads a file as often as it is named
+    paths = ["d/0.npy", "d/1.npy", "d/0.npy"]  # OLMo reads a file once for each time it is listed
     config: dict[str, Any] = {
         "seed": 7,
         "global_train_batch_size": 4,

@@ -6,7 +6,7 @@
     error: rows.csv, row 0: no column 'text'; it has 'body', 'n'; set text= to one of them
     $ streampack write rows.csv --tokenizer tok.json --out o --text=body
 
-Each row runs the misuse, and then the command of a user who does what the answer says.
+Each row runs the wrong command, and then that of a user who follows the advice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.helpers.words import words
 CONFIG = {"streams": [{"local": "ds"}], "packing": {"max_seq_len": 16}, "batch_size": 2}
 NO_STREAM = "does not exist; .*`streampack write` makes a stream of text, rows or token ids"
 TEXT = "write a.txt --tokenizer tok.json --out o"
-# What is called, what the answer says, and the command of a user who follows it.
+# The wrong command, the answer, and the command of a user who follows its advice.
 MISUSES = (
     ("write a.txt --out o", "is text; set tokenizer= to a tokenizer.json", TEXT),
     (
@@ -98,7 +98,7 @@ MISUSES = (
     ),
     ("plan run.yaml", "use `streampack simulate`", "simulate run.yaml"),
 )
-# A config, what the answer says, and what the user changes.
+# A wrong config, the answer, and the user's change.
 MISTAKES = (
     (
         "batchsize: 3",

@@ -52,9 +52,9 @@ def test_an_option_takes_the_same_type_in_all_verbs():
         for name, hint in get_type_hints(options).items():
             kinds = [kind for kind in (*get_args(hint), hint) if kind is not NoneType]
             kind = get_args(kinds[0])[0] if get_origin(kinds[0]) is list else kinds[0]  # several
-            types[name].add(str if kind is Path else kind)  # of a folder, or its URL
+            types[name].add(str if kind is Path else kind)  # a folder, or the URL of one
 
-    # A column's name when texts are written, and whether to show texts when looking back.
+    # A column's name when writing texts, and whether to show texts when looking back.
     assert types.pop("text") == {str, bool}
     assert {name: found for name, found in types.items() if len(found) > 1} == {}
 

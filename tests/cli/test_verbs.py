@@ -1,4 +1,4 @@
-"""The verbs on real streams: what they print matches the files."""
+"""The verbs on real streams: their output matches the files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [5, 40, 7, 300, 12, 33, 1, 64, 9, 18] * 4
 
 @pytest.fixture
 def call(monkeypatch):
-    """What calls a verb, with a terminal of 120 columns."""
+    """A function that calls a verb, in a terminal of 120 columns."""
     monkeypatch.setenv("COLUMNS", "120")
     return call_verb
 
@@ -42,7 +42,7 @@ def test_numbers_are_not_cut_in_a_pipe(tmp_path, config, monkeypatch):
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    """A tokenizer file of ten words and a sign for all others."""
+    """A tokenizer file with ten words and a token for all others."""
     words = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
     vocabulary = {word: number for number, word in enumerate([*words, "?"])}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
@@ -54,7 +54,7 @@ def tokenizer(tmp_path):
 
 @pytest.fixture
 def config(tmp_path):
-    """Two streams, and a run's YAML over them."""
+    """Two streams, and the YAML of a run over them."""
     for seed, name in enumerate(("code", "docs")):
         builders.write_stream_files(tmp_path / name, LENGTHS, seed=seed)
     streams = [
@@ -160,7 +160,7 @@ def test_simulate_shows_a_table_of_the_streams_with_their_repeats(call, config):
 
 
 class Counting(Stream):
-    """A stream of another class, with an argument of its own."""
+    """A custom stream class with an extra argument."""
 
     made: ClassVar[list[int]] = []
 
@@ -284,7 +284,7 @@ def test_inspect_counts_a_local_stream_that_has_no_length_file(call, tmp_path):
 
 
 def test_inspect_says_about_where_it_has_not_read_all_and_index_then_counts(call, tmp_path):
-    # Other columns are most of the bytes, and differ among samples.
+    # Other columns take most of the bytes, and differ between samples.
     samples = [{"tokens": [7] * n, "source": "x" * (40 * (n % 7))} for n in LENGTHS]
     path = tmp_path / "packed"
     write_stream(samples, path, tokens_dtype="uint16", size_limit=512)

@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 def fails(*arguments: object) -> tuple[int, str]:
-    """Call a verb as its script does; return the exit code and the last line of its error."""
+    """Call a verb as its script would; return the exit code and the last line of the error."""
     error = io.StringIO()
     with (
         mock.patch.object(sys, "argv", ["streampack", *map(str, arguments)]),

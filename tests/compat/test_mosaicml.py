@@ -29,7 +29,7 @@ INSTALL_PAGE = Path(__file__).parents[2] / "docs/install.md"
 
 
 def said_by(script: str) -> str:
-    """Return what a process of its own prints."""
+    """Return the output of a new process."""
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -90,7 +90,7 @@ class Shelf(streaming.base.storage.CloudDownloader):  # type: ignore[misc]
         return "oci"
 
     def clean_up(self) -> None:
-        """Count it as closed."""
+        """Count the downloader as closed."""
         Shelf.num_open -= 1
 
     def _download_file_impl(self, remote: str, local: str, timeout: float) -> None:
@@ -120,7 +120,7 @@ def test_their_downloaders_serve_the_stores_that_nothing_else_does(
 
 
 class Told(streaming.Stream):  # type: ignore[misc]
-    """Fetches by MosaicML's client, and then notes it."""
+    """Fetches with MosaicML's client, and records each call."""
 
     def __init__(self, **others: Any) -> None:
         super().__init__(**others)
@@ -135,7 +135,7 @@ class Told(streaming.Stream):  # type: ignore[misc]
 
 def test_a_download_of_a_class_of_its_own_is_sent_to_workers_without_its_client(written, tmp_path):
     stream = Told(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
-    stream._downloader.lock = (line for line in "")  # as a client, it cannot be pickled
+    stream._downloader.lock = (line for line in "")  # like a client, it cannot be pickled
     location = pickle.loads(pickle.dumps(StreamLocation.of(stream)))
 
     location.own_download("index.json", tmp_path / "cache" / "x.tmp")

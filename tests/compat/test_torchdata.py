@@ -1,4 +1,4 @@
-"""torchdata's bucketizer, strict: its documented examples, its limits, and a restated heap."""
+"""torchdata's bucketizer in strict mode: documented examples, limits, and a reimplemented heap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORDS = ["1", "11", "1", "1111", "111", "1", "11", "11", "111"]
 
 
 def bucketize(lengths, max_token_count, min_len, max_len, buffer_size, include_padding):
-    """The rules, restated: a heap ordered by length alone, one sample offered at a time."""
+    """The rules in plain Python: a heap ordered only by length, one sample at a time."""
 
     class Entry:
         def __init__(self, number):
@@ -95,7 +95,7 @@ def test_batches_are_those_of_the_rules(
 
     expected = bucketize(lengths, max_token_count, min_len, max_len, buffer_size, include_padding)
     assert [[number for number, _ in batch] for batch in batches] == expected
-    # What waits belongs to one iteration, so a second one is the same.
+    # Waiting samples belong to one iteration, so a second iteration is the same.
     assert [[number for number, _ in batch] for batch in batches] == expected
 
 
@@ -137,7 +137,7 @@ def test_without_a_maximum_age_long_samples_wait_for_the_end():
 
 
 class Strided(IterableDataset):
-    """Divides itself over workers, as an IterableDataset is asked to."""
+    """Splits itself across workers, as an IterableDataset should."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -145,7 +145,7 @@ class Strided(IterableDataset):
 
 
 class Counted:
-    """Can be iterated, and that is all."""
+    """Supports iteration, and nothing else."""
 
     def __iter__(self):
         return iter(range(1, 41))

@@ -1,4 +1,4 @@
-"""torchtune's packing, strict: published vectors, and its rules restated, token by token."""
+"""torchtune's packing in strict mode: published vectors, and its rules applied token by token."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def samples_of(lengths):
 
 
 def pack_token_by_token(samples, max_seq_len, padding_idx, max_packs, split):
-    """What torchtune's class delivers, restated: one buffer of (token, label, position) triples."""
+    """torchtune's packing reimplemented with one buffer of (token, label, position) triples."""
     packs, buffer, counts = [], [], []
 
     def is_full():
@@ -72,7 +72,7 @@ def as_lists(items):
     return [{name: value.tolist() for name, value in item.items()} for item in items]
 
 
-# The oracle names these: ten samples of one size, packed at 1000 with and without a cut.
+# Published examples: ten samples of one size, packed at 1000 with and without cuts.
 @pytest.mark.parametrize("max_packs", [5, 10])
 @pytest.mark.parametrize("sample_size", [100, 500])
 @pytest.mark.parametrize("split", [True, False])

@@ -139,7 +139,7 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
     options = {"local": tmp_path / "cache", "format": form, **options_of(form)}
     remote = Stream(remote="s3://bucket/tokens", **options)
     assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
-    # A second start of this node finds tokens and tables in the cache.
+    # A second start on this node finds the tokens and tables in the cache.
     assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
     held = sum(each.nbytes for seed in (1, 2) for each in make_documents(seed=seed))
     tokens = server.requests(r"\.(bin|npy|ds)$", "GET")
@@ -175,7 +175,7 @@ def test_an_object_that_changed_is_an_error(
     )
     dataset = make_dataset(stream)
     write("megatron", folder / "tokens", [each + 1 for each in make_documents()])
-    later = time.time() + 100  # rclone's ETag may depend on whole seconds
+    later = time.time() + 100  # rclone's ETag may only have a resolution of seconds
     os.utime(folder / "tokens" / "web.bin", (later, later))
     with pytest.raises(DataError, match=r"web\.bin"):
         next(iter(PackedDataLoader(dataset)))
@@ -333,7 +333,7 @@ def test_documents_are_found_by_their_eos(
     rng = np.random.default_rng(3)
     documents = [rng.integers(10, 1000, n).astype("uint16") for n in rng.integers(1, 60, 200)]
     head = [] if bos is None else [bos]
-    inside = [] if bos is None else [7, 11]  # an EOS that no BOS follows
+    inside = [] if bos is None else [7, 11]  # an EOS without a BOS after it
     whole = [np.concatenate([head, inside, each, [7]]).astype("uint16") for each in documents]
     tail = [9, 9, 9] if bos is None else []  # with a BOS it would belong to the last document
     tokens = np.concatenate([*whole, tail]).astype("uint16")

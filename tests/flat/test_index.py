@@ -46,7 +46,7 @@ def lengths_of(stream: Stream) -> list[int]:
 
 
 def mixed_documents() -> list[np.ndarray[Any, Any]]:
-    """Documents of which only some end in the EOS."""
+    """Documents, only some of which end in the EOS."""
     documents = make_documents()
     return [
         np.append(each, EOS).astype("uint16") if number % 3 else each
@@ -159,7 +159,7 @@ def test_an_index_of_other_tokens_or_of_none_is_refused(tmp_path: Path) -> None:
 
 
 def joined_rows(length: int = 64) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
-    """Return rows as LLM-Foundry joins documents, and the documents as rows cut them."""
+    """Return rows of joined documents as in LLM-Foundry, and the documents as the rows cut them."""
     documents = [np.append(each % 900 + 10, EOS) for each in make_documents(200)]
     tokens = np.concatenate(documents)
     rows = [tokens[n : n + length].astype("int32") for n in range(0, len(tokens) - length, length)]

@@ -1,4 +1,4 @@
-"""Ten thousand files of a billion documents are opened by reading a few entries of their tables."""
+"""Opening ten thousand files of a billion documents only reads a few entries of their tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_billion_documents_open_in_seconds_and_600_mib(
         write_megatron(tmp_path, list(documents), "0")
         tokens = tmp_path / "0.bin"
     os.truncate(tokens, 0) if tokens.exists() else tokens.touch()
-    os.truncate(tokens, int(ends[-1]) * 2)  # without content: no token is read
+    os.truncate(tokens, int(ends[-1]) * 2)  # sparse, since no token is read
     for path in list(tmp_path.iterdir()):
         for number in range(1, NUM_FILES):
             os.link(path, path.with_name(f"{number}{path.name[1:]}"))

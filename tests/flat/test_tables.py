@@ -1,4 +1,4 @@
-"""No table of a token file, however damaged, makes a stream read outside of the file."""
+"""However damaged the table of a token file is, a stream never reads outside of the file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_BYTES = 256 << 20
 
 
 def read_all(folder: Path, form: str) -> None:
-    """Open a stream and look at every token that its tables name."""
+    """Open a stream and read every token that its tables refer to."""
     stream = open_stream(Stream(local=folder, format=form, **options_of(form)), 0)
     for shard in range(stream.num_shards):
         opened = stream.open_shard(shard)

@@ -1,4 +1,4 @@
-"""The slice of a context-parallel rank: its slots, and that it reads nothing else."""
+"""The slice of a context-parallel rank has the right slots, and nothing else is read."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def pieces_of(context: ContextSlice, packs: Packs, sizes: dict[str, int]) -> Pie
 
 
 def named_slots(packs: Packs, num_rows: int, row_tokens: int, multiple: int) -> tuple[Any, Any]:
-    """(segment, offset in it) of each slot, and all edges; padding has segment -1."""
+    """The (segment, offset) of each slot, and all edges; padding has segment -1."""
     named, edges, k = [], [0], 0
     for row in range(num_rows):
         begin = len(named)
@@ -119,7 +119,7 @@ def write(folder: Path, samples: list[list[int]]) -> Any:
 
 
 def whole_packs(lengths: list[int]) -> Packs:
-    """One sample a pack."""
+    """Packs of one sample each."""
     segments = [[0, 0, number, 0, length, length] for number, length in enumerate(lengths)]
     return Packs(segments=np.array(segments), ends=np.arange(1, len(lengths) + 1))
 
@@ -132,7 +132,7 @@ def test_a_rank_touches_its_own_tokens_and_the_ones_behind_only(tmp_path, layout
     packs = whole_packs(lengths)
     own = slots(layout, num_ranks, rank, [0, 64, 104, 128], 64)
     samples = [list(range(1, length + 1)) for length in lengths]
-    # The gather refuses a negative id that it reads.
+    # The gather refuses any negative id that it reads.
     poisoned = [[-7] * length for length in lengths]
     for slot in own:
         row, token = divmod(slot, 64)

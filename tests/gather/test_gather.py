@@ -50,7 +50,7 @@ MASKS = {1: "uint8", 5: "int8", 6: "int16", 7: "uint32", 8: "int64"}
 
 
 def own_tokens(stream: int, sample: int) -> list[int]:
-    """The tokens of a sample at rest; some begin with a BOS, some end with an EOS."""
+    """The stored tokens of a sample; some begin with a BOS, some end with an EOS."""
     length = 1 + (sample * 7 + stream) % 17
     tokens = [10 + stream * 10_000 + sample * 20 + i for i in range(length)]
     if sample % 5 == 1:
@@ -73,7 +73,7 @@ def columns_of(stream: int, sample: int) -> dict[str, Any]:
     tokens, targets = own_tokens(stream, sample), own_targets(stream, sample)
     values = np.array(tokens, dtype)
     row = {
-        "a_text": "x" * (sample % 4),  # puts what follows on odd bytes
+        "a_text": "x" * (sample % 4),  # puts the next column at odd offsets
         "tokens": values.tobytes() if encoding == "bytes" else values,
         "z_number": sample,
     }
@@ -97,7 +97,7 @@ def write_stream(
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> list[MdsStream]:
-    """One stream for each way to store tokens and targets, several shards each."""
+    """One stream of several shards for each way to store tokens and targets."""
     opened = []
     for number, (encoding, dtype, way) in enumerate(STORED):
         folder = tmp_path_factory.mktemp("streams") / f"s{number}"
@@ -116,11 +116,11 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> list[MdsStream]:
 
 
 def whole(stream: int, sample: int, packing: Packing) -> tuple[list[int], list[bool]]:
-    """A sample's tokens with BOS and EOS, and which of them are targets."""
+    """A sample's tokens including BOS and EOS, and which of them are targets."""
     tokens, targets = own_tokens(stream, sample), own_targets(stream, sample)
     is_shifted = STORED[stream][2].startswith("shifted")
     if packing.eos_id is not None and tokens[-1] != packing.eos_id:
-        # A shifted column has no word on token 0, so it cannot make the only token a target.
+        # A shifted column has no entry for token 0, so it cannot make an only token a target.
         is_target = targets[-1] and not (is_shifted and len(tokens) == 1)
         tokens, targets = [*tokens, packing.eos_id], [*targets, is_target]
     if packing.bos_id is not None and tokens[0] != packing.bos_id:
@@ -130,7 +130,7 @@ def whole(stream: int, sample: int, packing: Packing) -> tuple[list[int], list[b
 
 
 def plain_rows(packs: Packs, packing: Packing, num_rows: int) -> dict[str, list[Any]]:
-    """Tokens, labels and next tokens of packs, joined as lists."""
+    """Tokens, labels and next tokens of packs, joined in plain lists."""
     out: dict[str, list[Any]] = {"tokens": [], "labels": [], "next_tokens": []}
     for row in range(num_rows):
         tokens: list[int] = []
@@ -149,7 +149,7 @@ def plain_rows(packs: Packs, packing: Packing, num_rows: int) -> dict[str, list[
 
 @st.composite
 def plans(draw: st.DrawFn, ways: set[str]) -> tuple[Packs, Packing]:
-    """Random segments, of streams that tell targets in one of the ways, in packs."""
+    """Packs of random segments, from streams that all mark targets in the same way."""
     packing = Packing(
         max_seq_len=ROW_TOKENS,
         bos_id=draw(st.sampled_from([None, BOS])),
@@ -235,7 +235,7 @@ def packs_of(*packs: Sequence[Sequence[int]]) -> Packs:
 
 
 def every_sample(packing: Packing) -> Packs:
-    """The head of every sample of every stream, a pack each."""
+    """The head of every sample of every stream, each in a separate pack."""
     packs = []
     for stream in range(len(STORED)):
         for sample in range(NUM_SAMPLES):
@@ -394,7 +394,7 @@ def test_labels_are_told_apart_as_the_rule_written_out_does(
 def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(
     tmp_path: Path, is_shifted: bool
 ) -> None:
-    # One sample a shard: its 200 tokens and labels are more than the limit that write_stream sets.
+    # One sample per shard, since its 200 tokens and labels exceed the limit of write_stream.
     tokens = [np.arange(200) + number for number in range(3)]
     unsaid = np.full(200, -100)
     said = np.append(tokens[2][1:], -100) if is_shifted else tokens[2]

@@ -99,7 +99,7 @@ def fetch_threads() -> list[str]:
 
 
 def test_shards_are_brought_in_the_order_of_need_each_once(stream):
-    until(lambda: not fetch_threads())  # of tests before this one
+    until(lambda: not fetch_threads())  # those of earlier tests
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
     assert not fetch_threads(), "threads start with the first plan"
     fetcher.update_plan(ShardDelta(ahead=rows(3, 1, 5)))
@@ -140,7 +140,7 @@ def test_what_a_reader_waits_for_stays_first_while_another_process_brings_it(gat
     reader = threading.Thread(target=fetcher.wait_for, args=([(0, 0)],))
     reader.start()
     until(lambda: fetcher._urgent)
-    gates.gates[1].set()  # its thread finds that 0 is with the other one
+    gates.gates[1].set()  # its thread finds that the other process is fetching 0
     until(lambda: 2 in gates.asked)
     gates.gates[0].set()
     reader.join(30)
@@ -194,7 +194,7 @@ def test_it_fetches_no_further_ahead_than_the_limit(stream):
     fetcher.wait_for([(0, 0), (0, 1), (0, 2)])
     until(lambda: not fetcher._busy and not fetcher._ahead)
     assert sorted(stream.asked) == [0, 1, 2]
-    fetcher.wait_for([(0, 6)])  # a reader gets what it needs all the same
+    fetcher.wait_for([(0, 6)])  # a reader still gets what it needs
     assert stream.is_here(6)
     fetcher.close()
 
@@ -243,7 +243,7 @@ def test_leaving_does_not_wait_for_a_store_that_hangs(stream):
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
     fetcher.update_plan(ShardDelta(ahead=rows(0)))
     until(lambda: stream.asked == [0])
-    fetcher.close()  # bounded; the thread ends with its fetch
+    fetcher.close()  # does not wait forever; the thread ends with its fetch
     stream.gate.set()
     until(lambda: not fetch_threads())
 

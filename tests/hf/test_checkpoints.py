@@ -1,4 +1,4 @@
-"""Which checkpoints are complete, and what a resume takes."""
+"""Which checkpoints are complete, and which one a resume uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Any:
-    """Return a function that makes a trainer of four steps which saves every second."""
+    """Return a function that makes a trainer of four steps, which saves every other step."""
 
     def make(out: str = "out") -> Any:
         return make_trainer(

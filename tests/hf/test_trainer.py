@@ -1,4 +1,4 @@
-"""PackedTrainer: what it fills in, what it measures, and what it refuses."""
+"""PackedTrainer: the arguments it fills in, its metrics, and its refusals."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ JOB = ROOT / "tests" / "helpers" / "worlds" / "held_out_job.py"
 
 
 def held_out(folder: Path, size: int, **arguments: Any) -> tuple[Any, list[Any]]:
-    """A held-out set; that of 40 has one sample with targets, so most batches have none."""
+    """A held-out set; with 40 samples, only one has targets, so most batches have none."""
     samples = make_samples(size, targets=size != 40)
     return make_dataset(folder / f"data-{size}", samples, **arguments), samples
 
 
 def labels_wanted(samples: list[Any]) -> list[list[int]]:
-    """The targets of each sample, in order."""
+    """The expected targets of each sample, in order."""
     return [
         [int(t) for t, m in zip(s["tokens"][1:], s["loss_mask"][1:], strict=True) if m]
         for s in samples
@@ -181,7 +181,7 @@ def test_training_stops_early_and_the_best_model_is_loaded(tmp_path):
         train_dataset=make_dataset(tmp_path / "train", make_samples(60, 1)),
         eval_dataset=dataset,
         num_train_epochs=20,
-        learning_rate=0.0,  # so that it never improves
+        learning_rate=0.0,  # so that the metric never improves
         eval_strategy="epoch",
         save_strategy="epoch",
         load_best_model_at_end=True,
@@ -192,7 +192,7 @@ def test_training_stops_early_and_the_best_model_is_loaded(tmp_path):
     assert trainer.state.best_model_checkpoint is not None
 
 
-# What is filled in.
+# Arguments that are filled in.
 
 
 def steps_of_epochs(dataset: Any, number: int) -> list[int]:
@@ -435,7 +435,7 @@ def test_losses_of_streams_are_weighed_and_held_out_ones_are_not(tmp_path, atten
 
 
 class Copying(Trainer):
-    """Copies every tensor, as Trainer does on a GPU, and notes where tokens come from."""
+    """Copies every tensor, as Trainer does for a GPU, and records where the tokens come from."""
 
     def _prepare_input(self, data):
         prepared = super()._prepare_input(data)

@@ -37,11 +37,11 @@ def write(folder: Path, **options: Any) -> Written:
     return conformance.write_streams(folder, lengths, **options)
 
 
-# What was delivered.
+# Statistics.
 
 
 def recount(batches: list[dict[str, Any]], written: Written, max_seq_len: int) -> dict[str, Any]:
-    """What stats() should say, counted from batches."""
+    """The result expected from stats(), counted from batches."""
     segments = np.concatenate([batch["segments"].numpy() for batch in batches])
     streams = {}
     for stream in range(len(written.tokens)):
@@ -107,7 +107,7 @@ def test_stats_of_all_ranks_add_up(written):
 @pytest.mark.parametrize("epoch_end", ["pad", "drop"])
 @pytest.mark.parametrize("overflow", ["truncate", "drop"])
 def test_truncated_and_dropped_samples_are_counted(written, overflow, epoch_end):
-    # One pack a batch: an epoch's last batch is never incomplete, so "drop" leaves none out.
+    # With one pack per batch, the last one is never incomplete, so "drop" drops nothing.
     mixing = {"epoch_end": epoch_end, "global_batch_size": 1}
     loader = PackedDataLoader(
         conformance.make(written, packing={"overflow": overflow}, mixing=mixing, batch_size=1)
@@ -156,7 +156,7 @@ def test_losses_add_up_over_epochs_ranks_and_resumes(written, overflow):
     again.load_state_dict(state)
     for _ in again:
         pass
-    # Only what came after the state, though the epoch is replanned from its start.
+    # Only the batches after the state count, though the epoch is replanned from its start.
     assert again.stats()["streams"]["s1"][key] < num_long
 
 
@@ -184,7 +184,7 @@ def test_stats_begin_anew_when_a_state_is_loaded(written):
     assert loader.stats()["packs"] == recount(rest, written, 64)["packs"]
 
 
-# What goes wrong.
+# Failures.
 
 
 def truncate_shard(written: Written, stream: int, shard: int) -> Path:
@@ -200,7 +200,9 @@ def truncate_shard(written: Written, stream: int, shard: int) -> Path:
 def test_a_truncated_shard_is_a_data_error_in_the_loop_at_once(tmp_path, loader):
     written = write(tmp_path)
     dataset = conformance.make(written)
-    path = truncate_shard(written, 1, 2)  # a shard that was short before would be refused above
+    path = truncate_shard(
+        written, 1, 2
+    )  # a shard that was truncated earlier would be refused above
     loaders = {
         "threads": lambda: PackedDataLoader(dataset),
         "workers": lambda: PackedDataLoader(dataset, num_workers=2),
@@ -239,7 +241,7 @@ def test_a_mended_shard_can_be_gone_on_with_from_the_last_batch(tmp_path, num_wo
     assert shown + [show(batch) for batch in loader] == wanted
 
 
-# Its workers.
+# Workers.
 
 
 @pytest.mark.processes
@@ -286,7 +288,7 @@ def test_a_loop_left_early_leaves_no_threads(written):
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
-    # As of trainers that call iter() to see whether a loader can be iterated.
+    # Some trainers call iter() only to see whether a loader is iterable.
     wanted = [show(batch) for batch in PackedDataLoader(conformance.make(written))]
     loader = PackedDataLoader(conformance.make(written), num_workers=num_workers)
     iter(loader)
@@ -301,7 +303,7 @@ def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
     assert [show(batch) for batch in loader] == wanted[2:]
 
     next(iter(loader))
-    begun = iter(loader)  # the epoch before was left after a batch
+    begun = iter(loader)  # the previous epoch was left after one batch
     state = loader.state_dict()
     assert (state["epoch"], state["position"]) == (2, 0)
     assert next(begun)["epoch"] == 2

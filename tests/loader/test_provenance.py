@@ -184,7 +184,7 @@ def test_steps_are_global_batches_counted_over_epochs(folders, epoch_end):
         steps = []
         for _ in range(3):
             steps += [loader.provenance(batch).step for batch in loader]
-        assert steps == [n // 2 for n in range(len(steps))]  # two micro-batches in each
+        assert steps == [n // 2 for n in range(len(steps))]  # two micro-batches per step
         resumed = PackedDataLoader(planned(folders, mixing=mixing, world=world))
         resumed.load_state_dict(loader.state_dict())
         assert loader.provenance(next(iter(loader))).step == steps[-1] + 1

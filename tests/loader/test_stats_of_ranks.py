@@ -1,4 +1,4 @@
-"""`loader.stats(all_ranks=True)` on real gloo ranks: what a single rank would have counted."""
+"""`loader.stats(all_ranks=True)` on real gloo ranks equals the counts of a single rank."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def deliver(rank: int, folder: Path, name: str = "pad", replication: int = 1) -> Any:
-    """Deliver a run on one rank; return the statistics of all of them."""
+    """Iterate a run on one rank; return the statistics of all ranks."""
     world = World(rank=rank, num_ranks=2, replication=replication) if rank >= 0 else World()
     max_passes = 1 if "chapters" in RUNS[name] else None
     dataset = PackedStreamingDataset(

@@ -1,4 +1,4 @@
-"""The plan index: the same answers after edits, and however many processes built it."""
+"""The plan index gives the same answers after edits, and with any number of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `at` and `where` say is what the ranks of a run got, in random runs that are resumed."""
+"""The answers of `at` and `where` match what the ranks received, in random resumed runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORLDS = [(1, 1), (2, 1), (2, 2), (3, 3), (6, 2)]  # ranks, and ranks of a node
 
 
 class Run:
-    """A random run that two worlds played: what each rank got, and the state at the end."""
+    """A random run in two worlds: the batches of each rank, and the final state."""
 
     def __init__(self, folder: Path, kind: str, number: int) -> None:
         self.case = case = Case(folder, kind, number)
@@ -36,7 +36,7 @@ class Run:
         self.world = World(num_ranks=second[0], ranks_per_node=second[1])
 
     def _play(self, size: tuple[int, int], state: Any, num_steps: int | None) -> Any:
-        """Let each rank of a world take its batches, to the end or for some steps."""
+        """Iterate on each rank of a world, to the end or for some steps."""
         states = []
         for rank in range(size[0]):
             world = World(rank=rank, num_ranks=size[0], ranks_per_node=size[1])
@@ -89,7 +89,7 @@ def shown(rows: Any) -> dict[tuple[int, int, int], Any]:
 
 
 def check_run(folder: Path, kind: str, number: int, num_checks: int) -> None:
-    """Compare `at` and `where`, with and without an index, with what the ranks got."""
+    """Compare `at` and `where`, with and without an index, with the batches of the ranks."""
     run = Run(folder, kind, number)
     got = run.steps()
     dataset = run.case.dataset(run.world, skip=run.skip)

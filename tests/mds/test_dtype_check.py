@@ -1,4 +1,4 @@
-"""Columns of bytes read with another type than they were written with; and with their own."""
+"""Columns of bytes read with the wrong type, and with the right one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = (*SIGNED, "uint8", "uint16", "uint32")
 
 
 def text(rng, n, vocabulary):
-    """Ids of words: few are frequent, and their numbers say nothing of that."""
+    """Ids of words: a few are frequent, independently of their numbers."""
     ranks = np.exp(rng.random(n) * np.log(vocabulary)).astype(np.int64) - 1
     return (ranks * 7_919 + 11) % vocabulary
 
@@ -47,7 +47,7 @@ CORPUS = {
 
 
 def stored(rng, kind, dtype, lengths):
-    """Return a shard's bytes, where its samples begin, and how many bytes each takes."""
+    """Return a shard's bytes, the beginnings of its samples, and the number of bytes of each."""
     samples = [np.asarray(CORPUS[kind](rng, n), np.int64) for n in lengths]
     limits = np.iinfo(dtype)
     whole = np.concatenate(samples)

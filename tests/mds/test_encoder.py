@@ -50,7 +50,7 @@ VALUES = {
 
 @st.composite
 def streams(draw):
-    """Return columns, and samples that fit them."""
+    """Return columns, and samples for them."""
     encodings = draw(st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=4))
     names = draw(st.lists(st.text(min_size=1, max_size=4), min_size=4, max_size=4, unique=True))
     columns = dict(zip(names, encodings, strict=False))
@@ -67,7 +67,7 @@ def theirs(folder: Path, columns, samples, **options) -> dict[str, bytes]:
 
 
 def ours(columns, samples, **options) -> dict[str, bytes]:
-    """Return the files that our encoder makes."""
+    """Return the files that our encoder writes."""
     encoder = ShardEncoder(ShardLayout(columns=columns, **options))
     shards = [encoder.add(sample) for sample in samples] + [encoder.finish()]
     shards = [shard for shard in shards if shard is not None]
@@ -128,7 +128,7 @@ def test_zstd_shards_hold_the_bytes_of_mds_writer(tmp_path, compression):
 
 
 def _moved(raw: bytes, num_bytes: int) -> bytes:
-    """Return a shard from its offsets on, as with a config that is longer."""
+    """Return a shard from its offsets on, as if its config were longer."""
     offsets = np.frombuffer(raw[4:28], np.uint32) + num_bytes
     return offsets.astype(np.uint32).tobytes() + raw[28:]
 

@@ -1,4 +1,4 @@
-"""index.json: correct values are taken over, and impossible ones are refused."""
+"""index.json: correct values are accepted, and impossible ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The length file has the lengths of the shards, and is refused for any other stream."""
+"""A length file has the lengths of its stream's shards, and is refused for any other stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole numbers cut into whole parts: nothing is lost, shrinks or is far from its share."""
+"""Integers split into integer parts: nothing is lost, shrinks or is far from its share."""
 
 from __future__ import annotations
 

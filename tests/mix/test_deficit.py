@@ -1,4 +1,4 @@
-"""Who is next among sources of unknown lengths: shares kept to one sample at every moment."""
+"""Choosing among sources of unknown lengths keeps shares exact to one sample at all times."""
 
 from __future__ import annotations
 

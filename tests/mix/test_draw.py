@@ -1,4 +1,4 @@
-"""Draws: exact over an epoch by samples, near their share at every moment by tokens."""
+"""Draws are exact over an epoch by samples, and always close to their share by tokens."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_by_tokens_no_stream_is_ahead_or_behind_by_more_than_one_longest_sample(
 def test_by_tokens_a_large_share_waits_for_its_turns_among_many_small_ones():
     drawn = draw_tokens([10] + [1] * 10, [[1] * 100] + [[1] * 10] * 10, 200)
 
-    # Half of every stretch is its own: it never runs ahead by more than one of its samples.
+    # The stream has half of everything, and never runs ahead by more than one of its samples.
     assert np.abs(np.cumsum(np.array(drawn) == 0) - np.arange(1, 201) / 2).max() <= 1
 
 

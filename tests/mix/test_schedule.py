@@ -1,4 +1,4 @@
-"""Law 7's arithmetic: shares of slots hold at every moment, in every place the same."""
+"""The arithmetic of law 7: shares of slots are accurate at all times, and the same everywhere."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_place_in_a_block_sees_every_stream():
     assert all(set(column) == {0, 1} for column in order.T)
 
 
-LANE_BOUND = 8  # units of a stream by which two lanes may differ; 5 is the most that is usual
+LANE_BOUND = 8  # units of a stream by which two lanes may differ; usually at most 5
 
 
 @examples(60)
@@ -142,7 +142,7 @@ def test_shares_that_change_are_met_by_their_running_integral(
 
 
 def test_a_schedule_resumes_from_a_state_far_into_a_run():
-    """Nothing grows with the run: 2**42 slots later, shares hold as they did at the start."""
+    """Nothing grows with the run: after 2**42 slots, shares are as accurate as at the start."""
     shares = LinearShares(
         [Fraction(99, 100), Fraction(1, 100)], [Fraction(99, 100), Fraction(1, 100)], None
     )

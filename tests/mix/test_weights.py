@@ -1,4 +1,4 @@
-"""Law 7, first half: what an epoch takes of each stream, in both arithmetics."""
+"""Law 7, first half: what an epoch takes from each stream, by samples and by tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ proportions = st.one_of(
 
 def resolve(asked: list[dict], num_samples: list[int], **kwargs) -> list[int]:
     weights = [Weight(name=f"s{number}", **weight) for number, weight in enumerate(asked)]
-    # tokens: seven a sample, so that a mix-up of the two units shows.
+    # tokens: seven per sample, so that confusing the two units would show.
     quotas = resolve_weights(weights, [(num, 7 * num) for num in num_samples], **kwargs)
     return [quota.amount for quota in quotas]
 
@@ -160,9 +160,9 @@ def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_an_epoch_size_alone(
 )
 def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_repeat_and_choose(num_samples, kinds):
     asked = kinds[: len(num_samples)]
-    with np.errstate(invalid="ignore"):  # theirs divides by the samples chosen
+    with np.errstate(invalid="ignore"):  # their code divides by the number of chosen samples
         if not any(mosaic_amounts(asked, num_samples, None, 1)):
-            return  # nothing chosen: an error of ours, see below
+            return  # nothing chosen; for us this is an error, see below
 
     ours = resolve(asked, num_samples, arithmetic="mosaicml")
     assert ours == mosaic_amounts(asked, num_samples, None, 1)
