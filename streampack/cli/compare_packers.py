@@ -17,7 +17,7 @@ from streampack.report import (
     synthetic_lengths,
 )
 from streampack.rng import permutation
-from streampack.streams import MdsStream
+from streampack.streams import TokenStream
 from streampack.types import Int64Array
 
 
@@ -40,7 +40,7 @@ def run(options: ComparePackers) -> None:
 
 
 def _all_lengths(
-    num_samples: int, streams: Sequence[MdsStream], kinds: Sequence[str] | None
+    num_samples: int, streams: Sequence[TokenStream], kinds: Sequence[str] | None
 ) -> Iterator[tuple[str, Int64Array]]:
     for kind in kinds or ([] if streams else KINDS):
         check_choice("kind", kind, KINDS)

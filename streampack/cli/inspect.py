@@ -28,7 +28,7 @@ from streampack.gather.gather import Gatherer
 from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report import colour, histogram_table, length_quantiles, pack_lines
-from streampack.streams import MdsStream, Stream, open_mds
+from streampack.streams import Stream, TokenStream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.files import finished_parts
 from streampack.write.job import JobSettings, read_job
@@ -47,7 +47,7 @@ MARGIN = 32  # columns next to the bar
 CHARACTERS_SHOWN = 160  # of each segment
 
 
-def open_path(path: str, options: StreamOptions) -> MdsStream:
+def open_path(path: str, options: StreamOptions) -> TokenStream:
     """Open the stream in a folder or at a URL."""
     return open_mds(_describe(path, options), 0, has_targets=False)
 
@@ -145,13 +145,13 @@ def _check_tokenizer(options: Inspect, settings: JobSettings) -> None:
         )
 
 
-def lengths_of(stream: MdsStream, num_shards: int) -> Int64Array:
+def lengths_of(stream: TokenStream, num_shards: int) -> Int64Array:
     """Return the lengths of the samples in the first shards, in tokens."""
     parts = [stream.shard_lengths(shard) for shard in range(num_shards)]
     return np.concatenate(parts).astype(np.int64)
 
 
-def _shard_table(stream: MdsStream) -> Table:
+def _shard_table(stream: TokenStream) -> Table:
     more, shards = stream.num_shards - MAX_SHARDS_SHOWN, counted(stream.num_shards, "shard")
     title = f"{stream.name}: {shards}, {counted(stream.num_samples, 'sample')}"
     table = Table(
@@ -163,7 +163,7 @@ def _shard_table(stream: MdsStream) -> Table:
     )
     for name in ("shard", "samples", "bytes", "compressed"):
         table.add_column(name, justify="left" if name == "shard" else "right")
-    for shard in stream.index.shards[:MAX_SHARDS_SHOWN]:
+    for shard in stream.shards.index.shards[:MAX_SHARDS_SHOWN]:
         packed = "" if shard.packed is None else f"{shard.packed.num_bytes:,}"
         table.add_row(
             shard.raw.basename, f"{shard.num_samples:,}", f"{shard.raw.num_bytes:,}", packed
@@ -171,7 +171,7 @@ def _shard_table(stream: MdsStream) -> Table:
     return table
 
 
-def _length_line(stream: MdsStream, lengths: Int64Array, num_read: int) -> Text:
+def _length_line(stream: TokenStream, lengths: Int64Array, num_read: int) -> Text:
     total = f"{lengths.sum():,} tokens"
     seen = ""
     if num_read < stream.num_shards:
@@ -187,7 +187,7 @@ def _length_line(stream: MdsStream, lengths: Int64Array, num_read: int) -> Text:
     return Text(f"{total}\nlengths: {', '.join(parts)}{seen}")
 
 
-def _busiest_pack(stream: MdsStream, lengths: Int64Array, max_seq_len: int) -> Packs:
+def _busiest_pack(stream: TokenStream, lengths: Int64Array, max_seq_len: int) -> Packs:
     # Four packs' worth of tokens are enough to fill one completely.
     num_samples = int(np.searchsorted(np.cumsum(lengths), 4 * max_seq_len)) + 1
     few = lengths[:num_samples]
@@ -199,7 +199,7 @@ def _busiest_pack(stream: MdsStream, lengths: Int64Array, max_seq_len: int) -> P
     return packs.slice(busiest, busiest + 1)
 
 
-def _decode(stream: MdsStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:
+def _decode(stream: TokenStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:
     """Return the pack's segments, decoded, in the colours of the bar."""
     gatherer = Gatherer([stream], Packing(max_seq_len=max_seq_len))
     row = gatherer.gather(packs, 1).tokens[0]

@@ -173,7 +173,7 @@ def choose(
     shown = ", ".join(f"{kind.name} ({len(chosen)} files)" for kind, chosen in found.items())
     endings = ", ".join(f"{kind.suffix} ({kind.name})" for kind in kinds)
     raise ConfigError(
-        f"{where}: has files of {shown}; say which with format="
+        f"{where}: has files of {shown}; say which with format=, in a stream for each"
         if found
         else f"{where}: none of its {len(names)} files ends in {endings}; name the folder, file, "
         "prefix or glob of the token files"
@@ -215,14 +215,12 @@ def matches(name: str, pattern: str) -> bool:
     return not pattern or name == pattern or name.startswith((f"{pattern}.", f"{pattern}/"))
 
 
-def order_of_dataset(names: list[str], text: bytes | None) -> list[str]:
-    """Return the Arrow files of a dataset in the order of its state.json; without one, as given.
+def order_of_dataset(names: list[str], text: bytes) -> list[str]:
+    """Return the Arrow files of a dataset in the order of its state.json.
 
     Raises:
         DataError: If state.json names a file that is not there.
     """
-    if text is None:
-        return names
     try:
         listed = [str(entry["filename"]) for entry in json.loads(text)["_data_files"]]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.mds.columns import sample_values
-from streampack.streams import MdsStream, TokenStream
+from streampack.streams import TokenStream
 from streampack.types import PASS, SAMPLE, STREAM
 
 
@@ -29,11 +29,8 @@ def read_document(
     inside = sample - int(stream.first_sample[shard])
     opened = stream.open_shard(shard)
     document: dict[str, Any] = {}
-    if (
-        isinstance(stream, MdsStream)
-        and stream.rows is None  # columns of a row that is split are of no document
-        and (layout := stream.index.shards[shard].layout).format == "mds"
-    ):
+    layout = stream.shards.row_layout(shard)
+    if layout is not None:
         row = inside if stream.part is None else int(stream.part.rows(shard)[inside])
         for name, encoding, value in sample_values(opened.data, row, layout):
             document[name] = _decoded(encoding, value)

@@ -83,7 +83,7 @@ class StreamMetadata:
         """
         path = self._location.folder / INDEX_FILE
         with as_data_error(path, is_retried=False):
-            self._make_root_private()
+            self.make_root_private()
             if self._location.remote is not None:
                 self.version, text = self._current()
                 return text
@@ -96,7 +96,7 @@ class StreamMetadata:
                 )
             return local
 
-    def _make_root_private(self) -> None:
+    def make_root_private(self) -> None:
         """Make the default folder private to this user; its name is predictable."""
         root = self._location.temporary_root
         if root is None:

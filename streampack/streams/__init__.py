@@ -8,7 +8,6 @@ Cost: opening a stream with a length file takes milliseconds, whatever its size.
 """
 
 from streampack.streams.iterable_stream import IterableSample, IterableStream
-from streampack.streams.mds_stream import MdsStream
 from streampack.streams.opening import open_mds, open_stream, open_streams
 from streampack.streams.shard_pool import OpenShard
 from streampack.streams.stream import Stream
@@ -17,7 +16,6 @@ from streampack.streams.token_stream import TokenStream
 __all__ = [
     "IterableSample",
     "IterableStream",
-    "MdsStream",
     "OpenShard",
     "Stream",
     "TokenStream",

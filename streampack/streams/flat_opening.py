@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._paths import local_path
+from streampack._paths import folder_of, local_path
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import DOCUMENTS, HASH, open_documents
 from streampack.flat.files import (
@@ -43,9 +43,9 @@ from streampack.storage.names import versioned_name
 from streampack.stores.objects import Found
 from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
-from streampack.streams.ends import StreamEnds
-from streampack.streams.flat_stream import FlatStream
+from streampack.streams.flat_shards import FlatShards
 from streampack.streams.parts import SamplePart, chosen_part, chosen_shards, digest_text
+from streampack.streams.token_stream import TokenStream
 
 SHARD_FORMATS = ("mds", "litdata")
 """Formats of shards with an index.json."""
@@ -78,52 +78,61 @@ def is_flat(stream: Any) -> bool:
     return any(os.path.exists(f"{source}{ending}") for ending in endings)
 
 
-def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> FlatStream:
+def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> TokenStream:
     """Open a `Stream` of token files.
 
     Raises:
         ConfigError: If no format, or several, fit the files.
         DataError: If a table is missing, or does not fit its tokens.
     """
-    form = None if stream.format is None else format_named(stream.format)
-    found = find_files(stream, form)
+    found = find_files(stream, None if stream.format is None else format_named(stream.format))
+    _check_options(stream, found.form)
     location, folder = found.location, found.folder
     name = stream.name or found.default_name
     files = open_files(stream, found)
-    shards, part = _cut(files, stream, name)
+    virtual, part = _cut(files, stream, name)
     cache = ShardCache(location, disk)
-    entries: tuple[Shard, ...] = ()
+    index = MdsIndex(uri=str(stream.remote), shards=())
     if folder is None:
-        entries, parts = _entries(files, shards)
+        index, parts = _index(files, virtual, str(stream.remote))
         cache = ShardCache(location, disk, Downloader(fetch=partial(fetch_part, parts)))
-        cache.check(MdsIndex(uri=str(stream.remote), shards=entries))
-    opened = FlatStream(
-        name=name,
-        number=number,
-        proportion=stream.proportion,
-        repeat=stream.repeat,
-        choose=stream.choose,
-        max_seq_len=stream.max_seq_len,
-        max_passes=stream.max_passes,
-        on_exhausted=stream.on_exhausted,
-        begins_with_bos=stream.begins_with_bos,
-        ends_with_eos=stream.ends_with_eos,
-        ends=StreamEnds.of(stream),
-        columns=ColumnSelection.of(stream),
+        cache.check(index)
+    shards = FlatShards(
         cache=cache,
+        index=index,
         root=folder or location.folder,
         files=files,
-        entries=entries,
-        shards=shards,
-        digest=_digest(found.form.name, _unit(stream), files, shards, part),
-        part=part,
+        virtual=virtual,
+        begins_with_bos=stream.begins_with_bos,
+        ends_with_eos=stream.ends_with_eos,
     )
-    return opened if part is None else replace(opened, part=part.with_tokens(opened.stored_lengths))
+    digest = _digest(found.form.name, _unit(stream), files, virtual, part)
+    return TokenStream.of(stream, number, name, shards, part, digest=digest, entries_digest=digest)
+
+
+def _check_options(stream: Any, form: TokenFormat) -> None:
+    """Refuse options that nothing in files of a format answers to."""
+    for option in ("labels", "loss_mask"):
+        if (column := getattr(stream, option)) is not None:
+            raise ConfigError(
+                f"{option}={column!r}: of token files only the tokens are read; write a stream "
+                "that has this column too: streampack write"
+            )
+    if stream.split:
+        raise ConfigError(
+            f"split={stream.split!r}: token files have no splits; name the subfolder in local= or "
+            "remote=, or hold out samples with part="
+        )
+    if stream.unit == "sequence" and form.name != "megatron":
+        raise ConfigError(
+            f"unit='sequence': {form.name} has documents alone; omit it, as it is for "
+            "Megatron's files"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFiles:
-    """The files of a stream."""
+    """The files of a stream; those that describe tokens are fetched from a store once a node."""
 
     form: TokenFormat
     names: Sequence[str]
@@ -135,15 +144,45 @@ class FoundFiles:
     """The root on this machine; None if it is in a store."""
     default_name: str
 
+    def file(self, name: str) -> FoundFile:
+        """Return a token file, by its name below the root."""
+        found = self.of_name.get(name)
+        if found is None:
+            raise DataError(f"{self.location.uri(name)}: does not exist; correct its name")
+        if not found.num_bytes:
+            raise DataError(f"{self.location.uri(name)}: is empty; omit it, or make a new copy")
+        return FoundFile(
+            name=name, num_bytes=found.num_bytes, version=found.version, path_of=self.path_of
+        )
+
+    def path_of(self, name: str) -> Path | None:
+        """Return the path of a file by its name below the root; None if there is none."""
+        if self.folder is not None:
+            path = self.folder / name
+            return path if path.is_file() else None
+        found = self.of_name.get(name)
+        if found is None:
+            return None
+        path = self.location.folder / versioned_name(name, found.version)
+        locks = FileLocks(self.location.folder, LocalFilesystem())
+        with locks.hold(path.name, lock_s(self.location, found.num_bytes)):
+            if not path.exists():
+                with locks.temporary(path.name) as temporary:
+                    fetch(self.location, name, temporary, num_bytes=found.num_bytes)
+                    LocalFilesystem().rename(temporary, path)
+        return path
+
 
 def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
     """Return the token files of a stream, of one format; errors as of `open_flat`."""
     source = stream.local if stream.remote is None else stream.remote
     root, listed, pattern = split_source(source)
     copied = copy.copy(stream)
-    copied.remote, copied.local = (None, root) if stream.remote is None else (root, stream.local)
+    here = root if stream.remote is None else folder_of(root)
+    copied.remote, copied.local = (root, stream.local) if here is None else (None, here)
     location = StreamLocation.of(copied)
-    folder = location.plain_folder if location.remote is None else location.remote_folder
+    ShardCache(location).metadata.make_root_private()
+    folder = location.plain_folder if location.remote is None else None
     of_name = (
         _found_in_store(location, listed, pattern)
         if folder is None
@@ -151,15 +190,13 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
     )
     names = sorted(name for name in of_name if matches(name, pattern)) if listed is None else listed
     form, chosen = choose(names, str(source), form)
-    if form.name == "arrow":
-        if folder is None:
-            raise ConfigError(
-                f"remote={source!r}: Arrow files are mapped, so they must be on a disk; copy them, "
-                "or write them as a stream once: streampack write --tokens"
-            )
-        if listed is None and not pattern:
-            chosen = order_of_dataset(chosen, LocalFilesystem().read(folder / DATASET_STATE))
-    return FoundFiles(
+    if listed is not None and len(chosen) < len(listed):
+        other = next(name for name in listed if name not in set(chosen))
+        raise ConfigError(
+            f"{location.uri(other)}: is not a {form.suffix} file of {form.name}; list only the "
+            "files with tokens"
+        )
+    found = FoundFiles(
         form=form,
         names=chosen,
         of_name=of_name,
@@ -167,6 +204,11 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
         folder=folder,
         default_name=Path(pattern or root).name,
     )
+    if form.name == "arrow" and listed is None and not pattern:
+        state = found.path_of(DATASET_STATE)
+        if state is not None:
+            found = replace(found, names=order_of_dataset(chosen, state.read_bytes()))
+    return found
 
 
 def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, Found]:
@@ -208,41 +250,6 @@ def _found_in_store(
     }
 
 
-class _Tables:
-    """The files that describe tokens, on this disk; those of a store are fetched once a node."""
-
-    def __init__(
-        self, location: StreamLocation, folder: Path | None, found: Mapping[str, Found]
-    ) -> None:
-        self._location, self._folder, self._found = location, folder, found
-
-    def file(self, name: str) -> FoundFile:
-        """Return a token file, by its name below the root."""
-        found = self._found.get(name)
-        if found is None:
-            raise DataError(f"{self._location.uri(name)}: does not exist; correct its name")
-        return FoundFile(
-            name=name, num_bytes=found.num_bytes, version=found.version, path_of=self.path_of
-        )
-
-    def path_of(self, name: str) -> Path | None:
-        """Return the path of a file by its name below the root; None if there is none."""
-        if self._folder is not None:
-            path = self._folder / name
-            return path if path.is_file() else None
-        found = self._found.get(name)
-        if found is None:
-            return None
-        path = self._location.folder / versioned_name(name, found.version)
-        locks = FileLocks(self._location.folder, LocalFilesystem())
-        with locks.hold(path.name, lock_s(self._location, found.num_bytes)):
-            if not path.exists():
-                with locks.temporary(path.name) as temporary:
-                    fetch(self._location, name, temporary, num_bytes=found.num_bytes)
-                    LocalFilesystem().rename(temporary, path)
-        return path
-
-
 def _unit(stream: Any) -> str:
     """Return what a sample of Megatron's files is; a `Stream` also says by `unit` how to split."""
     return "sequence" if stream.unit == "sequence" else "document"
@@ -250,29 +257,39 @@ def _unit(stream: Any) -> str:
 
 def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
     """Open the token files of a stream; errors as of `open_flat`."""
-    options = Options(
-        tokens=("tokens", "input_ids") if stream.tokens == "tokens" else (stream.tokens,),
-        dtype=stream.tokens_dtype,
-        unit=_unit(stream),
-    )
-    tables = _Tables(found.location, found.folder, found.of_name)
-    index = None if stream.index is None else local_path(stream.index, "index")
-
-    def open_one(name: str) -> TokenFile:
-        file = tables.file(name)
-        if not file.num_bytes:
-            raise DataError(f"{name}: is empty; omit it, or make a new copy")
-        with tables_mapped():
-            if index is None:
-                opened = found.form.open(file, options)
-            else:
-                opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
-        return replace(opened, version=file.version)
-
+    open_one = partial(open_file, stream, found)
     if found.folder is not None:
         return tuple(map(open_one, found.names))
+    if stream.index is None and found.form.name == "arrow":
+        raise ConfigError(
+            f"remote={stream.remote!r}: the boundaries of Arrow files are between their tokens, so "
+            "they would be fetched whole to be planned; run `streampack index "
+            f"{stream.remote} --format arrow --out FOLDER` once, and set Stream(index=FOLDER)"
+        )
     with ThreadPoolExecutor(OPENING_THREADS) as threads:
         return tuple(threads.map(open_one, found.names))
+
+
+def open_file(stream: Any, found: FoundFiles, name: str) -> TokenFile:
+    """Open one token file of a stream; errors as of `open_flat`."""
+    file = found.file(name)
+    with tables_mapped():
+        if stream.index is None:
+            options = Options(
+                tokens=ColumnSelection.of(stream).token_names,
+                dtype=stream.tokens_dtype,
+                unit=_unit(stream),
+            )
+            opened = found.form.open(file, options)
+        else:
+            index = local_path(stream.index, "index")
+            opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
+    if stream.tokens_dtype not in (None, opened.dtype):
+        raise ConfigError(
+            f"tokens_dtype={stream.tokens_dtype!r}: {found.location.uri(name)} has tokens of "
+            f"{opened.dtype}; omit tokens_dtype, or correct it"
+        )
+    return replace(opened, version=file.version)
 
 
 def _cut(
@@ -295,9 +312,9 @@ def _cut(
     return shards if numbers is None else shards.take(numbers), part
 
 
-def _entries(
-    files: Sequence[TokenFile], shards: VirtualShards
-) -> tuple[tuple[Shard, ...], dict[str, Part]]:
+def _index(
+    files: Sequence[TokenFile], shards: VirtualShards, uri: str
+) -> tuple[MdsIndex, dict[str, Part]]:
     """Return the virtual shards of remote files as shards of a cache, and what to fetch of each."""
     entries, parts = [], {}
     for number, (start, stop), count in zip(
@@ -315,7 +332,7 @@ def _entries(
         entries.append(
             Shard(num_samples=int(count), raw=raw, packed=None, compression=None, layout=NO_LAYOUT)
         )
-    return tuple(entries), parts
+    return MdsIndex(uri=uri, shards=tuple(entries)), parts
 
 
 def _digest(

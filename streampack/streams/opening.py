@@ -6,13 +6,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError
 from streampack.mds.index import MdsIndex, index_of, parse_entries
 from streampack.mds.length_file import (
     LENGTH_FILE,
@@ -33,15 +33,14 @@ from streampack.streams.column_selection import (
     check_columns,
     warn_unused_columns,
 )
-from streampack.streams.ends import StreamEnds
 from streampack.streams.flat_opening import is_flat, open_flat
-from streampack.streams.mds_stream import MdsStream
+from streampack.streams.mds_shards import MdsShards
 from streampack.streams.parts import chosen_shards, digest_text
 from streampack.streams.split_rows import open_split
 from streampack.streams.token_stream import TokenStream
 
 STAT_THREADS = 16
-OPTIONS: dict[str, Any] = {"max_seq_len": None, "max_passes": None, "on_exhausted": "substitute"}
+OF_TOKEN_FILES = ("samples", "begins_with_bos", "ends_with_eos")
 
 
 def open_stream(stream: Any, number: int, **options: Any) -> TokenStream:
@@ -59,7 +58,7 @@ def open_mds(
     store: Downloader | None = None,
     may_be_emptied: bool = False,
     has_targets: bool = True,
-) -> MdsStream:
+) -> TokenStream:
     """Open a `Stream`, ours or MosaicML's, without changing it; it can be opened again.
 
     `number` is its index among the streams; the options are those of `open_streams`. Columns that
@@ -68,6 +67,12 @@ def open_mds(
     match index.json, or that a requested column is missing.
     """
     location, columns = StreamLocation.of(stream), ColumnSelection.of(stream)
+    for option in OF_TOKEN_FILES:
+        if (value := getattr(stream, option, None)) is not None:
+            raise ConfigError(
+                f"{option}={value!r}: is for token files, and {location.index_uri} has shards; "
+                "omit it. Parts of a stream of shards are chosen by shards= or part="
+            )
     cache = ShardCache(location, disk, store)
     name = getattr(stream, "name", None) or _default_name(location)
     with attach_uri(location.index_uri):
@@ -90,40 +95,28 @@ def open_mds(
             length_file = None if length_file is None else length_file.take(numbers)
     if has_targets:
         warn_unused_columns(index, columns, name, column)
-    whole_digest = _digest(index_digest(text), columns, split_at)
     own_digest = _digest(_entries_digest(entries) + digest_text(part), columns, split_at)
-    opened = MdsStream(
+    digest = own_digest if numbers is not None else _digest(index_digest(text), columns, split_at)
+    shards = MdsShards(
         name=name,
-        number=number,
-        proportion=location.stream.proportion,
-        repeat=location.stream.repeat,
-        choose=location.stream.choose,
-        digest=own_digest if numbers is not None else whole_digest,
-        entries_digest=own_digest,
-        is_part=numbers is not None,
-        part=part,
+        digest=digest,
         index=index,
         rows=rows,
         columns=columns,
         cache=cache,
         length_file=length_file,
         checks_dtypes=getattr(stream, "check_dtypes", True),
-        ends=StreamEnds.of(stream),
-        **{each: getattr(stream, each, default) for each, default in OPTIONS.items()},
     )
-    return opened if length_file is None else _with_tokens(opened, length_file)
-
-
-def _with_tokens(opened: MdsStream, length_file: LengthFile) -> MdsStream:
-    if opened.part is not None:
-        part = opened.part.with_tokens(partial(opened.stored_lengths, length_file))
-        opened = replace(opened, part=part)
-    if not opened.total_tokens()[0]:
-        raise DataError(
-            f"stream {opened.name!r}: none of its {opened.num_samples} samples has tokens; omit "
-            "it, or write it with tokens"
-        )
-    return opened
+    return TokenStream.of(
+        location.stream,
+        number,
+        name,
+        shards,
+        part,
+        digest=digest,
+        entries_digest=own_digest,
+        is_part=numbers is not None,
+    )
 
 
 def open_streams(

@@ -85,10 +85,15 @@ class SamplePart:
         places = held_out(first, first + count, self.fraction) - first
         return places if self.side == "held_out" else np.delete(np.arange(count), places)
 
-    def with_tokens(self, lengths_of: Callable[[int], Int64Array]) -> SamplePart:
-        """Return the part with its tokens, from the lengths of all samples of a shard."""
-        sums = [int(lengths_of(n)[self.rows(n)].sum()) for n in range(len(self.own))]
-        return replace(self, tokens=np.array(sums, np.int64))
+    def with_tokens(self, lengths_of: Callable[[int], Int64Array | None]) -> SamplePart:
+        """Return the part with its tokens, from the lengths of all samples of a shard, if known."""
+        tokens = np.empty(len(self.own), np.int64)
+        for shard in range(len(tokens)):
+            lengths = lengths_of(shard)
+            if lengths is None:
+                return self
+            tokens[shard] = lengths[self.rows(shard)].sum()
+        return replace(self, tokens=tokens)
 
     def take(self, shards: Int64Array) -> SamplePart:
         """Return the part of these shards alone."""
@@ -132,11 +137,11 @@ def chosen_shards(
         places = np.flatnonzero(part.own)
         numbers, part = numbers[places], part.take(places)
     if not len(numbers):
+        way_out = "set unit='sample', or another" if stream.unit == "shard" else "set another"
         raise ConfigError(
             f"stream {name!r}: part={side!r} has none of its {stop - first} shards and "
             f"{first_sample[stop] - first_sample[first]} samples with "
-            f"fraction={stream.fraction} by unit={stream.unit!r}; set unit='sample', or another "
-            "fraction, in both parts"
+            f"fraction={stream.fraction} by unit={stream.unit!r}; {way_out} fraction in both parts"
         )
     return numbers, part
 

@@ -35,6 +35,7 @@ from streampack.streams.parts import Side
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MAX_RETRY = 10**6
 MAX_TIMEOUT_S = 10**6
+MIN_FRACTION = 1e-12
 SLICES = ("shards", "samples")
 OPTIONS = [
     "rows",
@@ -272,10 +273,10 @@ def _check_part(max_passes: Any, fraction: Any, slices: Mapping[str, object]) ->
         raise ConfigError(
             f"max_passes={max_passes!r:.40} is not a number above 0; write one such as 4"
         )
-    if fraction is not None and not (is_weight(fraction) and 0 < fraction < 1):
+    if fraction is not None and not (is_weight(fraction) and MIN_FRACTION <= fraction < 1):
         raise ConfigError(
-            f"fraction={fraction!r:.40} is not a number between 0 and 1; write the held-out share, "
-            "such as 0.005"
+            f"fraction={fraction!r:.40} is not a number from {MIN_FRACTION} up to 1; write the "
+            "held-out share, such as 0.005"
         )
 
 

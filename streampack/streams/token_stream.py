@@ -1,91 +1,51 @@
-"""What planning and gathering ask of an opened stream, whatever its format.
+"""An opened stream: integers for planning first, tokens on demand.
 
 ::
 
-    MdsStream     shards that MosaicML Streaming's or litData's writers made
-    FlatStream    token files of other programs, in virtual shards
+    open_stream(stream) --> index.json and the length file's header, or tables   (immediately)
+    shard_lengths(7)    --> length file or table, else the shard's own header    (when planned)
+    open_shard(7)       --> shard 7 mapped, and its spans                        (when read)
 
+A format is one class of `Shards`: MdsShards, and FlatShards for the token files of other programs.
 `plan`, `gather` and `batch` see integers and mapped bytes, so a new format changes none of them.
+
+The `Stream` is copied and never modified. Open shards belong to the process and are reopened after
+a fork; shard_pool.py limits them and says their cost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.mds.index import Layout, MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
+from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.ends import StreamEnds
-from streampack.streams.shard_pool import OpenShard
+from streampack.streams.parts import SamplePart
+from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import Int64Array
 
+OPTIONS = ("proportion", "repeat", "choose", "max_seq_len", "max_passes", "on_exhausted")
 
-class TokenStream(Protocol):
-    """An opened stream: lengths first, tokens on demand; frozen, and safe to pickle."""
 
-    @property
-    def name(self) -> str:
-        """Its name in messages and reports."""
-
-    @property
-    def number(self) -> int:
-        """Its index among the streams."""
-
-    @property
-    def proportion(self) -> float | None:
-        """At most one of the three weights is set, as given."""
-
-    @property
-    def repeat(self) -> float | None:
-        """How often an epoch takes each sample."""
-
-    @property
-    def choose(self) -> int | None:
-        """How much an epoch takes."""
-
-    @property
-    def max_seq_len(self) -> int | None:
-        """Tokens per pack of this stream, where they are not those of the packing."""
-
-    @property
-    def max_passes(self) -> float | None:
-        """Passes that a run of chapters may use in a lane."""
-
-    @property
-    def on_exhausted(self) -> str:
-        """What happens after `max_passes`."""
-
-    @property
-    def ends(self) -> StreamEnds:
-        """Its own ends and overflow rule."""
-
-    def with_ends(self, ends: StreamEnds) -> TokenStream:
-        """Return a copy with other ends."""
-
-    @property
-    def full_digest(self) -> str:
-        """Identifies the contents and the lengths, as far as they are known without reading."""
-
-    @property
-    def growing_digest(self) -> str:
-        """The same of the shards alone, so that the first ones of a stream that grew agree."""
-
-    @property
-    def columns(self) -> ColumnSelection:
-        """The columns that are read."""
+class Shards(Protocol):
+    """The shards of a stream, of one format; frozen, and safe to pickle."""
 
     @property
     def cache(self) -> ShardCache:
-        """Where its shards are on this node."""
+        """Where they are on this node."""
 
     @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-
-    @property
-    def num_shards(self) -> int:
-        """Number of shards."""
+    def index(self) -> MdsIndex:
+        """The shards as the cache knows them; none if files are mapped where they are."""
 
     @property
     def first_sample(self) -> Int64Array:
@@ -96,12 +56,8 @@ class TokenStream(Protocol):
         """Bytes of each shard as it is read, shape (num_shards,)."""
 
     @property
-    def stored_bytes(self) -> Int64Array:
-        """Bytes of each shard's compressed file, 0 without one; shape (num_shards,)."""
-
-    @property
-    def has_length_file(self) -> bool:
-        """Whether lengths are known without fetching the shards."""
+    def has_lengths(self) -> bool:
+        """Whether lengths are known without fetching a shard."""
 
     @property
     def may_be_empty(self) -> bool:
@@ -111,47 +67,272 @@ class TokenStream(Protocol):
     def token_dtypes(self) -> set[str | None]:
         """Types of the token ids, or None if each value states its own."""
 
-    def total_tokens(self) -> tuple[int, str]:
-        """Return the stream's number of tokens, and whether it is from "lengths" or "bytes"."""
+    def under(self, limit: CacheLimit) -> Shards:
+        """Return a copy with a limit on its cache."""
 
-    def shard_tokens(self) -> Int64Array | None:
+    def lengths_digest(self) -> str:
+        """Return what identifies lengths that the contents do not; empty if there are none."""
+
+    def total_tokens(self) -> tuple[int, str]:
+        """Return the tokens of all shards, and whether that is from "lengths" or "bytes"."""
+
+    def tokens(self) -> Int64Array | None:
         """Return the tokens of each shard, shape (num_shards,); None if they are not known."""
 
-    def shard_lengths(self, shard: int) -> Int64Array:
-        """Return the tokens of each sample of a shard, shape (num_samples_of_shard,)."""
+    def lengths(self, shard: int) -> Int64Array | None:
+        """Return the tokens of each sample of a shard; None if they are in the shard alone."""
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
-        """Return whether `shard_edges` knows where these ids are without reading the tokens."""
+        """Return whether `edges` knows where these ids are without reading the tokens."""
 
-    def shard_edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> Int64Array:
-        """Return the first and last token of each sample of a shard, shape (n, 2).
-
-        Only a comparison with `bos_id` and `eos_id` says something: others may be -1.
-        """
-
-    def open_shard(self, shard: int) -> OpenShard:
-        """Map a shard and locate its values; fetch it first if necessary."""
+    def edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> Int64Array | None:
+        """Return the first and last tokens as of `shard_edges`; None as of `lengths`."""
 
     def file_of(self, shard: int) -> tuple[str, str]:
         """Return the address and the name of the file with a shard, for messages."""
 
+    def row_layout(self, shard: int) -> Layout | None:
+        """Return the columns of a sample; None if it has only tokens."""
+
+    def version(self, shard: int) -> Hashable:
+        """Return what identifies a shard's file, which is fetched if necessary."""
+
+    def open(self, shard: int) -> OpenShard:
+        """Map a shard, with its version as the key, and locate the values of all its samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenStream:
+    """A stream of any format: lengths first, tokens on demand; frozen, and safe to pickle."""
+
+    name: str
+    """Its name in messages and reports."""
+    number: int
+    """Its index among the streams."""
+    proportion: float | None
+    repeat: float | None
+    choose: int | None
+    """At most one of the three weights is set, as given."""
+    max_seq_len: int | None = None
+    """Tokens per pack of this stream, or None for those of the packing."""
+    max_passes: float | None = None
+    """Passes that a run of chapters may use in a lane, or None for any number."""
+    on_exhausted: str = "substitute"
+    """What happens after `max_passes`."""
+    ends: StreamEnds
+    """Its own ends and overflow rule."""
+    columns: ColumnSelection
+    """The columns that are read."""
+    digest: str
+    """Identifies the contents: index.json, or the tables, and the selected columns."""
+    entries_digest: str
+    """Identifies the contents by the shards alone, so that the first ones of a stream that grew
+    agree with those of the former stream."""
+    is_part: bool = False
+    """Whether the stream has only some of its shards or samples."""
+    part: SamplePart | None = None
+    """Its samples, or None for all of its shards."""
+    shards: Shards
+    cache: ShardCache = field(init=False)
+    num_samples: int = field(init=False)
+    num_shards: int = field(init=False)
+    first_sample: Int64Array = field(init=False)
+    """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
+    raw_bytes: Int64Array = field(init=False)
+    """Bytes of each shard as it is read, shape (num_shards,)."""
+    stored_bytes: Int64Array = field(init=False)
+    """Bytes of each shard's compressed file, 0 without one; shape (num_shards,)."""
+
+    def __post_init__(self) -> None:
+        # Fields of this class, because planning and gathering ask for them at every turn.
+        first_sample = (self.part or self.shards).first_sample
+        packed = np.zeros(len(first_sample) - 1, np.int64)
+        for number, shard in enumerate(self.shards.index.shards):
+            packed[number] = shard.packed.num_bytes if shard.packed else 0
+        for name, value in (
+            ("cache", self.shards.cache),
+            ("first_sample", first_sample),
+            ("num_samples", int(first_sample[-1])),
+            ("num_shards", len(first_sample) - 1),
+            ("raw_bytes", self.shards.raw_bytes),
+            ("stored_bytes", packed),
+        ):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(
+        cls,
+        stream: Any,
+        number: int,
+        name: str,
+        shards: Shards,
+        part: SamplePart | None,
+        **own: Any,
+    ) -> TokenStream:
+        """Return a `Stream` with its shards; MosaicML's class has fewer options.
+
+        Raises:
+            DataError: If none of its samples has tokens.
+        """
+        opened = cls(
+            name=name,
+            number=number,
+            ends=StreamEnds.of(stream),
+            columns=ColumnSelection.of(stream),
+            shards=shards,
+            part=part and part.with_tokens(shards.lengths),
+            **{option: getattr(stream, option) for option in OPTIONS if hasattr(stream, option)},
+            **own,
+        )
+        if shards.has_lengths and not opened.total_tokens()[0]:
+            raise DataError(
+                f"stream {name!r}: none of its {opened.num_samples} samples has tokens; omit it, "
+                "or write it with tokens"
+            )
+        return opened
+
+    @property
+    def has_length_file(self) -> bool:
+        """Whether lengths are known without fetching the shards."""
+        return self.shards.has_lengths
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether lengths that are known may be 0."""
+        return self.shards.may_be_empty
+
+    @property
+    def token_dtypes(self) -> set[str | None]:
+        """Types of the token ids, or None if each value states its own."""
+        return self.shards.token_dtypes
+
+    @property
+    def full_digest(self) -> str:
+        """`digest`, followed by a colon and the length file's digest if there is one.
+
+        Without a length file, lengths are not covered: reading them would fetch all shards.
+        """
+        return self._with_lengths(self.digest)
+
+    @property
+    def growing_digest(self) -> str:
+        """`entries_digest`, followed as in `full_digest`."""
+        return self._with_lengths(self.entries_digest)
+
+    def _with_lengths(self, digest: str) -> str:
+        digest = self.ends.digest_of(digest)
+        lengths = "" if self.is_part else self.shards.lengths_digest()
+        return f"{digest}:{lengths}" if lengths else digest
+
+    def with_ends(self, ends: StreamEnds) -> TokenStream:
+        """Return a copy with other ends."""
+        return replace(self, ends=ends)
+
+    def total_tokens(self) -> tuple[int, str]:
+        """Return the stream's number of tokens, and its source.
+
+        It is "lengths" (exact) or "bytes" (an estimate from the shards' sizes).
+        """
+        if self.part is not None and self.part.tokens is not None:
+            return int(self.part.tokens.sum()), "lengths"
+        total, source = self.shards.total_tokens()
+        if source == "bytes":
+            total = total * self.num_samples // int(self.shards.first_sample[-1])
+            total = max(total, self.num_samples)
+        return total, source
+
+    def shard_tokens(self) -> Int64Array | None:
+        """Return the tokens of each shard, shape (num_shards,); None if they are not known."""
+        return self.shards.tokens() if self.part is None else self.part.tokens
+
+    def shard_lengths(self, shard: int) -> Int64Array:
+        """Return the tokens of each sample of a shard, shape (num_samples_of_shard,)."""
+        lengths = self.shards.lengths(shard)
+        return (
+            self.open_shard(shard).tokens.counts if lengths is None else self._own(lengths, shard)
+        )
+
+    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
+        """Return whether `shard_edges` knows where these ids are without reading the tokens."""
+        return self.shards.knows_edges(bos_id, eos_id)
+
+    def shard_edges(
+        self, shard: int, bos_id: int | None = None, eos_id: int | None = None
+    ) -> Int64Array:
+        """Return the first and last token of each sample of a shard, shape (n, 2).
+
+        Only a comparison with `bos_id` and `eos_id` says something: others may be -1.
+        """
+        edges = self.shards.edges(shard, bos_id, eos_id)
+        if edges is not None:
+            return self._own(edges, shard)
+        opened = self.open_shard(shard)
+        return opened.tokens.edges(opened.data)
+
+    def _own(self, values: Int64Array, shard: int) -> Int64Array:
+        return values if self.part is None else values[self.part.rows(shard)]
+
+    def open_shard(self, shard: int) -> OpenShard:
+        """Map a shard and locate its values; fetch and decompress it first if necessary.
+
+        A DataError says that it cannot be fetched or is damaged, or that a sample's labels or loss
+        mask differ in length from its tokens.
+        """
+        pool = shard_pool()
+        try:
+            # Neither the path nor the digest distinguishes two versions of a file.
+            opened = pool.get((self.shards.version(shard), self.digest, shard))
+            if opened is None:
+                opened = self.shards.open(shard)
+                opened = replace(opened, key=(opened.key, self.digest, shard))
+                if self.part is not None:
+                    opened = opened.take(self.part.rows(shard))
+                pool.put(opened)
+        except (DataError, OSError, RuntimeError):
+            with attach_uri(*self.file_of(shard)):
+                raise
+        return opened
+
+    def file_of(self, shard: int) -> tuple[str, str]:
+        """Return the address and the name of the file with a shard, for messages."""
+        return self.shards.file_of(shard)
+
     def check_files(self) -> None:
         """Compare the local files with what the stream states."""
+        self.cache.check(self.shards.index)
 
     def cache_folders(self) -> tuple[Path, ...]:
         """Return the folders that may have files that we created."""
+        return self.cache.cache_folders(self.shards.index)
 
     def under(self, limit: CacheLimit) -> TokenStream:
         """Return a copy with a limit on its cache."""
+        return replace(self, shards=self.shards.under(limit))
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard is on this node."""
+        shards = self.shards.index.shards
+        return not shards or self.cache.is_here(shards[shard])
 
     def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
-        """Fetch a shard if necessary; return the bytes that were fetched."""
+        """Fetch, verify and decompress a shard if necessary; return the bytes of the fetched file.
+
+        They are 0 if the shard was already here. None: another thread or process is fetching it,
+        and `is_waiting` is False.
+        """
+        if not self.shards.index.shards:
+            return 0
+        info = self.shards.index.shards[shard]
+        if not is_waiting and not self.cache.is_free(info):
+            return None
+        return info.stored.num_bytes if self.cache.fetch(info) else 0
 
     def mark_planned(self, shards: Int64Array) -> None:
         """Record that shards will be read soon."""
+        infos = self.shards.index.shards
+        self.cache.mark_planned(infos[shard] for shard in shards.tolist() if infos)
 
     def mark_finished(self, shards: Int64Array) -> None:
         """Record that shards may be evicted first."""
+        infos = self.shards.index.shards
+        self.cache.mark_finished(infos[shard] for shard in shards.tolist() if infos)

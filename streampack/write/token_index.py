@@ -35,7 +35,7 @@ from streampack.mds.length_file import NO_TOKEN
 from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.stores.objects import Found
 from streampack.stores.retries import ATTEMPT_S, request
-from streampack.streams.flat_opening import FoundFiles, find_files, open_files
+from streampack.streams.flat_opening import FoundFiles, find_files, open_file
 from streampack.streams.stream import Stream
 from streampack.write.lengths import edges_of
 
@@ -86,7 +86,12 @@ def write_token_index(
     stream = Stream(remote=remote, local=local, format=format, tokens_dtype=tokens_dtype)
     found = find_files(stream, None if format is None else format_named(format))
     if eos_id is None:
-        return [_index(found, file, 0, Path(out), progress) for file in open_files(stream, found)]
+        return [_index_by_table(stream, found, name, Path(out), progress) for name in found.names]
+    if found.form.name == "arrow":
+        raise ConfigError(
+            f"eos_id={eos_id}: other bytes are between the tokens of Arrow files, so these cannot "
+            "be searched; write a stream, whose rows can be split: streampack write --tokens"
+        )
     check_choice("tokens_dtype", tokens_dtype or "", SPLIT_DTYPES)
     dtype = np.dtype(tokens_dtype)
     for option, value in (("eos_id", eos_id), ("bos_id", bos_id)):
@@ -104,6 +109,17 @@ def write_token_index(
             )
         file = TokenFile(name=name, dtype=dtype.name, num_bytes=num_bytes, boundaries=Ends(ends))
         written.append(_index(found, file, eos_id + 1, Path(out), progress))
+    return written
+
+
+def _index_by_table(
+    stream: Stream, found: FoundFiles, name: str, out: Path, progress: Callable[[int], object]
+) -> IndexedTokens:
+    """Write the index of a file with a table; of a store, an Arrow file is here meanwhile."""
+    file = open_file(stream, found, name)
+    written = _index(found, file, 0, out, progress)
+    if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
+        copy.unlink()
     return written
 
 
@@ -179,12 +195,12 @@ def _ends(
 
 def _reader(found: FoundFiles, name: str) -> Read:
     """Return a function that reads bytes of a token file."""
-    read = _read_object if found.folder is None else _read_file
-    return partial(read, found.of_name[name])
+    path = found.path_of(name) if found.folder is not None or found.form.name == "arrow" else None
+    return partial(_read_object, found.of_name[name]) if path is None else partial(_read_file, path)
 
 
-def _read_file(found: Found, start: int, stop: int) -> bytes:
-    with Path(found.url).open("rb") as file:
+def _read_file(path: Path, start: int, stop: int) -> bytes:
+    with path.open("rb") as file:
         file.seek(start)
         return file.read(stop - start)
 

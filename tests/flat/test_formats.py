@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from streampack import (
     Mixing,
@@ -22,7 +21,6 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.cli.app import build_app
 from streampack.errors import ConfigError, DataError
 from streampack.flat import token_file
 from streampack.streams import open_stream
@@ -31,6 +29,7 @@ from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.flat import (
     FORMATS,
+    Documents,
     make_documents,
     options_of,
     write,
@@ -39,8 +38,10 @@ from tests.helpers.flat import (
     write_litdata,
     write_megatron,
 )
+from tests.helpers.verbs import call_verb
 
 FLAT = tuple(form for form in FORMATS if form != "litdata")
+CELL_BYTES = 4096
 
 
 def make_dataset(*streams: Stream, num_lanes: int = 1, **options: Any) -> PackedStreamingDataset:
@@ -67,30 +68,63 @@ def assert_same(got: list[Any], expected: list[Any]) -> None:
 
 @pytest.fixture
 def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_file, "CELL_BYTES", 4096)
+    monkeypatch.setattr(token_file, "CELL_BYTES", CELL_BYTES)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_format_gives_the_packs_of_mds(form: str, tmp_path: Path) -> None:
-    documents = make_documents()
-    write_stream(documents, tmp_path / "mds")
-    write(form, tmp_path / form, documents)
-    expected = batches_of(make_dataset(Stream(local=tmp_path / "mds")))
-    stream = Stream(local=tmp_path / form, **options_of(form))
-    assert_same(batches_of(make_dataset(stream)), expected)
+NUM_RUNS, RUN_DOCUMENTS, RUN_TOKENS = 24, 16, CELL_BYTES // 2
 
 
-@pytest.mark.usefixtures("small_cells")
-def test_formats_with_the_same_virtual_shards_give_the_same_packs_in_lanes(tmp_path: Path) -> None:
+@pytest.fixture
+def runs() -> list[Documents]:
+    """Runs that each fill a cell, with as many documents as each other.
+
+    Each document has fewer than 256 tokens, so that MDS states its shape in one byte.
+    """
+    rng = np.random.default_rng(2)
+    mean = RUN_TOKENS // RUN_DOCUMENTS
+    borders = np.arange(mean, RUN_TOKENS, mean)
+    return [
+        np.split(
+            rng.integers(1, 1000, RUN_TOKENS).astype("uint16"),
+            borders + rng.integers(-mean // 2 + 1, mean // 2, len(borders)),
+        )
+        for _ in range(NUM_RUNS)
+    ]
+
+
+def write_runs(form: str, folder: Path, runs: list[Documents]) -> None:
+    """Write runs so that each is a shard, or a virtual one."""
+    documents = [document for run in runs for document in run]
+    if form == "mds":
+        one = write_stream(runs[0], folder.with_name("one"))
+        size = int(open_stream(Stream(local=one.path), 0).raw_bytes[0])
+        write_stream(documents, folder, size_limit=size)
+    elif form == "litdata":
+        folder.mkdir()
+        write_litdata(folder, documents, chunk_bytes=None, chunk_size=RUN_DOCUMENTS)
+    elif form == "arrow":
+        for number, run in enumerate(runs):
+            write(form, folder, run, f"{number:02}")
+    else:
+        write(form, folder, documents)
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2, 4])
+def test_the_same_runs_of_documents_give_the_same_packs_in_every_format(
+    num_lanes: int, runs: list[Documents], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {}
-    for form in ("megatron", "olmo", "datatrove"):
-        for name, seed in (("a", 1), ("b", 2)):
-            write(form, tmp_path / form, make_documents(seed=seed), name)
+    for form in ("mds", *FORMATS):
+        # In a file of Arrow, other bytes precede the tokens of a run.
+        monkeypatch.setattr(token_file, "CELL_BYTES", CELL_BYTES * (2 if form == "arrow" else 1))
+        write_runs(form, tmp_path / form, runs)
         stream = Stream(local=tmp_path / form, **options_of(form))
-        assert open_stream(stream, 0).num_shards > 8
-        found[form] = batches_of(make_dataset(stream, num_lanes=4))
-    assert_same(found["olmo"], found["megatron"])
-    assert_same(found["datatrove"], found["megatron"])
+        sizes = open_stream(stream, 0).raw_bytes
+        assert len(sizes) == NUM_RUNS
+        assert len(set(sizes.tolist())) == 1
+        found[form] = batches_of(make_dataset(stream, num_lanes=num_lanes))
+    for form in FORMATS:
+        assert_same(found[form], found["mds"])
 
 
 @pytest.mark.usefixtures("small_cells")
@@ -126,7 +160,7 @@ def bucket(tmp_path: Path) -> Iterator[tuple[Path, FaultServer]]:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("small_cells")
-@pytest.mark.parametrize("form", ["megatron", "olmo", "datatrove"])
+@pytest.mark.parametrize("form", FLAT)
 def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
     form: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
 ) -> None:
@@ -138,14 +172,25 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
     )
     options = {"local": tmp_path / "cache", "format": form, **options_of(form)}
     remote = Stream(remote="s3://bucket/tokens", **options)
+    held = data = sum(each.nbytes for seed in (1, 2) for each in make_documents(seed=seed))
+    if form == "arrow":
+        with pytest.raises(ConfigError, match="fetched whole") as refused:
+            open_stream(remote, 0)
+        command = refused.value.args[0].split("`")[1].replace("FOLDER", str(tmp_path / "index"))
+        call_verb(*command.split()[1:])
+        assert not list(tmp_path.glob("cache/**/*.arrow*"))
+        whole = server.requests(r"\.arrow$", "GET")
+        data = sum(path.stat().st_size for path in folder.rglob("*.arrow"))
+        assert sum(request.num_bytes for request in whole) == data
+        server.start_anew()
+        remote = Stream(remote="s3://bucket/tokens", index=tmp_path / "index", **options)
     assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
     # A second start on this node finds the tokens and tables in the cache.
     assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
-    held = sum(each.nbytes for seed in (1, 2) for each in make_documents(seed=seed))
-    tokens = server.requests(r"\.(bin|npy|ds)$", "GET")
-    assert held <= sum(request.num_bytes for request in tokens) <= 1.02 * held
+    tokens = server.requests(r"\.(bin|npy|ds|arrow)$", "GET")
+    assert held <= sum(request.num_bytes for request in tokens) <= 1.02 * data
     tables = [request.path for request in server.requests(r"\.(idx|csv\.gz|index)$", "GET")]
-    assert len(tables) == len(set(tables)) == 2
+    assert len(tables) == len(set(tables)) == (0 if form == "arrow" else 2)
 
 
 @pytest.mark.processes
@@ -315,12 +360,42 @@ def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path: Pa
         batches_of(make_dataset(wrong, packing=packing))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": "labels"}, "labels='labels': of token files only the tokens are read"),
+        ({"loss_mask": "mask"}, "loss_mask='mask': of token files"),
+        ({"split": "train", "format": "datatrove"}, "split='train': token files have no splits"),
+        ({"unit": "sequence"}, "unit='sequence': datatrove has documents alone"),
+        ({"tokens_dtype": "uint32"}, "tokens_dtype='uint32': .*has tokens of uint16"),
+    ],
+)
+def test_what_token_files_do_not_have_is_refused(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_datatrove(tmp_path, make_documents(20))
+    with pytest.raises(ConfigError, match=message):
+        open_stream(Stream(local=tmp_path, **options), 0)
+
+
+@pytest.mark.parametrize("option", [{"samples": slice(0, 9)}, {"ends_with_eos": True}])
+def test_what_only_token_files_have_is_refused_for_shards(
+    option: dict[str, Any], tmp_path: Path
+) -> None:
+    write_stream(make_documents(20), tmp_path / "mds")
+    with pytest.raises(ConfigError, match=r"is for token files, and .* has shards; omit it"):
+        open_stream(Stream(local=tmp_path / "mds", **option), 0)
+
+
 def test_files_of_two_formats_need_a_format(tmp_path: Path) -> None:
     write_megatron(tmp_path, make_documents(10))
     write_arrow(tmp_path, make_documents(10))
     with pytest.raises(ConfigError, match=r"megatron.*arrow"):
         open_stream(Stream(local=tmp_path), 0)
     assert open_stream(Stream(local=tmp_path, format="arrow"), 0).num_samples == 10
+    both = [tmp_path / "web.bin", tmp_path / "web.arrow"]
+    with pytest.raises(ConfigError, match=r"web\.bin: is not a \.arrow file of arrow; list only"):
+        open_stream(Stream(local=both, format="arrow"), 0)
     with pytest.raises(ConfigError, match="'parquet'"):
         open_stream(Stream(local=tmp_path, format="parquet"), 0)
 
@@ -344,7 +419,7 @@ def test_documents_are_found_by_their_eos(
         open_stream(raw, 0)
     arguments = [str(tmp_path / "raw"), "--eos-id", "7", "--tokens-dtype", "uint16"]
     arguments += ["--out", str(tmp_path / "ends"), *(["--bos-id", "5"] if bos else [])]
-    assert CliRunner().invoke(build_app(), ["index", *arguments]).exit_code == 0
+    call_verb("index", *arguments)
     indexed = Stream(local=tmp_path / "raw", tokens_dtype="uint16", index=tmp_path / "ends")
     stream = open_stream(indexed, 0)
     lengths = [n for shard in range(stream.num_shards) for n in stream.shard_lengths(shard)]

@@ -79,8 +79,8 @@ def test_a_byte_that_changed_since_is_an_error(form: str, tmp_path: Path) -> Non
     types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
     index(tmp_path / "data", tmp_path / "index", *types)
     stream = open_stream(Stream(local=tmp_path / "data", index=tmp_path / "index"), 0)
-    place = int(stream.shards.extents[2, 0]) + 11
-    path = tmp_path / "data" / stream.files[0].name
+    place = int(stream.shards.virtual.extents[2, 0]) + 11
+    path = tmp_path / "data" / stream.shards.files[0].name
     content = bytearray(path.read_bytes())
     content[place] ^= 4
     path.write_bytes(content)
@@ -115,7 +115,7 @@ def test_a_remote_is_verified_with_its_index_and_warned_about_without(
         stream.open_shard(0)
     assert "has no hashes" not in caplog.text
     damaged = bytearray(content)
-    damaged[int(stream.shards.extents[1, 0]) + 3] ^= 1
+    damaged[int(stream.shards.virtual.extents[1, 0]) + 3] ^= 1
     whole.write_bytes(damaged)
     reopened = open_stream(Stream(**options, index=tmp_path / "index"), 0)
     with pytest.raises(DataError, match=r"web\.bin"):

@@ -23,8 +23,8 @@ from streampack.gather.gather import Gatherer, Rows
 from streampack.pack import fit_samples, make_packer
 from streampack.streams import open_stream, shard_pool
 from streampack.streams.label_shift import detect_shift, labels_are_shifted
-from streampack.streams.mds_stream import MdsStream
 from streampack.streams.stream import Stream
+from streampack.streams.token_stream import TokenStream
 from streampack.types import Packs
 from tests.helpers.examples import examples
 from tests.helpers.slices import slots
@@ -96,7 +96,7 @@ def write_stream(
 
 
 @pytest.fixture(scope="module")
-def streams(tmp_path_factory: pytest.TempPathFactory) -> list[MdsStream]:
+def streams(tmp_path_factory: pytest.TempPathFactory) -> list[TokenStream]:
     """One stream of several shards for each way to store tokens and targets."""
     opened = []
     for number, (encoding, dtype, way) in enumerate(STORED):
@@ -182,7 +182,7 @@ def plans(draw: st.DrawFn, ways: set[str]) -> tuple[Packs, Packing]:
 @examples(200)
 @given(plan=plans({stored[2] for stored in STORED}), num_padding=st.integers(0, 2))
 def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
-    streams: list[MdsStream], plan: tuple[Packs, Packing], num_padding: int
+    streams: list[TokenStream], plan: tuple[Packs, Packing], num_padding: int
 ) -> None:
     packs, packing = plan
     num_rows = len(packs) + num_padding
@@ -204,7 +204,7 @@ def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
     frame_rows=st.sampled_from([1, 2]),
 )
 def test_slices_of_rows_hold_their_part_of_the_tokens_and_labels(
-    streams: list[MdsStream],
+    streams: list[TokenStream],
     plan: tuple[Packs, Packing],
     layout: Any,
     num_ranks: int,
@@ -245,7 +245,7 @@ def every_sample(packing: Packing) -> Packs:
 
 
 def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
-    streams: list[MdsStream], monkeypatch: pytest.MonkeyPatch
+    streams: list[TokenStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_pool, "_pools", {os.getpid(): shard_pool.ShardPool(2, 10**6)})
     packing = Packing(max_seq_len=ROW_TOKENS)
@@ -267,7 +267,7 @@ def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_does_not_wait_for_its_parents_lock(streams: list[MdsStream]) -> None:
+def test_a_forked_child_does_not_wait_for_its_parents_lock(streams: list[TokenStream]) -> None:
     packing = Packing(max_seq_len=ROW_TOKENS)
     gatherer, packs = Gatherer(streams, packing), every_sample(packing)
     expected = gatherer.gather(packs, len(packs)).tokens
@@ -280,7 +280,7 @@ def test_a_forked_child_does_not_wait_for_its_parents_lock(streams: list[MdsStre
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def gather_one(streams: list[MdsStream], *segment: int, **packing: Any) -> Rows:
+def gather_one(streams: list[TokenStream], *segment: int, **packing: Any) -> Rows:
     options = Packing(max_seq_len=ROW_TOKENS, **packing)
     return Gatherer(streams, options).gather(packs_of([segment]), 1)
 
@@ -302,7 +302,7 @@ TOTAL_OF_4 = len(own_tokens(0, 4))
     ],
 )
 def test_a_segment_that_is_not_in_its_stream_is_an_error_that_names_it(
-    streams: list[MdsStream], segment: Sequence[int], message: str
+    streams: list[TokenStream], segment: Sequence[int], message: str
 ) -> None:
     assert TOTAL_OF_4 == 12
     with pytest.raises(DataError, match=message):
@@ -312,7 +312,7 @@ def test_a_segment_that_is_not_in_its_stream_is_an_error_that_names_it(
 class Damaged:
     """A stream that moved the bounds of its shards after they were checked."""
 
-    def __init__(self, stream: MdsStream, **changes: Any) -> None:
+    def __init__(self, stream: TokenStream, **changes: Any) -> None:
         self._stream = stream
         self._changes = changes
 
@@ -325,14 +325,16 @@ class Damaged:
 
 
 def test_a_shard_with_fewer_places_than_index_json_says_is_an_error(
-    streams: list[MdsStream],
+    streams: list[TokenStream],
 ) -> None:
     damaged: Any = Damaged(streams[0], begins=np.zeros(1, np.int64), counts=np.ones(1, np.int64))
     with pytest.raises(DataError, match=r"shard 0: it holds 1 samples, but index.json says \d+"):
         gather_one([damaged], 0, 0, 0, 0, 1, 1)
 
 
-def labelled(folder: Path, tokens: list[Any], labels: list[Any], **options: Any) -> list[MdsStream]:
+def labelled(
+    folder: Path, tokens: list[Any], labels: list[Any], **options: Any
+) -> list[TokenStream]:
     """Write a stream of samples with labels, and open it."""
     rows = [
         {"tokens": np.array(ids, np.int32), "labels": np.array(said, np.int32)}

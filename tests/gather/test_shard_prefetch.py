@@ -15,14 +15,14 @@ from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher, fetch
 from streampack.plan import ShardDelta
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import FileLocks
-from streampack.streams import MdsStream, Stream, open_streams
+from streampack.streams import Stream, TokenStream, open_streams
 from streampack.types import NO_PACKS, SAMPLE, STREAM, Packs
 from tests.helpers import builders
 
 LENGTHS = [40] * 200  # about 8 shards of 4 KB
 
 
-class Gate(MdsStream):
+class Gate(TokenStream):
     """A stream that records the shards it is asked to fetch, and can be made to wait."""
 
     __slots__ = ("__dict__",)
@@ -51,7 +51,7 @@ class Gates(Gate):
     def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
         self.asked.append(shard)
         assert self.gates[shard].wait(30)
-        return MdsStream.fetch(self, shard) if shard > 0 or is_waiting else None
+        return TokenStream.fetch(self, shard) if shard > 0 or is_waiting else None
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_shards_are_brought_in_the_order_of_need_each_once(stream):
     stats = fetcher.stats()
     assert stats["fetched"] == 4
     assert stats["fetched_bytes"] == sum(
-        stream.index.shards[shard].packed.num_bytes for shard in (1, 2, 3, 5)
+        stream.shards.index.shards[shard].packed.num_bytes for shard in (1, 2, 3, 5)
     )
     fetcher.close()
     assert not fetch_threads()
@@ -227,7 +227,7 @@ def test_plans_and_finished_shards_are_noted_in_order(stream):
 
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_a_failure_is_raised_by_whoever_asks_next_and_ends_the_threads(stream, remote, num_threads):
-    (remote / stream.index.shards[5].packed.basename).unlink()
+    (remote / stream.shards.index.shards[5].packed.basename).unlink()
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=num_threads))
     fetcher.update_plan(ShardDelta(ahead=rows(5, 6)))
     with pytest.raises(DataError, match=r"shard\.00005"):
@@ -287,7 +287,7 @@ def test_a_cache_that_was_emptied_in_between_is_filled_again(stream):
 
 def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_others(stream):
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    name = stream.cache._names_of(stream.index.shards[0]).raw
+    name = stream.cache._names_of(stream.shards.index.shards[0]).raw
     with FileLocks(stream.cache.folder, LocalFilesystem()).hold(name, 60):
         fetcher.update_plan(ShardDelta(ahead=rows(0, 1, 2)))
         fetcher.wait_for([(0, 1), (0, 2)])
@@ -313,5 +313,5 @@ def test_a_shard_that_two_threads_ask_for_counts_once(stream):
     planner.join(30)
     ahead.close()
     assert len(fetched) + ahead.stats()["fetched"] == 4
-    sizes = [shard.packed.num_bytes for shard in stream.index.shards[:4]]
+    sizes = [shard.packed.num_bytes for shard in stream.shards.index.shards[:4]]
     assert sum(fetched) + ahead.stats()["fetched_bytes"] == sum(sizes)

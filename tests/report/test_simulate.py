@@ -8,7 +8,7 @@ from streampack import AttentionCost, Balance, ConfigError, DataError, PackedDat
 from streampack.report import simulate
 from streampack.report.simulate import simulate_until
 from streampack.runtime.resumable import engine_of
-from streampack.streams.mds_stream import MdsStream
+from streampack.streams.token_stream import TokenStream
 from tests.helpers import conformance
 from tests.helpers.conformance import worlds
 
@@ -130,7 +130,7 @@ def test_the_ranks_of_a_world_add_up_to_its_simulation(written, key):
 
 
 def test_a_simulation_opens_no_shard_where_there_are_length_files(written, monkeypatch):
-    monkeypatch.setattr(MdsStream, "open_shard", None)
+    monkeypatch.setattr(TokenStream, "open_shard", None)
 
     assert simulate(conformance.make(written))["tokens"] == sum(map(sum, written.lengths))
 

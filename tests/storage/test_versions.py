@@ -214,7 +214,7 @@ def test_two_versions_share_a_folder_and_each_reads_its_own(tmp_path, growing):
     assert_reads(after, others)
     for opened, expected in ((before, samples), (after, others)):
         buckets.asked.clear()
-        found = [opened._open_shard(shard, "") for shard in range(opened.num_shards)]
+        found = [opened.shards.open(shard) for shard in range(opened.num_shards)]
         tokens = [data.tokens.read(data.data, i).tolist() for data in found for i in range(2)]
         assert tokens == [sample.tolist() for sample in expected]
         assert buckets.asked == []

@@ -22,10 +22,14 @@ from streampack import (
 )
 from streampack.streams import Stream, open_stream
 from streampack.streams.parts import held_out
+from streampack.testing import assert_resumes
+from streampack.write import write_stream
 from tests.helpers import builders, flat
+from tests.helpers.verbs import call_verb
 
 LENGTHS = [1 + (i * 37) % 90 for i in range(300)]
 SIDES = ("train", "held_out")
+EOS = 2**20
 
 
 @given(
@@ -53,6 +57,20 @@ def written(kind: str, folder: Path, num: int) -> Any:
         else:
             flat.write(kind, folder, documents)
         return {"local": folder, **flat.options_of(kind)}, documents
+    if kind == "split":
+        # Of four tokens and more, so that no row begins with an EOS alone: pieces are distinct.
+        documents = [
+            [*builders.tokens_of(0, i, n // 4 * 4 + 3), EOS] for i, n in enumerate(LENGTHS)
+        ]
+        tokens = np.concatenate(documents[:num])
+        rows = np.split(tokens, range(64, len(tokens), 64))
+        if num < len(LENGTHS):
+            rows.pop()  # it will grow
+        write_stream(rows, folder / "rows", size_limit=2000)
+        call_verb("index", folder / "rows", "--eos-id", EOS, "--out", folder / "index")
+        pieces = [each for row in rows for each in np.split(row, np.flatnonzero(row == EOS) + 1)]
+        options = {"local": folder / "rows", "split_at": EOS, "index": folder / "index"}
+        return options, [each for each in pieces if len(each)]
     if kind == "rows":
         samples = [builders.tokens_of(0, i, n).tolist() for i, n in enumerate(LENGTHS[:num])]
         folder.mkdir()
@@ -84,7 +102,7 @@ def read(stream: Stream) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("unit", ["shard", "sample"])
-@pytest.mark.parametrize("kind", ["mds", "zstd", "megatron", "olmo", "arrow"])
+@pytest.mark.parametrize("kind", ["mds", "zstd", "megatron", "olmo", "arrow", "split"])
 def test_the_sides_are_disjoint_and_complete_and_appending_moves_nothing(
     tmp_path, monkeypatch, kind, unit
 ):
@@ -147,6 +165,28 @@ def test_a_run_of_chapters_resumes_on_one_side_of_a_stream_that_grew(tmp_path):
         assert one["tokens"].tolist() == other["tokens"].tolist()
 
 
+def test_one_side_of_the_documents_of_rows_resumes(tmp_path):
+    arguments, _ = written("split", tmp_path / "rows", 300)
+
+    def make():
+        dataset = PackedStreamingDataset(
+            [Stream(part="train", fraction=0.1, unit="sample", **arguments)],
+            packing=Packing(max_seq_len=128),
+            order=Order(num_lanes=2),
+            batch_size=2,
+            world=World(),
+        )
+        return PackedDataLoader(dataset)
+
+    assert assert_resumes(make, every=9) > 3
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 1e-19, -0.5, float("nan"), True])
+def test_a_fraction_that_holds_out_nothing_or_all_is_refused(fraction):
+    with pytest.raises(ConfigError, match="from 1e-12 up to 1"):
+        Stream(local="x", part="train", fraction=fraction, unit="sample")
+
+
 def test_a_side_without_samples_is_refused_and_samples_are_the_way_out(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
     split = {"local": path, "part": "held_out", "fraction": 0.01}
@@ -155,3 +195,5 @@ def test_a_side_without_samples_is_refused_and_samples_are_the_way_out(tmp_path)
     with pytest.raises(ConfigError, match=rf"none of its {num_shards} shards .* set unit='sample'"):
         open_stream(Stream(unit="shard", **split), 0)
     assert open_stream(Stream(unit="sample", **split), 0).num_samples == 3
+    with pytest.raises(ConfigError, match="by unit='sample'; set another fraction in both"):
+        open_stream(Stream(unit="sample", **split | {"fraction": 1e-4}), 0)

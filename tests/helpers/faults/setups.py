@@ -23,7 +23,7 @@ from streampack.planned.build import build_recipe
 from streampack.planned.cache_budget import cache_needs
 from streampack.planned.spec import DatasetSpec
 from streampack.storage.materialize import Downloader
-from streampack.streams import MdsStream, Stream, open_streams
+from streampack.streams import Stream, TokenStream, open_streams
 from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array
 from streampack.world import World
 from tests.helpers import builders
@@ -41,7 +41,7 @@ class Setup:
     """The objects in the store, by stream and basename."""
     shards: dict[str, bytes]
     """The expected contents of each final name in a cache, by stream and basename."""
-    opened: tuple[MdsStream, ...]
+    opened: tuple[TokenStream, ...]
     """The streams on the real disk."""
     recipe: Recipe
     keep_zip: bool
@@ -68,10 +68,10 @@ class Setup:
         return max(
             shard.raw.num_bytes + (shard.packed.num_bytes if shard.packed else 0)
             for stream in self.opened
-            for shard in stream.index.shards
+            for shard in stream.shards.index.shards
         )
 
-    def blueprint(self, streams: tuple[MdsStream, ...], world: World, batch_size: int) -> Any:
+    def blueprint(self, streams: tuple[TokenStream, ...], world: World, batch_size: int) -> Any:
         """Return the spec that a dataset over these streams would have."""
         recipe = self.recipe
         return DatasetSpec(
@@ -89,7 +89,7 @@ class Setup:
         """Return num_lanes, lane_turn and global_batch_size."""
         return self.recipe.num_lanes, self.recipe.lane_turn, self.recipe.global_batch_size
 
-    def recipe_for(self, streams: tuple[MdsStream, ...]) -> Recipe:
+    def recipe_for(self, streams: tuple[TokenStream, ...]) -> Recipe:
         """Return the recipe of a process, which reads lengths from shards if it has no length file.
 
         It fetches them one by one, since the simulation has no threads.
@@ -202,7 +202,7 @@ def _make_setup(
     shards = dict(files)
     for stream in opened:
         for shard in range(stream.num_shards):
-            name = f"{stream.name}/{stream.index.shards[shard].raw.basename}"
+            name = f"{stream.name}/{stream.shards.index.shards[shard].raw.basename}"
             shards[name] = stream.open_shard(shard).data.tobytes()
     blueprint = DatasetSpec(
         streams=opened,
@@ -229,7 +229,7 @@ def _make_setup(
 
 
 def _unbroken(
-    recipe: Recipe, streams: tuple[MdsStream, ...], epoch: int, lengths: list[list[int]]
+    recipe: Recipe, streams: tuple[TokenStream, ...], epoch: int, lengths: list[list[int]]
 ) -> tuple[Int64Array, int]:
     """Run an epoch without faults, compare it with what was written, and return its rows."""
     sequence = epoch_sequence(recipe, DeviceView(), Progress(epoch=epoch))
@@ -256,7 +256,7 @@ def _unbroken(
 
 def open_remote(
     setup: Setup, folder: Path, disk: MemoryDisk, store: Downloader, limit: int | None
-) -> tuple[MdsStream, ...]:
+) -> tuple[TokenStream, ...]:
     """Open a setup's streams from the store, with the length files that are on the real disk."""
     streams = [
         Stream(remote=f"s3://store/{i}", local=str(folder / str(i)), keep_zip=setup.keep_zip)
@@ -264,7 +264,7 @@ def open_remote(
     ]
     opened = open_streams(streams, cache_limit=limit, disk=disk, store=store)
     return tuple(
-        replace(stream, length_file=local.length_file)
+        replace(stream, shards=replace(stream.shards, length_file=local.shards.length_file))
         for stream, local in zip(opened, setup.opened, strict=True)
     )
 

@@ -43,7 +43,7 @@ from streampack.gather.gather import Gatherer
 from streampack.plan import DeviceView, Progress, Recipe, run_shape
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
-from streampack.streams import MdsStream
+from streampack.streams import TokenStream
 from streampack.streams import shard_pool as recent_module
 from streampack.streams.shard_pool import ShardPool
 from streampack.types import Int64Array
@@ -321,7 +321,7 @@ class Job:
         self,
         process: Process,
         planner: Planner,
-        streams: tuple[MdsStream, ...],
+        streams: tuple[TokenStream, ...],
         workers: list[Process],
     ) -> Steps:
         """Plan as many batches ahead as workers may read, and tell them and the fetcher."""
@@ -370,7 +370,7 @@ class Job:
             rows = yield from self.again(lambda p=plan: gatherer.gather(p.packs, p.num_rows))
             worker.rows[step] = rows
 
-    def _fetcher(self, process: Process, streams: tuple[MdsStream, ...]) -> Steps:
+    def _fetcher(self, process: Process, streams: tuple[TokenStream, ...]) -> Steps:
         while True:
             yield lambda: bool(process.needed) or not process.is_alive
             if not process.is_alive:
@@ -380,7 +380,7 @@ class Job:
                 yield from self.again(lambda s=stream, i=shard: streams[s].fetch(i))
 
 
-def _note(streams: tuple[MdsStream, ...], rows: Int64Array, what: str) -> None:
+def _note(streams: tuple[TokenStream, ...], rows: Int64Array, what: str) -> None:
     for number, stream in enumerate(streams):
         shards = rows[rows[:, 0] == number, 1]
         if len(shards):
@@ -479,7 +479,7 @@ class Simulation:
 
     # What the ranks do with it.
 
-    def open(self, node: int, limit: int | None) -> tuple[MdsStream, ...]:
+    def open(self, node: int, limit: int | None) -> tuple[TokenStream, ...]:
         """Open the streams on a node."""
         self._limit = limit
         return open_remote(self.setup, self.folder(node), self.disk, self.store, limit)
