@@ -85,8 +85,8 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         ConfigError: If no format, or several, fit the files.
         DataError: If a table is missing, or does not fit its tokens.
     """
+    _check_options(stream)
     found = find_files(stream, None if stream.format is None else format_named(stream.format))
-    _check_options(stream, found.form)
     location, folder = found.location, found.folder
     name = stream.name or found.default_name
     files = open_files(stream, found)
@@ -110,8 +110,8 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     return TokenStream.of(stream, number, name, shards, part, digest=digest, entries_digest=digest)
 
 
-def _check_options(stream: Any, form: TokenFormat) -> None:
-    """Refuse options that nothing in files of a format answers to."""
+def _check_options(stream: Any) -> None:
+    """Refuse options that nothing in token files answers to."""
     for option in ("labels", "loss_mask"):
         if (column := getattr(stream, option)) is not None:
             raise ConfigError(
@@ -122,11 +122,6 @@ def _check_options(stream: Any, form: TokenFormat) -> None:
         raise ConfigError(
             f"split={stream.split!r}: token files have no splits; name the subfolder in local= or "
             "remote=, or hold out samples with part="
-        )
-    if stream.unit == "sequence" and form.name != "megatron":
-        raise ConfigError(
-            f"unit='sequence': {form.name} has documents alone; omit it, as it is for "
-            "Megatron's files"
         )
 
 
@@ -257,6 +252,11 @@ def _unit(stream: Any) -> str:
 
 def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
     """Open the token files of a stream; errors as of `open_flat`."""
+    if stream.unit == "sequence" and found.form.name != "megatron":
+        raise ConfigError(
+            f"unit='sequence': {found.form.name} has documents alone; omit it, as it is for "
+            "Megatron's files"
+        )
     open_one = partial(open_file, stream, found)
     if found.folder is not None:
         return tuple(map(open_one, found.names))
