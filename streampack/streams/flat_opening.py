@@ -252,7 +252,7 @@ def _unit(stream: Any) -> str:
 
 def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
     """Open the token files of a stream; errors as of `open_flat`."""
-    if stream.unit == "sequence" and found.form.name != "megatron":
+    if stream.unit == "sequence" and found.form.name in ("olmo", "datatrove", "arrow"):
         raise ConfigError(
             f"unit='sequence': {found.form.name} has documents alone; omit it, as it is for "
             "Megatron's files"
