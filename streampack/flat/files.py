@@ -57,6 +57,19 @@ class FoundFile:
     None without one."""
     version: str | None = None
 
+    def table(self, name: str, way_out: str = "copy it too") -> Path:
+        """Return the path on this disk of a file that says where documents end.
+
+        Raises:
+            DataError: If there is none.
+        """
+        path = self.path_of(name)
+        if path is None:
+            raise DataError(
+                f"{self.name}: has no {name}, which says where its documents end; {way_out}"
+            )
+        return path
+
 
 class TokenFormat(Protocol):
     """A format of token files. Register one of your own as an entry point `streampack.formats`."""
@@ -79,7 +92,7 @@ class Megatron:
     name, suffix = "megatron", ".bin"
 
     def open(self, file: FoundFile, options: Options) -> TokenFile:
-        path = _table(file, file.name.removesuffix(".bin") + ".idx", "copy it too")
+        path = file.table(file.name.removesuffix(".bin") + ".idx")
         return open_megatron(file.name, file.num_bytes, path, unit=options.unit)
 
 
@@ -95,7 +108,7 @@ class Datatrove:
                 "without it all tokens would be learned; remove it if that is right, or write a "
                 "stream with a loss_mask column"
             )
-        path = _table(file, f"{file.name}.index", "write it with save_index=True")
+        path = file.table(f"{file.name}.index", "write it with save_index=True")
         metadata = file.path_of(f"{file.name}.metadata")
         return open_datatrove(file.name, file.num_bytes, path, metadata)
 
@@ -112,11 +125,7 @@ class Olmo:
                 "'uint32', as in the config that wrote it"
             )
         stem = file.name.removesuffix(".npy")
-        path = file.path_of(f"{stem}.csv.gz") or file.path_of(f"{file.name}.csv.gz")
-        if path is None:
-            raise DataError(
-                f"{file.name}: has no {stem}.csv.gz to say where its documents end; {INDEX_IT}"
-            )
+        path = file.path_of(f"{file.name}.csv.gz") or file.table(f"{stem}.csv.gz", INDEX_IT)
         return open_olmo(file.name, file.num_bytes, path, dtype=options.dtype)
 
 
@@ -126,10 +135,7 @@ class Arrow:
     name, suffix = "arrow", ".arrow"
 
     def open(self, file: FoundFile, options: Options) -> TokenFile:
-        path = file.path_of(file.name)
-        if path is None:
-            raise DataError(f"{file.name}: does not exist; make a new copy")
-        return open_arrow(file.name, path, options.tokens)
+        return open_arrow(file.name, file.table(file.name), options.tokens)
 
 
 FORMATS: tuple[TokenFormat, ...] = (Megatron(), Datatrove(), Olmo(), Arrow())
@@ -233,12 +239,3 @@ def order_of_dataset(names: list[str], text: bytes) -> list[str]:
             f"{DATASET_STATE}: names {missing[:1]}, which is missing; copy the whole dataset"
         )
     return listed
-
-
-def _table(file: FoundFile, name: str, way_out: str) -> Path:
-    path = file.path_of(name)
-    if path is None:
-        raise DataError(
-            f"{file.name}: has no {name}, which says where its documents end; {way_out}"
-        )
-    return path

@@ -254,7 +254,7 @@ class Ends:
     """Boundaries of documents back to back, from their ends in tokens: an array, or a table."""
 
     def __init__(self, ends: Int64Array | Table) -> None:
-        self._ends = ends
+        self._ends = ends if isinstance(ends, Table) else np.asarray(ends, np.int64)
         self.num_samples = len(ends)
 
     def begins(self, samples: Int64Array) -> Int64Array:

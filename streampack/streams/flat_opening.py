@@ -261,10 +261,11 @@ def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
     if found.folder is not None:
         return tuple(map(open_one, found.names))
     if stream.index is None and found.form.name == "arrow":
+        sources = stream.remote if isinstance(stream.remote, str) else " ".join(stream.remote)
         raise ConfigError(
             f"remote={stream.remote!r}: the boundaries of Arrow files are between their tokens, so "
             "they would be fetched whole to be planned; run `streampack index "
-            f"{stream.remote} --format arrow --out FOLDER` once, and set Stream(index=FOLDER)"
+            f"{sources} --format arrow --out FOLDER` once, and set Stream(index=FOLDER)"
         )
     with ThreadPoolExecutor(OPENING_THREADS) as threads:
         return tuple(threads.map(open_one, found.names))

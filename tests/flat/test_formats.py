@@ -160,9 +160,12 @@ def bucket(tmp_path: Path) -> Iterator[tuple[Path, FaultServer]]:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("small_cells")
-@pytest.mark.parametrize("form", FLAT)
+@pytest.mark.parametrize(
+    ("form", "names"),
+    [("megatron", ""), ("olmo", "*.npy"), ("datatrove", "a.ds b.ds"), ("arrow", "a.arrow b.arrow")],
+)
 def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
-    form: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
+    form: str, names: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
 ) -> None:
     folder, server = bucket
     for name, seed in (("a", 1), ("b", 2)):
@@ -170,8 +173,10 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
     expected = batches_of(
         make_dataset(Stream(local=folder / "tokens", **options_of(form)), num_lanes=2)
     )
-    options = {"local": tmp_path / "cache", "format": form, **options_of(form)}
-    remote = Stream(remote="s3://bucket/tokens", **options)
+    urls = [f"s3://bucket/tokens/{name}" for name in names.split(" ")]
+    options: dict[str, Any] = {"remote": urls if len(urls) > 1 else urls[0], "format": form}
+    options |= {"local": tmp_path / "cache", **options_of(form)}
+    remote = Stream(**options)
     held = data = sum(each.nbytes for seed in (1, 2) for each in make_documents(seed=seed))
     if form == "arrow":
         with pytest.raises(ConfigError, match="fetched whole") as refused:
@@ -183,7 +188,7 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
         data = sum(path.stat().st_size for path in folder.rglob("*.arrow"))
         assert sum(request.num_bytes for request in whole) == data
         server.start_anew()
-        remote = Stream(remote="s3://bucket/tokens", index=tmp_path / "index", **options)
+        remote = Stream(index=tmp_path / "index", **options)
     assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
     # A second start on this node finds the tokens and tables in the cache.
     assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
@@ -234,36 +239,6 @@ def test_a_sample_is_a_document_or_a_sequence(tmp_path: Path) -> None:
     assert whole.shard_lengths(0).tolist() == [len(each) for each in documents]
     assert pieces.num_samples == 150
     assert pieces.shard_lengths(0).sum() == whole.shard_lengths(0).sum()
-
-
-@pytest.mark.usefixtures("small_cells")
-@pytest.mark.parametrize("form", FLAT)
-def test_slices_of_samples_are_disjoint_parts(form: str, tmp_path: Path) -> None:
-    documents = make_documents()
-    write(form, tmp_path, documents[:200], "a")
-    write(form, tmp_path, documents[200:], "b")
-    lengths = []
-    for part in (slice(0, 150), slice(150, 290), slice(290, None)):
-        stream = open_stream(Stream(local=tmp_path, samples=part, **options_of(form)), 0)
-        for shard in range(stream.num_shards):
-            opened = stream.open_shard(shard)
-            lengths += stream.shard_lengths(shard).tolist()
-            number = len(lengths) - 1
-            last = opened.tokens.read(opened.data, len(opened.tokens.counts) - 1)
-            np.testing.assert_array_equal(last, documents[number])
-    assert lengths == [len(each) for each in documents]
-
-
-@pytest.mark.usefixtures("small_cells")
-def test_of_files_that_are_appended_the_former_shards_have_the_former_digest(
-    tmp_path: Path,
-) -> None:
-    write_megatron(tmp_path, make_documents(seed=1), "a")
-    before = open_stream(Stream(local=tmp_path), 0)
-    write_megatron(tmp_path, make_documents(seed=2), "b")
-    part = open_stream(Stream(local=tmp_path, shards=slice(0, before.num_shards)), 0)
-    assert part.growing_digest == before.growing_digest
-    assert open_stream(Stream(local=tmp_path), 0).full_digest != before.full_digest
 
 
 def test_a_source_is_a_folder_a_file_a_prefix_a_glob_or_a_list(tmp_path: Path) -> None:

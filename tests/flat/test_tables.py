@@ -76,15 +76,6 @@ def test_a_million_damaged_tables_are_typed_errors_or_stay_inside_the_file(
 
 
 @pytest.mark.parametrize("form", ["megatron", "datatrove", "olmo"])
-def test_tokens_that_were_cut_are_refused_by_name(form: str, tmp_path: Path) -> None:
-    write(form, tmp_path, make_documents(30))
-    tokens = next(path for path in tmp_path.iterdir() if path.suffix in (".bin", ".ds", ".npy"))
-    tokens.write_bytes(tokens.read_bytes()[:200])
-    with pytest.raises(DataError, match=tokens.name):
-        open_stream(Stream(local=tmp_path, **options_of(form)), 0)
-
-
-@pytest.mark.parametrize("form", ["megatron", "datatrove", "olmo"])
 def test_a_missing_table_is_named(form: str, tmp_path: Path) -> None:
     write(form, tmp_path, make_documents(30))
     (tmp_path / TABLES[form]).unlink()

@@ -107,17 +107,6 @@ def test_spans_find_every_token(tmp_path, encoding, dtype, extra_columns):
     assert spans.edges(data).tolist() == edges
 
 
-@pytest.mark.parametrize("extra_columns", [False, True])
-def test_spans_of_a_fixed_shape_find_every_token(tmp_path, extra_columns):
-    data, shard, samples = write_shard(
-        tmp_path / "s", [6] * 9, dtype="uint16", encoding="ndarray:uint16:6",
-        extra_columns=extra_columns,
-    )  # fmt: skip
-    spans = spans_of(data, shard)
-    for i, tokens in enumerate(samples):
-        np.testing.assert_array_equal(spans.read(data, i), tokens)
-
-
 @pytest.mark.parametrize("encoding", ["ndarray", "ndarray:int32", "ndarray:int32:2,3"])
 def test_spans_of_arrays_with_two_axes_are_read_flat(tmp_path, encoding):
     rows = [np.arange(6, dtype=np.int32).reshape(2, 3) + i for i in range(4)]
@@ -148,12 +137,6 @@ def test_a_shard_cut_short_is_refused(tmp_path):
     for num_bytes in (0, 3, 7, 12, 100, len(data) - 1):
         with pytest.raises(DataError, match="stream 'x', shard 4"):
             spans_of(data[:num_bytes], shard)
-
-
-def test_bytes_that_are_no_whole_tokens_are_refused(tmp_path):
-    data, shard, _ = write_shard(tmp_path / "s", [3, 5], dtype="uint16", encoding="bytes")
-    with pytest.raises(DataError, match="sample 0 of the shard: column 'tokens' has 6 bytes of"):
-        spans_of(data, shard, dtype="int32")
 
 
 def test_two_dtypes_in_one_shard_are_refused(tmp_path):

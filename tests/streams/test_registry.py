@@ -194,21 +194,6 @@ class Inherits(Counting):
     """Overrides by its parent."""
 
 
-class Weighs(streaming.Stream):
-    """Has weights by a rule of its own."""
-
-    @classmethod
-    def apply_weights(cls, *args: Any) -> int:
-        return int(super().apply_weights(*args))
-
-
-class SetsUp(streaming.Stream):
-    """Looks at its folder in its own way."""
-
-    def set_up_local(self, *args: Any) -> None:
-        super().set_up_local(*args)
-
-
 class OwnDownloader(type(streaming.base.storage.CloudDownloader.get())):  # type: ignore[misc]
     """Speaks to something else."""
 
@@ -227,8 +212,6 @@ class Speaks(streaming.Stream):
         (Counting, "Counting overrides prepare_shard, which streampack never calls"),
         (Filtered, "Filtered overrides get_shards, which streampack never calls"),
         (Inherits, "Inherits overrides prepare_shard, which"),
-        (Weighs, "Weighs overrides apply_weights, which"),
-        (SetsUp, "SetsUp overrides set_up_local, which"),
         (
             Fetches,
             r"Fetches defines _download_file, which streampack never calls on a "

@@ -25,7 +25,7 @@ class CountsFormat:
     name, suffix = "counts", ".tok"
 
     def open(self, file, options):
-        counts = np.fromfile(file.path_of(file.name.removesuffix(".tok") + ".counts"), "<u4")
+        counts = np.fromfile(file.table(file.name.removesuffix(".tok") + ".counts"), "<u4")
         ends = np.cumsum(counts)
         return TokenFile(
             name=file.name, dtype="uint16", num_bytes=file.num_bytes, boundaries=Ends(ends)
