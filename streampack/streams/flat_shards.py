@@ -33,7 +33,7 @@ from streampack.types import ByteArray, Int64Array
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlatShards:
-    """Token files of one format, as `Shards`."""
+    """The virtual shards of a `TokenStream` of token files."""
 
     cache: ShardCache
     index: MdsIndex

@@ -31,13 +31,14 @@ _files_of_checked_values: dict[tuple[Path, str], CachedFile] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MdsShards:
-    """A validated index of shards, as `Shards`."""
+    """The shards of a `TokenStream` with an index.json."""
 
     name: str
     """The stream's name, for messages."""
     digest: str
     """Identifies the shards and the selected columns."""
     index: MdsIndex
+    """The shards, validated."""
     rows: MdsIndex | None = None
     """The index of the shards as they are stored, if samples are documents in their rows."""
     columns: ColumnSelection
@@ -103,6 +104,7 @@ class MdsShards:
         return max(value_bytes, 0) // itemsize
 
     def lengths(self, shard: int) -> Int64Array | None:
+        """Return the tokens of each sample of a shard; None if they are in the shard alone."""
         file = self.length_file
         if file is None:
             return None
@@ -145,14 +147,17 @@ class MdsShards:
         return self.cache.location.uri(basename), basename
 
     def row_layout(self, shard: int) -> Layout | None:
+        """Return the columns of a sample; None if it has only tokens."""
         layout = self.index.shards[shard].layout
         # Columns of a row that is split are of no document.
         return layout if layout.format == "mds" and self.rows is None else None
 
     def version(self, shard: int) -> CachedFile:
+        """Return what identifies a shard's file, which is fetched if necessary."""
         return self.cache.file(self.index.shards[shard])
 
     def open(self, shard: int) -> OpenShard:
+        """Map a shard, with its version as the key, and locate the values of all its samples."""
         info = self.index.shards[shard]
         columns = self._columns_of(info.layout)
         mapped = self.cache.map(info)

@@ -6,8 +6,9 @@
     shard_lengths(7)    --> length file or table, else the shard's own header    (when planned)
     open_shard(7)       --> shard 7 mapped, and its spans                        (when read)
 
-A format is one class of `Shards`: MdsShards, and FlatShards for the token files of other programs.
-`plan`, `gather` and `batch` see integers and mapped bytes, so a new format changes none of them.
+A stream has the shards of one format: MdsShards, or FlatShards for token files of other programs.
+They know lengths, edges and files; everything else is written once, here. `plan`, `gather` and
+`batch` see integers and mapped bytes, so a new format changes none of them.
 
 The `Stream` is copied and never modified. Open shards belong to the process and are reopened after
 a fork; shard_pool.py limits them and says their cost.
@@ -15,90 +16,26 @@ a fork; shard_pool.py limits them and says their cost.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.index import Layout, MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.ends import StreamEnds
+from streampack.streams.flat_shards import FlatShards
+from streampack.streams.mds_shards import MdsShards
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import Int64Array
 
+Shards: TypeAlias = MdsShards | FlatShards
 OPTIONS = ("proportion", "repeat", "choose", "max_seq_len", "max_passes", "on_exhausted")
-
-
-class Shards(Protocol):
-    """The shards of a stream, of one format; frozen, and safe to pickle."""
-
-    @property
-    def cache(self) -> ShardCache:
-        """Where they are on this node."""
-
-    @property
-    def index(self) -> MdsIndex:
-        """The shards as the cache knows them; none if files are mapped where they are."""
-
-    @property
-    def first_sample(self) -> Int64Array:
-        """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
-
-    @property
-    def raw_bytes(self) -> Int64Array:
-        """Bytes of each shard as it is read, shape (num_shards,)."""
-
-    @property
-    def has_lengths(self) -> bool:
-        """Whether lengths are known without fetching a shard."""
-
-    @property
-    def may_be_empty(self) -> bool:
-        """Whether lengths that are known may be 0."""
-
-    @property
-    def token_dtypes(self) -> set[str | None]:
-        """Types of the token ids, or None if each value states its own."""
-
-    def under(self, limit: CacheLimit) -> Shards:
-        """Return a copy with a limit on its cache."""
-
-    def lengths_digest(self) -> str:
-        """Return what identifies lengths that the contents do not; empty if there are none."""
-
-    def total_tokens(self) -> tuple[int, str]:
-        """Return the tokens of all shards, and whether that is from "lengths" or "bytes"."""
-
-    def tokens(self) -> Int64Array | None:
-        """Return the tokens of each shard, shape (num_shards,); None if they are not known."""
-
-    def lengths(self, shard: int) -> Int64Array | None:
-        """Return the tokens of each sample of a shard; None if they are in the shard alone."""
-
-    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
-        """Return whether `edges` knows where these ids are without reading the tokens."""
-
-    def edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> Int64Array | None:
-        """Return the first and last tokens as of `shard_edges`; None as of `lengths`."""
-
-    def file_of(self, shard: int) -> tuple[str, str]:
-        """Return the address and the name of the file with a shard, for messages."""
-
-    def row_layout(self, shard: int) -> Layout | None:
-        """Return the columns of a sample; None if it has only tokens."""
-
-    def version(self, shard: int) -> Hashable:
-        """Return what identifies a shard's file, which is fetched if necessary."""
-
-    def open(self, shard: int) -> OpenShard:
-        """Map a shard, with its version as the key, and locate the values of all its samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,6 +70,7 @@ class TokenStream:
     part: SamplePart | None = None
     """Its samples, or None for all of its shards."""
     shards: Shards
+    """Its shards, all samples of each."""
     cache: ShardCache = field(init=False)
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
