@@ -1,4 +1,4 @@
-"""Law 7, second half: each batching method keeps its promise, global batch by global batch."""
+"""Law 7, second half: each batching method keeps its promise in every global batch."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def make(method: str, weights: list, num_lanes: int, run: int, size: int, **mixi
 
 
 def counts_until_one_runs_out(r: Recipe, least: float) -> np.ndarray:
-    """Packs of each stream in each global batch, shape (batches, streams), until one is padded.
+    """Packs of each stream in each global batch until one is padded; shape (batches, streams).
 
-    At least the fraction `least` of the epoch must pass before one runs out in some lane.
+    No stream may run out in any lane before the fraction `least` of the epoch.
     """
     batches = global_batches(r)
     counts = [
@@ -52,7 +52,7 @@ def counts_until_one_runs_out(r: Recipe, least: float) -> np.ndarray:
 
 
 def arriving(r: Recipe, lane: int, epoch: int) -> np.ndarray:
-    """The samples of a lane in the order in which its packer takes them."""
+    """The samples of a lane in the order in which its packer receives them."""
     arrivals = SampleOrder(r, lane, 0, epoch)
     parts = []
     while len(rows := arrivals.next()):
@@ -61,7 +61,7 @@ def arriving(r: Recipe, lane: int, epoch: int) -> np.ndarray:
 
 
 def drift(counts: np.ndarray, r: Recipe) -> np.ndarray:
-    """Packs delivered less the share of them, after every global batch, shape as `counts`."""
+    """Delivered packs minus their share, after every global batch; the same shape as `counts`."""
     shares = np.array([stream.chosen_tokens for stream in r.streams]) / r.chosen_tokens
     total = np.cumsum(counts, axis=0)
     return total - total.sum(axis=1, keepdims=True) * shares
@@ -139,7 +139,7 @@ def test_stratified_shows_every_stream_to_every_rank():
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 @pytest.mark.parametrize("num_lanes", [1, 2, 4])
 def test_when_a_stream_runs_out_the_others_go_on_and_every_slot_is_served(method, num_lanes):
-    """Shares come from estimated totals; one that is wrong by far makes a stream run out early."""
+    """Shares come from estimated totals; with a very wrong estimate, a stream runs out early."""
     r = make(method, [1, 1, 1], num_lanes, 2, num_lanes * 4)
     wrong = replace(r.streams[0], num_tokens=20 * r.streams[0].num_tokens)
     batches = global_batches(replace(r, streams=(wrong, *r.streams[1:])))
@@ -166,7 +166,7 @@ def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_la
         rows = arriving(r, lane, epoch)
         got = np.cumsum((rows[:, 0, None] == np.arange(3)) * rows[:, 3, None], axis=0)
         error = got - got.sum(axis=1, keepdims=True) * shares
-        # The last samples come when a stream may have run out in this lane.
+        # By the last samples, a stream may have run out in this lane.
         assert np.abs(error[: len(error) * 9 // 10]).max() <= longest + 1e-3
 
 
@@ -180,7 +180,7 @@ def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_la
 def test_random_by_tokens_the_streams_that_are_left_keep_their_shares_of_each_other(
     amounts, wrong, num_lanes, epoch
 ):
-    """A total that was estimated by far too high makes a stream run out early."""
+    """If its total was greatly overestimated, a stream runs out early."""
     rng = np.random.default_rng(7)
     lengths = [rng.integers(1, 60, 400 * amount) for amount in (3, *amounts)]
     r = recipe(lengths, mixing=Mixing(weight_unit="tokens"), num_lanes=num_lanes)

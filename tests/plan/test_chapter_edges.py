@@ -1,4 +1,4 @@
-"""Where packs mix streams, a chapter delivers its own shares from its first step on."""
+"""If packs mix streams, a chapter delivers its own shares from its first step on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def delivered(plan: RunPlan, num_chapters: int) -> list[np.ndarray]:
 
 
 def parts_of(segments: np.ndarray, unit: str) -> np.ndarray:
-    """How much of some segments is of each stream; a piece counts as a part of its sample."""
+    """The samples of each stream in some segments; a piece counts as a fraction of its sample."""
     weights = segments[:, LENGTH] / (segments[:, TOTAL] if unit == "samples" else 1)
     return np.bincount(segments[:, STREAM], weights, minlength=len(NAMES))
 
@@ -94,7 +94,7 @@ def test_a_stream_that_left_delivers_nothing_and_one_that_comes_comes_at_once(or
 
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
-    """In the order of passes, with the pieces of a sample together."""
+    """The order is that of the passes, and the pieces of a sample stay together."""
     recipe = plan_of([Chapter(weights={"web": 1, "code": 3}, steps=5)], unit=unit).recipes[0]
     samples = SampleOrder(recipe, 0, 0)
     samples.next()
@@ -110,7 +110,7 @@ def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
     ]
     for stream, expected in [(0, [rows[2], rows[3], rows[0]]), (1, [[1, 0, 3, 4, 5, 11], rows[1]])]:
         assert samples.segments_of(again[again[:, STREAM] == stream]).tolist() == expected
-    # A stream without a share waits on.
+    # A stream without a share keeps waiting.
     assert samples.undelivered.segments.tolist() == [[2, 0, 1, 0, 9, 9]]
 
 
@@ -151,14 +151,14 @@ def test_a_ramp_is_followed_within_its_chapter(order, unit):
         ]
         segments = np.array(rows)
         parts = parts_of(segments, unit)
-        # The packers of all lanes hold the tokens of two steps: by so much, the ramp comes late.
+        # The packers of all lanes contain the tokens of two steps, which is how late the ramp is.
         assert abs(parts[1] / parts.sum() - share) < 0.06
 
 
 @pytest.mark.parametrize("order", [Order(), Order(pack_shuffle=0)], ids=["default", "unshuffled"])
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 def test_a_stream_keeps_its_share_until_it_runs_out(order, unit):
-    """What takes its place comes after, and is not shuffled with what was drawn before."""
+    """Its substitutes come afterwards, and are not shuffled with earlier samples."""
     run = [Chapter(weights={"web": 1, "code": 1}, steps=200)]
     own = lengths()
     own["code"] = own["code"][:2000]

@@ -1,4 +1,4 @@
-"""Histories of runs of chapters on plans: killed, edited, amended, and resumed in other worlds."""
+"""Plans of runs of chapters that are killed, edited, amended, and resumed in other worlds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Chunks of draws as small as these streams, so that plans are made in milliseconds."""
+    """Use small chunks of draws for these small streams, so that planning takes milliseconds."""
     monkeypatch.setattr(sample_order, "CHUNK", 64)
 
 
@@ -59,7 +59,7 @@ def weights(draw) -> dict[str, Any]:
 
 @st.composite
 def chapters(draw) -> list[Chapter]:
-    """Up to three chapters of other weights, streams, lengths and sizes; the last may be open."""
+    """Up to three chapters with different weights, streams, lengths and sizes."""
     made: list[Chapter] = []
     num = draw(st.integers(1, 3))
     while len(made) < num:
@@ -82,7 +82,7 @@ def chapters(draw) -> list[Chapter]:
 
 
 class History(RuleBasedStateMachine):
-    """A run of which only JSON survives each kill; at the end, the run that never stopped."""
+    """A run where only JSON survives a kill, compared at the end with one that never stopped."""
 
     @initialize(
         run=chapters(),
@@ -159,7 +159,7 @@ class History(RuleBasedStateMachine):
         plan, start, walk = self.resumed()
         batch_size = 1 if is_small or start.position % 2 else 2
         if self.skips and start.position % (batch_size * num_devices):
-            num_devices = 1  # a step of more devices would hold a part of one that is skipped
+            num_devices = 1  # with more devices, a step could contain part of a skipped one
         ends, joined = set(), {}
         for views in views_of([batch_size] * len(self.run), num_devices):
             sequence = PackSequence(
@@ -228,7 +228,7 @@ class History(RuleBasedStateMachine):
 
     @rule(order=st.permutations(NAMES), num=st.integers(0, 4))
     def list_other_streams(self, order, num) -> None:
-        """Pass streams that never ran, or omit them; those that ran keep their order."""
+        """Add or remove streams that were never used; those in use keep their order."""
         ran = {name for chapter in self.run[: self.current + 1] for name in chapter.weights}
         ran_in_order = iter([name for name in self.names if name in ran])
         listed = [name for number, name in enumerate(order) if name in self.used or number < num]

@@ -1,4 +1,4 @@
-"""Laws of runs of chapters on plans: cursors, shares, edges, worlds and resumes."""
+"""Laws of plans with chapters: cursors, shares, edges, worlds and resumes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXAMPLES = examples(25)
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Chunks of draws as small as these streams, so that plans are made in milliseconds."""
+    """Use small chunks of draws for these small streams, so that planning takes milliseconds."""
     monkeypatch.setattr(sample_order, "CHUNK", 64)
 
 
@@ -91,7 +91,7 @@ def sizes(run) -> list[int]:
 @EXAMPLES
 @given(**shapes)
 def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, num_lanes, window):
-    """Delivered and waiting segments are together the first draws of each stream, each once."""
+    """Delivered and waiting segments together are the first draws of each stream, each once."""
     plan = make(run, method, unit, num_lanes, window)
     [views] = views_of(sizes(run), 1)
     segments = drawn_segments(PackSequence(plan, views), views)
@@ -101,7 +101,7 @@ def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, n
         for row in own.tolist():
             drawn[row[PASS], row[SAMPLE]] += row[LENGTH]
         total = lengths()[NAMES[stream]]
-        # Each whole, no token twice.
+        # Each is complete, and no token comes twice.
         assert all(tokens == total[sample] for (_, sample), tokens in drawn.items())
         starts = Counter((row[PASS], row[SAMPLE], row[START]) for row in own.tolist())
         assert max(starts.values(), default=1) == 1
@@ -124,7 +124,7 @@ def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, n
     window=st.sampled_from([0, 64]),
 )
 def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lanes, window):
-    """Each lane draws every num_lanes-th element of one order, from the first on, each once."""
+    """Each lane draws every num_lanes-th element of a common order, once, from the beginning."""
     rng = np.random.default_rng(num_samples)
     own = {"web": lengths()["web"], "tiny": rng.integers(1, 60, num_samples)}
     plan = run_plan(
@@ -154,7 +154,7 @@ def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lan
 
 @pytest.mark.parametrize("window", [0, 64])
 def test_long_samples_of_a_stream_that_left_stay_counted(window):
-    """Without its queues, the losses of a run would fall to 0 where a stream leaves."""
+    """Without its queues, the count of lost tokens would drop to 0 when a stream leaves."""
     run = [Chapter(weights={name: 1}, steps=4) for name in ("web", "code", "web")]
     plan = run_plan(
         lengths(),

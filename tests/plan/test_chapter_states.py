@@ -1,4 +1,4 @@
-"""States of runs of chapters: they come back whole, and what is damaged in them is dropped."""
+"""States of runs of chapters survive a round trip, and damaged parts are dropped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROW = [0, 0, 5, 0, 20, 30]  # stream, pass, sample, start, length, total
 
 
 def make(method: str = "random", more: str | None = None) -> RunPlan:
-    """A run; with `more`, another stream is listed first."""
+    """A run, with another stream listed first if `more` is set."""
     names = NAMES if more is None else [more, *NAMES]
     lengths = {name: np.random.default_rng(len(name)).integers(1, 90, 300) for name in names}
     return run_plan(lengths, RUN, method=method, num_lanes=2, lane_turn=2, global_batch_size=8)

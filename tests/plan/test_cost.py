@@ -27,7 +27,7 @@ FIFTY_MILLION = 50_000_000
 
 
 def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mixing) -> Recipe:
-    """Streams of which an epoch takes everything, or four fifths of their tokens."""
+    """Streams from which an epoch takes everything, or four fifths of their tokens."""
     by_tokens = mixing.get("weight_unit") == "tokens"
     streams = [
         synthetic_stream(num_samples, 0, asked=asked, has_totals=by_tokens),
@@ -65,9 +65,9 @@ def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
         assert len(sequence.next().packs) == 4
     sequence.close()
 
-    # A block is 262,144 samples: six or seven shards of 50,000 in each of the two large streams.
-    # Where an epoch begins late in a block or a pass, the next one is asked for, too; and in every
-    # lane the two shards that were cut and the block where its tokens begin.
+    # A block has 262,144 samples: six or seven shards of 50,000 in each of the two large streams.
+    # An epoch that begins late in a block or pass also needs the next one. Every lane needs its two
+    # cut shards, and the block where its tokens begin.
     most = 16 if not epoch else 32 if unit == "samples" else 32 * num_lanes
     assert len(set(asked)) <= most
     assert time.perf_counter() - begin < 5
@@ -95,7 +95,7 @@ def test_by_tokens_an_epoch_begins_where_the_one_before_was_seen_to_end(method):
         asked.clear()
         sequence = epoch_sequence(r, DeviceView(batch_size=64), Progress(epoch=epoch))
         sequence.next()
-        # Of two streams the blocks of a chunk: four of 32 shards and the cut ones.
+        # The blocks of a chunk, for two streams: four of 32 shards, and the cut ones.
         assert len(set(asked)) <= 2 * 4 * 34
         while sequence.next() is not None:
             pass
@@ -152,7 +152,7 @@ def test_a_recipe_that_was_asked_for_lanes_pickles_no_larger():
 
 
 def peak_bytes(run) -> int:
-    """The most that numpy and Python held beyond what was there before."""
+    """Peak memory of numpy and Python, in addition to what they had before."""
     tracemalloc.start()
     try:
         run()
@@ -251,8 +251,8 @@ def test_an_epoch_asks_for_the_lengths_of_each_shard_a_few_times_at_most(method,
         pass
     sequence.close()
 
-    # Once to plan; in other lanes once to bound them and once to find where they end. A shard that
-    # two blocks share is asked for by both.
+    # Once to plan; in other lanes, once to bound them and once to find their ends. If two blocks
+    # share a shard, both ask for it.
     assert len(asked) <= 4 * len(set(asked))
 
 

@@ -1,4 +1,4 @@
-"""Packs of a global batch dealt by cost: the same packs, at the same cost on every rank."""
+"""Dealing the packs of a global batch by cost: the same packs, and equal costs on all ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(method: str = "random", num_lanes: int = 1, **mixing) -> Recipe:
 
 
 def views_of(num_devices: int, batch_size: int, within: str, **cost) -> list[DeviceView]:
-    """A job of two nodes, or of one where the devices are odd."""
+    """A job of two nodes, or of one node if the number of devices is odd."""
     balance = Balance(within=within, **cost)
     views = []
     for place in range(num_devices):
@@ -58,7 +58,7 @@ def views_of(num_devices: int, batch_size: int, within: str, **cost) -> list[Dev
 
 
 def steps_of(r: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs) -> list[list[list]]:
-    """By step and device: the packs of a batch."""
+    """The packs of each batch, by step and device."""
     per_device = [device_batches(r, view, epoch, **kwargs) for view in views]
     return [
         [[batch.packs[i].tolist() for i in range(len(batch.packs))] for batch in step]
@@ -128,7 +128,7 @@ def test_every_item_is_dealt_once_and_steps_take_no_longer(data, num_steps, num_
     assert sorted(dealt.ravel().tolist()) == list(range(count))
     spread = own[dealt].sum(axis=2)
     assert step_time(spread) <= num_ranks
-    # The bound of the module: the largest device batch exceeds the mean by a pack at most.
+    # The module's bound: the largest device batch exceeds the mean by at most one pack.
     assert spread.max() <= own.sum() / (num_steps * num_ranks) + own.max()
 
 

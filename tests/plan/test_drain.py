@@ -1,4 +1,4 @@
-"""Laws of runs that end with a stream: it is delivered to its end, and the last batch is padded."""
+"""Laws of runs that end with a stream: it is delivered completely, and the last batch is padded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def plan_of(tune, chapters, method, *, passes=1, num_lanes=1, overflow="split"):
 
 
 def tokens_of(packs, stream=1):
-    """The tokens of each sample of a stream by pass and sample."""
+    """The tokens of a stream's samples, by pass and sample."""
     got: Counter = Counter()
     for _, _, rows in packs:
         for row in rows:
@@ -100,7 +100,7 @@ def test_the_last_chapter_delivers_each_sample_of_its_passes(tune, run, method, 
         by_sample[sample] += tokens
     assert by_sample == {n: passes * length for n, length in enumerate(lengths.tolist())}
     if run == "alone" and method != "per_stream" and passes == 1:
-        # No other padding than that of the last runs of lanes, and of the last global batch.
+        # Only the last turns of lanes and the last global batch have padding.
         empty = sum(not rows for _, _, rows in packs)
         assert empty <= num_lanes * (RUN - 1)
 

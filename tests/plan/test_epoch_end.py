@@ -1,4 +1,4 @@
-"""Law 6 and the three ends of an epoch: pad fills up, drop cuts off, carry rolls on."""
+"""Law 6 and the three ends of an epoch: pad fills up, drop cuts off, carry continues."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_positions_count_slots_over_all_ranks_and_never_go_back(method, world):
 
     for step, position in enumerate(positions, start=1):
         end = step * view.stride
-        # Steps of nothing but padding have a position of their own, so that each can be resumed.
+        # Even steps of only padding have their own position, so that each can be resumed from.
         assert position == (min(end, num_packs) if end - view.stride < num_packs else end)
 
 
@@ -121,7 +121,7 @@ def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothin
     assert [len(batches) for batches in epochs] == [per_epoch] * 4
     assert all(len(packs) == size for batches in epochs for packs in batches)
 
-    # What was delivered of each queue is where its endless sequence of packs begins.
+    # The packs delivered from each queue are the beginning of its endless sequence.
     delivered = {str(pack) for batches in epochs for packs in batches for pack in packs}
     assert len(delivered) == 4 * per_epoch * size
     for lane in range(num_lanes):
@@ -175,7 +175,7 @@ def test_asking_for_the_slots_of_an_epoch_changes_nothing(epoch_end):
 
 @pytest.mark.parametrize("method", ["random", "stratified"])
 def test_carry_fixed_small_quota_leaves_out_lanes_without_samples(method):
-    """Three samples an epoch over four lanes: some lanes never get one, and others serve."""
+    """With three samples per epoch and four lanes, some lanes get none and others fill in."""
     mixing = Mixing(batching_method=method, epoch_end="carry", sampling_method="fixed")
     r = recipe(
         [np.full(50, 40)] * 2,
@@ -190,7 +190,7 @@ def test_carry_fixed_small_quota_leaves_out_lanes_without_samples(method):
     assert [len(packs) for packs in epochs] == [4] * 3
     samples = {tuple(row[[STREAM, SAMPLE]]) for e in epochs for p in e for row in np.array(p)}
     assert len(samples) == 3
-    # A later epoch begins where the earlier one stopped, on any world.
+    # A later epoch begins where the earlier one stopped, in any world.
     assert all_packs(r, world_views(2, 2), 2) == epochs[2]
 
 

@@ -1,4 +1,4 @@
-"""Looking ahead and taking packs together changes no pack."""
+"""Looking ahead, and taking several packs together, does not change any pack."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(method: str, epoch_end: str) -> Recipe:
 
 
 def seen(r: Recipe, view: DeviceView) -> list:
-    """All that a sequence tells after each batch; every third batch is passed over."""
+    """Everything that a sequence reports after each batch, skipping every third batch."""
     own = epoch_sequence(r, view, Progress(epoch=1))
     told: list = []
     while (batch := own.next(fetch=len(told) % 3 != 1)) is not None:
@@ -112,7 +112,7 @@ def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devic
     while (plan := together.next(len(sizes) % 7 + 1)) is not None:
         sizes.append(plan.num_batches)
         assert 1 <= plan.num_batches <= (len(sizes) - 1) % 7 + 1
-        # Fewer packs than rows: in a batch that comes alone.
+        # Only a batch that comes alone may have fewer packs than rows.
         assert plan.num_batches == 1 or len(plan.packs) == plan.num_batches * plan.num_rows
         for number in range(plan.num_batches):
             one, expected = plan.slice(number, number + 1), alone.next()

@@ -1,4 +1,4 @@
-"""Packs leave a queue shuffled within windows: the same packs, and exactly resumed."""
+"""Packs are shuffled within windows: they are the same packs, and resume exactly."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_queue_gives_the_same_packs_each_within_a_window_of_its_place(
             for queue in queues
         )
         most_packs, most_samples = r.window(num_lanes - 1, queue)
-        # A window ends with a chunk of samples, and a sample has at most three packs to itself.
+        # A window ends with a chunk of samples, and one sample fills at most three packs.
         bound = min(most_packs, 3 * most_samples) + 3 * CHUNK
         where = {json.dumps(pack): number for number, pack in enumerate(plain)}
         if epoch_end == "pad" and len(plain) < count:
@@ -170,7 +170,7 @@ def test_stored_order_and_no_shuffle_keep_the_order_of_packing():
 
 
 def effective_documents(r: Recipe, size: int) -> tuple[float, float]:
-    """The documents that count in a global batch: of these packs, and of packs shuffled at will."""
+    """Effective documents per global batch, for these packs and for fully shuffled ones."""
     [batches] = [device_batches(r, DeviceView(batch_size=size))]
     packs = [batch.packs[i] for batch in batches for i in range(len(batch.packs))]
 

@@ -1,4 +1,4 @@
-"""Windows that are packed as a whole: how full, how long samples wait, and the same everywhere."""
+"""Windows packed as a whole: the fill, how long samples wait, and equality in all worlds."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num
     r = make(order, method, num_lanes)
     for queue in range(r.num_queues):
         lane = num_lanes - 1
-        # In stored order of arrival: next fit packs nearly as samples come.
+        # Next fit packs almost in the order of arrival.
         arrivals = replace(
             r,
             packing=Packing(max_seq_len=64, method="next_fit"),

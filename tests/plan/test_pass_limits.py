@@ -62,7 +62,7 @@ def plan_of(run, passes, method="stratified", overflow="split", num_lanes=2, uni
 
 @st.composite
 def chapters(draw) -> list[Chapter]:
-    """Chapters of all streams, so that the limited ones run out; web takes their place."""
+    """Chapters of all streams, so that the limited ones run out and web takes their place."""
     return [
         Chapter(
             weights={name: draw(st.integers(1, 5)) for name in LENGTHS},
@@ -143,7 +143,7 @@ def test_a_chapter_without_packs_is_an_error_and_not_an_endless_walk(method):
     plan = plan_of(run, {"math": Fraction(1)}, method)
     with pytest.raises(DataError, match=r"chapters\[1\] has no packs left .*'math'.* max_passes"):
         run_packs(plan, [RUN] * 3)
-    if method != "random":  # there, counts know nothing of samples
+    if method != "random":  # there, the counts do not track samples
         with pytest.raises(DataError, match=r"chapters\[1\] has no packs left .*'math'"):
             plan.start(2)
 
@@ -183,7 +183,7 @@ def test_draws_that_give_way_are_counted_once_over_all_devices(unit, num_devices
 
     assert counted({}) == (0, counted({})[1])
     total, draws = counted({"math": Fraction(1, 2)})
-    # Of 45 samples of math nothing is left soon: then half, later a fifth of the draws give way.
+    # The 45 samples of math soon run out; then half and later a fifth of the draws are replaced.
     assert draws / 5 < total < draws / 2
     total, _ = counted({"math": Fraction(100)})
     assert total == 0

@@ -75,7 +75,7 @@ def test_another_global_batch_size_goes_on_with_the_packs_of_the_run_or_is_refus
         return
     views = world_views(2, data.draw(st.sampled_from([n for n in (1, 2, 4) if size % n == 0])))
     rest = all_packs(resized, views, epoch, position=position)
-    # Where epochs end in whole global batches, they end elsewhere.
+    # Epochs of whole global batches would end elsewhere.
     common = len(whole) if epoch_end == "pad" else min(len(whole), position + len(rest))
     if position or method == "random":
         assert (whole[:position] + rest)[:common] == whole[:common]

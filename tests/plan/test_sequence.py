@@ -43,14 +43,14 @@ def make(all_lengths: list, method: str, unit: str, num_lanes: int, run: int, **
         mixing=Mixing(batching_method=method, weight_unit=unit, **mixing),
         num_lanes=num_lanes,
         lane_turn=run,
-        # per_stream with several lanes asks for a multiple of num_lanes * lane_turn.
+        # per_stream with several lanes requires a multiple of num_lanes * lane_turn.
         global_batch_size=kwargs.pop("global_batch_size", num_lanes * run * 2),
         **kwargs,
     )
 
 
 def assert_covers_once(packs: list, all_lengths: list[np.ndarray]) -> None:
-    """Every sample of every stream once, in pass 0, and its pieces join to the whole."""
+    """Check that every sample comes once, in pass 0, and that its pieces make up the whole."""
     for lengths, pieces in zip(all_lengths, covered(packs, len(all_lengths)), strict=True):
         assert sorted(pieces) == [(0, sample) for sample in range(len(lengths))]
         for (_, sample), own in pieces.items():
@@ -113,7 +113,7 @@ def test_any_world_reads_the_same_sequence(
     method, unit, num_lanes, run, num_devices, batch_size, epoch, epoch_end, overflow, weights
 ):
     if (epoch_end, overflow) == ("carry", "drop"):
-        overflow = "truncate"  # few samples are left of the smallest stream: right, but slow
+        overflow = "truncate"  # leaves few samples of the smallest stream: correct, but slow
     r = make(
         LENGTHS,
         method,

@@ -1,4 +1,4 @@
-"""Which shards are needed next and which are finished: sound for every batch, in any world."""
+"""The shards that are needed next, and those that are finished, for every batch and world."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def keys(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 def shards_of(r: Recipe, batch) -> set[tuple[int, int]]:
-    """The shards that a batch's samples are in."""
+    """The shards that contain a batch's samples."""
     return {
         (
             row[STREAM],
@@ -61,7 +61,7 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
     r = make(method, epoch_end, num_lanes)
     view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=2)
     sequence = epoch_sequence(r, view, Progress(epoch=1))
-    # At a padded end a device also comes to lanes that it did not look at.
+    # At a padded end, a device also reaches lanes that it did not track.
     has_all = epoch_end == "carry" or len(touched_lanes(r, view)) == num_lanes
     needed: set[tuple[int, int]] = set(keys(sequence.shards_ahead().ahead))
     assert sequence.shards_ahead() is None
@@ -73,7 +73,7 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
         assert not own & finished, "finished, and touched again"
         needs = sequence.shards_ahead()
         if needs is not None:
-            # What comes back is needed again: another pass, or a shard that blocks share.
+            # A shard is needed again in another pass, or if two blocks share it.
             finished = (finished | set(keys(needs.finished))) - set(keys(needs.ahead))
             num_finished += len(needs.finished)
             assert len(set(keys(needs.ahead))) == len(needs.ahead)
@@ -89,7 +89,7 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
 def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
     options = {"short_seq_len": 16} if method == "two_tiers" else {}
     lengths = np.random.default_rng(4).choice([3, 5, 9, 16, 33, 60], 20_000)
-    # Best-fit decreasing plans a chunk at a time: its packs come from two blocks or more.
+    # Best-fit decreasing plans whole chunks, and its packs come from two or more blocks.
     block = 8192 if method == "best_fit_decreasing" else 100
     r = recipe(
         [lengths],
@@ -122,7 +122,7 @@ def test_shards_are_finished_along_the_way(epoch_end):
         if needs is not None:
             most = max(most, len(needs.ahead))
             num_finished += len(needs.finished)
-    # A block is in 33 shards at most; a chunk of 4,096 samples is two blocks and a bit.
+    # A block spans at most 33 shards; a chunk of 4,096 samples is slightly more than two blocks.
     assert most < 6 * 33
     assert num_finished > 400
 
@@ -147,7 +147,7 @@ def test_what_comes_first_is_needed_first_and_no_more_than_three_blocks_are_aske
     r = make("random", "carry", 1, shuffle=False)
     sequence = epoch_sequence(r, DeviceView(batch_size=2))
     first = [shard for stream, shard in keys(sequence.shards_ahead().ahead) if stream == 0]
-    # Shards hold 64 samples and blocks 150: block 0 goes through shards 0 to 2, block 1 to 4.
+    # With 64 samples per shard and 150 per block, block 0 spans shards 0 to 2, and block 1 up to 4.
     assert first == [0, 1, 2, 3, 4]
     for _ in range(200):
         sequence.next()

@@ -30,7 +30,7 @@ PACKERS: list[str | None] = [None, *get_args(Method)]
 
 
 def lengths_of(kind: str, number: int, size: int) -> np.ndarray:
-    """Lengths of so many samples, most of them short, all short, nearly a pack, or a few passes."""
+    """Lengths of so many samples: most or all of them short, nearly a pack, or a few passes."""
     rng = np.random.default_rng(number)
     most = {"mixed": 2 * size, "short": max(size // 8, 1), "long": size, "tiny": 3}[kind]
     least = {"long": size // 2 + 1}.get(kind, 1)
@@ -38,7 +38,7 @@ def lengths_of(kind: str, number: int, size: int) -> np.ndarray:
 
 
 def packing_of(packer: str | None, size: int, extra: dict | None = None, **options) -> Packing:
-    """A packing with those of the extra options that its packer supports."""
+    """A packing with those extra options that its packer supports."""
     short = size // 4 if packer == "two_tiers" else None
     more = {
         name: value
@@ -59,7 +59,7 @@ EXTRA = [
 
 
 def most_apart(r: Recipe, lane: int, queue: int, num_packs: int) -> int:
-    """The most by which the uses of two samples of a stream in a lane differ, after any pack."""
+    """The largest difference between the uses of two samples of a queue, after any pack."""
     owns = {}
     for number in r.streams_in(queue):
         stream = LaneStream(r, number, lane)
@@ -163,7 +163,7 @@ def test_with_several_streams_they_differ_by_at_most_3(most):
 def test_a_lane_of_a_stream_that_all_share_has_two_passes_in_progress_at_most(
     packer, method, num_lanes, number, kind
 ):
-    """A lane gets other samples in each pass: their uses are even over all lanes together."""
+    """A lane gets different samples in each pass; uses are only even over all lanes together."""
     r = recipe(
         [lengths_of(kind, number, 64)],
         packing=packing_of(packer, 64),
@@ -241,7 +241,7 @@ def test_packs_of_whole_samples_stay_as_full(packer):
 
 
 def test_a_saved_packer_of_a_small_stream_is_that_of_its_queue():
-    """Where a pass is less than a pack, the packs of any method are filled in order."""
+    """If a pass is smaller than a pack, every method fills its packs in order."""
     r = recipe(
         [np.full(5, 10)],
         packing=Packing(max_seq_len=128),

@@ -158,7 +158,7 @@ PINNED = [
     [(1, None, "05ce274fda534111"), (3, 20, "cee37c912d5a7c10")],
 )
 def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes, pack_shuffle, expected):
-    """Whoever changes the packs that a config gives counts STATE_VERSION up, and this with it."""
+    """A change of the packs that a config gives must increase STATE_VERSION, also in this test."""
     seen = hashlib.blake2b(digest_size=8)
     lengths = [1 + np.arange(num) ** 2 % top for num, top in ((900, 97), (400, 61), (90, 31))]
     for (unit, method, packing), epoch in product(PINNED, (0, 1)):
@@ -229,14 +229,14 @@ RECIPES += [
 
 @cache
 def saved(number: int) -> dict:
-    """The state that a run of a recipe was saved with."""
+    """The state saved by a run of a recipe."""
     r = RECIPES[number]
     progress = Progress(epoch=1, position=16, snapshots=snapshots_of(r, 1))
     return encode_epochs(r, DIGESTS, progress)
 
 
 def places(value: object, path: tuple = ()) -> list[tuple]:
-    """Every place in a state."""
+    """The path of every value in a state."""
     if isinstance(value, dict):
         inner = [place for key, own in value.items() for place in places(own, (*path, key))]
     elif isinstance(value, list):
@@ -250,7 +250,7 @@ def put(state: dict, path: tuple, value: object) -> None:
     holder = state
     for key in path[:-1]:
         holder = holder[key]
-    holder[path[-1]] = copy.deepcopy(value)  # a second damage may lie inside of it
+    holder[path[-1]] = copy.deepcopy(value)  # so that it can be damaged further
 
 
 @pytest.mark.thorough
@@ -260,7 +260,7 @@ def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(most):
     @given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))
     def law(data, number):
         state = json.loads(json.dumps(saved(number)))
-        state["snapshots"] = json.loads(state["snapshots"])  # so that what is inside is damaged too
+        state["snapshots"] = json.loads(state["snapshots"])  # so that its contents are damaged too
         for _ in range(data.draw(st.integers(1, 2))):
             found = places(state)
             path = found[data.draw(st.integers(0, len(found) - 1))]
@@ -282,7 +282,7 @@ def first_batch(state: dict, r: Recipe) -> None:
     )
     progress = decode_epochs(state, r, DIGESTS)
     if progress.epoch > 100 or progress.position > 1000:
-        return  # possible, and long to walk to
+        return  # valid, but it takes long to get there
     sequence = epoch_sequence(r, DeviceView(batch_size=16), progress)
     batch = sequence.next()
     sequence.close()

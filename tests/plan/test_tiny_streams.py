@@ -62,7 +62,7 @@ def test_the_order_of_tiny_streams_is_that_of_one_pass_at_a_time(unit, num_lanes
 
 
 def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Calls of kernels, random draws and packings of windows that planning an epoch takes."""
+    """The number of kernel calls, random draws and packed windows to plan an epoch."""
     calls = 0
 
     def counted(module, name: str) -> None:
@@ -94,7 +94,7 @@ def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("num_lanes", [1, 30])
 def test_tiny_streams_and_blocks_are_planned_in_few_calls(unit, num_lanes, monkeypatch):
-    """A call for each pass or block would be hundreds a lane."""
+    """One call per pass or block would mean hundreds per lane."""
     plain = num_calls(make(0, unit, num_lanes), monkeypatch)
     for size in (1, 3, 20, 50):
         assert num_calls(make(size, unit, num_lanes), monkeypatch) <= 3 * plain + 8 * num_lanes

@@ -1,4 +1,4 @@
-"""Over several epochs: exact counts, even use of the samples, and what "fixed" fixes."""
+"""Over several epochs: exact counts, even use of the samples, and the meaning of "fixed"."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def make(lengths: list, weights: list[dict], method: str, num_lanes: int, **mixi
 
 
 def taken(r: Recipe, epoch: int) -> list[dict]:
-    """Per stream: the (pass, sample) taken in an epoch, with their pieces."""
+    """For each stream, the (pass, sample) pairs of an epoch, with their pieces."""
     packs = [pack for batch, _ in global_batches(r, epoch) for pack in batch]
     return covered(packs, len(r.streams))
 
@@ -144,7 +144,7 @@ def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_
     in_turn = np.stack([own[:, SAMPLE] for own in lanes], axis=1).ravel()
     assert [sorted(in_turn[:30]), sorted(in_turn[30:])] == [list(range(30))] * 2
     assert (np.stack([own[:, PASS] for own in lanes], axis=1).ravel() == np.arange(60) // 30).all()
-    # One order for all: a lane gets other samples in other passes, which a deal would not do.
+    # With a common order, a lane gets different samples in each pass; with a deal it would not.
     first = lanes[0]
     assert set(first[first[:, PASS] == 0, SAMPLE]) != set(first[first[:, PASS] == 1, SAMPLE])
     large = [set(samples) for samples in lane_samples(r, 1)]
@@ -184,14 +184,14 @@ def test_by_tokens_epochs_are_the_same_by_totals_by_lengths_alone_and_one_after_
 
     by_totals = replace(r, streams=tuple(map(with_totals, r.streams)))
     for epoch in range(3):
-        # A new recipe has not seen where the epoch before has ended.
+        # A new recipe does not know where the previous epoch ended.
         alone = global_batches(replace(r), epoch)
         assert global_batches(r, epoch) == alone
         assert global_batches(replace(by_totals), epoch) == alone
 
 
 def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:
-    """Per lane: how often each sample of the one stream arrives in so many epochs."""
+    """For each lane, how often each sample of the only stream arrives in so many epochs."""
     uses = []
     for lane in range(r.num_lanes):
         uses.append(Counter())
@@ -216,7 +216,7 @@ def test_by_tokens_lanes_of_long_samples_are_used_as_often_as_lanes_of_short_one
     long, short, num_long, num_lanes, method, shuffle, seed
 ):
     rng = np.random.default_rng(seed)
-    # The first shards hold long samples, the last ones short ones, some tens of times as many.
+    # The first shards have long samples; the last ones have short ones, dozens of times as many.
     lengths = [rng.integers(long // 2, long, 64 * num_long), rng.integers(short // 2, short, 9600)]
     r = recipe(
         [np.concatenate(lengths)],
@@ -243,7 +243,7 @@ def starts(r: Recipe, num_epochs: int) -> list[np.ndarray]:
     return uses
 
 
-# A packing window is a pass here, rounded up, and a few samples pass on to the next one.
+# Here a packing window is a pass, rounded up, and a few samples move on to the next window.
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("packer", "least", "most"), [("exact_fit", 1, 2), ("best_fit_decreasing", 0, 3)]
@@ -279,7 +279,7 @@ def test_short_epochs_that_carry_come_to_every_lane(packer, least, most):
 def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
     method, num_lanes, run, size, epoch_size, num_epochs
 ):
-    """Lanes of as many tokens, and packers that hold less than a lane's part."""
+    """Lanes have equally many tokens, and packers buffer less than a lane's part."""
     if method == "per_stream":
         size = num_lanes * run
     if method == "device_per_stream":
@@ -337,7 +337,7 @@ def test_carry_goes_on_in_any_epoch_as_one_run_does(method):
     # Windows of shuffled packs end with a chunk of samples, and chunks with an epoch.
     order = Order(seed=3, pack_shuffle=0)
     r = replace(r, lane_turn=3, global_batch_size=12, packing=packing, order=order)
-    # An epoch of seven times the samples is the first seven, where they hold whole batches.
+    # One epoch of seven times the samples equals the first seven, if they have whole batches.
     whole = make(
         [np.full(900, 20), np.full(300, 20)], [{"proportion": 9}, {"proportion": 1}], method, 4,
         epoch_end="carry", epoch_size=700,
@@ -347,7 +347,7 @@ def test_carry_goes_on_in_any_epoch_as_one_run_does(method):
     parts = [pack for epoch in range(7) for batch, _ in global_batches(r, epoch) for pack in batch]
     once = [pack for batch, _ in global_batches(whole) for pack in batch]
     assert len(parts) > 60
-    if method != "random":  # there the draw of each epoch is its own
+    if method != "random":  # there, each epoch has its own draws
         assert parts == once[: len(parts)]
     worlds = [all_packs(r, world_views(num, 3), 5) for num in (1, 2, 4)]
     assert worlds[0] == worlds[1] == worlds[2]
