@@ -4,7 +4,7 @@
 
     refuse() --> message --a regular expression--> the remedy's words --> apply(words) --> no error
 
-This file and the two next to it collect the commonest mistakes, grouped by the object being built.
+This file and the one next to it collect the commonest mistakes, grouped by the object being built.
 The last test reads every message in the package and checks that it offers a way out.
 """
 
@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,6 +36,7 @@ from streampack import (
     World,
 )
 from streampack.compat.torchtune import PackedDataset
+from streampack.formats import to_llama_factory
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import open_stream
 from streampack.write import (
@@ -119,6 +121,11 @@ CONFIGS = {
         lambda _: World(num_ranks=4, replication=3),
         r"set it to the number of ranks that share a batch$",
         lambda _: World(num_ranks=4, replication=2),
+    ),
+    "context ranks that do not divide a replica": Remedy(
+        lambda _: World(num_ranks=8, context_parallel=4),
+        r"set replication to context_parallel .*, such as (\d+)$",
+        lambda _, size: World(num_ranks=8, context_parallel=4, replication=int(size)),
     ),
     "a sample that is longer than a pack": Remedy(
         lambda _: PackedDataset([{"tokens": [1] * 9, "labels": [1] * 9}], max_seq_len=8),
@@ -397,13 +404,15 @@ SAMPLES = {
         r"give one for each token$",
         lambda _: packed([IterableStream(fields(labels=[1, 2, 3]), labels="labels")]),
     ),
-    "what cannot be iterated": Remedy(
-        lambda _: IterableStream(3),
-        r"give a list, a generator or a dataset$",
-        lambda _: [
-            packed([IterableStream(ROWS)]),
-            packed([IterableStream(iter(ROWS))]),
-            packed([IterableStream(Rows())]),
+    "several packs that are numbered": Remedy(
+        lambda folder: first_batch(folder, batch_format="llama_factory", batch_size=2),
+        r"not 2: .*batch_size=(1)\b.*batch_format='(\w+)'.*, (dense)=True\)$",
+        lambda folder, one, name, option: [
+            first_batch(folder, batch_format="llama_factory", batch_size=int(one)),
+            first_batch(folder, batch_format=name, batch_size=2),
+            first_batch(
+                folder, batch_format=partial(to_llama_factory, **{option: True}), batch_size=2
+            ),
         ],
     ),
 }
@@ -445,13 +454,6 @@ WORLDS = {
 }
 
 WRITTEN = {
-    "a sample of another type": Remedy(
-        lambda folder: write_stream(
-            [{"tokens": [1], "s": "a"}, {"tokens": [1], "s": 3}], folder / "a"
-        ),
-        r"make all samples like the first$",
-        lambda folder: write_stream([{"tokens": [1], "s": "a"}] * 2, folder / "a"),
-    ),
     "texts without a tokenizer": Remedy(
         lambda folder: written(folder, binary(folder, b"one two")),
         r"is text; set tokenizer= to a (tokenizer\.json), or name JSON lines of token ids$",
