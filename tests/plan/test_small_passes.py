@@ -59,7 +59,7 @@ EXTRA = [
 
 
 def most_apart(r: Recipe, lane: int, queue: int, num_packs: int) -> int:
-    """The largest difference between the uses of two samples of a queue, after any pack."""
+    """The largest difference between the uses of two samples of a stream, after any pack."""
     owns = {}
     for number in r.streams_in(queue):
         stream = LaneStream(r, number, lane)

@@ -1,4 +1,4 @@
-"""`loader.amend` on real ranks: the same everywhere, or refused by name on all of them."""
+"""`loader.amend` on real ranks must be the same everywhere, or every rank refuses it by name."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_amendment_on_all_ranks_is_that_of_one(streams, tmp_path, method, bal
 
 
 def amend_differently(rank: int, folder: Path, *, what: str) -> Any:
-    """Refused first, then done as the message says."""
+    """Make different changes, which are refused, and then follow the message."""
     loader, told, num = make(folder, rank, RANKS, "stratified", balanced=False), "", 0
     for num, _ in enumerate(loader, start=1):
         if num == (4 if what == "position" and rank == 1 else 5):

@@ -1,4 +1,4 @@
-"""With `balance`, each optimizer step has the same packs, dealt so that ranks cost the same."""
+"""With `balance`, each optimizer step has the same packs, dealt at equal cost to the ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def datasets_of(written, balance, num_ranks=4, batch_size=2, **options):
 
 
 def global_batches(datasets) -> list[list]:
-    """The rows of each global batch, sorted: all ranks' batches up to a multiple of its size."""
+    """The sorted rows of each global batch, from the batches of all ranks."""
     steps = list(zip(*[[rows(batch) for batch in own] for own in datasets], strict=True))
     per_batch = 16 // (len(datasets) * datasets[0].batch_size)
     return [

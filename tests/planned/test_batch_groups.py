@@ -43,7 +43,7 @@ def dataset_of(streams: list[Stream], **options: Any) -> PackedStreamingDataset:
 
 @pytest.fixture(scope="module")
 def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Stream]:
-    """One without labels, and one with a loss mask."""
+    """Two streams, one without labels and one with a loss mask."""
     folder = tmp_path_factory.mktemp("streams")
     masks = [(np.arange(length) % 3 > 0).astype(np.uint8) for length in LENGTHS]
     masked, _ = write_stream_files(
@@ -74,7 +74,7 @@ def test_batches_that_are_read_at_once_are_those_that_are_read_alone(
     streams: list[Stream], packing: dict[str, Any], batch_format: str, which: str, most: int
 ) -> None:
     chosen = {"plain": streams[:1], "masked": streams[1:], "both": streams}[which]
-    # Four steps of four packs a global batch: an epoch ends with steps of padding alone.
+    # With four steps of four packs in a global batch, an epoch ends with steps of only padding.
     dataset = dataset_of(
         chosen,
         packing=packing,
@@ -105,7 +105,7 @@ def test_a_loader_reads_groups_and_delivers_the_batches_of_the_dataset(
         dataset_of(streams[:1], batch_format=batch_format), prefetch_threads=num_threads
     )
     assert group_of(loader) == MOST_AT_ONCE
-    # All are held: no two batches may be in the same memory.
+    # All are kept, so no two batches may share memory.
     found = list(loader)
     assert len(found) == len(expected)
     assert all(map(same, found, expected))
@@ -138,7 +138,7 @@ def test_groups_are_no_larger_than_there_is_room_for(streams: list[Stream]) -> N
         assert loader.stats()["buffers"]["rank_tokens"] <= limit
     large = PackedDataLoader(dataset_of(plain, batch_size=2048))
     assert group_of(large) == GROUP_BYTES // (28 * 2048 * 64) == 2
-    # Of these little may be planned ahead, or it is known only of all whether there are labels.
+    # These plan little ahead, or only know for all streams together whether there are labels.
     limited = dataset_of(plain, buffers=Buffers(cache_limit="1gb"))
     assert group_of(PackedDataLoader(limited)) == 1
     masked = dataset_of(streams[1:], batch_format="compact")
@@ -185,11 +185,11 @@ def test_a_format_of_ones_own_is_asked_for_a_batch_at_a_time(streams: list[Strea
     assert len(set(asked)) == len(asked)
 
 
-# Which plans go together.
+# Grouping of plans.
 
 
 class Ahead(ReadAhead):
-    """Shards that are here, or come once they are waited for; batch n ends at position n + 1."""
+    """Shards that are present, or arrive once waited for; batch n ends at position n + 1."""
 
     def __init__(self, late: set[int], lost: int | None = None) -> None:
         self.late, self.lost = set(late), lost
@@ -208,11 +208,11 @@ class Ahead(ReadAhead):
 
 
 class Planner:
-    """Plans of `num` batches, of as many as are asked for, or as are left before a stop."""
+    """Plans for `num` batches, at most as many at a time as are requested or left before a stop."""
 
     def __init__(self, num: int, stops: set[int]) -> None:
         self.at, self.num = 0, num
-        self.stops = stops | {num - 1}  # the last batch of all has padding
+        self.stops = stops | {num - 1}  # the very last batch has padding
 
     def next(self, most: int) -> DevicePlan | None:
         if self.at == self.num:
@@ -262,7 +262,7 @@ def test_plans_stay_in_order_and_none_waits_for_what_only_a_later_one_needs(
         for plan in in_groups(Planner(num, stops).next, most, ahead):
             groups.append(numbers_of(plan))
             assert 1 <= plan.num_batches <= most
-            # Nothing that comes later was waited for, and of several nothing at all.
+            # There was no waiting for later shards, and none at all for a group of several batches.
             assert max(ahead.waited, default=0) <= groups[-1][-1]
             assert plan.num_batches == 1 or not ahead.late.intersection(groups[-1])
     except DataError:

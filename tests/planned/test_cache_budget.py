@@ -154,7 +154,7 @@ def test_the_limit_is_the_nodes_whatever_its_ranks_read(tmp_path):
         with pytest.raises(ConfigError) as caught:
             remote(written, tmp_path, buffers=Buffers(cache_limit=1), **options)
         least.append(int(re.search(r"at least (\d+)", str(caught.value))[1]))
-    # Ranks that share a lane share its shards: only what is in flight comes to it.
+    # Ranks that share a lane also share its shards, so only those in flight add to them.
     assert least[0] < least[1] < least[2]
 
 
@@ -175,7 +175,7 @@ def test_lanes_that_move_between_nodes_with_carry_count_in_every_epoch(tmp_path)
     written = conformance.write_streams(tmp_path / "remote", [lengths], compression="zstd")
 
     def engine(rank: int) -> PlanEngine:
-        # A step of all ranks takes 6 packs, but epochs are whole global batches of 8.
+        # A step of all ranks takes 6 packs, but epochs consist of whole global batches of 8.
         return engine_of(
             remote(
                 written,
@@ -195,9 +195,9 @@ def test_lanes_that_move_between_nodes_with_carry_count_in_every_epoch(tmp_path)
         by_rank.append([cache_needs(of_rank._spec, of_rank.recipe, n) for n in range(cycle)])
     for needs in by_rank:
         own = [need.own_bytes for need in needs]
-        assert len(set(own)) > 1  # lanes of different size, one after another
+        assert len(set(own)) > 1  # lanes of different sizes, one after another
         assert {need.node_bytes for need in needs} == {max(own)}
-    for epoch in range(3):  # every lane is read by one node
+    for epoch in range(3):  # each lane is read by one node
         assert sorted(needs[epoch].own_bytes for needs in by_rank) == sorted(
             need.own_bytes for need in by_rank[0]
         )

@@ -1,4 +1,4 @@
-"""Histories of runs of chapters with loaders: every resume is that of an unbroken run."""
+"""Runs of chapters with loaders, killed and edited: every resume continues the unbroken run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folders(tmp_path_factory) -> dict[str, str]:
 
 
 def random_chapters(rng: Any) -> list[Chapter]:
-    """One to three chapters of other weights, streams, lengths and sizes."""
+    """One to three chapters with different weights, streams, lengths and sizes."""
     made = []
     for _ in range(rng.integers(1, 4)):
         used = rng.permutation(NAMES)[: rng.integers(1, 4)].tolist()
@@ -79,11 +79,13 @@ class History:
         self.is_resized = seed % 2 == 1
         self.window = int(self.rng.choice([0, 64, 256]))
         self.skip: list[tuple[int, int]] = []
-        self.calls: dict[int, list[tuple[str, Any]]] = {}  # by the batches delivered before
+        self.calls: dict[
+            int, list[tuple[str, Any]]
+        ] = {}  # by the number of batches delivered before
         self.num_loaders = 0
 
     def list_streams(self, ran: Collection[str]) -> None:
-        """Pass the streams of the chapters, and some that rest; those that ran keep their order."""
+        """List the streams in use and some others; those that ran keep their order."""
         used = {name for chapter in self.chapters for name in chapter.weights}
         ran_in_order = iter([name for name in self.names if name in ran])
         listed = [
@@ -94,7 +96,7 @@ class History:
         self.names = [next(ran_in_order) if name in ran else name for name in listed]
 
     def loader(self, num_ranks: int = 1, rank: int = 0, *, whole: bool = False) -> PackedDataLoader:
-        """A loader of the chapters as they are now; of the whole run: with nothing limited."""
+        """A loader of the current chapters, without limits if it is for the whole run."""
         self.num_loaders += 1
         cache = self.tmp_path / str(self.num_loaders)
         is_limited = self.is_limited and not whole
@@ -143,7 +145,7 @@ class History:
             self.calls.setdefault(num_batches, []).append(call)
 
     def edit(self, state: dict[str, Any]) -> None:
-        """Edit what comes after a state: chapters, streams, more steps, a range that is skipped."""
+        """Edit the run after a state: chapters, streams, additional steps, a skipped range."""
         current = state["origins"][state["epoch"]]
         running = self.chapters[current]
         if not state["amended"] and not running.ramps and self.rng.random() < 0.5:
@@ -157,7 +159,7 @@ class History:
         self.list_streams(state["fingerprint"]["streams"])
 
     def play(self) -> list:
-        """Run in parts; return all batches, those of several ranks in turn."""
+        """Run in parts, and return all batches, with those of several ranks interleaved."""
         got: list = []
         state: dict[str, Any] | None = None
         for part in range(4):
@@ -189,7 +191,7 @@ class History:
         return got
 
     def may_stop(self, loader: PackedDataLoader, batch: dict[str, Any]) -> bool:
-        """Whether worlds of all sizes can continue after a batch."""
+        """Whether worlds of any size can resume after a batch."""
         if not self.is_resized:
             return True
         record = loader.state_dict()["chapters"][batch["epoch"]]
@@ -198,7 +200,7 @@ class History:
         return batch["position"] % (MOST_RANKS * len(batch["tokens"])) == 0
 
     def unbroken(self) -> list:
-        """The batches of one rank that reads the final chapters and never stops."""
+        """The batches of a single rank that reads the final chapters without stopping."""
         loader, got = self.loader(whole=True), []
         for batch in loader:
             got.append(content(batch, loader.dataset.stream_names))
@@ -216,7 +218,7 @@ def apply(loader: PackedDataLoader, call: tuple[str, Any]) -> None:
 
 
 def content(batch: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """All of a batch, byte by byte; streams by name, for their numbers are places in a list."""
+    """A batch as bytes, with streams by name, since their numbers depend on the list."""
     segments = batch["segments"].numpy()
     return {
         name: value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
@@ -230,7 +232,7 @@ def content(batch: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def rows_of_steps(batches: list) -> dict[tuple[int, int], Counter]:
-    """The rows of each device batch of four ranks, whichever rank read them."""
+    """The rows of each device batch of four ranks, no matter which rank read them."""
     steps: dict[tuple[int, int], Counter] = {}
     for batch in batches:
         step = (batch["epoch"], (batch["position"] - 1) // 8)

@@ -1,4 +1,4 @@
-"""What a resume of chapters refuses, and whether its ways out work."""
+"""Refusals when resuming chapters, and their ways out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ C = CHAPTERS = [
     Chapter(weights={"web": Ramp(3, 1), "math": Ramp(0, 2)}, steps=5),
     Chapter(weights={"math": 1, "code": 1}, steps=4),
 ]
-FIXED, RAMP = 20, 60  # batches before a place in the first chapter, and in the second
+FIXED, RAMP = 20, 60  # batches before a position in the first chapter, and in the second
 LONGER = Packing(max_seq_len=128)
 
 
@@ -207,7 +207,7 @@ def test_a_change_of_what_ran_is_refused_by_name_and_its_ways_out_work(make, cas
 
 
 def test_a_stream_that_ran_stays_in_the_list_and_rests(make):
-    # Its chapter is over, but a lane without a snapshot is planned from the start of the run.
+    # Its chapter is over, but a lane without a snapshot is replanned from the start of the run.
     state = saved(make, RAMP)
     with pytest.raises(
         ConfigError, match=r"chapters\[0\] gives a weight to 'code'.* add the stream"
@@ -219,8 +219,8 @@ def test_a_stream_that_ran_stays_in_the_list_and_rests(make):
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_streams_in_another_order_are_refused_by_name(make, method):
-    # Ties between streams, and under "random" all draws, are decided by their order: samples would
-    # come twice.
+    # The order of streams decides ties between them and, with "random", all draws. In another
+    # order, samples would come twice.
     whole = keys(PackedDataLoader(make(method=method)))
     state = saved(make, 60, method=method)
     with pytest.raises(ResumeError, match=r"streams in another order: .*; pass them in") as caught:
@@ -291,7 +291,7 @@ def test_a_damaged_state_is_refused_by_the_name_of_its_field(make, damage, messa
     dataset = make()
     with pytest.raises(ResumeError, match=message):
         dataset.load_state_dict(state)
-    dataset.load_state_dict(json.loads(whole))  # the refusal left nothing behind
+    dataset.load_state_dict(json.loads(whole))  # the refusal changed nothing
 
 
 @pytest.mark.parametrize("value", [[], [[]], [1], [1, 2, 3], [[], []], {}, "x", None, [{}, {}]])

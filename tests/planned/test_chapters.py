@@ -173,14 +173,14 @@ def test_an_amendment_delivers_its_streams_alone_from_the_next_global_batch_on(m
 def test_an_amendment_at_an_edge_does_not_depend_on_what_was_planned_ahead(make, method):
     runs = []
     for is_ahead in (False, True):
-        # Without threads: one of them would plan while the test does.
+        # No threads, since one of them would plan at the same time as the test.
         loader, got = PackedDataLoader(make(method=method), prefetch_threads=0), []
         for batch in loader:
             got.append(key(batch))
             if len(got) == EDGES[0]:
                 engine = loader._loading.engine
                 while is_ahead and engine._latest.epoch == 0:
-                    engine._latest.next()  # as a thread that reads ahead does
+                    engine._latest.next()  # like a thread that reads ahead
                 loader.amend(weights={"math": 1, "web": 1})
         runs.append(got)
     assert runs[0] == runs[1]
@@ -269,7 +269,7 @@ def test_a_run_is_described_before_it_runs(make, method):
             counts[name] += stream["tokens"]
     delivered = loader.stats()["streams"]
     for name, expected in counts.items():
-        # Under random, within the deviation of the few dozen samples that are drawn of each stream.
+        # With "random", within the deviation expected for a few dozen draws from each stream.
         most = 0.2 if method == "random" else 0.1
         assert delivered[name]["tokens"] == pytest.approx(expected, rel=most)
 
@@ -432,13 +432,13 @@ def test_a_run_is_described_with_the_steps_at_which_streams_run_out(folders, met
     write_lengths(Path(folders["math"]))
     described = report.describe_run(limited(folders, 3, method))
     loader = PackedDataLoader(limited(folders, 3, method))
-    # The step from which on no more of it comes, and the packs that others gave for it.
+    # The step after which it delivers nothing, and the packs that replaced it.
     last = 0
     for number, batch in enumerate(loader):
         names = loader.dataset.stream_names
         last = number if "math" in {names[row[1]] for row in batch["segments"].tolist()} else last
     step = described["exhausted"]["math"]
-    # Under "random", samples that were drawn long before may wait in the packer.
+    # With "random", samples drawn long ago may still be in the packer.
     assert abs(last // 4 - step) <= 5 or method == "random"
     assert list(described["exhausted"]) == ["math"]
     assert described["ended_by"] is None
@@ -569,7 +569,7 @@ def test_skips_of_steps_that_are_over_or_not_there_are_logged(make, caplog):
 
 
 def amended_state(make, chapters, calls, until):
-    """The state after `until` batches of a run that is amended after some of them."""
+    """The state after `until` batches of a run that was amended on the way."""
     loader = PackedDataLoader(make(chapters))
     for number, _ in enumerate(loader, start=1):
         if number in calls:
@@ -695,7 +695,7 @@ def test_one_pass_as_the_last_chapter_delivers_the_pass(folders, method, num_lan
 def test_a_stream_that_is_cut_or_uneven_over_lanes_is_refused_or_ends(
     tmp_path, method, overflow, num_lanes, steps
 ):
-    cut = [50, 500] * 100  # of 55,000 tokens, 11,400 are left by truncate, and 5,000 by drop
+    cut = [50, 500] * 100  # 55,000 tokens; truncate keeps 11,400, and drop 5,000
     uneven = [3000 if n % 30 == 7 else 10 for n in range(120)]  # 3 of 4 lanes have only short ones
     write_stream_files(tmp_path / "a", uneven if overflow == "split" else cut)
     write_stream_files(tmp_path / "b", [40] * 400)

@@ -82,7 +82,7 @@ def test_samples_of_a_lane_are_drawn_equally_often_and_shares_are_as_written(fol
                 due = stop * (begin + (end - begin) * part / 2) + behind[name]
                 assert abs(own[:stop].count(name) - due) < 2
     assert all(max(counts.values()) == 1 for counts in drawn.values())
-    # What a lane drew: some of it waits in its packers, so what it delivered may differ by more.
+    # What a lane drew; some of that is still in its packers, so deliveries may differ by more.
     engine = chapter_engine_of(dataset)
     views = engine._views
     segments = drawn_segments(PackSequence(engine.run, views), views)

@@ -1,4 +1,4 @@
-"""A dataset written as YAML is the dataset that is made of it; what YAML cannot hold is named."""
+"""A dataset survives a round trip through YAML, and options that YAML cannot express are named."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_rows_of_a_file_are_written_as_they_were_asked_for(tmp_path):
 
 
 class Mine(Stream):
-    """A class of streams of a user."""
+    """A user's stream class."""
 
 
 def cost(lengths):

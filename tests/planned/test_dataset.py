@@ -75,7 +75,7 @@ def test_streams_with_the_same_name_are_numbered(written):
 def test_the_constructor_touches_no_shard(tmp_path):
     written = conformance.write_streams(tmp_path, [[5, 6, 7]])
     for shard in written.paths[0].glob("shard.*"):
-        shard.write_bytes(bytes(shard.stat().st_size))  # only its size is looked at
+        shard.write_bytes(bytes(shard.stat().st_size))  # only its size is checked
     dataset = conformance.make(written)
     assert len(dataset) == 1  # the length file is enough
     with pytest.raises(DataError, match=r"shard\.00000"):
@@ -93,13 +93,13 @@ def test_the_world_is_read_from_torchruns_variables(written, monkeypatch):
 
 
 def _packs_of_rank(rank, folder, written):
-    """Iterate as PyTorch's own tutorial does: no variables, a rank that was handed over."""
+    """Iterate as in PyTorch's tutorial: no environment variables, the rank is an argument."""
     early = conformance.make(written, world=None)
     meeting = f"file://{folder}/meeting"
     distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     packs = [show(batch) for batch in conformance.make(written, world=None)]
     refused = []
-    # A copy is what a spawned worker gets, which cannot see the group.
+    # A spawned worker gets a copy, and cannot see the process group.
     for use in (iter, lambda dataset: next(iter(PackedDataLoader(dataset))), pickle.dumps):
         try:
             use(early)
@@ -115,7 +115,7 @@ def test_ranks_that_know_each_other_by_torch_distributed_alone_share_the_data(
 ):
     for variable in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(variable, raising=False)
-    # Forked: importing the libraries once more in each rank would take longer than the test.
+    # Forked, since importing the libraries in each rank would take longer than the test.
     multiprocessing.start_processes(
         _packs_of_rank, (str(tmp_path), written), nprocs=2, start_method="fork"
     )

@@ -1,4 +1,4 @@
-"""Streams that a run of chapters no longer uses: their shards may be deleted, and nothing else."""
+"""The shards of streams that a run of chapters no longer uses may be deleted, but no others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAPTERS = [
     Chapter(weights={"web": 1}, steps=8),
     Chapter(weights={"web": 1, "math": 1}, steps=4),
 ]
-# With `random`, planned packs of a stream that left are delivered unless the packing changes.
+# With `random`, packs already planned from a former stream are delivered unless packing changes.
 SHORTER = [CHAPTERS[0], *(replace(c, packing=Packing(max_seq_len=32)) for c in CHAPTERS[1:])]
 LATE = 8 * 6 + 40  # batches of the run: in the second chapter, after the last pack with code
 

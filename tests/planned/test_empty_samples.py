@@ -108,7 +108,7 @@ def test_an_empty_sample_gets_neither_bos_nor_eos(folders, has_lengths):
 
 
 def test_ranks_agree_on_lanes_that_hold_empty_samples(folders):
-    """A rank learns from the length file how many packs the lanes of the others have at least."""
+    """Length files tell a rank the minimum number of packs in the lanes of the others."""
     ranks = [
         loader_of(folders, num_lanes=2, world=World(rank=rank, num_ranks=2, ranks_per_node=1))
         for rank in range(2)

@@ -26,7 +26,7 @@ METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 
 
 def as_it_is(batch: dict[str, Any]) -> dict[str, Any]:
-    """A format of the user's own, for varlen attention."""
+    """A user's format for varlen attention."""
     return batch
 
 

@@ -1,4 +1,4 @@
-"""Streams of joined documents, cut into rows as long as a pack, are warned of by name."""
+"""There is a warning for streams of joined documents that are cut into rows of a pack's length."""
 
 from __future__ import annotations
 

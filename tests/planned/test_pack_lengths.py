@@ -1,4 +1,4 @@
-"""Streams with packs of their own length, from the constructor to the batch."""
+"""Streams that set their own pack length, from the constructor to the batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worlds that states record: where each began, over resumes, chapters and amendments."""
+"""The worlds recorded in states, and where each began, over resumes, chapters and amendments."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_state_records_each_world_of_the_run_and_where_it_began(folders):
         *[(0, 0, 2, 2), (0, 16, 1, 2)],
         *[(0, 32, 4, 2), (1, 0, 4, 4)],
     ]
-    # A run that goes back forgets what came after.
+    # A run that goes back to an earlier state forgets the worlds after it.
     assert worlds_of(state_after(loader(1, first), 1)) == [(0, 0, 2, 2), (0, 16, 1, 2)]
 
 

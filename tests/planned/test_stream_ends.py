@@ -1,4 +1,4 @@
-"""Streams with BOS, EOS and an overflow rule of their own."""
+"""Streams that set their own BOS, EOS and overflow rule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RULES = st.sampled_from([None, "split", "truncate", "drop"])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> list[Path]:
-    """Two streams; some samples have their ends already, and some are longer than a pack."""
+    """Two streams; some samples already have BOS and EOS, and some are longer than a pack."""
     root, rng = tmp_path_factory.mktemp("ends"), np.random.default_rng(5)
     for name in ("chats", "replay"):
         samples = []
@@ -50,7 +50,7 @@ def stored(folder: Path) -> list[list[int]]:
 
 
 def delivered(dataset: Any) -> dict[tuple[int, int], list[int]]:
-    """Return the tokens of each sample, whole, by stream and number."""
+    """Return the complete tokens of each sample, by stream and number."""
     found: dict[tuple[int, int], list[tuple[int, list[int]]]] = {}
     for batch in dataset:
         places: Counter[int] = Counter()
@@ -137,7 +137,7 @@ def test_a_run_resumes_in_another_world_and_not_with_other_ends(folders):
     for changed in ([{}, {}], [{}, {"eos_id": 3, "overflow": "drop"}]):
         with pytest.raises(ResumeError, match="replay"):
             dataset_of(folders, changed, mixing=mixing).load_state_dict(state)
-    with pytest.raises(ResumeError, match="chats"):  # which gets its rule from the packing
+    with pytest.raises(ResumeError, match="chats"):  # its rule comes from the packing
         dataset_of(folders, own, {"overflow": "truncate"}, mixing=mixing).load_state_dict(state)
 
 

@@ -1,4 +1,4 @@
-"""`Stream(loss_weight=...)`: a factor of a stream's losses, in each format that weighs them."""
+"""`Stream(loss_weight=...)`: a factor for a stream's losses, in each format with loss weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths in a few lines: every sample is counted once, and a quantile is a length that occurs."""
+"""Summaries of lengths count every sample once, and quantiles are lengths that occur."""
 
 from __future__ import annotations
 

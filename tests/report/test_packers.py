@@ -1,4 +1,4 @@
-"""The comparison of packers: what it counts is what the packs say."""
+"""The comparison of packers: its counts match the packs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_next_fit_of_six_and_five_tokens_wastes_nine_of_twenty_and_waits_for_one
 
     assert result.fill == pytest.approx(550 / 1000, abs=0.01)
     assert result.cuts_per_pack == 0
-    # As a sample comes the pack before it leaves, and only the first has none before it.
+    # As each sample arrives, the previous pack leaves; only the first sample has no pack before it.
     assert result.wait == (pytest.approx(98 / 99), 1, 1)
 
 
@@ -33,7 +33,7 @@ def test_cuts_of_samples_longer_than_a_pack_are_not_counted_and_others_are():
     cut = packer_result("x", np.array([6] * 100), Packing(max_seq_len=10, method="concat"))
 
     assert (long.fill, long.cuts_per_pack) == (1, 0)
-    # Three of five packs of 10 end within a sample of 6, counting from any multiple of 30 tokens.
+    # From any multiple of 30 tokens on, three of five packs of 10 end within a sample of 6.
     assert cut.fill == 1
     assert cut.cuts_per_pack == pytest.approx(2 / 3, abs=0.02)
 
@@ -43,7 +43,7 @@ def test_a_sample_that_waits_is_counted_with_the_packs_that_leave_before_it():
 
     result = packer_result("x", np.array([6, 5, 5, 5, 5, 7, 7]), packing)
 
-    # Packs: 1+2, 3+4, then 0 closes for the last two, which never leave.
+    # The packs are 1+2 and 3+4; then 0 closes, and the last two never leave.
     assert result.wait == (pytest.approx(2 / 5), 2, 2)
 
 

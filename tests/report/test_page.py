@@ -1,4 +1,4 @@
-"""A report is one page that opens anywhere, with the numbers of the plan and the loader."""
+"""A report is a single page that opens anywhere, with the numbers of the plan and the loader."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ COLOURS = "[document.body, document.querySelector('svg text')].map(e => getCompu
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Two streams; the second has samples that are longer than a pack."""
+    """Two streams; the second has samples longer than a pack."""
     return conformance.write_streams(tmp_path_factory.mktemp("streams"), LENGTHS)
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A page of a browser."""
+    """A browser page."""
     with browser_page(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
@@ -74,7 +74,7 @@ def chapters(written, **options):
 
 
 def demo_dataset(folder: Path, monkeypatch) -> object:
-    """The demo's config over streams with lengths like those of its own."""
+    """The demo's config over streams with similar lengths."""
     monkeypatch.chdir(folder)
     path = Path(demo.__file__).with_name("demo.yaml")
     for name, (num, mean) in {"code": (90, 9000), "manuals": (300, 3000)}.items():
@@ -126,7 +126,7 @@ def test_a_report_opens_in_a_browser_without_an_error_or_a_request(
 
 
 def table_of(path: Path, key: str) -> list[dict[str, str]]:
-    """The numbers of a chart of a report, a dict for each row."""
+    """The numbers in a report's chart, as a dict for each row."""
     [figure] = re.findall(rf'<figure id="{key}".*?</figure>', path.read_text(), flags=re.DOTALL)
     head, *rows = re.findall(r"<tr>(.*?)</tr>", figure)
     names = re.findall(r"<th>(.*?)</th>", head)

@@ -39,12 +39,12 @@ every_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """Two streams; the second has samples that are longer than a pack."""
+    """Two streams; the second has samples longer than a pack."""
     return conformance.write_streams(tmp_path_factory.mktemp("streams"), LENGTHS)
 
 
 def ran(loader, steps=None):
-    """Take batches, one epoch of them or as many as asked for; return how many, and padding."""
+    """Take batches, an epoch or a given number of them; return how many, and their padding."""
     num_steps = padding_tokens = padding_packs = num_epochs = 0
     while num_epochs == 0 or (steps is not None and num_steps < steps):
         num_epochs += 1
@@ -64,7 +64,7 @@ def ran(loader, steps=None):
 
 
 def without_repeats(numbers):
-    """Return what a loader's stats have, too."""
+    """Return the part that a loader's stats also have."""
     shown = {key: numbers[key] for key in SAME}
     shown["streams"] = {
         name: {key: value for key, value in stream.items() if key != "repeats"}
@@ -95,7 +95,7 @@ def test_simulated_steps_go_on_over_epochs_as_the_loaders_do(written, key):
         return conformance.make(written, batch_size=1, **OPTIONS[key])
 
     steps = 5 * simulate(make())["steps"] // 2
-    # Where threads read ahead, the loader counts what they lost on the way.
+    # If threads read ahead, the loader also counts what they dropped on the way.
     loader = PackedDataLoader(make(), prefetch_threads=0)
     counted = ran(loader, steps)
     stats = loader.stats()
@@ -200,7 +200,7 @@ def test_the_straggler_factor_is_that_of_the_batches_of_all_ranks(written, withi
     mixing = {"global_batch_size": 24, "batching_method": method}
 
     def costs_of(balance: Balance | None) -> list[list[list[int]]]:
-        """By global batch and step, the cost of each rank's batch."""
+        """The cost of each rank's batch, by global batch and step."""
         ranks = [
             [balance_costs(batch) for batch in conformance.make(written, mixing=mixing, **options)]
             for options in (

@@ -1,4 +1,4 @@
-"""The table of a run: every number of `stats()` that a person asks for, and no empty columns."""
+"""The table of a run has every number of `stats()` that matters to people, and no empty columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STATS = {
 
 @pytest.fixture
 def show():
-    """Return what a table looks like in a terminal of 120 columns, without colours."""
+    """Render a table for a terminal of 120 columns without colours."""
 
     def render(*args, **kwargs):
         console = Console(width=120, color_system=None)

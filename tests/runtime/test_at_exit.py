@@ -1,4 +1,4 @@
-"""A script may end while it still has an iteration open."""
+"""A script can end in the middle of an iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epoch counter: workers that share only a page of memory agree on the epoch."""
+"""The epoch counter: workers agree on the epoch although they only share a page of memory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_all_workers_of_an_iteration_agree_in_whatever_order_they_come(num_worke
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_a_worker_that_never_came_to_an_epoch_is_counted_in_the_next(order):
     ledger = SharedEpochCounter()
-    # The loop was left before worker 2 began.
+    # The loop was left before worker 2 had begun.
     assert [ledger.begin(worker, "first") for worker in (0, 1)] == [0, 0]
     assert {ledger.begin(worker, "second") for worker in order} == {1}
 
@@ -92,7 +92,7 @@ def begin_in_step(ledger: SharedEpochCounter, worker: int, turns: Any, epochs: A
 
 @pytest.mark.processes
 def test_workers_that_begin_at_the_same_moment_agree():
-    # They ask within the same microsecond: one look at all words, or it comes out wrong.
+    # They ask within the same microsecond, so reading the words one by one would go wrong.
     ledger, turns, epochs = SharedEpochCounter(), RawArray("q", 2), RawArray("q", 2 * NUM_TURNS)
     context = multiprocessing.get_context("fork")
     workers = [

@@ -1,4 +1,4 @@
-"""A batch in one piece of memory comes out as it went in."""
+"""A batch is unchanged after a round trip through one piece of memory."""
 
 from __future__ import annotations
 

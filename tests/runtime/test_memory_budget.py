@@ -1,4 +1,4 @@
-"""The bounds of `Buffers`: what fits, the least that works, and the high-water marks."""
+"""The bounds of `Buffers`: values that fit, the smallest that works, and high-water marks."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_marks_stay_below_the_bounds_and_bounds_change_no_batch(written, bound, 
             "worker_bytes": held * BYTES_PER_TOKEN,
             "rank_tokens": max(num_workers, 1) * held + BUFFER,
         }[bound]
-        # The constructor counts as if the process that plans also reads.
+        # The constructor assumes that the process that plans also reads.
         limit = max(limit, BUFFER + BATCH) if bound == "worker_tokens" else limit
         dataset = make(written, Buffers(**{bound: limit}))
         loader = PackedDataLoader(dataset, num_workers=num_workers, prefetch_factor=9)

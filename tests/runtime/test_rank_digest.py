@@ -1,4 +1,4 @@
-"""Ranks that plan from different data: named before the first batch, in real process groups."""
+"""Ranks that plan from different data are named before the first batch, in real process groups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_rank(rank: int, folder: Path, load: Callable[[int, Path], Any], backend:
 
 
 def on_ranks(folder: Path, load: Callable[[int, Path], Any], backend: str = "gloo") -> list[Any]:
-    """What `load` returns on each rank of a process group, or the error it raises."""
+    """Return the result of `load` on each rank of a process group, or the error it raises."""
     (folder / "meeting").unlink(missing_ok=True)
     start_processes(run_rank, (folder, load, backend), nprocs=NUM_RANKS, start_method="fork")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
@@ -62,7 +62,7 @@ def write(folder: Path, number: int) -> None:
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory) -> Path:
-    """The older and the newer version of an origin."""
+    """An older and a newer version of an origin."""
     folder = tmp_path_factory.mktemp("versions")
     for name, (older, newer) in SIZES.items():
         write(folder / "older" / name, older)
@@ -92,7 +92,7 @@ def dataset(rank: int, folder: Path, **options: Any) -> PackedStreamingDataset:
 
 
 def epoch(loader: PackedDataLoader) -> list[int]:
-    """How many samples of each stream an epoch begins."""
+    """The number of samples of each stream that begin in an epoch."""
     for _ in loader:
         pass
     return [each["samples"] for each in loader.stats()["streams"].values()]
@@ -125,19 +125,19 @@ def load_with_other_seeds(rank: int, folder: Path) -> Any:
 
 
 def load_other_world(rank: int, folder: Path) -> Any:
-    """Rank 0 evaluates alone, on data of its own."""
+    """Rank 0 evaluates alone, on other data."""
     return epoch(PackedDataLoader(dataset(0, folder, world=World()))) if rank == 0 else []
 
 
 def load_on_one_rank(rank: int, folder: Path) -> Any:
     """Only rank 0 reads a batch."""
-    distributed.barrier()  # a rank that ended first would break off the other's connecting
+    distributed.barrier()  # if a rank ended early, the other one could not connect
     loader = PackedDataLoader(dataset(rank, folder), check_ranks=False)
     return next(iter(loader))["epoch"] if rank == 0 else 0
 
 
 def load_twice(rank: int, folder: Path) -> Any:
-    """A second iteration compares nothing: rank 1 does not begin one."""
+    """A second iteration does not compare anything, since rank 1 does not begin one."""
     loader = PackedDataLoader(dataset(0, folder))
     list(loader)
     return next(iter(loader))["epoch"] if rank == 0 else 1
@@ -173,7 +173,7 @@ def load_other_lengths(rank: int, folder: Path) -> Any:
 
 
 def spoil_lengths(folder: Path) -> None:
-    """Give the tokens of the first shard to the second, as a wrong length file may."""
+    """Move the tokens of the first shard to the second, as in a wrong length file."""
     path = folder / "lengths.bin"
     content = bytearray(path.read_bytes())
     entries = 88 + 8  # the head, and the name "tokens"
@@ -238,7 +238,7 @@ def test_a_stream_without_a_length_file_is_not_fetched_for_its_digest(nodes):
 
 
 def without_lengths(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it was before digests spoke of lengths."""
+    """A state from before digests included lengths."""
     streams = [digest.partition(":")[0] for digest in state["fingerprint"]["streams"]]
     return state | {"fingerprint": state["fingerprint"] | {"streams": streams}}
 

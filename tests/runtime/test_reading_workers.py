@@ -79,7 +79,7 @@ def test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_exactly(writte
     begin_s = time.monotonic()
     with pytest.raises(WorkerError, match=rf"worker 1 \(pid \d+\) died: killed by {number.name}"):
         train()
-    assert time.monotonic() - begin_s < 60  # the bound of 10 s, on a machine that is shared
+    assert time.monotonic() - begin_s < 60  # the bound is 10 s, but the machine is shared
     assert shown == wanted[:after]
     loader.load_state_dict(state)
     assert shown + [show(batch) for batch in loader] == wanted
@@ -183,8 +183,8 @@ def test_workers_end_where_the_collector_finds_their_loader(written, persistent_
 def until_ended(workers: list[Any]) -> None:
     """Wait for processes that are about to end.
 
-    The loader's keeper waits for them too. While one thread has collected a process and not yet
-    noted it, `is_alive` is still true in another, also right after `join`: so ask again.
+    The loader also waits for them. Between reaping a process in one thread and recording that,
+    `is_alive` is still true in other threads, even right after `join`, so poll.
     """
     deadline_s = time.monotonic() + 20
     while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline_s:
@@ -193,7 +193,7 @@ def until_ended(workers: list[Any]) -> None:
 
 
 def of_each(_given: None) -> Callable[[Any], list[Any]]:
-    """Serve: the results of a task are the task."""
+    """Serve each task by returning the task itself."""
     return lambda task: [task]
 
 
@@ -315,7 +315,7 @@ def test_a_killed_worker_of_the_buffered_way_is_named_too(num_workers):
 
 
 def children_since(before: set[Any]) -> list[Any]:
-    """Processes of this one that were started since, in that order."""
+    """Children of this process started since then, in that order."""
     return sorted(set(multiprocessing.active_children()) - before, key=lambda child: child.pid)
 
 
@@ -361,7 +361,7 @@ def test_a_worker_that_is_stopped_is_named_once_time_is_up_and_the_run_goes_on_e
 
 
 def test_a_worker_that_missed_an_iteration_begins_the_next_with_the_others(monkeypatch):
-    """A worker drops the tasks of an iteration that was left before it came to them."""
+    """A worker drops the tasks of an iteration that was left before it reached them."""
     begin = loading._WithStates.__call__
     has_begun: list[bool] = []
 
@@ -391,7 +391,7 @@ def test_a_worker_that_is_stopped_does_not_outlive_its_loader(written):
 
 
 def within(bound_s: float, work: Callable[[], None]) -> None:
-    """Do something that may hang, in a thread that is left alone then."""
+    """Call something that may hang in a thread, which is abandoned in that case."""
     failures: list[BaseException] = []
 
     def do() -> None:
@@ -409,7 +409,7 @@ def within(bound_s: float, work: Callable[[], None]) -> None:
 
 
 class Pinnable:
-    """Something that says whether it was pinned."""
+    """A value that records whether it was pinned."""
 
     is_pinned = False
 
@@ -420,7 +420,7 @@ class Pinnable:
 
 
 class Pair(NamedTuple):
-    """A batch as some formats make it."""
+    """A batch in the form of some formats."""
 
     tokens: Any
     labels: Any

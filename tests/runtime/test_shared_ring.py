@@ -70,7 +70,7 @@ def test_epochs_that_are_left_early_do_not_write_into_those_that_follow(stream: 
 
 
 def mine(batch: dict[str, Any]) -> dict[str, Any]:
-    """Return a batch in a format that this package does not know."""
+    """Return a batch in a format unknown to this package."""
     return {"tokens": batch["tokens"] + 1, "epoch": batch["epoch"]}
 
 
@@ -84,7 +84,7 @@ def test_workers_make_whole_batches_only_where_the_loop_should_not(tmp_path: Pat
 
 
 def test_a_slow_loop_never_sees_a_slot_that_was_filled_anew(stream: Stream) -> None:
-    # Workers are far ahead all the time; each batch is looked at when the next one is there.
+    # Workers are always far ahead; each batch is checked after the next one has arrived.
     dataset = dataset_of(stream, "compact")
     wanted = list(dataset_of(stream, "compact"))
     before = None

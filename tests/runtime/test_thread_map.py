@@ -57,7 +57,7 @@ def test_never_more_than_depth_results_are_alive(depth, taken, num_threads, at_h
 
 
 def test_items_at_hand_are_worked_on_while_the_next_one_does_not_come():
-    """As where a thread plans a window: the others and the caller read what is planned."""
+    """As when a thread plans a window, while the others and the caller read planned batches."""
     comes, made = threading.Event(), []
 
     def items():
@@ -160,7 +160,9 @@ def test_who_would_wait_helps(num_threads):
         if threading.get_ident() == caller:
             helped.set()
         else:
-            assert helped.wait(60)  # no thread ends its first item before the caller did one
+            assert helped.wait(
+                60
+            )  # no thread finishes its first item before the caller has done one
         return item
 
     caller = threading.get_ident()

@@ -1,4 +1,4 @@
-"""Worker processes: what goes through their sockets, and what they leave behind."""
+"""Worker processes: messages through their sockets, and no leftovers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_workers_have_the_variables_of_the_training_process_as_it_starts_them(mo
     options = WorkerOptions(num_workers=1, prefetch_factor=2, multiprocessing_context=method)
     monkeypatch.setenv("STREAMPACK_TEST_REMOVED", "here")
     found = []
-    for changed in ("before", "after"):  # a fork server keeps those of its own start
+    for changed in ("before", "after"):  # a fork server keeps the variables from its start
         monkeypatch.setenv("STREAMPACK_TEST_CHANGED", changed)
         pool = Pool(of_variables, options)
         found += pool.results(["STREAMPACK_TEST_CHANGED", "STREAMPACK_TEST_REMOVED"])
@@ -140,7 +140,7 @@ def test_a_format_that_returns_lists_leaves_nothing_behind_however_the_job_ends(
 ):
     stream_of(tmp_path / "s", [50] * 40)
     (tmp_path / "script.py").write_text(SCRIPT)
-    # Longer than the address of a Unix socket may be.
+    # Longer than the maximum length of a Unix socket's address.
     temporary = tmp_path / ("t" * 100)
     temporary.mkdir()
     done = subprocess.run(

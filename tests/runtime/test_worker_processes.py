@@ -1,4 +1,4 @@
-"""Worker processes: their sockets as other children see them, and signals to the whole group."""
+"""Worker processes: sockets inherited by other children, and signals to the whole group."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ GROUP_SIGNALS = [
 
 @pytest.fixture
 def handled(tmp_path: Path) -> Iterator[Path]:
-    """A file in which the trainer's handler notes in which process it ran."""
+    """A file in which the trainer's handler records the process it ran in."""
     path = tmp_path / "handled"
     path.touch()
 
