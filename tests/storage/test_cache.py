@@ -83,7 +83,7 @@ def test_merged_index_with_subfolders_is_read(tmp_path):
     assert_reads(open_stream(remote, 0), samples)
 
 
-# MosaicML leaves the files open that it decompresses.
+# MosaicML does not close the files that it decompresses.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_what_mosaicml_has_cached_is_used(tmp_path):
@@ -155,7 +155,7 @@ def test_a_remote_index_that_is_wrong_where_it_comes_from_is_told_as_that(tmp_pa
         open_stream(stream, 0)
 
     assert "download" not in str(caught.value)
-    # Mended there, it is used: nothing of the wrong one was kept.
+    # Once fixed at the origin, it is used: nothing of the wrong one was kept.
     (path / "index.json").write_bytes(right)
     assert open_stream(stream, 0).num_samples == len(samples)
 

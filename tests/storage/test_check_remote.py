@@ -25,7 +25,7 @@ def write(folder: Path, number: int) -> None:
 
 @pytest.fixture(params=["python", "rclone"])
 def bucket(request, tmp_path) -> Iterator[Path]:
-    """The folder of a bucket that a store serves."""
+    """The folder of a bucket in a store."""
     root = tmp_path / "store"
     write(root / "bucket" / "ds", 50)
     if request.param == "rclone":

@@ -1,4 +1,4 @@
-"""The hashes of MosaicML Streaming are computed here with the same results."""
+"""We compute the hashes of MosaicML Streaming with the same results."""
 
 from __future__ import annotations
 

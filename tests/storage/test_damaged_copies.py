@@ -1,4 +1,4 @@
-"""Our damaged copies are refetched once; files of others are left alone."""
+"""Damaged copies of ours are refetched once; files of others are not touched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.caches import (
 
 @pytest.fixture
 def new_process(monkeypatch):
-    """Forget what this process has open, as a new one would not know it."""
+    """Forget everything this process has open, as if it were a new one."""
     return lambda: monkeypatch.setattr(recent_module, "_pools", {})
 
 
@@ -35,7 +35,7 @@ def flip_offset(file: Path, sample: int = 1) -> None:
     content[4 + 4 * sample + 1] ^= 0x40
     time_ns = file.stat().st_mtime_ns
     file.write_bytes(content)
-    os.utime(file, ns=(time_ns, time_ns))  # as rot does
+    os.utime(file, ns=(time_ns, time_ns))  # like bit rot
 
 
 @pytest.mark.parametrize("keep_zip", [False, True])
@@ -113,7 +113,7 @@ def flip_head(file: Path) -> None:
 
 def flip_length(file: Path) -> None:
     content = bytearray(file.read_bytes())
-    content[-8 * len(LENGTHS) - 4] ^= 1  # the last sample's length; edges are behind
+    content[-8 * len(LENGTHS) - 4] ^= 1  # the last sample's length; the edges come after it
     file.write_bytes(content)
 
 

@@ -1,4 +1,4 @@
-"""Shards are decompressed piece by piece, and never into more than index.json states."""
+"""Shards are decompressed in pieces, and never to more than the size in index.json."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_several_members_in_one_file_are_read_on(tmp_path):
 
 
 def flips_that_pass(codec: str, packed: bytes, raw: bytes) -> list[tuple[int, int]]:
-    """Flip each bit of a compressed file in turn; return those that give other bytes unseen."""
+    """Flip each bit of a compressed file in turn; return those that change bytes undetected."""
     passed = []
     shard = shard_of(codec, len(raw))
     for place, bit in itertools.product(range(len(packed)), range(8)):
@@ -135,7 +135,7 @@ def flips_that_pass(codec: str, packed: bytes, raw: bytes) -> list[tuple[int, in
 CHECKED = {
     "bz2": bz2.compress,
     "gz": gzip.compress,
-    # With and without the size in the frame's head: MosaicML's writer states it, others do not.
+    # With and without the size in the frame header; MosaicML's writer includes it, others do not.
     "zstd": zstandard.ZstdCompressor(write_checksum=True).compress,
     "zstd:19": zstandard.ZstdCompressor(
         level=19, write_checksum=True, write_content_size=False

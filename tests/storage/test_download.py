@@ -30,16 +30,16 @@ from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 
 CONTENT = bytes(range(256)) * 400
-SPARE_S = 8.0  # what never ends would last for minutes; a busy machine may take seconds
+SPARE_S = 8.0  # an endless wait would take minutes; on a busy machine, anything may take seconds
 BOUND_S = 30.0
 
-# What a failed attempt leaves open is closed by the garbage collector, which warns of it.
+# The garbage collector closes what a failed attempt left open, with a warning.
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-# A store keeps the server it was made for, so that no two tests may share a bucket.
+# A store keeps the server it was created for, so no two tests may share a bucket.
 bucket_numbers = itertools.count()
 
 
@@ -94,7 +94,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
 
 @pytest.fixture(scope="module", autouse=True)
 def s3_library() -> Iterator[None]:
-    """Load what S3 clients need before anything is timed, and clear up after all of them."""
+    """Load everything that S3 clients need before anything is timed, and clean up after them."""
     boto3.session.Session().client("s3", region_name="us-east-1").close()
     yield
     gc.collect()
@@ -124,7 +124,7 @@ def test_an_s3_server_gives_the_object_and_refuses_a_wrong_secret(tmp_path):
                 DataError, match=r"a\.mds: cannot be fetched, 1 attempt in .*; the store refuses: "
             ),
         ):
-            # Another timeout: a client that was made with the right secret would be let in.
+            # Another timeout, since an existing client with the right secret would be accepted.
             fetch(files_of(f"s3://{name}", tmp_path / "local", 31.0), "a.mds", to)
 
 
@@ -133,7 +133,7 @@ def test_an_s3_server_gives_the_object_and_refuses_a_wrong_secret(tmp_path):
     [
         ("status", {"status": 500, "times": 2}),
         ("status", {"status": 429, "times": 2}),
-        ("reset", {"times": 4}),  # the client of http repeats one by itself
+        ("reset", {"times": 4}),  # the http client retries once by itself
         ("short", {"times": 6}),
         ("down", {"seconds": 1.0}),
         ("stall_body", {"times": 1}),
@@ -143,7 +143,7 @@ def test_an_s3_server_gives_the_object_and_refuses_a_wrong_secret(tmp_path):
 )
 def test_what_passes_within_the_budget_is_ridden_out(bucket, kind, options):
     bucket.server.add(kind, **options)
-    # Only what stalls has to wait for an attempt's end.
+    # Only a stalled request has to wait for the end of an attempt.
     files = bucket.files(2.0 if kind.startswith(("stall", "slow")) else 20.0)
     begin = time.monotonic()
     assert fetch(files, "a.mds", bucket.to) > 1
@@ -154,7 +154,7 @@ def test_what_passes_within_the_budget_is_ridden_out(bucket, kind, options):
 def test_twelve_failures_in_a_row_are_ridden_out_and_told_of_now_and_then(tmp_path, caplog):
     stream = _Own(tmp_path, [ConnectionResetError(f"the {n}th") for n in range(12)])
     attempts = fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
-    assert attempts == 13  # waits take less than a third of the time that there is
+    assert attempts == 13  # waits take less than a third of the budget
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(told) == 4
     assert "a.mds: attempt 1 failed after 0.0 s (ConnectionResetError: the 0th); trying" in told[0]
@@ -215,7 +215,7 @@ def test_what_is_refused_is_asked_for_once_and_told_in_the_stores_words(
         fetch(bucket.files(60.0), "a.mds", bucket.to)
     assert f"(HTTP {status}, ClientError: {said}); {way_out}" in str(raised.value)
     assert bucket.server.count(method="GET|HEAD") == 1
-    # The way out, for once: the refusal ends.
+    # The way out, in this case: the refusals end.
     bucket.server.clear()
     fetch(bucket.files(60.0), "a.mds", bucket.to)
     bucket.assert_whole_and_alone()
@@ -246,7 +246,7 @@ def test_a_public_bucket_is_read_without_credentials(unsigned):
 
 @only_s3
 def test_a_bucket_that_refuses_who_has_no_credentials_is_asked_three_times(unsigned):
-    # The service of a machine that gives credentials may miss a call.
+    # The machine's credential service may miss a call.
     refused = unsigned.server.add("status", status=403)
     with pytest.raises(DataError, match=r"3 attempts in .*HTTP 403") as raised:
         fetch(unsigned.files(60.0), "a.mds", unsigned.to)
@@ -291,7 +291,7 @@ def test_a_larger_object_gets_more_time(tmp_path):
 
 
 class _Late(streaming.Stream):
-    """The first attempt hangs until it is freed, and then writes its file all the same."""
+    """A stream where the first attempt hangs until released, and then still writes its file."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
@@ -327,7 +327,7 @@ def test_an_overdue_attempt_is_left_alone_and_its_late_files_are_removed(tmp_pat
 
 
 class _Own(streaming.Stream):
-    """Fetches in a way of its own; `failures` are raised one after another before it succeeds."""
+    """A stream with its own way to fetch; it raises each of `failures` before it succeeds."""
 
     def __init__(self, folder: Path, failures: list[Exception] | None = None) -> None:
         super().__init__(
@@ -403,7 +403,7 @@ def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
     bucket.to.unlink()
     assert not caplog.records
 
-    # Where listing is not allowed, S3 says 403 of what does not exist.
+    # If listing is not allowed, S3 responds with 403 for objects that do not exist.
     refusal = bucket.server.add("status", status=403)
     assert not fetch_if_there(files, "b.mds", bucket.to)
     assert refusal.given <= (2 if bucket.is_s3 else 4)  # HEAD and GET
@@ -478,7 +478,7 @@ def test_a_remote_of_an_unknown_kind_is_an_error_at_once(tmp_path):
 )
 def test_a_driver_that_is_missing_is_named(tmp_path, monkeypatch, remote, module, package):
     monkeypatch.setitem(sys.modules, module, None)
-    # A driver that another test has used.
+    # A driver that another test has already used.
     monkeypatch.delitem(drivers, remote.partition(":")[0], raising=False)
     files = replace(files_of(str(tmp_path), tmp_path / "l", 60.0), remote=remote)
     with pytest.raises(DataError, match=rf"1 attempt in .*; install .*: pip install {package}$"):

@@ -23,7 +23,7 @@ LENGTHS = [200] * 40  # 10 shards of 4 samples, all of one size
 
 
 class NetworkDisk(LocalFilesystem):
-    """A disk on which every folder is shared."""
+    """A disk on which every folder is on a network."""
 
     def is_network(self, _):
         return True
@@ -183,7 +183,7 @@ def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening
     recent.put(other)
     assert recent.get(shard.key) is None
     assert recent.get(other.key) is not None
-    opened.fetch(0)  # another file by now
+    opened.fetch(0)  # this is a different file now
     assert shard.is_gone()
 
 
@@ -202,7 +202,7 @@ def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, ke
             seen.extend(here(tmp_path / "l"))
         return fetch(files, basename, to, **options)
 
-    # Room for shard 0, and for 1 and 2 as they come, but for one byte.
+    # Room for shard 0, and for 1 and 2 while they arrive, except for one byte.
     there = raw[0] + packed[0] * keep_zip
     limit = there + sum(raw[1:3]) + sum(packed[1:3]) - 1
     store = Downloader(fetch=watching, fetch_if_there=fetch_if_there)
@@ -211,7 +211,7 @@ def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, ke
     opened.fetch(0)
     opened.fetch(1)
     assert seen == [2]
-    # Once a file is here, what does not stay does not count.
+    # Once a shard is here, a compressed file that is not kept does not count.
     names = [note.name.removesuffix(".json") for note in notes(tmp_path / "l")]
     names = [name for name in names if not name.startswith("shard.00000")]
     assert sum(name.endswith(".zip") for name in names) == (2 if keep_zip else 0)
@@ -234,5 +234,5 @@ def test_a_limit_on_a_network_file_system_is_refused(tmp_path):
     message = r"cache_limit=5: .*/l/\w+ is on a network file system, .*; set local= to a folder of"
     with pytest.raises(ConfigError, match=message):
         open_streams([stream], cache_limit=5, disk=NetworkDisk())
-    # Nothing of a local stream would go.
+    # Nothing of a local stream would be removed.
     open_streams([Stream(local=str(path))], cache_limit=5, disk=NetworkDisk())

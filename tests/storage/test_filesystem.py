@@ -1,4 +1,4 @@
-"""The local disk: locks that end with their holder, and which folders are shared."""
+"""The local disk: locks are released when their owner ends, and shared folders are recognised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hold_for_ever(path: Path, pipe: Connection) -> None:
 
 @pytest.fixture
 def mounts(tmp_path, monkeypatch):
-    """Write a table of mounts in which these folders are mount points of these kinds."""
+    """Write a table of mounts with these folders as mount points of these kinds."""
 
     def write(**kinds: str) -> None:
         lines = ["20 1 8:1 / / rw - ext4 /dev/sda1 rw"]

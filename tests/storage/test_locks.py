@@ -87,7 +87,7 @@ def test_each_holder_before_us_has_its_own_time(tmp_path):
     outcomes: list[object] = []
 
     class Waiting(WaitedFor):
-        """To whom it seems that the holder began only just now."""
+        """A disk on which the lock always seems to have been taken just now."""
 
         def state(self, path: Path):
             LocalFilesystem.touch(self, path, time.time())
@@ -102,7 +102,7 @@ def test_each_holder_before_us_has_its_own_time(tmp_path):
 
         thread = threading.Thread(target=wait)
         thread.start()
-        for _ in range(3):  # it has given up waiting twice, and found a holder that is young
+        for _ in range(3):  # it gave up waiting twice, and each time found a recent owner
             assert patient.asked.acquire(timeout=30)
     thread.join(30)
     assert outcomes == ["held"]

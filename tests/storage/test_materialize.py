@@ -1,4 +1,4 @@
-"""Shards are verified wherever they come from: right bytes or a clear error."""
+"""Shards are verified no matter where they come from: correct bytes or a clear error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def remote(tmp_path, **options) -> Stream:
 
 
 def assert_reads(opened, samples) -> None:
-    """Read every sample of a stream, past what this process has open."""
+    """Read every sample of a stream, without reusing what this process has open."""
     for shard in range(opened.num_shards):
         data = opened._open_shard(shard, "")
         first = int(opened.first_sample[shard])
@@ -80,7 +80,7 @@ def test_a_cached_file_is_hashed_once_for_each_version_of_it_and_boot(tmp_path, 
     disk = Machine()
 
     def use() -> list[str]:
-        """What a new process would hash."""
+        """The files that a new process would hash."""
         hashed.clear()
         opened = open_stream(remote(tmp_path), 0, disk=disk, store=Buckets(bucket=path).store)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Folders with predictable names, of an unset `local` and of unpacked shards, are private."""
+"""Folders with predictable names, for an unset `local` and unpacked shards, are private."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as a
 
 
 def poisoned(folder: Path, tmp_path) -> None:
-    """Make a stream's folder as another user would, with a stream of theirs in it."""
+    """Create a stream's folder as another user would, with their stream in it."""
     theirs, _ = write_bare(tmp_path / "theirs", seed=1)
     shutil.copytree(theirs, folder)
     top = Path(tempfile.gettempdir())
@@ -68,7 +68,7 @@ def test_a_folder_that_another_user_made_first_is_not_used(tmp_path, temporary):
     root = temporary / folder_of(stream).relative_to(temporary).parts[0]
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
 
-    # What was chosen before the other user came is refused, by name.
+    # A folder that was chosen before the other user came is refused by name.
     message = r"belongs to another user.*set local="
     with pytest.raises(DataError, match=message):
         ShardCache(taken).metadata.index_bytes()
@@ -84,7 +84,7 @@ def test_a_folder_that_mosaicml_chose_is_refused_if_another_user_made_it(tmp_pat
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     shutil.rmtree(root)
     poisoned(root, tmp_path)
-    monkeypatch.setenv("LOCAL_RANK", "1")  # which does not look whether it is there
+    monkeypatch.setenv("LOCAL_RANK", "1")  # this rank does not check that it exists
     with pytest.raises(DataError, match=rf"{root}.*belongs to another user.*set local="):
         open_stream(streaming.Stream(remote=str(path)), 0)
     named = streaming.Stream(remote=str(path), local=str(tmp_path / "named"))

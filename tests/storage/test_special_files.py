@@ -1,4 +1,4 @@
-"""Folders, pipes and devices in place of a stream's files: refused, not read without end."""
+"""Folders, pipes and devices in place of a stream's files are refused, not read forever."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_remote_folder_that_was_rewritten_with_the_old_times_is_noticed(tmp_pa
     assert_reads(open_stream(stream, 0), samples)
     times = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     other, others = write_bare(tmp_path / "other", seed=1)
-    for file in other.iterdir():  # as rsync -t and tar do
+    for file in other.iterdir():  # like rsync -t and tar
         os.utime(file, ns=(times[file.name], times[file.name]))
         os.replace(file, path / file.name)
     assert_reads(open_stream(stream, 0), others)
@@ -87,7 +87,7 @@ STEPS = st.one_of(
 
 @pytest.fixture(scope="module", params=["no hashes", "hashes in the length file", "zstd"])
 def versions(request, tmp_path_factory) -> list[tuple[Path, list]]:
-    """Four versions of a stream, without zstd with one index.json, byte for byte."""
+    """Four versions of a stream; without zstd, their index.json is the same, byte for byte."""
     folder = tmp_path_factory.mktemp("versions")
     compression = "zstd" if request.param == "zstd" else None
     write_one = write_bare if request.param == "no hashes" else builders.write_stream_files
@@ -96,7 +96,7 @@ def versions(request, tmp_path_factory) -> list[tuple[Path, list]]:
 
 
 class History:
-    """Two places that are rewritten, and what was opened of them at which version."""
+    """Two remotes that are rewritten, and the streams opened from them at each version."""
 
     def __init__(self, top: Path, versions: list) -> None:
         self.top, self.versions = top, versions
@@ -181,7 +181,7 @@ def shards_asked(buckets: Buckets) -> list[str]:
 
 @pytest.fixture(params=["hashes", "no hashes, but indexed"])
 def growing(request, tmp_path):
-    """A stream of 3 or 5 shards in a bucket: how to write it, and its bucket."""
+    """A function that writes a stream of 3 or 5 shards in a bucket, and the bucket."""
     options = {"hashes": ["xxh64"]} if request.param == "hashes" else {}
 
     def grow(num_samples: int, seed: int = 0):
@@ -200,7 +200,7 @@ def test_of_a_stream_that_grew_only_the_new_shards_are_fetched(tmp_path, growing
     samples = grow(10)
     assert_reads(in_store(buckets, local, check_remote=True), samples)
     assert shards_asked(buckets) == ["shard.00003.mds", "shard.00004.mds"]
-    assert_reads(in_store(buckets, local), samples)  # it is the last version by now
+    assert_reads(in_store(buckets, local), samples)  # this is now the last version
     assert buckets.asked == []
 
 
@@ -365,7 +365,7 @@ def flip_last(file: Path) -> None:
 def test_without_hashes_only_files_beside_the_same_index_are_linked(tmp_path):
     one, _ = write_bare(tmp_path / "one", [60] * 6, size_limit=900)
     two, others = write_bare(tmp_path / "two", [60] * 8, seed=1, size_limit=900)
-    shutil.copytree(one, tmp_path / "l")  # its shards have the sizes of the first of the other's
+    shutil.copytree(one, tmp_path / "l")  # its shards have the sizes of the first ones of the other
     assert_reads(in_store(Buckets(two=two), tmp_path / "l", "two"), others)
 
 

@@ -1,4 +1,4 @@
-"""Azure and Google by their emulators: azurite of npm, gcp-storage-emulator of PyPI."""
+"""Azure and Google Cloud with emulators: azurite from npm, gcp-storage-emulator from PyPI."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"{connection}BlobEndpoint={url};")
     try:
         wait_until_ready(url, process)
-        # A name of its own: the process keeps one store for each bucket, and thus its server.
+        # A unique name, because the process keeps one store per bucket, and with it the server.
         adlfs.AzureBlobFileSystem(skip_instance_cache=True).mkdir(f"bucket{port}")
         yield f"az://bucket{port}"
     finally:

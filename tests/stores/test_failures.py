@@ -1,4 +1,4 @@
-"""Errors as the stores' own libraries raise them, and what each of them means."""
+"""Errors as raised by the libraries of stores, and what kind of failure each of them is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S3 as it answers: pages of listings, who pays, checksums, endpoints, and private authorities."""
+"""Properties of S3: paged listings, requester pays, checksums, endpoints, and private CAs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 
 CONTENT = bytes(range(256)) * 400
-LARGE = CONTENT * 180  # more than would be fetched by one request if it had a hash
+LARGE = CONTENT * 180  # too large for a single request if it had a hash
 KEYS = ("in/", "in/a.txt", "in/deep/", "in/deep/b.txt", "out/", "out/parts/")
 
 pytestmark = [
@@ -127,7 +127,7 @@ def test_a_flip_in_flight_is_noticed_by_a_checksum_of_the_store(bucket, tmp_path
     assert to.read_bytes() == content
     assert fault.given == 1
     assert bucket.count("a.mds", "HEAD|GET") == 2
-    # A length file has no hash of its own either.
+    # A length file has no hash either.
     bucket.add("flip", path="a.mds", times=1)
     assert fetch_if_there(location(tmp_path), "a.mds", to)
     assert to.read_bytes() == content
@@ -156,7 +156,7 @@ def test_a_proxy_of_the_environment_is_used(bucket, monkeypatch):
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Give a certificate of 127.0.0.1 that signs itself, and its key."""
+    """Return a self-signed certificate for 127.0.0.1, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("authority")

@@ -35,7 +35,7 @@ pytestmark = [
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A folder that a server serves, and the server that can misbehave."""
+    """A folder behind a server that can misbehave."""
 
     folder: Path
     url: str
@@ -174,7 +174,7 @@ def test_objects_are_written_replaced_and_removed(tmp_path):
 
 
 def _read(url: str, results: multiprocessing.Queue, environment: dict[str, str]) -> None:
-    # A fork server has the environment of its own start, perhaps in an earlier test.
+    # A fork server has the environment from its start, perhaps in an earlier test.
     os.environ.update(environment)
     results.put(request(url, "read", lambda store: store.read(url)))
 

@@ -1,4 +1,4 @@
-"""`IterableStream` takes lists, arrays and dicts, and refuses what has no integers."""
+"""`IterableStream` accepts lists, arrays and dicts, and refuses samples without integers."""
 
 from __future__ import annotations
 

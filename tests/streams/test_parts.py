@@ -1,4 +1,4 @@
-"""The two sides of a held-out split: disjoint, complete, and unmoved by what is appended."""
+"""The two sides of a held-out split are disjoint, complete, and stable when data is appended."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def written(kind: str, folder: Path, num: int) -> Any:
 
 
 def read(stream: Stream) -> list[tuple[int, ...]]:
-    """Return the tokens of each sample, checked against what the stream says of them."""
+    """Return the tokens of each sample, after checking the stream's metadata for them."""
     opened = open_stream(stream, 0)
     samples = []
     for shard in range(opened.num_shards):

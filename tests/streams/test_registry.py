@@ -1,4 +1,4 @@
-"""Streams by list, by place and by registered name; custom classes; streams of other columns."""
+"""Streams from lists, paths and registered names; custom classes; other columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FETCHED: list[str] = []
 
 
 class Prefixed(streaming.Stream):
-    """A class of someone's own, with arguments of its own, that fetches in its own way."""
+    """A user's class with extra arguments, which fetches in its own way."""
 
     def __init__(self, *, prefix: str = "", **others: Any) -> None:
         super().__init__(**others)
@@ -99,7 +99,7 @@ def test_a_class_that_fetches_in_its_own_way_works_as_an_object(written, tmp_pat
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch) -> None:
-    """An installed package that registers a class by its entry point, and a broken one."""
+    """An installed package that registers a class through an entry point, and a broken one."""
     folder = tmp_path / "site"
     (folder / "weather-1.0.dist-info").mkdir(parents=True)
     (folder / "weather.py").write_text("from streampack import Stream as Rain\n")
@@ -166,40 +166,40 @@ def test_streams_with_different_columns_are_mixed_each_by_its_own(tmp_path):
         dataset_of([streams[0], Stream(local=str(tmp_path / "s1"))])
 
 
-# Classes of the user's own that override what is never called.
+# User classes that override methods that are never called.
 
 
 class Counting(streaming.Stream):
-    """Prepares shards in its own way."""
+    """Overrides how shards are prepared."""
 
     def prepare_shard(self, shard: Any) -> int:
         return int(super().prepare_shard(shard))
 
 
 class Filtered(streaming.Stream):
-    """Leaves out shards."""
+    """Skips some shards."""
 
     def get_shards(self, *args: Any) -> list[Any]:
         return list(super().get_shards(*args))[:1]
 
 
 class Fetches(Stream):
-    """Derives from our class as if it were MosaicML's."""
+    """Subclasses our class as if it were MosaicML's."""
 
     def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
         raise NotImplementedError
 
 
 class Inherits(Counting):
-    """Overrides by its parent."""
+    """Inherits an override from its parent."""
 
 
 class OwnDownloader(type(streaming.base.storage.CloudDownloader.get())):  # type: ignore[misc]
-    """Speaks to something else."""
+    """A downloader for another kind of store."""
 
 
 class Speaks(streaming.Stream):
-    """Fetches by a downloader of its own."""
+    """Fetches with its own downloader."""
 
     def __init__(self, **others: Any) -> None:
         super().__init__(**others)

@@ -89,7 +89,7 @@ def test_a_fork_has_open_shards_of_its_own():
 
 
 class Interrupted(dict[int, Any]):
-    """What a process keeps its open shards in, where another thread comes between two steps."""
+    """The process's dict of open shards, where another thread interrupts between two steps."""
 
     is_first = True
 

@@ -1,4 +1,4 @@
-"""`Stream` has MosaicML's arguments and a few more, and refuses what cannot work."""
+"""`Stream` has MosaicML's arguments and a few more, and refuses those that cannot work."""
 
 from __future__ import annotations
 

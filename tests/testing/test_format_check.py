@@ -1,4 +1,4 @@
-"""`assert_format` passes the formats of this package, and finds the faults of others."""
+"""`assert_format` accepts the formats of this package, and finds the bugs of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leak check, with a decoder that is right and with three that are wrong."""
+"""The leak check, with a correct decoder and with incorrect ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VOCABULARY, DIM, HEADS, MAX_POSITION = 64, 32, 4, 64
 
 
 class TinyDecoder(nn.Module):
-    """Two layers of attention and nothing else that matters."""
+    """A decoder that is essentially two layers of attention."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class SeesAll(TinyDecoder):
 
 
 class CountsOn(TinyDecoder):
-    """Numbers the pack's tokens, not the segment's."""
+    """Numbers positions in the pack instead of the segment."""
 
     def forward(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
@@ -65,7 +65,7 @@ class CountsOn(TinyDecoder):
 
 
 class SeesFaintly(TinyDecoder):
-    """Sees the whole pack at a ten-thousandth of what it sees of the segment."""
+    """Sees the rest of the pack, but a ten thousand times weaker than the segment."""
 
     def forward(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
@@ -82,7 +82,7 @@ def test_a_faint_leak_is_seen_where_multiplications_are_exact() -> None:
         r"tokens of other segments are replaced, .*; the segment saw row 0: tokens 0 to 7 ",
     ):
         assert_no_leak(SeesFaintly(), packed("restart"))
-    # In TF32, experts that get other tokens round as much.
+    # In TF32, experts that receive other tokens have rounding errors of this size.
     torch.set_float32_matmul_precision("high")
     try:
         assert_no_leak(SeesFaintly(), packed("restart"))
@@ -93,7 +93,7 @@ def test_a_faint_leak_is_seen_where_multiplications_are_exact() -> None:
 
 
 class IsNan(TinyDecoder):
-    """Broken altogether."""
+    """Returns NaN for everything."""
 
     def forward(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
@@ -102,7 +102,7 @@ class IsNan(TinyDecoder):
 
 
 def packed(positions: str) -> dict[str, Any]:
-    """Two packs and a padding pack of 24 tokens: whole samples, a cut one, its rest, padding."""
+    """Two packs of 24 tokens and one of padding, with whole samples and one that is cut."""
     segments = [[0, 0, 0, 0, 7, 7], [1, 0, 3, 0, 12, 12], [0, 0, 1, 0, 5, 14]]
     segments += [[0, 0, 1, 5, 9, 14], [1, 0, 4, 0, 1, 1]]
     packs = Packs(segments=np.array(segments), ends=np.array([3, 5]))
@@ -132,11 +132,11 @@ def test_logits_that_are_nan_are_caught() -> None:
         assert_no_leak(IsNan(), packed("restart"))
 
 
-# Who saw whom, and models that are called in other ways.
+# Which segments leak, and models with other arguments.
 
 
 class HalfPositions(TinyDecoder):
-    """Uses positions, but those of the row for half of the tokens."""
+    """Uses positions, but for half of the tokens those in the row."""
 
     def forward(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
@@ -152,7 +152,7 @@ def test_positions_used_in_the_wrong_way_are_told_from_a_leak() -> None:
 
 
 class Drops(TinyDecoder):
-    """In training mode."""
+    """A decoder with dropout, in training mode."""
 
     def forward(
         self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
@@ -168,7 +168,7 @@ def test_dropout_is_told_from_a_leak() -> None:
 
 
 class LikeTorchtune(TinyDecoder):
-    """Takes a mask of shape (B, S, S), and the arguments that torchtune's decoders have."""
+    """Takes a mask of shape (B, S, S), and the arguments of torchtune's decoders."""
 
     def forward(  # type: ignore[override]
         self,
@@ -203,7 +203,7 @@ def test_any_function_of_the_batch_is_a_model() -> None:
     assert_no_leak(logits_of, packed("restart"))
 
     def over_rows(batch: dict[str, Any]) -> torch.Tensor:
-        # All rows in one line, the edges of rows forgotten.
+        # Joins all rows into one line, and ignores their boundaries.
         flat = {key: batch[key].flatten()[None] for key in ("tokens", "input_pos", "document_ids")}
         return logits_of(flat).view(*batch["tokens"].shape, -1)
 
@@ -212,7 +212,7 @@ def test_any_function_of_the_batch_is_a_model() -> None:
 
 
 class HasNoPositions(nn.Module):
-    """As BLOOM or OPT."""
+    """Has no argument for positions, like BLOOM or OPT."""
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         raise AssertionError(f"called with {input_ids.shape}, {attention_mask.shape}")
@@ -261,11 +261,11 @@ def test_padding_within_segments_is_no_leak() -> None:
         assert_no_leak(SeesAll(), native_batch([[7, 9], [3, 2, 1]], 24, multiple=4))
 
 
-# The size of a real change: when a check is conclusive.
+# A check is only conclusive if real changes are large enough.
 
 
 class Scaled(TinyDecoder):
-    """All weights times a factor, and a mask of ones if it leaks."""
+    """All weights are multiplied by a factor; if it leaks, the mask is all ones."""
 
     def __init__(self, scale: float, *, leaks: bool) -> None:
         super().__init__()

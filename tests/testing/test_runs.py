@@ -1,4 +1,4 @@
-"""The checks of whole runs accept what is right, and name what is wrong."""
+"""The checks of whole runs accept correct loaders, and name the faults of others."""
 
 from __future__ import annotations
 

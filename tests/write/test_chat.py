@@ -1,4 +1,4 @@
-"""Chat samples: real tokenizers and templates, and every label of the packs made of them."""
+"""Chat samples: real tokenizers and templates, and every label in the resulting packs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHATML = (
     "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}"
     "{% endfor %}" + PROMPT
 )
-# As people write them: lines, indents, and markers that trim the white space around them.
+# As people write them, with lines, indents, and markers that trim the surrounding white space.
 MARKED = """
 {%- for m in messages %}
     {%- if m.role == 'assistant' %}
@@ -62,7 +62,7 @@ LLAMA_3 = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant<|end|>\n\n' }}{% endif %}"
 )
-INST = (  # no header: the prompt's own end asks for the response
+INST = (  # no header: the end of the prompt asks for the response
     "{{ bos_token }}{% for m in messages %}"
     "{% if m.role == 'assistant' %}{{ m.content + '</s>' }}"
     "{% else %}{{ '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
@@ -72,7 +72,7 @@ STRIPS_REASONING = (
     "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
-TOOLS = (  # results of tools in a row share a turn, as in Qwen's template
+TOOLS = (  # consecutive tool results share a turn, as in Qwen's template
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}{% if m.role == 'tool' %}"
     "{% if messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
@@ -104,7 +104,7 @@ def byte_level(trim_offsets: bool) -> Tokenizer:
 
 
 def byte_fallback() -> Tokenizer:
-    """As Llama 2's: a space is a letter, one is put in before each text, the unknown is bytes."""
+    """Like Llama 2: spaces are letters, each text gets one in front, unknown letters are bytes."""
     letters = "▁abcdefghijklmnopqrstuvwxyz[]/INST<>|_"
     words = ["<unk>", *SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *letters, "▁h", "us"]
     vocab = {word: i for i, word in enumerate(words)}
@@ -139,7 +139,7 @@ def learned(sample: dict[str, np.ndarray], tokenizer: Any) -> str:
 
 
 def say(*contents: str, role: str = "user") -> list[dict[str, Any]]:
-    """Return a conversation of two who take turns."""
+    """Return a conversation in which user and assistant take turns."""
     roles = [role, "assistant" if role == "user" else "user"]
     return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
 
@@ -392,7 +392,7 @@ def test_a_template_that_deletes_the_reasoning_of_its_own_response_is_refused(tr
     with pytest.raises(ConfigError, match=r"1 of 2: .* omits its reasoning, 'so', so it .*or"):
         encode.samples(say("hello", "<think>\nso\n</think>fine"))
     chat = say("hello", "fine")
-    chat[1]["reasoning_content"] = "so"  # of which the template knows nothing
+    chat[1]["reasoning_content"] = "so"  # which the template does not know
     with pytest.raises(ConfigError, match=r"pass chat_template= with .* or remove the reasoning"):
         encode.samples(chat)
 
@@ -743,7 +743,7 @@ def test_conversations_without_a_response_are_written_and_counted(tmp_path: Path
 
 
 def labels_of(dataset: Any) -> dict[tuple[int, int], int]:
-    """Return the label of every token of an epoch, by its sample and place."""
+    """Return the label of every token of an epoch, by sample and position."""
     found: dict[tuple[int, int], int] = {}
     for batch in dataset:
         ends: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Chat templates in the manner of nine families of models, with markers and without."""
+"""Chat templates in the style of nine model families, with and without markers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BEGIN, END = "{% generation %}", "{% endgeneration %}"
 
 
 def family(response: str, other: str, prompt: str, before: str = TOOLS, after: str = "") -> str:
-    """Return a template: of a response, of other messages, and of the generation prompt."""
+    """Return a template, given those of a response, other messages and the generation prompt."""
     return (
         f"{before}{{% for m in messages %}}{{% if m.role == 'assistant' %}}{SPLIT}{response}"
         f"{{% else %}}{other}{{% endif %}}{{% endfor %}}"
@@ -48,14 +48,14 @@ IM_OTHER = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 IM_PROMPT = "<|im_start|>assistant\n"
 THINKS = "{% if loop.index0 > ns.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
 FAMILIES = {
-    "mistral": family(  # the system text is in the last message, if a user says it
+    "mistral": family(  # the system text goes into the last message, if it is the user's
         f"{BEGIN} {{{{ m.content or '' }}}}{CALLS}</s>{END}",
         "{% if m.role == 'user' %}[INST]{% if loop.last and messages[0].role == 'system' %}"
         "{{ messages[0].content }}\n\n{% endif %}{{ m.content }}[/INST]"
         "{% elif m.role == 'tool' %}[RESULT]{{ m.content }}[/RESULT]{% endif %}",
         "",
     ),
-    "gemma": family(  # no tools, and the system text is in the first message of the user
+    "gemma": family(  # no tools, and the system text goes into the user's first message
         f"<start_of_turn>model\n{BEGIN}{{{{ m.content }}}}<end_of_turn>{END}\n",
         "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
         "{% if m.role == 'user' %}<start_of_turn>user\n"
@@ -64,7 +64,7 @@ FAMILIES = {
         "<start_of_turn>model\n",
         "",
     ),
-    "qwen3": family(  # reasoning is printed after the last question alone
+    "qwen3": family(  # reasoning is only printed after the last question
         f"{IM_PROMPT}{BEGIN}"
         "{% if loop.index0 > ns.last and (loop.last or thought) %}<think>\n{{ thought }}\n</think>"
         f"\n\n{{% endif %}}{{{{ said }}}}{CALLS}<|im_end|>{END}\n",
@@ -80,7 +80,7 @@ FAMILIES = {
         f"{IM_PROMPT}<think>\n",
         ASKED + TOOLS,
     ),
-    "gpt-oss": family(  # channels, and another end for the last response
+    "gpt-oss": family(  # channels, and a different end for the last response
         f"<|start|>assistant{BEGIN}"
         "{% if m.tool_calls %} to={{ m.tool_calls[0].function.name }}<|message|>"
         "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% else %}"
@@ -90,7 +90,7 @@ FAMILIES = {
         "<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>",
         "<|start|>assistant",
     ),
-    "phi3": family(  # the text ends otherwise without a generation prompt
+    "phi3": family(  # without a generation prompt, the text ends differently
         f"<|assistant|>\n{BEGIN}{{{{ m.content or '' }}}}{CALLS}<|end|>{END}\n",
         "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n",
         "<|assistant|>\n",
@@ -102,14 +102,14 @@ FAMILIES = {
         "<|assistant|><think>\n",
         "{{ bos_token }}" + TOOLS,
     ),
-    "nemotron": family(  # an empty reasoning is one tag, and the prompt begins a long one
+    "nemotron": family(  # an empty reasoning is a single tag, and the prompt begins a longer one
         f"{IM_PROMPT}{BEGIN}"
         "{{ '<think>\n' + thought + '\n</think>' if thought and loop.last else '<think></think>' }}"
         f"{{{{ said }}}}{CALLS}<|im_end|>{END}\n",
         IM_OTHER,
         f"{IM_PROMPT}<think>\n",
     ),
-    "glm": family(  # the next role is what ends a turn
+    "glm": family(  # a turn ends with the next role
         f"<|assistant|>\n{BEGIN}{{{{ m.content or '' }}}}{CALLS}{END}",
         "{{ '<|observation|>' if m.role == 'tool' else '<|' + m.role + '|>' }}\n{{ m.content }}",
         "<|assistant|>\n",
@@ -238,9 +238,9 @@ def test_markers_and_the_cut_agree_where_a_model_begins_to_write(name: str, case
     cut = ChatEncoder(plain(name), "each_response").samples(row)
     for one, other in zip(marked, cut, strict=True):
         theirs, ours = learned(one, tokenizer_of(FAMILIES[name])), learned(other, plain(name))
-        if name == "nemotron":  # the prompt has begun the tag that the markers hold
+        if name == "nemotron":  # the prompt has already begun the tag inside the markers
             assert theirs.removeprefix("<think>").lstrip("\n") == ours.lstrip("\n")
-        elif name == "phi3":  # which ends the whole text, too
+        elif name == "phi3":  # its marker also ends the whole text
             assert ours == theirs + "\n</s>"
         else:
             assert ours == theirs

@@ -41,7 +41,7 @@ from tests.helpers.preparing import (
 )
 
 NUM_ROWS = 300
-BAD = (3, 290, 295)  # the last two after the first batch, which decides on the columns
+BAD = (3, 290, 295)  # the last two come after the first batch, which determines the columns
 BAD_ROWS = (b'{"text": "a', {"text": "a b", "url": 5, "score": 0.5}, {"text": "a b", "url": "u"})
 
 
@@ -146,7 +146,7 @@ def test_appended_inputs_come_after_what_was_there(tmp_path, inputs):
     assert shards[1][: len(shards[0])] == shards[0]
     changed = {name for name in old if new[name] != old[name]}
     assert changed == {"index.json", "lengths.bin"}
-    # Again, and the first command: nothing is left to do.
+    # Once more, and the first command again: nothing is left to do.
     write_texts(inputs[2:], tmp_path / "s", options_of(tmp_path, append=True))
     write_texts(inputs[:2], tmp_path / "s", options)
     assert files_of(tmp_path / "s") == new
@@ -156,7 +156,7 @@ def test_appended_inputs_come_after_what_was_there(tmp_path, inputs):
 
 
 def known_of(stream) -> list:
-    """Return all that a reader knows of a stream without reading tokens."""
+    """Return everything that a reader knows about a stream without reading tokens."""
     lengths = [stream.shard_lengths(shard).tolist() for shard in range(stream.num_shards)]
     edges = [stream.shard_edges(shard).tolist() for shard in range(stream.num_shards)]
     return [
@@ -182,7 +182,7 @@ def test_a_reader_keeps_the_stream_that_it_opened_when_that_grows(tmp_path, inpu
 
 
 def test_a_reader_in_the_middle_of_a_commit_sees_the_stream_before_it(tmp_path, inputs):
-    """And after a commit that was killed there: its length file is new, and index.json is not."""
+    """So does a reader after a commit that was killed there, with a new length file only."""
     write_texts(inputs[:1], tmp_path / "s", options_of(tmp_path))
     before = known_of(open_stream(Stream(local=str(tmp_path / "s")), 0))
     index = (tmp_path / "s" / "index.json").read_bytes()
@@ -251,7 +251,7 @@ def test_a_job_that_another_command_replaced_is_not_committed(tmp_path, inputs, 
 def test_what_is_appended_beside_another_command_is_in_the_stream(
     tmp_path, inputs, monkeypatch, is_merge
 ):
-    """Wherever the other command is stopped meanwhile."""
+    """The other command may be stopped at any point meanwhile."""
     appending = options_of(tmp_path, append=True)
     write_texts(inputs[:2], tmp_path / "whole", options_of(tmp_path))
     shutil.copytree(tmp_path / "whole", tmp_path / "begun")
@@ -282,7 +282,7 @@ def test_what_is_appended_beside_another_command_is_in_the_stream(
 
 
 def test_two_equal_commands_both_succeed(tmp_path, inputs, monkeypatch):
-    """Wherever one of them is stopped while it writes a file."""
+    """One of them may be stopped at any point while it writes a file."""
     options, fsync = options_of(tmp_path), os.fsync
     write_texts(inputs, tmp_path / "whole", options)
     stop_at, is_stopped = 0, True
@@ -558,7 +558,7 @@ LARGE = [1, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1]
 
 
 def kept_values(folder: Path) -> tuple[dict[str, str], list[dict]]:
-    """Return the types of the columns but the tokens, and their values, as MosaicML reads them."""
+    """Return the types and values of all columns but the tokens, as MosaicML reads them."""
     shards = json.loads((folder / "index.json").read_text())["shards"]
     types = dict(zip(shards[0]["column_names"], shards[0]["column_encodings"], strict=True))
     types.pop("tokens")

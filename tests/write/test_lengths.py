@@ -82,7 +82,7 @@ def test_a_stream_with_hashes_gets_a_length_file_that_every_release_reads(tmp_pa
     text = (path / "index.json").read_bytes()
     file = open_length_file(path / LENGTH_FILE, text, parse_index(text, "x"))
     assert (content[8], file.hashes) == (1, ())
-    # What releases before hashes expected of the size.
+    # The size that releases without hashes expected.
     assert len(content) == file.head_bytes + 16 * file.num_shards + 12 * file.num_samples
 
 

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, in a folder and in a real S3 server that misbehaves."""
+"""Files appear complete or not at all, in a folder and on a real S3 server that misbehaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows
 
 PAYER = "x-amz-request-payer"
 
-# What a store's client leaves open after a failure.
+# A store's client leaves connections open after a failure.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -33,7 +33,7 @@ pytestmark = [
 
 @pytest.fixture
 def store(tmp_path):
-    """A bucket in a folder, and a server for it that faults can be added to."""
+    """A bucket in a folder, and a server for it that can be given faults."""
     (tmp_path / "store" / "bucket").mkdir(parents=True)
     with (
         s3_server(tmp_path / "store", is_written=True) as s3,
@@ -107,7 +107,7 @@ def test_clean_up_leaves_what_a_living_process_writes(tmp_path, monkeypatch):
     (tmp_path / "parts" / "a" / ".y.json.of-a-killed-process.partial").write_bytes(b"2")
 
     def clean_up_beside(number: int) -> None:
-        output.clean_up("parts", set)  # as another process that has another job
+        output.clean_up("parts", set)  # like another process with another job
         fsync(number)
 
     monkeypatch.setattr(output_module.os, "fsync", clean_up_beside)

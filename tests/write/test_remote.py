@@ -22,10 +22,10 @@ from tests.helpers.verbs import call_verb
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
 UPLOAD = "PUT|POST"
-# A store keeps the server it was made for, so that no two tests may share a bucket.
+# A store keeps the server it was created for, so no two tests may share a bucket.
 bucket_numbers = itertools.count()
 
-# What a failed attempt leaves open is closed by the garbage collector, which warns of it.
+# The garbage collector closes what a failed attempt left open, with a warning.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -34,7 +34,7 @@ pytestmark = [
 
 @dataclass(frozen=True, kw_only=True)
 class Store:
-    """A bucket of a real S3 server, behind one that can refuse."""
+    """A bucket on a real S3 server, behind a proxy that can refuse requests."""
 
     proxy: FaultServer
     folder: Path

@@ -1,4 +1,4 @@
-"""Streams of rows: the same stream from any container, written once, even after kills."""
+"""Streams of rows are the same for any container, and written once, even after kills."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
 
 
 def in_memory(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the same rows in every container."""
+    """Return the same rows in each kind of container."""
     return {
         "list": rows,
         "tuple": tuple(rows),
@@ -58,7 +58,7 @@ def in_memory(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def samples_of(stream: Stream) -> list[tuple[list[int], list[int]]]:
-    """Return tokens and labels of each sample, in stored order."""
+    """Return the tokens and labels of each sample, in the order in which they are stored."""
     dataset = PackedStreamingDataset(
         [stream],
         packing=Packing(max_seq_len=64, method="next_fit", max_samples_per_pack=1),

@@ -1,4 +1,4 @@
-"""Written streams are read back by us and by MosaicML; failed writes leave nothing."""
+"""Both we and MosaicML can read the streams we write; failed writes leave nothing behind."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_zstd_frames_are_written_with_a_checksum_and_their_size(tmp_path, compre
         packed = (tmp_path / "s" / shard.packed.basename).read_bytes()
         frame = zstandard.get_frame_parameters(packed)
         assert (frame.has_checksum, frame.content_size) == (True, shard.raw.num_bytes)
-        # What MosaicML's reader calls.
+        # MosaicML's reader calls this.
         assert len(streaming.base.compression.decompress("zstd", packed)) == shard.raw.num_bytes
 
 
@@ -99,7 +99,7 @@ def test_samples_without_tokens_are_skipped_and_counted(tmp_path):
     assert read_all(tmp_path / "s") == [[1, 2], [3]]
 
 
-# MosaicML leaves index.json open.
+# MosaicML does not close index.json.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_mosaicml_reads_what_was_written(tmp_path):
@@ -291,7 +291,7 @@ def test_hashes_are_written_and_hold(tmp_path):
 def test_a_live_writers_folder_is_never_removed(tmp_path):
     def slow():
         yield [1, 2]
-        # Another writer of the same stream begins and ends meanwhile.
+        # Meanwhile, another writer of the same stream begins and finishes.
         with pytest.raises(DataError, match="no sample to write"):
             write_stream([], tmp_path / "s")
         yield [3]

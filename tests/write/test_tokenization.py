@@ -1,4 +1,4 @@
-"""Texts become the same ids on every backend, and all of their ids."""
+"""Every backend gives the same, complete ids for a text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory) -> Path:
-    """A byte-level BPE tokenizer of 600 ids."""
+    """A byte-level BPE tokenizer with 600 ids."""
     path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
     made = tokenizers.ByteLevelBPETokenizer()
     made.train_from_iterator(
@@ -50,7 +50,7 @@ def bpe(tmp_path_factory) -> Path:
 
 
 def changed(bpe: Path, to: Path, **changes) -> Path:
-    """Write a tokenizer.json with other values in it."""
+    """Write a tokenizer.json with some values changed."""
     document = json.loads(bpe.read_text())
     for key, value in changes.items():
         document[key] = {**document[key], **value} if isinstance(document[key], dict) else value
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_truncates_and_pads_does_neither(bpe, tmp_path, backend
 
 
 def test_other_ids_end_the_job_and_huggingface_is_the_way_out(bpe, tmp_path):
-    # As of gigatoken 0.10: it splits words although this tokenizer does not.
+    # True of gigatoken 0.10, which splits words although this tokenizer does not.
     whole = changed(bpe, tmp_path / "tokenizer.json", pre_tokenizer={"use_regex": False})
     with pytest.raises(ConfigError, match=r"other ones, for the text .*backend='huggingface', and"):
         write(tmp_path, whole, "gigatoken")
@@ -133,7 +133,7 @@ def test_other_ids_end_the_job_and_huggingface_is_the_way_out(bpe, tmp_path):
 def test_added_tokens_that_gigatoken_finds_elsewhere_are_refused_before_anything_is_written(
     bpe, tmp_path, added
 ):
-    # As of gigatoken 0.10. None of the texts has one of the tokens.
+    # True of gigatoken 0.10. None of the texts contains one of the tokens.
     whole = tokenizers.Tokenizer.from_file(str(bpe))
     for each in added:
         token = tokenizers.AddedToken(**{"normalized": False, **each})
@@ -263,7 +263,7 @@ def test_a_job_describes_its_tokenizer(with_template, bpe, tmp_path):
         "after": [],
     }
     assert {describe_tokenizer(bpe)[name] for name in ("bos", "bos_id", "eos", "eos_id")} == {None}
-    # Another spelling of its path is the same job.
+    # A different spelling of its path is still the same job.
     rows = RowFormat(tokenizer=with_template / "tokenizer.json")
     before = files_of(out)
     write_texts([tmp_path / "rows.jsonl"], out, WriteOptions(rows=rows))

@@ -1,4 +1,4 @@
-"""Compressed files: members and frames are joined, and what is cut short or damaged is an error."""
+"""Compressed files: members and frames are joined; truncation and damage are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that paths, globs and dataset folders name."""
+"""The files given by paths, globs and dataset folders."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_the_cache_of_datasets_gives_its_rows_once(tmp_path):
     loaded.map(lambda row: {"text": row["text"].upper()})  # adds a cache-*.arrow next to it
     folder = Path(loaded.cache_files[0]["filename"]).parent
     assert len(list(folder.glob("*.arrow"))) == 2
-    (folder / "tmpab12cd34").touch()  # as a map leaves it that was killed
+    (folder / "tmpab12cd34").touch()  # left behind by a map that was killed
 
     assert texts(folder) == ["rows.jsonl"]
 

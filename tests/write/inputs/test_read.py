@@ -1,4 +1,4 @@
-"""Rows of each format: their values, and bad rows that take none of their neighbours with them."""
+"""Rows of each format: their values, and bad rows, which do not affect their neighbours."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_good_and_bad_rows_together_are_all_rows(folder, lines, part_bytes, batc
 
     assert [value for _, value in rows] == ["good"] * lines.count(GOOD)
     assert len(bad) == sum(line in BAD_LINES for line in lines)
-    for each in bad:  # the byte is that of the file, whatever the slice
+    for each in bad:  # the offset is that in the file, independent of the slice
         begin = int(each.reason.rpartition("byte ")[2].rstrip(")"))
         assert path.read_bytes()[begin:].split(b"\n")[0] in BAD_LINES
 

@@ -1,4 +1,4 @@
-"""The laws of splitting: the slices of a file give each row once, in order, and always the same."""
+"""The laws of splitting: slices give each row of a file once and in order, and never change."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_lines_longer_than_part_bytes_get_slices_of_their_own(tmp_path):
 
     parts = split(path, 1000)
 
-    assert len(parts) == 3  # the short lines share a slice with what follows
+    assert len(parts) == 3  # the short lines share a slice with the next ones
     assert texts_of(parts) == texts
 
 

@@ -33,7 +33,7 @@ SUFFIXES = ("jsonl", "jsonl.gz", "jsonl.zst", "csv", "parquet", "arrow")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """The folder of a bucket with a file of each format."""
+    """The folder of a bucket that has a file of each format."""
     folder = tmp_path_factory.mktemp("store") / "bucket"
     (folder / "in" / "deep").mkdir(parents=True)
     for suffix in SUFFIXES:
@@ -69,7 +69,7 @@ def web(root) -> Iterator[FaultServer]:
 
 @pytest.fixture
 def faults(s3) -> Iterator[FaultServer]:
-    """The proxy, without faults before and after."""
+    """The proxy, with its faults cleared before and after."""
     s3.clear()
     yield s3
     s3.clear()
@@ -94,7 +94,7 @@ def url(request, root) -> str:
 
 @pytest.fixture(params=["s3", "web"])
 def server(request, root) -> Iterator[tuple[FaultServer, str]]:
-    """A server, without faults before and after, and the URL of the bucket."""
+    """A server, with its faults cleared before and after, and the URL of the bucket."""
     found = request.getfixturevalue(request.param)
     found.clear()
     yield found, f"s3://{root.name}" if request.param == "s3" else f"{found.url}/{root.name}"
