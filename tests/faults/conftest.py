@@ -1,4 +1,4 @@
-"""What fault tests share: data sets, written once, and one S3 server with a proxy for each test."""
+"""Fixtures of the fault tests: data sets, written once, and an S3 server behind a proxy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUCKET = "faults"
 
 @pytest.fixture(scope="session")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., harness.DataSet]:
-    """Return a function that gives a data set by `write_dataset`'s arguments; do not damage it."""
+    """Return a function that takes `write_dataset`'s arguments; do not damage its data sets."""
     written: dict[str, harness.DataSet] = {}
     root = tmp_path_factory.mktemp("datasets")
 
@@ -36,13 +36,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., harness.D
 
 @pytest.fixture(scope="session")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, FaultServer]]:
-    """Give a `FaultServer` before a real S3 server, and the folder that this one serves.
+    """Yield a `FaultServer` in front of a real S3 server, and the folder that it serves.
 
-    One for all tests: clients are kept by the process, know one address, and are slow to make.
+    All tests share it: clients live as long as the process, know one address, and are slow to make.
     """
     root = tmp_path_factory.mktemp("s3") / "root"
     (root / BUCKET).mkdir(parents=True)
-    # What S3 clients need is imported, and compiled in a fresh environment, before time is counted.
+    # Import, and in a fresh environment compile, everything S3 clients need before measuring time.
     boto3.session.Session().client("s3", region_name="us-east-1").close()
     with servers.s3_server(root) as server, FaultServer(upstream=server.url) as proxy:
         yield root, proxy
@@ -50,7 +50,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Faul
 
 @pytest.fixture
 def store(proxy: tuple[Path, FaultServer], tmp_path: Path) -> Iterator[harness.Store]:
-    """Give a folder in a bucket, and the environment that leads S3 clients to it."""
+    """Yield a folder in a bucket, with an environment that points S3 clients to it."""
     root, server = proxy
     folder = root / BUCKET / uuid.uuid4().hex[:12]
     folder.mkdir()
@@ -62,7 +62,7 @@ def store(proxy: tuple[Path, FaultServer], tmp_path: Path) -> Iterator[harness.S
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(dataset: Callable[..., harness.DataSet]) -> None:
-    """Run an epoch without a store: kernels compile at a first call, and tests measure time."""
+    """Run an epoch without a store, since tests measure time and kernels compile at first use."""
     known = dataset(num_samples=200)
     stream = Stream(local=str(known.folder))
     harness.run_epoch(lambda: harness.make_loader(stream), known).assert_exact()
@@ -70,14 +70,14 @@ def compiled(dataset: Callable[..., harness.DataSet]) -> None:
 
 @pytest.fixture(scope="session")
 def jobs() -> Iterator[launch.Jobs]:
-    """Give the server that forks jobs."""
+    """Yield the server that forks jobs."""
     with launch.Jobs() as jobs:
         yield jobs
 
 
 @pytest.fixture
 def bench(jobs: launch.Jobs, tmp_path: Path) -> Iterator[launch.Bench]:
-    """Give two streams behind a `FaultServer` of this test's own, and what starts jobs on them."""
+    """Yield two streams behind a new `FaultServer`, with the means to start jobs on them."""
     datasets = [
         harness.write_dataset(
             tmp_path / "store" / "bucket" / f"s{seed}",
@@ -93,7 +93,7 @@ def bench(jobs: launch.Jobs, tmp_path: Path) -> Iterator[launch.Bench]:
 
 @pytest.fixture
 def fine(bench: launch.Bench, dataset: Callable[..., harness.DataSet]) -> launch.Bench:
-    """Give a bench with one stream, of which a quarter is more than what is planned ahead."""
+    """Yield a bench with a single stream; a quarter of it is more than is planned ahead."""
     written = dataset(num_samples=60_000, size_limit=2**18)
     bucket = bench.folder / "store" / "fine"
     shutil.copytree(written.folder, bucket / "s0")

@@ -55,7 +55,7 @@ def cut_last_value(path):
 HASHED = {"hashes": ("xxh64",), "num_samples": 600}
 BARE = {"hashes": (), "lengths_file": False, "num_samples": 600}
 REFUSED = {
-    # row: how it is written, what happens to the shard, how it is read
+    # row: options for writing, the damage to the shard, options for reading
     "bytes_empty_shard": (BARE, lambda path: path.write_bytes(b""), {}),
     "bytes_flip_hash": (HASHED, flip, {"validate_hash": "xxh64"}),
     "bytes_flip_hash_1worker": (HASHED, flip, {"validate_hash": "xxh64"}),
@@ -102,13 +102,13 @@ def test_a_damaged_shard_is_a_typed_error_until_its_origin_is_mended(
     error = outcome.assert_refused("shard.00003.mds")
     assert isinstance(error, DataError)
     assert outcome.wall_s < 20
-    if row not in ("bytes_flip_offsets_nohash",):  # only that one is whole by index.json's word
+    if row not in ("bytes_flip_offsets_nohash",):  # only that one looks complete by index.json
         assert error.uri == store.uri(path.name)
-        # One download and three more; a worker that was told to read it may ask once more.
+        # One download and three retries; a worker that has to read it may try once more.
         assert store.server.count(path.name) in [4 * n for n in range(1, num_workers + 3)]
         assert error.attempts == 4
         assert not list((store.caches / "ds").rglob("shard.00003.mds.????????"))
-        # A worker that is terminated leaves its file to the next start.
+        # A terminated worker leaves its file for the next start to remove.
         assert num_workers or not harness.temporary_names(store.caches / "ds")
 
     path.write_bytes(whole)
@@ -165,7 +165,7 @@ def test_bytes_flip_nohash_is_warned_of_at_start_and_is_the_documented_limit(
         outcome = run(store, ds)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len([text for text in warnings if "hash" in text and store.bucket in text]) == 1
-    # No size, offset or shape is wrong, and there is nothing to compare the token with.
+    # No size, offset or shape is wrong, and there is nothing to compare the tokens with.
     assert outcome.error is None, str(outcome)
     assert not outcome.audit.missing
     assert not outcome.audit.twice
@@ -181,9 +181,9 @@ def test_bytes_hash_asked_not_present_is_refused_at_construction(store, dataset)
 
 
 def another_run_of(store, name, damage):
-    """Copy a cache to where no process has been, damage a shard there, and return the folder.
+    """Copy a cache to a new folder, damage a shard there, and return the folder.
 
-    What a process has checked, it does not check again: this is the cache as a next run finds it.
+    A process does not repeat its checks, so this stands in for a cache found by the next run.
     """
     folder = store.caches / name
     shutil.copytree(store.caches / "ds", folder)
@@ -221,7 +221,7 @@ def test_bytes_origin_replaced_same_names_is_refused_and_never_mixed(store, data
     stream = store.stream(**QUICK)
     for _ in make_loader(stream, shuffle=False):
         pass
-    # Only the first two shards are here when the origin changes.
+    # Only the first two shards are in the cache when the origin changes.
     for path in cached_shards(store.caches / "ds")[2:]:
         path.unlink()
 
@@ -269,7 +269,7 @@ def test_no_mutation_of_a_hashed_shard_is_ever_delivered(tmp_path, num_mutations
             continue
         file.write_bytes(changed)
         local = tmp_path / f"cache-{number}"
-        # A small budget, since waits between attempts are a share of it.
+        # A small budget, since waits between attempts are proportional to it.
         stream = open_stream(Stream(remote=str(path), local=str(local), download_timeout=0.5), 0)
         with pytest.raises(StreampackError):
             stream.open_shard(0)
@@ -283,7 +283,7 @@ def test_no_mutation_of_a_hashed_shard_is_ever_delivered(tmp_path, num_mutations
 
 
 def test_the_record_of_a_cached_file_does_not_make_a_damaged_one_good(store, dataset):
-    # A record is a file too: garbage, another's, or one that says nothing must not be believed.
+    # A record is a file too: one with garbage, of another file, or empty must not be trusted.
     ds = store.put(dataset(**HASHED))
     run(store, ds).assert_exact()
     again = another_run_of(store, "again", flip)

@@ -1,8 +1,8 @@
 """No code comes from data: banned by syntax tree, and watched by an audit hook while hostile bytes
 are read.
 
-The bans look at every file of the package. The hook runs in a process of its own, because none can
-be taken away again. About 6 s together.
+The bans apply to every file of the package. The hook runs in a separate process, because hooks
+cannot be removed. About 6 s together.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ BANNED_CALLS = {
     "yaml.unsafe_load",
     "yaml.unsafe_load_all",
 }
-# What may be imported by a name that is not written there: the package's own tables, and what the
-# command line was asked for, which is one of its own verbs.
+# Imports by a computed name that are allowed: those from the package's own tables, and the command
+# line's import of the requested verb.
 IMPORTS_BY_NAME = {
     "__init__.py": {"_LATE[name]"},
-    "_extras.py": {"module"},  # modules of extras, written out by the callers
+    "_extras.py": {"module"},  # modules of extras; the callers pass literal names
     "cli/app.py": {"module"},
     "write/__init__.py": {"f'streampack.write.{_FILES[name]}'"},
 }
-# Writing a pickle runs nothing: whether an error can go from a worker to its rank.
+# Writing a pickle runs no code; it shows whether a worker can send an error to its rank.
 MAY_WRITE_PICKLES = {"runtime/worker_main.py", "_numba.py"}
 # numba's cache of compiled kernels, next to the package's files: machine code that numba itself
 # unpickles. It never contains stream data and is only read if its digest matches.
@@ -61,7 +61,7 @@ MAY_READ_KERNELS = {"_numba.py"}
 
 
 def problems(text: str, name: str) -> list[str]:
-    """Return what a file does that may run what it reads, with its lines."""
+    """Return the calls in a file, with their lines, that could execute data."""
     found = []
     for node in ast.walk(ast.parse(text)):
         what = None
@@ -170,7 +170,7 @@ from pathlib import Path
 from tests.helpers.faults import fuzz
 
 folder, hostile = Path(sys.argv[1]), [Path(each) for each in sys.argv[2:]]
-fuzz.read_everything(folder)  # imports and compiles what reading needs
+fuzz.read_everything(folder)  # imports and compiles everything that reading needs
 with fuzz.watch(folder.parent) as seen:
     fuzz.read_everything(folder)
     results = [fuzz.read_everything(each) for each in hostile]

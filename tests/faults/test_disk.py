@@ -5,10 +5,10 @@
     full         DataError with the path and the bytes needed, no partial file; once there is
                  space, the run resumes from its last state
     emptied      refetched
-    cache_limit  the folder stays within it, give or take a shard a reader; what streampack did not
-                 fetch is never removed
+    cache_limit  the folder stays within it, give or take a shard per reader; files that streampack
+                 did not fetch are never removed
 
-The small disks are real: tmpfs mounts that only the jobs see.
+The small disks are real: they are tmpfs mounts that only the jobs see.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.helpers.faults.launch import Bench, outcome
 
 
 def check_no_part_of_a_shard(cache: Path, datasets: list[harness.DataSet]) -> None:
-    """Check that what has a shard's name in a cache is the whole shard."""
+    """Check that every file with a shard's name in a cache is the complete shard."""
     for dataset in datasets:
         for path in cached_shards(cache / dataset.folder.name):
             assert path.read_bytes() == (dataset.folder / plain_name(path.name)).read_bytes(), path
@@ -84,7 +84,7 @@ def test_a_disk_that_fills_up_stops_both_ranks_of_a_node(bench):
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_disk_that_fills_up_while_unpacking_is_the_same_error(bench, tmp_path, num_workers):
     """Hold disk_full_zstd_rawfull."""
-    # Three packed shards fit, and none unpacked.
+    # Three compressed shards fit, but no unpacked one.
     packed = [
         harness.write_dataset(
             tmp_path / "store" / "packed" / "s0",
@@ -145,7 +145,7 @@ def test_a_cache_that_is_deleted_in_mid_run_is_fetched_again(bench, num_workers)
 
 @pytest.fixture
 def small_shared_memory(bench: Bench) -> Iterator[Bench]:
-    """Give the jobs a /dev/shm that cannot hold a batch."""
+    """Give the jobs a /dev/shm that is too small for a batch."""
     bench.jobs.remount("/dev/shm", "size=8k")
     yield bench
     bench.jobs.remount("/dev/shm", "size=256m")
@@ -203,7 +203,7 @@ class Watch:
 
 
 def data_bytes(bench: Bench) -> int:
-    """Bytes of all shards."""
+    """The size of all shards together."""
     return sum(path.stat().st_size for of in bench.datasets for path in of.shards)
 
 

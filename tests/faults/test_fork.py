@@ -5,9 +5,9 @@
     training process: index.json --client A--> store --paced--> shards <--client B-- worker 0
                                                                shards <--client C-- worker 1
 
-A client that is shared by forked workers mixes up answers that take a while. So bodies are paced,
-the shards carry no hash that could hide a mix-up, and what is in the cache is compared with the
-store byte by byte.
+A client shared by forked workers mixes up responses that take a while. Therefore the bodies are
+slow, the shards have no hash that could hide a mix-up, and the files in the cache are compared with
+the store byte by byte.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RUNS = [
 
 @pytest.fixture
 def unhashed(bench: Bench, dataset) -> Bench:
-    """Give a bench with one stream of ten shards without hashes."""
+    """Yield a bench with a stream of ten shards without hashes."""
     written = dataset(num_samples=350, size_limit=32_768, hashes=(), lengths_file=False)
     bench.datasets = [written]
     bench.server.folder = written.folder.parent.parent
@@ -69,7 +69,7 @@ def test_sftp_works_with_and_without_workers(bench, tmp_path, num_workers):
     shutil.copytree(bench.datasets[0].folder, folder / "s0")
     with servers.sftp_server(folder) as server:
         stream = {"remote": f"{server.url}/s0", "local": str(bench.cache() / "s0")}
-        # The server of jobs was started before these were set.
+        # The server of jobs was started before these variables were set.
         environment = {k: v for k, v in os.environ.items() if k.startswith("COMPOSER_SFTP")}
         config = bench.config(
             streams=[stream], loader={"num_workers": num_workers}, environment=environment

@@ -1,4 +1,4 @@
-"""Hostile streams give a typed error or a good result: no crash, no bomb, nothing outside.
+"""Hostile streams give a typed error or a good result: no crash, no bomb, no outside access.
 
 Everything is read in a separate process, so that memory can be measured, the audit hook goes away
 afterwards, and a crash is noticed. About 15 s; 100,000 streams take 4 minutes on two cores.
@@ -64,7 +64,7 @@ def test_hostile_streams_give_typed_errors_or_are_read_within_bounds(
         results = found["results"]
         assert set(results) == {"ok", "DataError"}
         assert sum(results.values()) == size
-        assert min(results.values()) > size // 50  # some are refused, and some do no harm
+        assert min(results.values()) > size // 50  # some are refused, and others are harmless
 
 
 def test_what_must_not_happen_would_be_seen(tmp_path):
@@ -104,7 +104,7 @@ def test_no_bomb_of_any_codec_unpacks_past_its_stated_size(tmp_path):
 
 @pytest.mark.parametrize("stated", [2**20, 2**31, 2**32 - 1])
 def test_lengths_that_no_shard_can_hold_are_refused_before_memory_is_taken(tmp_path, stated):
-    # All that a length file says of itself fits together: only the shard knows better.
+    # The length file is consistent in itself; only the shard contradicts it.
     folder, _ = builders.write_stream_files(tmp_path / "s", [5, 7])
     path = folder / "lengths.bin"
     content = bytearray(path.read_bytes())

@@ -1,8 +1,8 @@
 """Every claim of index.json is checked, and nothing in a stream is ever executed.
 
-What index.json alone can tell is refused at construction, naming the uri and the field. What only a
-shard's own bytes can tell is refused before a sample of that shard is delivered. Each takes
-well under a second, but for the bomb.
+Faults that are visible in index.json are refused at construction, naming the URI and the field.
+Faults that are only visible in a shard's bytes are refused before any sample of that shard is
+delivered. Each test takes well under a second, except for the bomb.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def shard_of(document):
 
 
 def set_field(*path_and_value):
-    """Return what sets one field of shard 3."""
+    """Return a function that sets one field of shard 3."""
     *path, value = path_and_value
 
     def change(document):
@@ -46,7 +46,7 @@ def set_field(*path_and_value):
 
 
 def text_of(change):
-    """Return what rewrites index.json as bytes."""
+    """Return a function that rewrites index.json as bytes."""
 
     def write(folder):
         path = folder / "index.json"
@@ -57,12 +57,12 @@ def text_of(change):
 
 
 def field_of(change):
-    """Return what changes index.json as JSON."""
+    """Return a function that changes index.json as JSON."""
     return lambda folder: edit_index(folder, change)
 
 
 AT_CONSTRUCTION = {
-    # row: what is done to the folder, what the message names
+    # row: the change to the folder, the words in the message
     "index_cut": (text_of(lambda text: text[: len(text) // 2]), "not JSON"),
     "index_empty": (text_of(lambda _: b""), "not JSON"),
     "index_html": (text_of(lambda _: b"<html><body>Sign in</body></html>"), "not JSON"),
@@ -264,5 +264,5 @@ def test_pickle_opt_in_there_is_none_and_what_lies_beside_the_tokens_is_never_re
     stream = Stream(local=str(ds.folder))
     run_epoch(lambda: make_loader(stream, num_workers=num_workers), ds).assert_exact()
     assert not ran.exists()
-    pickle.loads(pickle.dumps(Payload(ran)))  # the payload is a real one
+    pickle.loads(pickle.dumps(Payload(ran)))  # shows that the payload works
     assert ran.exists()

@@ -4,7 +4,7 @@
 
     job 1 --'                     .-- each shard is fetched by the first job to need it
     job 2 ---> one local=  <-- store
-    ...                           '-- under a cache_limit: both exact all the same
+    ...                           '-- under a cache_limit: both are still exact
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_two_jobs_under_a_limit_below_their_data_are_exact(fine, times):
         "loader": {"num_workers": 1},
     }
     for number in range(times):
-        # Other seeds: they want other shards at any one time.
+        # With different seeds, they need different shards at any time.
         configs = [
             bench.config(
                 f"{number}-{seed}",
@@ -82,7 +82,7 @@ def test_two_jobs_whose_restarts_overlap_leave_each_other_alone(bench):
 
 @pytest.fixture
 def small(bench: Bench, dataset) -> Bench:
-    """Give a bench with one stream of 60 samples."""
+    """Yield a bench with a stream of 60 samples."""
     written = dataset(num_samples=60, size_limit=16_384)
     bench.datasets = [written]
     bench.server.folder = written.folder.parent.parent
@@ -113,7 +113,7 @@ def test_files_of_others_in_the_temporary_folder_cannot_stop_a_job(small):
     """Hold tmp_lockfile_owned_by_other."""
     config = small.config()
     temporary = temporary_of(config)
-    # Names that loaders leave there, as links that lead nowhere, to themselves, or to a folder.
+    # Names that loaders leave there, as links to nothing, to themselves, or to a folder.
     for name in ("000000_barrier_filelock", "000000_cache_filelock", f"streampack-{os.getuid()}"):
         (temporary / name).symlink_to(temporary / name)
     assert small.jobs.run(config).status == 0

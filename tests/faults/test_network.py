@@ -31,9 +31,9 @@ GRACE_S = 10.0
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
-    """Keep what tests before have omitted of garbage collections, which may take a second then.
+    """Collect garbage now, because a collection after many tests may take a second.
 
-    A client makes enough objects to start one, in the middle of an attempt that is timed.
+    A client makes enough objects to start one, in the middle of a timed attempt.
     """
     gc.collect()
     gc.freeze()
@@ -85,11 +85,11 @@ RIDDEN_OUT = {
 def test_a_fault_that_passes_is_ridden_out(store, dataset, row, num_workers):
     ds = store.put(dataset(**SMALL))
     fault = store.server.add(**RIDDEN_OUT[row])
-    # Where a request hangs, another is made once its time is over.
+    # If a request hangs, another one follows after its timeout.
     hangs = fault.kind in ("stall_headers", "stall_body", "trickle")
     options = {"download_timeout": 2.0, "download_retry": 4} if hangs else {}
     if hangs:
-        store.put_in_cache(ds, but="shard.00003")  # so that nothing else can be late
+        store.put_in_cache(ds, but="shard.00003")  # so that no other file can be late
     run(store, ds, num_workers, **options).assert_exact()
     assert fault.given >= 1
     assert not harness.temporary_names(store.caches / "ds")
@@ -120,7 +120,7 @@ def test_a_bit_that_flips_in_flight_is_caught_by_the_hash_that_was_asked_for(
 def test_one_request_in_a_hundred_fails_at_random_and_the_epoch_is_exact(
     store, dataset, kind, num_workers
 ):
-    ds = store.put(dataset(size_limit=16 * 1024))  # 124 shards, so that a few are hit
+    ds = store.put(dataset(size_limit=16 * 1024))  # 124 shards, so that some get a fault
     fault = store.server.add(kind, path="shard", share=0.01, seed=SEED, status=503)
     run(store, ds, num_workers).assert_exact()
     assert fault.given >= 1
@@ -174,10 +174,10 @@ QUICK_WITH_WORKERS = ("net_stall_body",)
 )
 def test_a_fault_that_stays_ends_in_a_typed_error_in_time(store, dataset, row, num_workers):
     ds = store.put(dataset(**SMALL))
-    # What else there is to fetch could be late too, on a busy machine: so all of it is here.
+    # On a busy machine other files could also be late, so all of them are in the cache.
     store.put_in_cache(ds, but="shard.00003")
     fault = store.server.add(path=SHARD, **REFUSED[row])
-    # What comes whole but damaged is not a matter of time.
+    # A response that is complete but damaged has nothing to do with time.
     options = {} if fault.kind in ("flip", "shorter") else QUICK
     outcome = run(store, ds, num_workers, **options)
     if not fault.given:  # a busy machine can use up the budget before the first request
@@ -197,7 +197,7 @@ def test_a_fault_that_stays_ends_in_a_typed_error_in_time(store, dataset, row, n
 @pytest.mark.parametrize("row", ["net_trickle_no_retry_seen"])
 @pytest.mark.parametrize("num_workers", WORKERS)
 def test_bytes_that_drip_on_do_not_keep_a_download_alive(store, dataset, row, num_workers):
-    # All shards drip, and no single wait is long: only a deadline for the whole object ends this.
+    # All shards trickle, and no single wait is long: only a deadline for the whole object helps.
     ds = store.put(dataset(**SMALL))
     store.server.add("trickle", path="shard", bytes_per_s=4000)
     outcome = run(store, ds, num_workers, limit_s=120, download_timeout=3.0, download_retry=0)
@@ -212,10 +212,10 @@ def test_what_no_retry_can_mend_is_an_error_at_once(store, dataset, status, row,
     ds = store.put(dataset(**SMALL))
     store.put_in_cache(ds, but="shard.00003")
     fault = store.server.add("status", status=status, path=SHARD)
-    outcome = run(store, ds, num_workers)  # a budget of three minutes, which it must not use
+    outcome = run(store, ds, num_workers)  # the budget is three minutes, which this must not use up
     error = outcome.assert_refused(store.uri("shard.00003.mds"), within_s=10)
     assert error.uri == store.uri("shard.00003.mds"), row
-    # A client that has worked before gets one more try, with new credentials.
+    # A client that worked before gets one more try, with new credentials.
     assert fault.given <= (2 if status == 403 else 1)
 
 
@@ -231,7 +231,7 @@ def test_net_down_at_start_is_a_typed_error_within_30_s(store, dataset):
 
 @pytest.fixture
 def web(tmp_path, dataset):
-    """Give a data set in a folder behind a web server that can misbehave, and the server."""
+    """Yield a data set in a folder behind a web server that can misbehave, and the server."""
     ds = dataset(**SMALL)
     with FaultServer(folder=ds.folder.parent.parent) as server:
         url = f"{server.url}/{ds.folder.parent.name}/{ds.folder.name}"

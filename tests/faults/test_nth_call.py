@@ -86,7 +86,7 @@ class FaultyStore:
 
     def fetch(self, files: Any, basename: str, to: Path, *, check: Any = None, **_: Any) -> None:
         uri = f"{files.remote}/{basename}"
-        for _attempt in range(4):  # as the real one does
+        for _attempt in range(4):  # like the real store
             try:
                 self._send(uri, to)
                 return check(to) if check is not None else None
@@ -151,10 +151,10 @@ def run_broken(setup: Setup, disk: MemoryDisk, store: FaultyStore) -> tuple[int,
 
 
 def check_resumed(setup: Setup, disk: MemoryDisk, done: int, state: Any) -> None:
-    """Go on without faults, on the same disk: all that is left comes, and no remains stay."""
+    """Resume without faults on the same disk; check that the rest arrives and no files are left."""
     disk.release([disk.actor])
     disk.begin("the next start")
-    disk.now += 1  # what failed before is not told to who begins later
+    disk.now += 1  # earlier failures are not reported to those that begin later
     store = FaultyStore(setup, disk)
     for slots, _ in batches(setup, disk, store.store, state):
         assert slots > done
@@ -170,7 +170,7 @@ def check_resumed(setup: Setup, disk: MemoryDisk, done: int, state: Any) -> None
 
 
 def for_every_use(setup: Setup, make: Callable[[int], tuple[MemoryDisk, FaultyStore, Any]]) -> int:
-    """Break each use in turn; return how many runs ended early."""
+    """Make each use fail in turn; return how many runs ended early."""
     num_broken = 0
     for at in range(1, 10_000):
         disk, store, counter = make(at)
@@ -207,7 +207,7 @@ def test_whichever_use_of_the_disk_goes_wrong_the_run_goes_on_exactly(setups, nu
     assert (num_short if kind == "short" else num_broken) > 5
 
 
-# Raw shards with length files; compressed ones that are kept, without.
+# Raw shards with length files, and compressed ones that are kept, without.
 @pytest.mark.parametrize("number", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["ENOSPC", "short", "refused", "kill"])
 def test_whichever_object_of_the_store_goes_wrong_the_run_goes_on_exactly(setups, number, kind):

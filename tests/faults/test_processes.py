@@ -25,7 +25,7 @@ from tests.helpers.faults.launch import Bench, outcome, wait_for_end
 
 NUM_QUICK, NUM_ALL = 2, 50
 RAISES_WITHIN_S = 10
-LAST_KILL = 40  # of 76 batches: later a worker may have done all that it had to
+LAST_KILL = 40  # of 76 batches; later, a worker may already have finished
 
 POINTS = [
     pytest.param(point, marks=[pytest.mark.slow] if point >= NUM_QUICK else [])
@@ -41,7 +41,7 @@ def near(bench: Bench) -> Bench:
 
 
 def check_names_the_worker(folder: Path, pid: int, killed_at_s: float) -> None:
-    """Check that a job ended in a `WorkerError` about this process, soon after it was killed."""
+    """Check that a job ended with a `WorkerError` about this process, soon after the kill."""
     told = outcome(folder)
     assert told["outcome"] == "WorkerError", told
     assert str(pid) in told["message"]
@@ -73,7 +73,7 @@ def test_a_worker_killed_before_its_first_batch_is_named_too(bench):
     stall = bench.server.add("stall_body", path="shard")
     config = bench.config(loader={"num_workers": 2})
     job = bench.jobs.start(config)
-    # Shards are fetched for the first plan, and the workers are started before that is asked for.
+    # Workers start before the first plan is requested, and shards are fetched for that plan.
     bench.server.wait_for(stall)
     workers = job.workers()
     killed_at_s = time.monotonic()
@@ -83,7 +83,7 @@ def test_a_worker_killed_before_its_first_batch_is_named_too(bench):
 
 
 def two_ranks(bench: Bench, **options: object) -> list[dict]:
-    """The configs of two ranks on one node, which share its cache."""
+    """The configs of two ranks on one node, with a shared cache."""
     return [
         bench.config(f"rank{rank}", world={"rank": rank, "num_ranks": 2}, **options)
         for rank in range(2)

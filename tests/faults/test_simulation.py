@@ -1,6 +1,6 @@
-"""Whatever happens to a training job, its epoch is exact in the end: 600 seeded schedules.
+"""No matter what happens to a training job, its epoch is exact: 600 seeded schedules.
 
-About 25 s on an idle machine; a failure names the seed that plays it again.
+About 25 s on an idle machine; a failure names the seed that reproduces it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def setups(tmp_path_factory) -> list[Setup]:
 def test_a_job_that_is_delayed_damaged_and_killed_ends_with_an_exact_epoch(setups, part):
     size = NUM_SCHEDULES // NUM_PARTS
     num_jobs = sum(simulate(setups, seed) for seed in range(part * size, (part + 1) * size))
-    assert num_jobs > size * 1.3  # or hardly any was killed and resumed
+    assert num_jobs > size * 1.3  # otherwise hardly any job was killed and resumed
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def play(setups: list[Setup], num_seeds: int) -> None:
 
 
 def finds(setups: list[Setup], text: str) -> None:
-    """Play schedules until a promise is broken in this way."""
+    """Play schedules until one breaks a guarantee in this way."""
     with pytest.raises(BrokenPromiseError, match=text):
         play(setups, 60)
 

@@ -20,7 +20,7 @@ from streampack.write import write_stream
 
 ROOT = Path(__file__).parents[2]
 NUM_SAMPLES = 600
-SPARE = (0, 1, 2, 3, 5, 8, 70)  # descriptors that are left
+SPARE = (0, 1, 2, 3, 5, 8, 70)  # remaining descriptors
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def count(loader: PackedDataLoader) -> int:
 
 @contextmanager
 def descriptors(spare: int) -> Iterator[None]:
-    """Leave this process so many file descriptors."""
+    """Leave only so many file descriptors to this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     last = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 100, hard))
@@ -71,7 +71,7 @@ def descriptors(spare: int) -> Iterator[None]:
 
 
 def assert_names(refusal: str) -> None:
-    """Assert that a message names the limit, and blames nothing else."""
+    """Check that a message names the limit, and blames nothing else."""
     assert "`ulimit -n`" in refusal
     assert f"may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} here" in refusal
     assert "disk" not in refusal
@@ -135,7 +135,7 @@ loader = PackedDataLoader(dataset, prefetch_threads=threads)
 batches = iter(loader)
 for _ in range(40):
     next(batches)
-time.sleep(0.5)  # threads have read as far ahead as they may, and are not within a shard
+time.sleep(0.5)  # threads have read ahead as far as allowed, and are not in the middle of a shard
 for path in folder.glob("*.mds"):
     os.truncate(path, 0)
 try:
@@ -170,7 +170,7 @@ def test_only_a_file_that_lost_bytes_of_its_own_is_cut(tmp_path):
     assert not is_cut(data)
     other = tmp_path / "other"
     other.write_bytes(b"short")
-    other.replace(path)  # the mapped file lives on
+    other.replace(path)  # the mapped file still exists
     assert not is_cut(data)
     assert data[199] == 199
     path.unlink()

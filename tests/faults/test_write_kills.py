@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.preparing import files_of, jsonl_file, text_rows, tokenizer_file
 
 NUM_ROWS = 6000
-MAIN, GROUP, WORKER = "main", "group", "worker"  # whom a kill hits
+MAIN, GROUP, WORKER = "main", "group", "worker"  # the victims of a kill
 
 
 def command(tmp_path: Path, out: Path, *options: str) -> list[str]:
@@ -66,7 +66,7 @@ def kill(pid: int, victim: str) -> None:
 
 
 def check_kills(tmp_path: Path, reference, num_kills: int, seed: int, *options: str) -> None:
-    """Kill runs until there were so many kills, and compare each stream that was finished."""
+    """Kill runs until there were enough kills, and compare each finished stream."""
     whole, seconds = reference
     chance = random.Random(seed)
     kills = num_streams = 0

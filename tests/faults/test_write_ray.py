@@ -1,4 +1,4 @@
-"""Parts written by a real Ray on this machine, with and without kills: the bytes are the same."""
+"""Parts written by a real Ray on this machine have the same bytes, with and without kills."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(
         find_spec("ray") is None, reason="Ray is not installed: pip install 'streampack[ray]'"
     ),
-    # Ray leaves files and sockets to the garbage collector.
+    # Ray does not close all of its files and sockets.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -100,12 +100,12 @@ def ray_command(*arguments: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_cluster_that_asks_for_a_token_is_reached_as_the_error_says(tmp_path, whole):
-    """Clusters of Ray 2.60 do by default, and a program that connects does not send one."""
+    """Clusters of Ray 2.60 require one by default, but connecting programs do not send it."""
     port = free_port()
     surroundings = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     surroundings |= {"HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
     with_token = surroundings | {"RAY_AUTH_MODE": "token"}
-    # Not where other runs look for a cluster of this machine; the paths of sockets must be short.
+    # Not the folder where other runs look for a cluster; the paths of sockets must be short.
     own = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     head = ("start", "--head", "--num-cpus=1", f"--port={port}", "--include-dashboard=false")
     head += ("--temp-dir", own)

@@ -36,8 +36,8 @@ Kind = Literal[
     "status",  # an answer with this status and an S3 error body
     "reset",  # the connection is reset instead of an answer
     "short",  # the stated length, then only half of the bytes, then the end
-    "shorter",  # an object that is whole by its own account, but has half of the bytes
-    "flip",  # one bit of the body's middle byte is another
+    "shorter",  # a consistent response with only half of the object's bytes
+    "flip",  # one bit of the body's middle byte is flipped
     "stall_headers",  # no answer for `seconds`, then a reset
     "stall_body",  # headers and half of the body, nothing for `seconds`, then a reset
     "slow_start",  # a right answer after `seconds`
@@ -176,12 +176,12 @@ class FaultServer:
         return fault
 
     def clear(self) -> None:
-        """Take all faults away; requests that are stalled now stay so."""
+        """Remove all faults; requests that are stalled now stay stalled."""
         with self.seen:
             self.faults.clear()
 
     def start_anew(self, prefix: str = "/") -> None:
-        """Take all faults away, forget the log, and reset requests that are stalled now."""
+        """Remove all faults, clear the log, and reset requests that are stalled now."""
         with self.seen:
             self.prefix = prefix
             self.faults.clear()
@@ -218,7 +218,7 @@ class FaultServer:
         return found[0] if found else None
 
     def note(self, request: Request) -> None:
-        """Put a request into the log."""
+        """Add a request to the log."""
         with self.seen:
             if request.path.startswith(self.prefix):
                 self.log.append(request)
@@ -282,7 +282,7 @@ class _Server(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: clients that hang up in mid-answer are what this server is for."""
+        """Print nothing: clients that hang up in the middle of a response are expected here."""
 
 
 @dataclass(kw_only=True)
@@ -308,7 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def log_message(self, *_: Any) -> None:
-        """Keep quiet: the log is a list."""
+        """Print nothing: the log is a list."""
 
     def _handle(self) -> None:
         owner = self.server.owner

@@ -9,8 +9,8 @@
 
 ``python -m tests.helpers.faults.fuzz FOLDER SEED FIRST LAST`` reads hostile streams FIRST to LAST
 - 1 and
-prints what came of them, as JSON; the same number is the same stream. FOLDER/current names the one
-that is being read, should the process die of it.
+prints the results as JSON; the same number is always the same stream. FOLDER/current names the one
+being read, in case it kills the process.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ MAY_BE_READ = ("/proc/self/mountinfo", "/proc/sys/kernel/random/boot_id")
 
 @dataclass(slots=True)
 class Seen:
-    """What happened that must not happen."""
+    """Forbidden events that happened."""
 
     folder: str
     code: list[str] = field(default_factory=list)
@@ -104,9 +104,9 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def watch(folder: Path) -> Iterator[Seen]:
-    """Note what this process does outside a folder, and what code it runs.
+    """Record what this process does outside a folder, and what code it runs.
 
-    The hook cannot be taken away again: use it in a process of its own.
+    The hook cannot be removed, so use it in a separate process.
     """
     if not _is_hooked:
         sys.addaudithook(_hook)
@@ -357,7 +357,7 @@ def hostile_stream(
     if what in ("data", "both"):
         basename = rng.choice(data)
         files[basename] = changed_bytes(files[basename], rng)
-        if rng.random() < 0.8:  # or nothing but its size would be looked at
+        if rng.random() < 0.8:  # otherwise, only its size would be checked
             _state_sizes(document, basename, len(files[basename]))
     if what in ("index", "both"):
         document = changed_json(document, rng)
@@ -389,10 +389,10 @@ def _with_digest_of(index: bytes, lengths: bytes) -> bytes:
 
 
 def fuzz(root: Path, seed: int, first: int, last: int) -> dict[str, Any]:
-    """Read hostile streams; return counts of what came of them, and all that must not be."""
+    """Read hostile streams; return counts of the results, and all forbidden events."""
     tempfile.tempdir = str(root / "tmp")
     (root / "tmp").mkdir()
-    logging.disable(logging.WARNING)  # that there are no hashes, again and again
+    logging.disable(logging.WARNING)  # otherwise every stream warns that it has no hashes
     good = write_good_streams(root / "good")
     for name, (files, options) in good.items():
         result = read_everything(root / "good" / name, **options)
@@ -400,7 +400,7 @@ def fuzz(root: Path, seed: int, first: int, last: int) -> dict[str, Any]:
         for is_remote in (False, True):
             _read(root / "case", files, options, is_remote=is_remote)
             _read(root / "case", {"index.json": b"7"}, options, is_remote=is_remote)
-    for number in range(200):  # imports what refusals need, too
+    for number in range(200):  # also imports what refusals need
         _read(root / "case", *hostile_stream(good, -1, number)[1:], is_remote=number % 2 == 0)
     for encoding in ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le"):
         "7".encode(encoding)  # JSON may be in any of them, and Python imports them one by one
@@ -417,7 +417,7 @@ def fuzz(root: Path, seed: int, first: int, last: int) -> dict[str, Any]:
             result, seen = _read(root / "case", files, options, is_remote=number % 3 == 0)
             code += [[number, kind, each] for each in seen.code]
             outside += [[number, kind, each] for each in seen.outside]
-        except Exception:  # any other than ours is a defect, to be told
+        except Exception:  # any error other than ours is a bug to report
             result = "bad"
             bad.append([number, kind, traceback.format_exc(limit=-4)])
         results[result] += 1
@@ -453,7 +453,7 @@ def bomb(codec: str, num_bytes: int) -> bytes:
         pieces = [packer.compress(bytes(2**20)) for _ in range(num_bytes >> 20)]
         return b"".join(pieces) + packer.flush()
     if codec in ("gz", "bz2"):
-        # Whole files of these may be joined: one of 16 MiB, again and again.
+        # Files of these formats may be concatenated: repeat one of 16 MiB.
         piece = {"gz": gzip.compress, "bz2": bz2.compress}[codec](bytes(2**24))
         return piece * (num_bytes >> 24)
     if codec == "br":
@@ -475,7 +475,10 @@ def read_bombs(root: Path) -> dict[str, list[Any]]:
     tempfile.tempdir = str(root / "tmp")
     (root / "tmp").mkdir()
     good = write_good_streams(root / "good")
-    for name, (files, options) in good.items():  # what reading needs is in memory by then
+    for name, (
+        files,
+        options,
+    ) in good.items():  # by now, everything that reading needs is in memory
         for is_remote in (False, True):
             assert _read(root / "case", files, options, is_remote=is_remote)[0] == "ok", name
     found = {}

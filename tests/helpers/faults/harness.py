@@ -111,7 +111,7 @@ def edit_index(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 class Audit:
-    """What came of a data set's samples, token by token."""
+    """The tokens received from data sets, checked one by one."""
 
     def __init__(self, datasets: Sequence[DataSet]) -> None:
         self.datasets = datasets
@@ -156,17 +156,17 @@ class Audit:
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """(stream, sample) of samples of which a token did not come."""
+        """(stream, sample) of samples with a missing token."""
         return self._samples_with(lambda counts: counts == 0)
 
     @property
     def twice(self) -> list[tuple[int, int]]:
-        """(stream, sample) of samples of which a token came more than once."""
+        """(stream, sample) of samples with a repeated token."""
         return self._samples_with(lambda counts: counts > 1)
 
     @property
     def is_exact(self) -> bool:
-        """Whether every token came once, and as it was written."""
+        """Whether every token came exactly once and as written."""
         return not (self.missing or self.twice or self.altered)
 
     def __str__(self) -> str:
@@ -213,13 +213,13 @@ class Outcome:
         return "error" if isinstance(self.error, StreampackError) else "alien"
 
     def assert_exact(self) -> None:
-        """Fail unless every token came once, and as it was written."""
+        """Fail unless every token came exactly once and as written."""
         if self.error is not None:
             raise AssertionError(f"{self}") from self.error
         assert self.audit.is_exact, f"{self}"
 
     def assert_refused(self, *words: str, within_s: float | None = None) -> StreampackError:
-        """Fail unless it ended in a typed error that says `words`, after nothing wrong."""
+        """Fail unless it ended with a typed error containing `words`, and without wrong tokens."""
         if self.kind != "error":
             raise AssertionError(f"{self}") from self.error
         assert not self.audit.altered, f"{self}"
@@ -289,7 +289,7 @@ def run_epoch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """A folder of this test's own in a store, and where its streams are kept here."""
+    """A folder in a store for a single test, and the local folders of its streams."""
 
     server: Any
     """The `FaultServer` before it."""
@@ -302,7 +302,7 @@ class Store:
 
     @property
     def bucket(self) -> str:
-        """The bucket, and the prefix in it that is this test's own."""
+        """The bucket, with this test's prefix in it."""
         return self.folder.relative_to(self.root).as_posix()
 
     def put(self, dataset: DataSet, name: str = "ds") -> DataSet:
@@ -316,7 +316,7 @@ class Store:
         )
 
     def put_in_cache(self, dataset: DataSet, but: str) -> None:
-        """Copy a data set's files to where `stream` keeps them, but for those that begin so."""
+        """Copy a data set's files into the cache of `stream`, except those with this prefix."""
         shutil.copytree(
             dataset.folder, self.caches / "ds", ignore=shutil.ignore_patterns(f"{but}*")
         )
@@ -327,7 +327,7 @@ class Store:
         return Stream(remote=f"s3://{self.bucket}/{name}", **options)
 
     def uri(self, basename: str) -> str:
-        """Return how messages call a file."""
+        """Return the URI of a file, as it appears in messages."""
         return f"s3://{self.bucket}/ds/{basename}"
 
 

@@ -1,4 +1,4 @@
-"""A small training job to be killed: iterates a loader and writes down each batch it was given.
+"""A small training job that tests kill: it iterates a loader and logs each batch.
 
 ::
 
@@ -48,7 +48,7 @@ LOG = "log.jsonl"
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a job's log; a last one that was cut short is omitted."""
+    """Return the complete lines of a job's log, without a last one that was cut off."""
     path = folder / LOG
     if not path.is_file():
         return []
@@ -186,7 +186,7 @@ def _mind(config: dict[str, Any], events: socket.socket) -> None:
     pid = os.fork()
     if pid == 0:
         os.setsid()  # so that the job and its workers can be killed as a group
-        # A shell that starts the tests in the background has it ignored in all of them.
+        # A shell that runs the tests in the background makes all of them ignore it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         events.send(f"pid {os.getpid()}".encode())
         status = run(config, events)

@@ -63,7 +63,7 @@ class Job:
         assert ready, f"{self.folder}: the job said nothing for {timeout_s} s; {self.errors()}"
         try:
             said = self._events.recv(100).decode()
-        except ConnectionResetError:  # it ended with a word of ours unread
+        except ConnectionResetError:  # it ended without reading our last message
             said = ""
         if said.startswith("exit"):
             self.status = int(said.split()[1])
@@ -105,7 +105,7 @@ class Job:
         return self.join()
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill the job if it is still running."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._events.close()

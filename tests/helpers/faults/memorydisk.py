@@ -71,7 +71,7 @@ class MemoryDisk(LocalFilesystem):
         self._stop: Stopped | None = None
         self._num_uses = 0
 
-    # What a test does with it.
+    # For tests.
 
     def begin(self, actor: str) -> None:
         """Make `actor` the current one; it starts its operation from the beginning."""
@@ -109,7 +109,7 @@ class MemoryDisk(LocalFilesystem):
             del self._folders[name]
         self._locks = {p: lock for p, lock in self._locks.items() if not p.startswith(root)}
 
-    # What the shard cache does with it.
+    # For the shard cache.
 
     def state(self, path: Path) -> FileState | None:
         self._use("state", path)
@@ -208,7 +208,7 @@ class MemoryDisk(LocalFilesystem):
     def boot_id(self) -> str:
         return "boot"
 
-    # Inside.
+    # Internals.
 
     def _use(self, kind: str, path: Path) -> None:
         if self._stop is not None:

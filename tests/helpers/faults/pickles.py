@@ -10,7 +10,7 @@ from tests.helpers.faults.harness import edit_index
 
 
 class Payload:
-    """Says so in a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = str(path)

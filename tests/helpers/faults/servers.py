@@ -1,12 +1,12 @@
-"""Real servers on the loopback, for as long as a test needs them.
+"""Real servers on the loopback, running for as long as a test needs them.
 
 ::
 
     with s3_server(folder) as s3, s3_environment(s3.url):
         Stream(remote="s3://bucket/ds", ...)        folder/bucket/ds/index.json
 
-`rclone serve s3` checks signatures as S3 does: a wrong secret is a 403. Each server ends with its
-block, whatever happens in it.
+`rclone serve s3` checks signatures like S3, and responds to a wrong secret with 403. Each server
+ends with its block, no matter how that exits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ READY_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     """Where clients reach it."""
@@ -127,7 +127,7 @@ def s3_variables(url: str, *, key: str = KEY, secret: str = SECRET) -> dict[str,
 def s3_environment(url: str, *, key: str = KEY, secret: str = SECRET) -> Iterator[None]:
     """Point this process's S3 clients, and those of its children, at a server.
 
-    Clients that were made before keep the server that they know: use another bucket's name.
+    Existing clients keep using their server, so use another bucket's name.
     """
     with _environment(s3_variables(url, key=key, secret=secret)):
         yield
@@ -154,7 +154,7 @@ def sftp_server(folder: Path) -> Iterator[Server]:
         "PasswordAuthentication no\nSubsystem sftp internal-sftp\nPermitRootLogin yes\n"
     )
     if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd of root wants it
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd needs it if it runs as root
     variables = {
         "COMPOSER_SFTP_KEY_FILE": str(own / "client"),
         "COMPOSER_SFTP_KNOWN_HOSTS_FILE": str(own / "known"),

@@ -1,4 +1,4 @@
-"""What simulated schedules share: small data sets, their unbroken runs, and a rank's planner.
+"""Shared by all simulated schedules: small data sets, their unbroken runs, and a rank's planner.
 
 ::
 
@@ -155,7 +155,7 @@ VARIANTS: list[dict[str, Any]] = [
         "num_lanes": 2,
         "keep_zip": True,
     },
-    # Many shards, so that a cache limit that works is less than all of them.
+    # Many shards, so that even a workable cache limit is smaller than all of them.
     {"mixing": Mixing(), "compression": None, "num_samples": 36, "longest": 12, "shard": 280},
 ]
 

@@ -168,7 +168,7 @@ class Job:
         return self.per_node * (2 + self.num_workers)
 
     def tell(self, text: str) -> None:
-        """Write down what happens."""
+        """Report an event."""
         self.simulation.tell(text)
 
     def _process(self, name: str, node: int) -> Process:
@@ -485,7 +485,7 @@ class Simulation:
         return open_remote(self.setup, self.folder(node), self.disk, self.store, limit)
 
     def send(self, gatherer: Gatherer) -> Gatherer:
-        """Return a gatherer as it comes to a worker."""
+        """Return a gatherer as a worker would receive it."""
         shared = [self.disk, self.store]
         file = io.BytesIO()
         _Copier(file, shared).dump(gatherer)
@@ -493,7 +493,7 @@ class Simulation:
         return copied
 
     def save(self, recipe: Recipe, digests: list[str], progress: Progress) -> None:
-        """Maybe save the state of rank 0."""
+        """Save the state of rank 0, if chance decides so."""
         if self.rng.random() < 0.5:
             with_snapshots = self.rng.random() < 0.5
             progress = progress if with_snapshots else replace(progress, snapshots=[])
@@ -600,7 +600,7 @@ class Simulation:
         return bytes(changed)
 
     def _check_room(self, to: Path) -> None:
-        """See that a node's shards, those under way too, take no more than their limit."""
+        """Check that a node's shards, including unfinished ones, stay within their limit."""
         job = self._job
         if self._limit is None or job is None or self.actor is None:
             return
