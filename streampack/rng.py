@@ -217,11 +217,11 @@ def shuffle_blocks(
     out = np.empty((len(blocks), size, 2), np.int64)
     words, order = np.empty(4, np.uint64), np.empty(MAX_SMALL, np.uint64)
     line = np.empty(MAX_SMALL, np.uint64)
-    for turn in range(len(blocks)):
-        first = blocks[turn] * size
+    for i in range(len(blocks)):
+        first = blocks[i] * size
         num = min(size, len(rows) - first)
         if len(part_keys):
-            _small_order(part_keys[turn], len(stops), order, words)
+            _small_order(part_keys[i], len(stops), order, words)
             at = 0
             for place in range(len(stops)):
                 part = np.int64(order[place])
@@ -230,13 +230,13 @@ def shuffle_blocks(
                     line[at] = np.uint64(row)
                     at += 1
         if len(block_keys):
-            _small_order(block_keys[turn], num, order, words)
+            _small_order(block_keys[i], num, order, words)
         for place in range(num):
             row_of = first + (np.int64(order[place]) if len(block_keys) else place)
             if len(part_keys):
                 row_of = np.int64(line[row_of])
-            out[turn, place, 0] = rows[row_of, 0]
-            out[turn, place, 1] = rows[row_of, 1]
+            out[i, place, 0] = rows[row_of, 0]
+            out[i, place, 1] = rows[row_of, 1]
     return out
 
 

@@ -17,7 +17,7 @@ from streampack.cli.console import output_console, print_json, read_json
 from streampack.cli.verbs import At, LookBack
 from streampack.errors import ConfigError
 from streampack.lookback import PlanIndex, Row, at, build_index
-from streampack.lookback.steps import Report
+from streampack.lookback.steps import OnStep
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.run_worlds import worlds_in
 from streampack.report import colour
@@ -107,7 +107,7 @@ def index_path(config: Path) -> Path:
 
 
 @contextmanager
-def progress(word: str, upto: int | None) -> Iterator[Report]:
+def progress(word: str, upto: int | None) -> Iterator[OnStep]:
     """Show a bar of steps on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

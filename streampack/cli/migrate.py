@@ -28,7 +28,7 @@ from streampack.cli.migrate_inputs import (
     Options,
     options_of_text,
     options_of_yaml,
-    read_text,
+    read_input_text,
     yaml_of,
 )
 from streampack.cli.verbs import Migrate
@@ -110,7 +110,7 @@ def migrate(
             notes = _add_blend(options_of_yaml(loaded), subset, config, is_neox=True)
     else:
         if len(inputs) == 1 and Path(text).is_file():
-            text = read_text(text)
+            text = read_input_text(text)
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line.startswith("#")]
         if lines and all(map(MIX_LINE.fullmatch, lines)):

@@ -35,7 +35,7 @@ NEOX = {
 }
 
 
-def read_text(path: str) -> str:
+def read_input_text(path: str) -> str:
     """Return the text of a file; ConfigError if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def yaml_of(paths: Sequence[str]) -> dict[str, Any]:
     loaded: dict[str, Any] = {}
     for path in paths:
         try:
-            part = yaml.safe_load(read_text(path))
+            part = yaml.safe_load(read_input_text(path))
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: is not YAML ({error}); correct it") from error
         if not isinstance(part, dict):
@@ -124,7 +124,7 @@ def options_of_text(text: str) -> Options:
     found.pop(";", None)
     for name, values in list(found.items()):
         if name == "data-args-path":
-            found["data-args-path"] = read_text("".join(values)).split()
+            found["data-args-path"] = read_input_text("".join(values)).split()
         elif name == "per-split-data-args-path":
             found |= options_of_yaml(yaml_of(values))
     return found

@@ -73,8 +73,8 @@ class Bucketing:
         most = min(self.max_samples or self.buffer_samples, self.buffer_samples)
         # The worst case is one sample of n tokens and one-token samples. The slots grow with n
         # until rows are no longer the bound, and then until n is half of the tokens.
-        turns = (self.longest, self.max_tokens - most + 1, (self.max_tokens + 1) // 2)
-        lengths = [min(max(turn, 1), self.longest) for turn in turns]
+        values = (self.longest, self.max_tokens - most + 1, (self.max_tokens + 1) // 2)
+        lengths = [min(max(value, 1), self.longest) for value in values]
         return max(n * min(self.max_tokens - n + 1, most) for n in lengths)
 
     def packing(self) -> Packing:

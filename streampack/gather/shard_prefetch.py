@@ -217,12 +217,12 @@ class ShardPrefetcher:
         if self._threads or self._is_closed:
             return
         self._threads = [
-            threading.Thread(target=self._run, name=f"streampack-fetch-{i}", daemon=True)
+            threading.Thread(target=self._work_on, name=f"streampack-fetch-{i}", daemon=True)
             for i in range(self._limits.num_threads)
         ]
         start_threads(self._threads)
 
-    def _run(self) -> None:
+    def _work_on(self) -> None:
         try:
             while (work := self._next()) is not None:
                 work()

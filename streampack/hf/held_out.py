@@ -24,10 +24,10 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.types import IGNORED
 from streampack.world import World
 
-Row = dict[str, torch.Tensor]
+HeldOutRow = dict[str, torch.Tensor]
 
 
-def rows_of(dataset: Any) -> list[Row]:
+def held_out_rows(dataset: Any) -> list[HeldOutRow]:
     """Return each sample of an epoch as `input_ids` and unshifted `labels`, int64, shape (n,).
 
     Raises:
@@ -47,7 +47,7 @@ def rows_of(dataset: Any) -> list[Row]:
         padding_id=packing.padding_id,
         max_samples_per_pack=1,
     )
-    pieces: dict[tuple[int, ...], Row] = {}
+    pieces: dict[tuple[int, ...], HeldOutRow] = {}
     for batch in dataset.with_arguments(
         packing=one_each,
         mixing=Mixing(epoch_end="pad"),
@@ -59,19 +59,19 @@ def rows_of(dataset: Any) -> list[Row]:
         for row, *place, length in batch["segments"].tolist():
             piece = {key: batch[key][row, :length].clone() for key in ("tokens", "labels")}
             pieces[tuple(place)] = piece  # stream, pass, sample, start
-    samples: dict[tuple[int, ...], list[Row]] = {}
+    samples: dict[tuple[int, ...], list[HeldOutRow]] = {}
     for place in sorted(pieces):
         samples.setdefault(place[:-1], []).append(pieces[place])
     return [_joined(each) for each in samples.values()]
 
 
-def _joined(pieces: Sequence[Row]) -> Row:
+def _joined(pieces: Sequence[HeldOutRow]) -> HeldOutRow:
     """Return a sample whole; its shifted labels know the target at a cut."""
     tokens, labels = (torch.cat([piece[key] for piece in pieces]) for key in ("tokens", "labels"))
     return {"input_ids": tokens, "labels": torch.cat([labels.new_tensor([IGNORED]), labels[:-1]])}
 
 
-def padded(rows: Sequence[Row]) -> dict[str, Any]:
+def padded(rows: Sequence[HeldOutRow]) -> dict[str, Any]:
     """Return a batch of samples, padded on the right."""
     ids, labels = ([row[key] for row in rows] for key in ("input_ids", "labels"))
     ones = [torch.ones_like(each) for each in ids]

@@ -42,7 +42,7 @@ from streampack.hf.batches import (
     weighted_loss,
 )
 from streampack.hf.checkpoints import find_checkpoint, load_state, save_state
-from streampack.hf.held_out import padded, rows_of
+from streampack.hf.held_out import held_out_rows, padded
 from streampack.loader.loader import PackedDataLoader
 from streampack.loader.trainer_support import held_out_set, is_packed, over_ranks
 from streampack.planned.dataset import PackedStreamingDataset
@@ -258,7 +258,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
 
     def _rows(self, dataset: Any) -> Any:
         rows: Any = DataLoader(
-            rows_of(dataset),  # type: ignore[arg-type]
+            held_out_rows(dataset),  # type: ignore[arg-type]
             batch_size=self.args.per_device_eval_batch_size,
             collate_fn=padded,
         )

@@ -11,7 +11,7 @@ from contextlib import closing
 from streampack.errors import ConfigError
 from streampack.lookback.index import PlanIndex
 from streampack.lookback.rows import SlotPack, StepRows, rows_of, worlds_between
-from streampack.lookback.steps import Report, place_of, planned_engine, plans, whole_views
+from streampack.lookback.steps import OnStep, place_of, planned_engine, plans, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -23,7 +23,7 @@ def at(
     *,
     rank: int | None = None,
     index: PlanIndex | None = None,
-    report: Report | None = None,
+    report: OnStep | None = None,
 ) -> StepRows:
     """Return what lay in a step of a run.
 
@@ -64,7 +64,7 @@ def at(
 
 
 def global_batch(
-    engine: PlanEngine, number: int, position: int, index: PlanIndex | None, report: Report | None
+    engine: PlanEngine, number: int, position: int, index: PlanIndex | None, report: OnStep | None
 ) -> list[SlotPack]:
     """Return the packs of the global batch at a position, in order."""
     start, walk = Progress(), None

@@ -16,7 +16,7 @@ from itertools import takewhile, zip_longest
 
 import numpy as np
 
-from streampack.lookback.steps import Report, planned_engine, plans, whole_views
+from streampack.lookback.steps import OnStep, planned_engine, plans, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -31,7 +31,7 @@ def first_difference(
     second: PackedStreamingDataset,
     *,
     upto: int | None = None,
-    report: Report | None = None,
+    report: OnStep | None = None,
 ) -> int | None:
     """Return the first step at which the packs of two runs differ, or None.
 
@@ -67,7 +67,7 @@ def first_difference(
 
 
 def _hashes(
-    engine: PlanEngine, numbers: Int64Array, number: int, report: Report | None, *, is_open: bool
+    engine: PlanEngine, numbers: Int64Array, number: int, report: OnStep | None, *, is_open: bool
 ) -> Iterator[tuple[int, Int64Array]]:
     """Yield each step from a chapter on, with a hash of each of its packs in order.
 

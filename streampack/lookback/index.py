@@ -30,7 +30,7 @@ from typing import TypeVar
 from streampack._paths import replaced
 from streampack.errors import ConfigError
 from streampack.lookback.steps import (
-    Report,
+    OnStep,
     lane_views,
     num_parts,
     planned_engine,
@@ -152,7 +152,7 @@ def build_index(
     upto: int | None = None,
     every: int = EVERY,
     num_processes: int | None = None,
-    report: Report | None = None,
+    report: OnStep | None = None,
 ) -> PlanIndex:
     """Write a plan index of a run, and return it.
 
@@ -207,7 +207,7 @@ def _plan_part(
     upto: int,
     file: str,
     every: int,
-    report: Report | None = None,
+    report: OnStep | None = None,
 ) -> None:
     """Plan some of the lanes up to a step, and write what an index has of them."""
     with closing(sqlite3.connect(file)) as table, table:

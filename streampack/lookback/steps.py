@@ -24,7 +24,7 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.resumable import engine_of
 
-Report: TypeAlias = Callable[[int], None]
+OnStep: TypeAlias = Callable[[int], None]
 """Called with the step of the run that was reached."""
 
 MOST = 512  # batches planned per call

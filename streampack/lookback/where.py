@@ -24,7 +24,7 @@ from streampack.lookback.at import at
 from streampack.lookback.index import PlanIndex
 from streampack.lookback.rows import Row, SlotPack, StepRows, planned_rows, worlds_between
 from streampack.lookback.steps import (
-    Report,
+    OnStep,
     lane_views,
     num_parts,
     place_of,
@@ -64,7 +64,7 @@ def where(
     *,
     upto: int | None = None,
     index: PlanIndex | None = None,
-    report: Report | None = None,
+    report: OnStep | None = None,
 ) -> list[Found]:
     """Return the rows in which a sample was, in order of steps.
 
@@ -150,7 +150,7 @@ class _Search:
     sample: int
     stop: Place
     index: PlanIndex | None
-    report: Report | None
+    report: OnStep | None
 
     def lanes(self) -> list[int]:
         """Return the lanes that deliver the sample: one of its own, or all in turn."""

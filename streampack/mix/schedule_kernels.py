@@ -116,11 +116,11 @@ def swap_neighbours(
 ) -> None:
     """Swap random neighbours if both stay inside their bounds, so that the bound is still met."""
     # Each swap sees the bounds that earlier swaps left, so a unit may move by several slots.
-    for turn in range(len(order)):
-        i = order[turn]
+    for place in range(len(order)):
+        i = order[place]
         # Slot i may become i + 1, and slot i + 1 may become i.
         late, early = bounds[i, 1] > i, bounds[i + 1, 0] <= i
-        if coins[turn] and late and early:
+        if coins[place] and late and early:
             out[i], out[i + 1] = out[i + 1], out[i]
             for edge in range(2):
                 bounds[i, edge], bounds[i + 1, edge] = bounds[i + 1, edge], bounds[i, edge]

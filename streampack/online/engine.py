@@ -286,7 +286,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             reading = ordered_thread_map(batches, lambda batch: batch, ahead - 1, at_hand=1)
         self._reading = reading
         yield from reading
-        self._check_turn(iteration)
+        self._check_current(iteration)
 
     def _epoch(
         self, iteration: OnlineIteration, epoch: int, start: State | None, ahead: int
@@ -305,10 +305,10 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 batch = slice_batch(batch, self._context)
             yield batch, worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
             del batch  # free it before the next one is made
-            self._check_turn(iteration)
+            self._check_current(iteration)
         return num_batches
 
-    def _check_turn(self, iteration: OnlineIteration) -> None:
+    def _check_current(self, iteration: OnlineIteration) -> None:
         if self._user is not iteration:
             raise ConfigError(
                 "a later iteration of this dataset has begun, and iterables are gone through "

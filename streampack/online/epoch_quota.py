@@ -75,19 +75,19 @@ class EpochQuotas:
             return WorkerQuota(amount=shares[worker_slice.index], by_tokens=True)
         # Balanced sampling continues where the epoch before stopped.
         is_balanced = self.mixing.sampling_method == "balanced"
-        turn = epoch if is_balanced else 0
+        number = epoch if is_balanced else 0
         total = num_items(slice_.source) if slice_.num_items is not None else None
         if total is None and repeat is not None:
             total = slice_.count_all()
             if total is None:
-                first, last = _of_passes(exact_share(repeat) * slice_.count(), turn, worker_slice)
+                first, last = _of_passes(exact_share(repeat) * slice_.count(), number, worker_slice)
                 return WorkerQuota(amount=last - first, skipped=first if is_balanced else None)
             amount = int(exact_share(repeat) * total)
         is_counted = slice_.num_items is None  # such a source may reshuffle in every pass
         if total is None:
             return WorkerQuota(amount=worker_slice.num_of(amount or 0))
         # The epoch takes items [begin, begin + amount) of the endless sequence of passes.
-        begin = turn * (amount or 0)
+        begin = number * (amount or 0)
         # How many items before each end belong to this slice: of whole passes, then of the last.
         first, last = (
             at // total * worker_slice.num_of(total) + worker_slice.num_of(at % total)
@@ -99,7 +99,7 @@ class EpochQuotas:
         return WorkerQuota(amount=last - first, skipped=None if starts_anew else first)
 
 
-def _of_passes(exact: Fraction, turn: int, worker_slice: WorkerSlice) -> tuple[int, int]:
+def _of_passes(exact: Fraction, number: int, worker_slice: WorkerSlice) -> tuple[int, int]:
     """Return the range of samples of a slice that cannot see the sizes of the other slices.
 
     Each slice rounds up in a different epoch: over P slices, the floors of x + p / P sum to the
@@ -107,7 +107,7 @@ def _of_passes(exact: Fraction, turn: int, worker_slice: WorkerSlice) -> tuple[i
     """
     # Exact fractions: a float that rounds the other way would lose or repeat a sample.
     shift = Fraction(worker_slice.index, worker_slice.num_slices)
-    return int(turn * exact + shift), int((turn + 1) * exact + shift)
+    return int(number * exact + shift), int((number + 1) * exact + shift)
 
 
 def epoch_amounts(

@@ -161,7 +161,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def _deliver(self, number: int) -> Generator[Any, None, None]:
         # Not in iter(): some trainers call it only to test for support, and drop the result.
-        self._check_turn(number)
+        self._check_current(number)
         batches = self._loop() if self.engine.plan.steps else delivered(self.read_epoch())
         for batch in self.engine.until_moved(batches):
             if isinstance(steps := self.engine.plan.steps, int):
@@ -170,7 +170,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 self.recent.find(batch).step_of = partial(int, step)
             yield batch
             del batch  # free it before the next one is made
-            self._check_turn(number)
+            self._check_current(number)
 
     def _loop(self) -> Generator[Any, None, None]:
         if self._even_steps is None:
@@ -254,7 +254,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         elif self._start is None:
             self.engine.check_not_moved_away()
 
-    def _check_turn(self, number: int) -> None:
+    def _check_current(self, number: int) -> None:
         # The workers, the sources and the saved state belong to one iteration only.
         if number != self._num_begun:
             raise ConfigError(

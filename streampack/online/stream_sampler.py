@@ -47,7 +47,7 @@ POSITION = [PASS_AT, TAKEN_AT, AMOUNT_AT, BAD_AT]
 log = logging.getLogger(__name__)
 
 
-class Position(NamedTuple):
+class SourcePosition(NamedTuple):
     """A position in a stream, in an epoch."""
 
     pass_: int
@@ -90,13 +90,13 @@ class StreamSampler:
             self.most_together = LIST_ITEMS
         self.has_index = slice_.has_index
         self._quota = WorkerQuota()
-        self._reset(Position(0, 0, 0, 0))
+        self._reset(SourcePosition(0, 0, 0, 0))
         self._has_ended = False
         self._warns_next = False  # whether to warn about unused label columns at the next item
         # Whether labels[i] is tokens[i + 1]; None until detected.
         self.labels_shifted = stream.labels_shifted if stream.labels else False
 
-    def _reset(self, position: Position) -> None:
+    def _reset(self, position: SourcePosition) -> None:
         self._lines = np.zeros((0, NUM_FIELDS), np.int64)
         self._columns: Columns = ([], [], [], [])
         self._num_taken = 0  # of these
@@ -116,12 +116,12 @@ class StreamSampler:
             pass_ = 0
         if not self._has_ended:
             self._slice.begin(pass_, taken)
-        self._reset(Position(pass_, taken, 0, 0))
+        self._reset(SourcePosition(pass_, taken, 0, 0))
 
     # Samples.
 
     @property
-    def position(self) -> Position:
+    def position(self) -> SourcePosition:
         # What follows the last sample is known to be bad, or that there is nothing.
         return self._at if self._num_taken < len(self._lines) else self._read_to
 
@@ -149,7 +149,7 @@ class StreamSampler:
         """
         part = slice(self._num_taken, self._num_taken + num)
         lines, self._num_taken = self._lines[part], part.stop
-        self._at = Position(*lines[-1, POSITION].tolist())
+        self._at = SourcePosition(*lines[-1, POSITION].tolist())
         tokens, labels, masks, extras = self._columns
         return lines, (tokens[part], labels[part], masks[part], extras[part])
 
@@ -206,7 +206,7 @@ class StreamSampler:
                 stop = index
                 break
         if stop:
-            self._read_to = Position(*lines[stop - 1, POSITION].tolist())
+            self._read_to = SourcePosition(*lines[stop - 1, POSITION].tolist())
         good = np.flatnonzero(~is_bad[:stop])
         if len(good) < len(lines):
             lines, places = lines[good], good.tolist()
@@ -352,7 +352,7 @@ class StreamSampler:
         """
         self._quota = quota
         counts = (state[key] for key in ("pass", "taken", "amount_taken", "bad"))
-        self._reset(Position(*map(int, counts)))
+        self._reset(SourcePosition(*map(int, counts)))
         self.labels_shifted = state["labels_shifted"]
         self._has_ended = quota.amount == 0
         rows = np.array([[*key, 0] for key in held], np.int64).reshape(-1, 4)

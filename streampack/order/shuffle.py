@@ -69,8 +69,8 @@ def _put_rows(
     passes: int,
 ) -> None:
     """Write stream, pass, and rows begin, begin + step, ... of `taken` to `places` in `rows`."""
-    for turn in range(len(places)):
-        place, at = places[turn], begin + turn * step
+    for i in range(len(places)):
+        place, at = places[i], begin + i * step
         rows[place, 0], rows[place, 1] = number, passes
         rows[place, 2], rows[place, 3] = taken[at, 0], taken[at, 1]
 
@@ -156,9 +156,9 @@ class Passes:
         for part in np.split(np.arange(len(cursors)), cuts):
             numbers = passes[part] * self._blocks_per_pass + blocks[part]
             firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-            turns = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(part)))
+            of_block = np.repeat(np.arange(len(firsts)), np.diff(firsts, append=len(part)))
             shuffled = self._small_blocks(passes[part][firsts], blocks[part][firsts])
-            taken[part] = shuffled[turns, in_block[part]]
+            taken[part] = shuffled[of_block, in_block[part]]
         rows[places, 0], rows[places, 1], rows[places, 2:] = self._number, passes, taken
 
     def _small_blocks(self, passes: Int64Array, blocks: Int64Array) -> Int64Array:

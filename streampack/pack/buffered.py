@@ -158,12 +158,12 @@ class KernelPacker(BufferedPacker):
 
     def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
         """Add segments in one call of the kernel; see `Packer.add_until`."""
-        return self._run(segments, most_packs=num_packs)
+        return self._call_kernel(segments, most_packs=num_packs)
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
-        return self._run(segments, final=final)[0]
+        return self._call_kernel(segments, final=final)[0]
 
-    def _run(
+    def _call_kernel(
         self, segments: Int64Array, *, final: bool = False, most_packs: int = NO_LIMIT
     ) -> tuple[Packs, int]:
         multiple = self._limits.multiple

@@ -611,7 +611,9 @@ def room_of(length: int, multiple: int) -> int:
 
 
 @kernel_allocating
-def run_tier(tier: Tier, added: Int64Array, task: tuple[int, int]) -> tuple[Int64Array, Int64Array]:
+def fill_tier(
+    tier: Tier, added: Int64Array, task: tuple[int, int]
+) -> tuple[Int64Array, Int64Array]:
     """Run a tier on its buffer and the added segments; return `out` and `cursor` of its `Work`.
 
     `task`: ADD, FLUSH, CLOSE_OLDEST or FILL_ROOM; and the room to fill.
@@ -662,21 +664,21 @@ def without_rooms(rows: Int64Array, num_rows: int) -> None:
 
 @kernel_allocating
 def number_items(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
-    """Store each run of segments as an item; return the rows that represent them, shape (n, 6)."""
+    """Store groups of segments as items; return the rows that represent them, shape (n, 6)."""
     counts, multiple = tiers.counts, tiers.long.limits.multiple
     numbered = np.zeros((len(ends), NUM_COLUMNS), np.int64)
     first = 0
-    for run in range(len(ends)):
+    for number in range(len(ends)):
         item = counts[ITEMS]
-        for row in range(first, ends[run]):
-            numbered[run, LENGTH] += room_of(segments[row, LENGTH], multiple)
-        numbered[run, SAMPLE], numbered[run, TOTAL] = item, numbered[run, LENGTH]
+        for row in range(first, ends[number]):
+            numbered[number, LENGTH] += room_of(segments[row, LENGTH], multiple)
+        numbered[number, SAMPLE], numbered[number, TOTAL] = item, numbered[number, LENGTH]
         begin = counts[ITEM_ROWS]
-        counts[ITEM_ROWS] = copy_rows(segments, first, ends[run], tiers.items, begin)
+        counts[ITEM_ROWS] = copy_rows(segments, first, ends[number], tiers.items, begin)
         tiers.spans[item, 0], tiers.spans[item, 1] = begin, counts[ITEM_ROWS]
-        counts[ITEM_SAMPLES] += ends[run] - first
+        counts[ITEM_SAMPLES] += ends[number] - first
         counts[ITEMS] += 1
-        first = ends[run]
+        first = ends[number]
     return numbered
 
 
@@ -695,7 +697,7 @@ def emit_items(tiers: Tiers, packed: Int64Array, first: int, last: int) -> int:
 
 
 @kernel_allocating
-def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> None:
+def fill_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> None:
     """Run a tier. Packs of the short tier become items of the long tier, which closes rows.
 
     `added` contains collected segments for the short tier, or one item for the long tier.
@@ -704,17 +706,17 @@ def run_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> Non
     nothing = added[:0]
     ends = np.full(min(len(added), 1), len(added), np.int64)
     if is_short:
-        added, cursor = run_tier(tiers.short, added, (what, NOTHING))
+        added, cursor = fill_tier(tiers.short, added, (what, NOTHING))
         ends = cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]
         if len(ends) == 0:
             return
         what = ADD
-    packed, cursor = run_tier(tiers.long, number_items(tiers, added, ends), (what, NOTHING))
+    packed, cursor = fill_tier(tiers.long, number_items(tiers, added, ends), (what, NOTHING))
     first = 0
     for last in cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]:
         room = emit_items(tiers, packed, first, last)
         if tiers.short.counts[HELD]:
-            shorts, taken = run_tier(tiers.short, nothing, (FILL_ROOM, room))
+            shorts, taken = fill_tier(tiers.short, nothing, (FILL_ROOM, room))
             counts[OUT] = copy_rows(shorts, 0, taken[NUM_OUT], tiers.out, counts[OUT])
         tiers.ends[counts[ROWS]] = counts[OUT]
         counts[ROWS] += 1
@@ -750,24 +752,24 @@ def fit_tiers(
     for row in range(len(segments)):
         while num_held(tiers) >= buffer_samples:
             if counts[TURN]:
-                run_tiers(tiers, collected(tiers), SHORT, ADD)
+                fill_tiers(tiers, collected(tiers), SHORT, ADD)
             else:
-                run_tiers(tiers, nothing, tiers.long.counts[HELD] == 0, CLOSE_OLDEST)
+                fill_tiers(tiers, nothing, tiers.long.counts[HELD] == 0, CLOSE_OLDEST)
         length = room_of(segments[row, LENGTH], multiple)
         is_long = length > short_seq_len
         if counts[TURN] and (is_long or counts[TURN_TOKENS] + length > turn_tokens):
-            run_tiers(tiers, collected(tiers), SHORT, ADD)
+            fill_tiers(tiers, collected(tiers), SHORT, ADD)
         if is_long:
-            run_tiers(tiers, segments[row : row + 1], LONG, ADD)
+            fill_tiers(tiers, segments[row : row + 1], LONG, ADD)
         else:
             counts[TURN] = copy_rows(segments, row, row + 1, tiers.turn, counts[TURN])
             counts[TURN_TOKENS] += length
             if counts[TURN] == TURN_SAMPLES or length > turn_tokens:
-                run_tiers(tiers, collected(tiers), SHORT, ADD)
+                fill_tiers(tiers, collected(tiers), SHORT, ADD)
         counts[HIGH_TURN] = max(counts[HIGH_TURN], counts[TURN_TOKENS])
         counts[HIGH_HELD] = max(counts[HIGH_HELD], num_held(tiers))
     if final:
         if counts[TURN]:
-            run_tiers(tiers, collected(tiers), SHORT, ADD)
-        run_tiers(tiers, nothing, SHORT, FLUSH)
-        run_tiers(tiers, nothing, LONG, FLUSH)
+            fill_tiers(tiers, collected(tiers), SHORT, ADD)
+        fill_tiers(tiers, nothing, SHORT, FLUSH)
+        fill_tiers(tiers, nothing, LONG, FLUSH)

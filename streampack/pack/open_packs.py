@@ -34,7 +34,7 @@ NUM_OPEN, NUM_PIECES, NUM_SERIALS, NUM_CLOSED, POOL_PACKS = range(5)
 HELD_TOKENS, HELD_SAMPLES, HIGH_TOKENS, HIGH_SAMPLES, NUM_COUNTERS = range(5, 10)
 
 
-class Work(NamedTuple):
+class OpenPacksWork(NamedTuple):
     """The arrays of one call."""
 
     open: Int64Array
@@ -48,7 +48,7 @@ class Work(NamedTuple):
 
 
 @compiled
-def put_piece(work: Work, row: int, offset: int, length: int, owner: int) -> None:
+def put_piece(work: OpenPacksWork, row: int, offset: int, length: int, owner: int) -> None:
     """Record that a piece of a row is in a pack."""
     piece = work.pieces[work.counters[NUM_PIECES]]
     piece[ROW], piece[OFFSET], piece[TOKENS], piece[OWNER] = row, offset, length, owner
@@ -56,7 +56,7 @@ def put_piece(work: Work, row: int, offset: int, length: int, owner: int) -> Non
 
 
 @compiled
-def close_slot(limits: Limits, work: Work, slot: int) -> None:
+def close_slot(limits: Limits, work: OpenPacksWork, slot: int) -> None:
     """Close an open pack and assign its number. Later open packs move up."""
     counters = work.counters
     pack = work.open[slot]
@@ -72,7 +72,7 @@ def close_slot(limits: Limits, work: Work, slot: int) -> None:
 
 
 @compiled
-def close_waiting(limits: Limits, work: Work) -> None:
+def close_waiting(limits: Limits, work: OpenPacksWork) -> None:
     """Close the packs that have seen `guard` packs close since they were opened."""
     counters = work.counters
     while counters[NUM_OPEN] > 0:
@@ -82,7 +82,7 @@ def close_waiting(limits: Limits, work: Work) -> None:
 
 
 @compiled
-def find_slot(work: Work, length: int, fullest: bool) -> int:
+def find_slot(work: OpenPacksWork, length: int, fullest: bool) -> int:
     """Return the fullest or the oldest open pack with room for a piece, or -1."""
     best = -1
     for slot in range(work.counters[NUM_OPEN]):
@@ -95,7 +95,9 @@ def find_slot(work: Work, length: int, fullest: bool) -> int:
 
 
 @compiled
-def cut_into(limits: Limits, work: Work, slot: int, row: int, offset: int, length: int) -> int:
+def cut_into(
+    limits: Limits, work: OpenPacksWork, slot: int, row: int, offset: int, length: int
+) -> int:
     """Fill a pack that is about to close with the head of a row; return the tokens taken."""
     gap = work.open[slot, FREE]
     taken = min(gap, length - limits.min_fragment)
@@ -107,7 +109,7 @@ def cut_into(limits: Limits, work: Work, slot: int, row: int, offset: int, lengt
 
 
 @compiled
-def new_serial(work: Work) -> int:
+def new_serial(work: OpenPacksWork) -> int:
     """Return a serial for a new pack, marked as open."""
     serial = work.counters[NUM_SERIALS]
     work.counters[NUM_SERIALS] += 1
@@ -116,7 +118,7 @@ def new_serial(work: Work) -> int:
 
 
 @compiled
-def put_row(limits: Limits, work: Work, row: int, length: int, fullest: bool) -> None:
+def put_row(limits: Limits, work: OpenPacksWork, row: int, length: int, fullest: bool) -> None:
     """Place a row that is shorter than a pack, and close packs as necessary."""
     counters = work.counters
     offset = 0
@@ -156,7 +158,9 @@ def put_row(limits: Limits, work: Work, row: int, length: int, fullest: bool) ->
 
 
 @compiled
-def fit_rows(limits: Limits, work: Work, lengths: Int64Array, fullest: bool, final: bool) -> None:
+def fit_rows(
+    limits: Limits, work: OpenPacksWork, lengths: Int64Array, fullest: bool, final: bool
+) -> None:
     """Place rows of these lengths into packs, those of open packs first.
 
     A full row becomes a pack by itself. `fullest`: best fit, not first fit; `final`: close all.
@@ -205,7 +209,7 @@ class OpenPacksPacker(BufferedPacker):
         free: Int64Array = self._limits.pack_tokens - np.diff(ends)
         return free
 
-    def _work(self, lengths: Int64Array) -> Work:
+    def _work(self, lengths: Int64Array) -> OpenPacksWork:
         """Return the arrays for rows of these lengths, the buffered ones first."""
         sizes, num_rows, num_held = self._sizes, len(lengths), len(self._buffered)
         packs = np.zeros((self._num_open, 4), np.int64)
@@ -224,7 +228,7 @@ class OpenPacksPacker(BufferedPacker):
         counters[HELD_TOKENS] = lengths[:num_held].sum()
         counters[HIGH_TOKENS], counters[HIGH_SAMPLES] = self._high_water
         closed = np.full(len(sizes) + num_rows, -1)
-        return Work(open=packs, pieces=pieces, closed=closed, counters=counters)
+        return OpenPacksWork(open=packs, pieces=pieces, closed=closed, counters=counters)
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple = self._limits.multiple

@@ -24,9 +24,9 @@ GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # its fraction, times 2**64
 
 
 def even_order(tokens: Int64Array) -> Int64Array:
-    """Return an order in which each run of packs has about its share of the tokens, shape (n,).
+    """Return an order in which consecutive packs have about their share of the tokens, shape (n,).
 
-    Multiples of the golden ratio, modulo one, are spread evenly over every run of positions. So
+    Multiples of the golden ratio, modulo one, are spread evenly over consecutive positions. So
     the pack at a position is drawn from the quantile of tokens that the multiple names. Packs of
     one of `NUM_QUANTILES` keep their random order, which is that of `tokens`, shape (n,).
 

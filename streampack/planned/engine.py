@@ -279,10 +279,10 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         self, epoch: int, num_workers: int, planner: int | None = None
     ) -> FetchLimits:
         limit = self._spec.cache_limit
-        turn = epoch % lane_cycle(self._spec, self.recipe)
-        if limit is not None and turn not in self._needs:
-            self._needs[turn] = cache_needs(self._spec, self.recipe, turn)
-        needs = CacheWorkingSet() if limit is None else self._needs[turn]
+        phase = epoch % lane_cycle(self._spec, self.recipe)
+        if limit is not None and phase not in self._needs:
+            self._needs[phase] = cache_needs(self._spec, self.recipe, phase)
+        needs = CacheWorkingSet() if limit is None else self._needs[phase]
         return fetch_limits(limit, needs, self.world, num_workers=num_workers, planner=planner)
 
     def read_ahead(

@@ -172,7 +172,7 @@ def fill_chart(facts: RunFacts) -> Chart:
     """Draw the fill of packs over the steps planned."""
     tokens, room, *_ = facts.steps
     fill = tokens.sum(axis=1) / room
-    figure, axes = draw.steps(draw.HALF, [fill], [draw.INK])
+    figure, axes = draw.step_lines(draw.HALF, [fill], [draw.INK])
     low = min(0.98, float(fill.min()) - 0.01)
     axes.set_ylim(low, 1 + 0.02 * (1 - low))
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.1f} %")
@@ -186,7 +186,7 @@ def fill_chart(facts: RunFacts) -> Chart:
 def documents_chart(facts: RunFacts) -> Chart:
     """Draw the documents of each step, and the effective ones."""
     series = dict(zip(("documents", "effective"), facts.steps[2:], strict=True))
-    figure, axes = draw.steps(draw.HALF, list(series.values()), [draw.SERIES[1], draw.INK])
+    figure, axes = draw.step_lines(draw.HALF, list(series.values()), [draw.SERIES[1], draw.INK])
     axes.set_ylim(0)
     draw.short_ticks(axes.yaxis)
     rows = [["", "mean of a step"], *([key, f"{of.mean():,.1f}"] for key, of in series.items())]

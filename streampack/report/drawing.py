@@ -91,7 +91,7 @@ def bars(
     return figure, axes
 
 
-def steps(width: int, series: Sequence[Any], colours: Sequence[str]) -> Any:
+def step_lines(width: int, series: Sequence[Any], colours: Sequence[str]) -> Any:
     """Return a figure with a line for each of several values by step, and its axes."""
     figure, axes = new_figure(width, 240)
     axes, num = axes[0, 0], len(series[0])

@@ -68,9 +68,9 @@ class NodeReads:
         return self._numbers([self._used[places].any(axis=0) for places in self._places])
 
     def expected(self, passes: Float64Array) -> list[dict[str, int]]:
-        """Return the numbers of each node once streams were passed so often, shape (num_streams,).
+        """Return the numbers of each node once streams were used so often, shape (num_streams,).
 
-        Expected ones, from the lanes that a node reads: a lane passed by a half reads half of its
+        Expected ones, from the lanes that a node reads: a lane that is half used reads half of its
         shards.
         """
         engine, recipe = self._engine, self._engine.recipe

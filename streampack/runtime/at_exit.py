@@ -13,10 +13,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
 
-Item = TypeVar("Item")
+_T = TypeVar("_T")
 
 
-def close_at_exit(iteration: Generator[Item, None, None]) -> Iterator[Item]:
+def close_at_exit(iteration: Generator[_T, None, None]) -> Iterator[_T]:
     """Return an iterator that is closed at the interpreter's exit if it is still referenced."""
     _under_way().add(iteration)
     return iteration

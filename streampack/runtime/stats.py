@@ -29,7 +29,7 @@ COUNTED = ("samples", "tokens", "split", "truncated", "dropped")
 SAMPLES, TOKENS, SPLIT, TRUNCATED, DROPPED = range(len(COUNTED))
 OverRanks: TypeAlias = Callable[[Any], list[Any]]
 """Returns a value of each group of ranks that share batches, or of this rank alone."""
-MAX_UNCOUNTED = 64  # runs of packs that were planned together; about 10 KB each
+MAX_UNCOUNTED = 64  # groups of packs that were planned together; about 10 KB each
 
 
 def alone(value: Any) -> list[Any]:

@@ -201,7 +201,7 @@ class Pool:
                         raise result.error
                     yield result
                     del result  # do not keep it while the next is made
-                    self._check_turn(session, number)
+                    self._check_current(session, number)
                     session.check()
         finally:
             if session.is_torn or not self._options.persistent_workers:
@@ -233,7 +233,7 @@ class Pool:
         session.begin(given)
         return session
 
-    def _check_turn(self, session: _Session, number: int) -> None:
+    def _check_current(self, session: _Session, number: int) -> None:
         if session.pid != os.getpid():
             raise ConfigError(
                 f"this iteration was begun in process {session.pid}, whose workers serve it; "

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 from streampack.errors import DataError, StreampackError
 from streampack.mds.regular_files import check_file
 from streampack.storage.location import StreamLocation
-from streampack.stores.failures import ChangedError, DamagedError, FailureKind, classify, text_of
+from streampack.stores.failures import ChangedError, DamagedError, FailureKind, classify, error_text
 from streampack.stores.objects import fetch_parts
 from streampack.stores.retries import Retries
 from streampack.stores.store import Store
-from streampack.stores.threads import is_abandoned, run_attempt
+from streampack.stores.threads import is_abandoned, within_time
 
 SLOWEST_BYTES_PER_S = 1_000_000
 WAY_OUT = "check the path and the access to it, or raise download_retry= and download_timeout="
-PASSING = (FailureKind.PASSING, FailureKind.CHANGED)
+TRANSIENT = (FailureKind.TRANSIENT, FailureKind.CHANGED)
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def budget_s(location: StreamLocation, num_bytes: int | None = None) -> float:
     return num_attempts * attempt_s(location, num_bytes)
 
 
-class Part(NamedTuple):
+class ShardPart(NamedTuple):
     """Bytes of an object that are a shard by themselves."""
 
     name: str
@@ -61,7 +61,7 @@ def fetch(
     num_bytes: int | None = None,
     check: Callable[[Path], None] | None = None,
     is_hashed: bool = False,
-    part: Part | None = None,
+    part: ShardPart | None = None,
 ) -> int:
     """Download one object, or a part of it, within its time budget; return the number of attempts.
 
@@ -75,7 +75,11 @@ def fetch(
 
 
 def fetch_part(
-    parts: Mapping[str, Part], location: StreamLocation, basename: str, to: Path, **options: Any
+    parts: Mapping[str, ShardPart],
+    location: StreamLocation,
+    basename: str,
+    to: Path,
+    **options: Any,
 ) -> int:
     """Download a part of an object, named `basename` in `parts`; options and errors as `fetch`."""
     part = parts[basename]
@@ -88,7 +92,7 @@ def fetch_if_there(location: StreamLocation, basename: str, to: Path) -> bool:
     A store that denies listing reports "denied" for objects that do not exist. A class with its own
     download may report this with any built-in exception. Both are logged, as they may mean more.
     """
-    download = _Download(location, basename, to, None, retried=PASSING)
+    download = _Download(location, basename, to, None, retried=TRANSIENT)
     try:
         download.run(None)
     except DataError as error:
@@ -100,7 +104,7 @@ def fetch_if_there(location: StreamLocation, basename: str, to: Path) -> bool:
                 "another sequence; give all nodes the same access to it, or, if there is none, "
                 "write it (streampack index)",
                 download.uri,
-                text_of(cause),
+                error_text(cause),
             )
         elif kind is not FailureKind.MISSING:
             raise
@@ -117,8 +121,8 @@ class _Download:
         num_bytes: int | None,
         *,
         is_hashed: bool = False,
-        part: Part | None = None,
-        retried: tuple[FailureKind, ...] = (*PASSING, FailureKind.UNKNOWN),
+        part: ShardPart | None = None,
+        retried: tuple[FailureKind, ...] = (*TRANSIENT, FailureKind.UNKNOWN),
     ) -> None:
         self.uri = f"{location.remote}/{basename}"
         self._location = location
@@ -172,7 +176,7 @@ class _Download:
         path = folder / os.path.basename(self._basename)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            run_attempt(partial(self._download, path), timeout_s)
+            within_time(partial(self._download, path), timeout_s)
             if not path.is_file():
                 raise ConnectionError(
                     f"the store's client reported success, but wrote no {path.name}"
@@ -201,7 +205,7 @@ class _Download:
             if is_abandoned():
                 shutil.rmtree(path.parent, ignore_errors=True)
 
-    def _download_part(self, path: Path, part: Part, store: Store) -> None:
+    def _download_part(self, path: Path, part: ShardPart, store: Store) -> None:
         with path.open("wb") as file:
 
             def fetch_range(start: int, stop: int) -> None:

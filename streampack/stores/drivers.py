@@ -21,7 +21,7 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.stores.failures import ChangedError, NoRangesError, NoStoreError
-from streampack.stores.objects import Found, Page, fetch_parts, is_large, version_of_tag
+from streampack.stores.objects import Page, StoredObject, fetch_parts, is_large, version_of_tag
 from streampack.stores.s3 import S3_SCHEMES
 from streampack.stores.threads import seconds_left
 
@@ -83,7 +83,7 @@ class DriverStore:
         shown = sorted(url for url in names if url.startswith(prefix))
         return Page([self._found(url, facts[names[url]]) for url in shown], None)
 
-    def stat(self, url: str) -> Found:
+    def stat(self, url: str) -> StoredObject:
         # Drivers cache listings, and would report the version that they saw first.
         self._files.invalidate_cache()
         facts = self._info(url)
@@ -156,15 +156,15 @@ class DriverStore:
             raise error.__cause__ or error from None
         return facts
 
-    def _found(self, url: str, facts: Mapping[str, Any]) -> Found:
+    def _found(self, url: str, facts: Mapping[str, Any]) -> StoredObject:
         if facts.get("size") is None:  # in listings of http
             facts = self._info(url)
         tag = next((facts[name] for name in TAGS if facts.get(name)), None)
         time = next((facts[name] for name in TIMES if facts.get(name)), None)
         size = -1 if facts["size"] is None else int(facts["size"])
         if tag is not None:
-            return Found(url, version_of_tag(str(tag)), size)
-        return Found(url, f"size:{size},mtime_ns:{_nanoseconds(time)}", size)
+            return StoredObject(url, version_of_tag(str(tag)), size)
+        return StoredObject(url, f"size:{size},mtime_ns:{_nanoseconds(time)}", size)
 
     def _path(self, url: str) -> str:
         path: str = self._files._strip_protocol(_known(url))

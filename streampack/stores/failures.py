@@ -2,7 +2,7 @@
 
 ::
 
-    error --its causes--> HTTP status, type of error --> permanent | denied | disk | passing
+    error --its causes--> HTTP status, type of error --> permanent | denied | disk | transient
                           name of its class          --> no credentials
 
 Each store raises its own exceptions, usually wrapped in others, so the whole chain is examined.
@@ -71,7 +71,7 @@ class FailureKind(Enum):
     DISK = "disk"  # the local disk is full or not writable
     BROKEN = "broken"  # this installation has no client for the store, or it cannot do this
     CHANGED = "changed"  # the object is another version than the one that was asked for
-    PASSING = "passing"  # any other failure; a retry may succeed
+    TRANSIENT = "transient"  # any other failure; a retry may succeed
     UNKNOWN = "unknown"  # a built-in one such as KeyError, from a class with its own download
 
 
@@ -95,7 +95,7 @@ def classify(error: BaseException, target: str) -> FailureKind:
     >>> classify(FileNotFoundError("no such object"), "/local/x.tmp")
     <FailureKind.MISSING: 'missing'>
     >>> classify(ConnectionResetError("reset by peer"), "/local/x.tmp")
-    <FailureKind.PASSING: 'passing'>
+    <FailureKind.TRANSIENT: 'transient'>
     """
     chain = list(causes_of(error))
     if any(isinstance(cause, ChangedError) for cause in chain):
@@ -104,16 +104,16 @@ def classify(error: BaseException, target: str) -> FailureKind:
     if status in DENIED:
         return FailureKind.DENIED
     if status is not None:
-        return FailureKind.MISSING if status in MISSING else FailureKind.PASSING
+        return FailureKind.MISSING if status in MISSING else FailureKind.TRANSIENT
     for cause in chain:
         if type(cause).__name__ == UNREACHABLE:
-            return FailureKind.PASSING
+            return FailureKind.TRANSIENT
         kind = _kind_of_type(cause, target)
         if kind is not None:
             return kind
     is_builtin = all(type(cause).__module__ == "builtins" for cause in chain)
     is_network = any(isinstance(cause, OSError | EOFError) for cause in chain)
-    return FailureKind.UNKNOWN if is_builtin and not is_network else FailureKind.PASSING
+    return FailureKind.UNKNOWN if is_builtin and not is_network else FailureKind.TRANSIENT
 
 
 def status_of(error: BaseException) -> int | None:
@@ -126,10 +126,10 @@ def status_of(error: BaseException) -> int | None:
     return next((status for status in statuses if status is not None), None)
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error's text; for an S3 error the code and the message of the store.
 
-    >>> text_of(ConnectionResetError("reset by peer"))
+    >>> error_text(ConnectionResetError("reset by peer"))
     'ConnectionResetError: reset by peer'
     """
     status, name, message = status_of(error), type(error).__name__, str(error)
@@ -197,7 +197,7 @@ def _kind_of_type(error: BaseException, target: str) -> FailureKind | None:
         return FailureKind.DISK
     if str(error.filename or "").startswith(target):
         # If another process deletes the folder during the write, the next attempt makes it again.
-        return FailureKind.PASSING if isinstance(error, FileNotFoundError) else FailureKind.DISK
+        return FailureKind.TRANSIENT if isinstance(error, FileNotFoundError) else FailureKind.DISK
     if isinstance(error, PermissionError):
         return FailureKind.DENIED
     return FailureKind.MISSING if isinstance(error, FileNotFoundError) else None

@@ -18,7 +18,7 @@ PART_BYTES = 8 << 20
 NUM_THREADS = 4
 
 
-class Found(NamedTuple):
+class StoredObject(NamedTuple):
     """An object that was found."""
 
     url: str
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 class Page(NamedTuple):
     """A part of a listing."""
 
-    found: list[Found]
+    found: list[StoredObject]
     after: str | None
     """Where the next page begins; None after the last."""
 

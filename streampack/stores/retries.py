@@ -29,12 +29,12 @@ from streampack.stores.failures import (
     causes_of,
     classify,
     codes_of,
+    error_text,
     status_of,
-    text_of,
 )
-from streampack.stores.objects import Found
+from streampack.stores.objects import StoredObject
 from streampack.stores.store import TIMEOUT_S, Store, open_store, renew_store
-from streampack.stores.threads import run_attempt
+from streampack.stores.threads import within_time
 
 FIRST_WAIT_S = 0.1
 WAITS_PER_BUDGET = 20
@@ -44,7 +44,7 @@ MAX_WITHOUT_CREDENTIALS = 3
 ATTEMPT_S, BUDGET_S = 120.0, 300.0
 """Limits of a request of at most some MB."""
 LISTING_S = 600.0
-RETRIED = (FailureKind.PASSING, FailureKind.UNKNOWN)
+RETRIED = (FailureKind.TRANSIENT, FailureKind.UNKNOWN)
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Retries:
             kind = FailureKind.NO_CREDENTIALS
         way_out = _way_out_of(error, kind, self._url) or way_out
         attempts = f"{self.num_attempts} attempt{'s' if self.num_attempts > 1 else ''}"
-        causes = "; ".join(self._causes.values()) or text_of(error)
+        causes = "; ".join(self._causes.values()) or error_text(error)
         return DataError(
             f"{self._url}: cannot be {action}, {attempts} in {self.elapsed_s:.1f} s ({causes}); "
             f"{way_out}",
@@ -133,7 +133,7 @@ class Retries:
         if isinstance(error, StreampackError):
             return False
         # Keep the last failure of each kind: a final time-out must not hide the earlier ones.
-        text = text_of(error)
+        text = error_text(error)
         self._causes[text.partition(":")[0]] = text
         kind = classify(error, self._target)
         if kind is FailureKind.DENIED and self._store is not None:
@@ -169,7 +169,7 @@ class Retries:
             self._url,
             self.num_attempts,
             self.elapsed_s,
-            text_of(error),
+            error_text(error),
         )
 
 
@@ -194,7 +194,7 @@ def request(
         DataError: If it fails; its `__cause__` is the library's exception.
     """
     retries = Retries(url, attempt_s=attempt_s, budget_s=max(BUDGET_S, attempt_s))
-    attempt = partial(run_attempt, partial(retries.use_store, operation))
+    attempt = partial(within_time, partial(retries.use_store, operation))
     try:
         return retries.run(attempt)
     except StreampackError:
@@ -203,7 +203,7 @@ def request(
         raise retries.error(error, action, way_out) from error
 
 
-def list_objects(prefix: str, *, way_out: str = "") -> Iterator[Found]:
+def list_objects(prefix: str, *, way_out: str = "") -> Iterator[StoredObject]:
     """Yield the objects with a URL that begins with `prefix`; each page is retried.
 
     Raises:

@@ -28,8 +28,8 @@ from typing import Any
 from streampack.stores.failures import CHANGED, ChangedError, DamagedError, codes_of, status_of
 from streampack.stores.objects import (
     PART_BYTES,
-    Found,
     Page,
+    StoredObject,
     fetch_parts,
     is_large,
     version_of_tag,
@@ -74,16 +74,16 @@ class S3Store:
         token = {"ContinuationToken": after} if after else {}
         page = self._client.list_objects_v2(**self._options(), Prefix=self._key(prefix), **token)
         found = [
-            Found(self._url(entry["Key"]), version_of_tag(entry["ETag"]), entry["Size"])
+            StoredObject(self._url(entry["Key"]), version_of_tag(entry["ETag"]), entry["Size"])
             for entry in page.get("Contents", ())
             # A console makes an empty object with such a name for a folder.
             if not entry["Key"].endswith("/")
         ]
         return Page(found, page.get("NextContinuationToken"))
 
-    def stat(self, url: str) -> Found:
+    def stat(self, url: str) -> StoredObject:
         answer = self._client.head_object(**self._address(url))
-        return Found(url, version_of_tag(answer["ETag"]), int(answer["ContentLength"]))
+        return StoredObject(url, version_of_tag(answer["ETag"]), int(answer["ContentLength"]))
 
     def read(
         self, url: str, start: int = 0, stop: int | None = None, *, version: str | None = None
@@ -141,7 +141,7 @@ class S3Store:
         version: str | None = None,
         *,
         is_checked: bool = False,
-    ) -> tuple[Found, Iterator[bytes]]:
+    ) -> tuple[StoredObject, Iterator[bytes]]:
         options = self._address(url)
         if start or stop is not None:
             options["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
@@ -160,7 +160,7 @@ class S3Store:
             answer["Body"].close()
             raise ChangedError(f"{url}: is no longer {version}, but {now}")
         num_bytes = answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"]
-        return Found(url, now, int(num_bytes)), _chunks(answer["Body"])
+        return StoredObject(url, now, int(num_bytes)), _chunks(answer["Body"])
 
     def _put(self, url: str, data: bytes, **conditions: str) -> None:
         digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from streampack.stores.drivers import DriverStore
-from streampack.stores.objects import Found, Page
+from streampack.stores.objects import Page, StoredObject
 from streampack.stores.s3 import S3_SCHEMES, S3Store
 
 TIMEOUT_S = 60.0
@@ -42,7 +42,7 @@ class Store(Protocol):
         Markers of folders are omitted. `after` is that of the page before.
         """
 
-    def stat(self, url: str) -> Found:
+    def stat(self, url: str) -> StoredObject:
         """Return an object's version and size."""
 
     def read(

@@ -61,7 +61,7 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def run_attempt(work: Callable[[], _T], timeout_s: float) -> _T:
+def within_time(work: Callable[[], _T], timeout_s: float) -> _T:
     """Return the result of `work` from a thread of its own, or raise its exception.
 
     Raises:

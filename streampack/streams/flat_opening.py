@@ -34,13 +34,13 @@ from streampack.flat.files import (
 from streampack.flat.token_file import TokenFile, VirtualShards, tables_mapped
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
-from streampack.storage.download import Part, fetch, fetch_part
+from streampack.storage.download import ShardPart, fetch, fetch_part
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
 from streampack.storage.materialize import Downloader, lock_s
 from streampack.storage.names import versioned_name
-from streampack.stores.objects import Found
+from streampack.stores.objects import StoredObject
 from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_shards import FlatShards
@@ -132,7 +132,7 @@ class FoundFiles:
     form: TokenFormat
     names: Sequence[str]
     """The token files, in order, below the root."""
-    of_name: Mapping[str, Found]
+    of_name: Mapping[str, StoredObject]
     """These, and all files that may describe them."""
     location: StreamLocation
     folder: Path | None
@@ -206,7 +206,7 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
     return found
 
 
-def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, Found]:
+def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, StoredObject]:
     """Return the files below a folder by name; of a list, those."""
     if listed is None:
         listed = []
@@ -223,13 +223,13 @@ def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, Fo
             status = None
         if status is None or not stat.S_ISREG(status.st_mode):
             raise DataError(f"{path}: does not exist, or is not a file; correct its name")
-        found[name] = Found(path, "", status.st_size)
+        found[name] = StoredObject(path, "", status.st_size)
     return found
 
 
 def _found_in_store(
     location: StreamLocation, listed: Sequence[str] | None, pattern: str
-) -> dict[str, Found]:
+) -> dict[str, StoredObject]:
     """Return the objects below a remote by name: those of a list's folders, or of a pattern."""
     start = len(f"{location.remote}/")
     if listed is None:
@@ -315,14 +315,14 @@ def _cut(
 
 def _index(
     files: Sequence[TokenFile], shards: VirtualShards, uri: str
-) -> tuple[MdsIndex, dict[str, Part]]:
+) -> tuple[MdsIndex, dict[str, ShardPart]]:
     """Return the virtual shards of remote files as shards of a cache, and what to fetch of each."""
     entries, parts = [], {}
     for number, (start, stop), count in zip(
         shards.file.tolist(), shards.extents.tolist(), np.diff(shards.first_sample), strict=True
     ):
         file = files[number]
-        part = Part(name=file.name, start=start, stop=stop, version=file.version)
+        part = ShardPart(name=file.name, start=start, stop=stop, version=file.version)
         basename = f"{versioned_name(file.name, file.version or '')}.{start}-{stop}"
         parts[basename] = part
         digest = file.hashes.get((start, stop))

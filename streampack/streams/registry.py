@@ -58,13 +58,13 @@ def resolve_streams(
     """
     single = {**location, "stream_name": stream_name, "stream_config": stream_config}
     if streams is not None:
-        passed = [f"{k}={v!r}" for k, v in single.items() if v is not None]
-        if passed:
+        others = [f"{k}={v!r}" for k, v in single.items() if v is not None]
+        if others:
             way_out = "pass one or the other"
             if location["split"] is not None:
                 way_out += f", and set Stream(..., split={location['split']!r}) on each of a list"
             raise ConfigError(
-                f"streams and {', '.join(passed)} were passed; these stand for a single stream, "
+                f"streams and {', '.join(others)} were passed; these stand for a single stream, "
                 f"so {way_out}"
             )
         check_streams(streams, Stream)

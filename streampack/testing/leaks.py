@@ -246,8 +246,8 @@ def _guess_style(model: Callable[..., Any]) -> Style:
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    passes_on = any(each.kind is each.VAR_KEYWORD for each in names.values())
-    inner = _inner(model) if passes_on and "position_ids" not in names else None
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in names.values())
+    inner = _inner(model) if takes_any and "position_ids" not in names else None
     if inner is not None:
         return _guess_style(inner)
     if "input_ids" in names:

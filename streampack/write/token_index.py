@@ -33,7 +33,7 @@ from streampack.flat.token_file import Ends, TokenFile
 from streampack.mds.columns import Spans
 from streampack.mds.length_file import NO_TOKEN
 from streampack.storage.download import SLOWEST_BYTES_PER_S
-from streampack.stores.objects import Found
+from streampack.stores.objects import StoredObject
 from streampack.stores.retries import ATTEMPT_S, request
 from streampack.streams.flat_opening import FoundFiles, find_files, open_file
 from streampack.streams.stream import Stream
@@ -205,7 +205,7 @@ def _read_file(path: Path, start: int, stop: int) -> bytes:
         return file.read(stop - start)
 
 
-def _read_object(found: Found, start: int, stop: int) -> bytes:
+def _read_object(found: StoredObject, start: int, stop: int) -> bytes:
     url, version, _ = found
     limit_s = ATTEMPT_S + (stop - start) / SLOWEST_BYTES_PER_S
     return request(

@@ -323,3 +323,15 @@ def test_the_label_that_losses_skip_has_one_home():
         if isinstance(node, ast.Assign) and ast.unparse(node.value) == "-100"
     ]
     assert homes == ["types.py"]
+
+
+def test_no_public_name_is_defined_twice():
+    homes: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in nodes(path)[0].body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    twice = {name: files for name, files in homes.items() if len(files) > 1}
+    # Every verb of the command line is the `run` of its file.
+    assert all(file.startswith("cli/") for file in twice.pop("run"))
+    assert twice == {}

@@ -8,8 +8,12 @@
 
 from __future__ import annotations
 
+import io
+import re
 import subprocess
 import sys
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,7 @@ from tests.helpers import prose
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "streampack"
+PAGE = ROOT / "docs/ARCHITECTURE.md"
 SUFFIXES = (".md", ".py", ".pyi", ".yaml", ".yml", ".toml")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples")
 PAGES += ("configs", ".github")
@@ -81,3 +86,57 @@ def test_the_hook_prints_the_place_and_fails(tmp_path):
         f"{page}:2: 'goes on'; write: continue, resume",
         f"{page}:2: 'at once'; write: immediately, together",
     ]
+
+
+# The table of words.
+
+
+def words() -> Iterator[tuple[str, set[str], set[str]]]:
+    """Yield each word that few folders may use, these folders, and the names allowed anywhere."""
+    section = PAGE.read_text().split("## Words")[1].split("## ")[0]
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and cells[0].isalpha() and cells[0] != "word" and cells[2]:
+            rooms, _, rest = cells[2].partition(";")
+            yield cells[0], set(rooms.split(", ")), set(re.findall("`([^`]+)`", rest))
+
+
+def parts(name: str) -> list[str]:
+    """Return the words of an identifier in lower case, without plural endings and the like."""
+    found = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return [re.sub("(?<=[a-z]{3})(es|(?<!s)s|ed|n?ing)$", "", part.lower()) for part in found]
+
+
+def strangers(text: str, word: str, allowed: set[str]) -> list[str]:
+    """Return the identifiers of a file that contain a word; `pass` is also a statement."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    names = {token.string for token in tokens if token.type == tokenize.NAME} - {"pass"}
+    stem = parts(word)[0]
+    return sorted(name for name in names - allowed if stem in parts(name))
+
+
+@pytest.mark.parametrize(("word", "rooms", "allowed"), list(words()))
+def test_a_word_is_in_the_names_of_its_folders_only(word, rooms, allowed):
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        if room not in rooms and (names := strangers(path.read_text(), word, allowed)):
+            found[str(path.relative_to(PACKAGE))] = names
+
+    assert found == {}, f"{word!r} has another meaning; see the table of words in {PAGE.name}"
+
+
+@pytest.mark.parametrize("word", ["window", "run", "turn", "pass"])
+def test_the_table_says_where_a_word_of_many_meanings_may_be(word):
+    assert word in {each for each, *_ in words()}
+
+
+def test_a_word_is_found_in_its_forms_and_not_inside_others():
+    text = (
+        "shard_windows = windowed(PackWindow)\nfor truncated in runner: pass_over, PASSING, passed"
+    )
+
+    assert strangers(text, "window", set()) == ["PackWindow", "shard_windows", "windowed"]
+    assert strangers(text, "window", {"windowed"}) == ["PackWindow", "shard_windows"]
+    assert strangers(text, "pass", set()) == ["PASSING", "pass_over", "passed"]
+    assert strangers(text, "run", set()) == []

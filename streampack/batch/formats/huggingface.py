@@ -70,7 +70,7 @@ def to_hf(
     inputs = _inputs(batch, shift_labels=shift_labels) | {"use_cache": False}
     if dense:
         inputs["attention_mask"] = additive_mask(batch["document_ids"], dtype=dtype)
-    return inputs | _passed_through(batch)
+    return inputs | _other_fields(batch)
 
 
 def to_hf_flash(
@@ -155,7 +155,7 @@ def to_llama_factory(
     """
     check_native(batch, "to_llama_factory")
     document_ids = batch["document_ids"]
-    made = _inputs(batch) | _passed_through(batch)
+    made = _inputs(batch) | _other_fields(batch)
     if dense:
         return made | {"attention_mask": additive_mask(document_ids, dtype=dtype)}
     check_combination({"batch_format": "llama_factory", "batch_size": len(document_ids)})
@@ -180,6 +180,6 @@ def _inputs(batch: Batch, *, shift_labels: bool = False) -> dict[str, Any]:
     return inputs | {"shift_labels": batch["labels"]} if shift_labels else inputs
 
 
-def _passed_through(batch: Batch) -> dict[str, Any]:
+def _other_fields(batch: Batch) -> dict[str, Any]:
     """Return epoch, position, and all fields that are not streampack's own."""
     return {key: value for key, value in batch.items() if key in CARRIED or key not in NATIVE}

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.demo.processes import Report, check_same_batches, report_until, send
+from streampack.cli.demo.processes import BatchReport, check_same_batches, report_until, send
 from streampack.cli.demo.train import report_steps
 from streampack.errors import StreampackError
 from streampack.loader.loader import PackedDataLoader
@@ -104,7 +104,7 @@ def write_chapters(described: RunConfig, chapters: list[dict[str, Any]], config:
     config.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
 
 
-def share_table(reports: list[Report], chapters: list[dict[str, Any]]) -> Table:
+def share_table(reports: list[BatchReport], chapters: list[dict[str, Any]]) -> Table:
     """Return a table of the tokens of each chapter, with delivered shares and those asked for."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("chapter", "batches", "stream", "asked", "delivered"):
@@ -124,7 +124,7 @@ def share_table(reports: list[Report], chapters: list[dict[str, Any]]) -> Table:
     return table
 
 
-def use_table(reports: list[Report], num_samples: Mapping[str, int]) -> Table:
+def use_table(reports: list[BatchReport], num_samples: Mapping[str, int]) -> Table:
     """Return a table of how often samples were used, each no more than once above the others."""
     uses = Counter((name, sample) for report in reports for name, sample in report["begun"])
     table = Table(box=box.SIMPLE_HEAD)
@@ -141,7 +141,9 @@ def use_table(reports: list[Report], num_samples: Mapping[str, int]) -> Table:
     return table
 
 
-def check_runs(unbroken: list[Report], before: list[Report], after: list[Report]) -> None:
+def check_runs(
+    unbroken: list[BatchReport], before: list[BatchReport], after: list[BatchReport]
+) -> None:
     """Check that both processes read the batches of the unbroken run, and skipped none."""
     check_same_batches([report["batch"] for report in unbroken], [*before, *after])
     if after[-1]["step"] != len(unbroken) or after[0]["step"] > len(before) + 1:
@@ -151,12 +153,12 @@ def check_runs(unbroken: list[Report], before: list[Report], after: list[Report]
         )
 
 
-def read(config: Path, checkpoint: Path | None = None) -> Iterator[Report]:
+def read(config: Path, checkpoint: Path | None = None) -> Iterator[BatchReport]:
     """Read the batches after a checkpoint, if there is one, and save; yield their reports."""
     dataset = build_dataset(read_config(config), config)
     loader, names = PackedDataLoader(dataset), dataset.stream_names
 
-    def _count(batch: Mapping[str, Any]) -> Report:
+    def _count(batch: Mapping[str, Any]) -> BatchReport:
         tokens: Counter[str] = Counter()
         begun = []
         for _, stream, _, sample, start, length in batch["segments"].tolist():

@@ -17,7 +17,7 @@ from typing import Any
 
 from streampack.errors import StreampackError
 
-Report = dict[str, Any]
+BatchReport = dict[str, Any]
 """What a process says about a step: its number and its batch's digest, and more."""
 
 
@@ -25,14 +25,14 @@ def report_until(
     kill_after: int | None,
     command: Sequence[str],
     log: Path,
-    show: Callable[[Report], None] = lambda _: None,
-) -> tuple[list[Report], int]:
+    show: Callable[[BatchReport], None] = lambda _: None,
+) -> tuple[list[BatchReport], int]:
     """Start a process and show its reports; kill it with SIGKILL after a step.
 
     Return the reports, those made before the signal arrived included, and the exit code: minus the
     signal's number if a signal ended it. A process that fails by itself is a StreampackError.
     """
-    reports: list[Report] = []
+    reports: list[BatchReport] = []
     is_killed = False
     with (
         log.open("a", encoding="utf-8") as errors,
@@ -55,14 +55,14 @@ def report_until(
     return reports, process.returncode
 
 
-def send(reports: Iterable[Report]) -> None:
+def send(reports: Iterable[BatchReport]) -> None:
     """Write each report to the parent process as soon as it is made."""
     for report in reports:
         sys.stdout.write(json.dumps(report) + "\n")
         sys.stdout.flush()
 
 
-def check_same_batches(unbroken: Sequence[str], reports: Iterable[Report]) -> None:
+def check_same_batches(unbroken: Sequence[str], reports: Iterable[BatchReport]) -> None:
     """Raise a StreampackError if a report's batch is not that of the unbroken run, by digest."""
     differing = [one["step"] for one in reports if one["batch"] != unbroken[one["step"] - 1]]
     if differing:

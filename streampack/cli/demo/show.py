@@ -32,7 +32,7 @@ from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.chapters import change
 from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
-from streampack.cli.demo.processes import Report, check_same_batches, report_until
+from streampack.cli.demo.processes import BatchReport, check_same_batches, report_until
 from streampack.cli.demo.train import SAVE_EVERY, batch_digest, endless
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
@@ -145,7 +145,7 @@ def look(config: Path, num_steps: int, console: Console) -> tuple[list[str], dic
 
 def crash_and_resume(
     config: Path, out: Path, num_steps: int, console: Console
-) -> tuple[list[Report], list[Report]]:
+) -> tuple[list[BatchReport], list[BatchReport]]:
     """Train, kill after half of the steps, and resume; return the reports of both processes.
 
     ::
@@ -159,7 +159,7 @@ def crash_and_resume(
     command = [*TRAINING, str(config), str(checkpoint), str(num_steps)]
     with console.status("starting a training process") as status:
 
-        def _show(report: Report) -> None:
+        def _show(report: BatchReport) -> None:
             status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
 
         before, code = report_until(num_steps // 2, command, log, _show)
@@ -177,14 +177,14 @@ def crash_and_resume(
     return before, after
 
 
-def _losses(reports: list[Report]) -> str:
+def _losses(reports: list[BatchReport]) -> str:
     """Return the loss at both ends of a run, each a mean over a few steps to reduce noise."""
     losses = [report["loss"] for report in reports]
     return f"loss {fmean(losses[:SAVE_EVERY]):.2f} -> {fmean(losses[-SAVE_EVERY:]):.2f}"
 
 
 def show_comparison(
-    unbroken: list[str], before: list[Report], after: list[Report], console: Console
+    unbroken: list[str], before: list[BatchReport], after: list[BatchReport], console: Console
 ) -> None:
     """Print the batches around the crash next to those of the unbroken run, and check them all."""
     step_column = Column("step", justify="right")

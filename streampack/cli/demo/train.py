@@ -35,7 +35,7 @@ from streampack.batch.masks import block_causal_mask
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.prepare import VOCABULARY
-from streampack.cli.demo.processes import Report, send
+from streampack.cli.demo.processes import BatchReport, send
 from streampack.loader.loader import PackedDataLoader
 from streampack.types import IGNORED
 
@@ -124,7 +124,7 @@ def batch_digest(batch: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[Report]:
+def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[BatchReport]:
     """Train to step `num_steps`, from the checkpoint if there is one; yield a report per step."""
     described = read_config(config)
     torch.manual_seed(described.order.seed)
@@ -134,7 +134,7 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[Report]:
     loader = PackedDataLoader(dataset, num_workers=described.num_workers)
     parts = {"model": model, "optimizer": optimizer, "loader": loader}
 
-    def _learn(batch: Mapping[str, Any]) -> Report:
+    def _learn(batch: Mapping[str, Any]) -> BatchReport:
         logits = model(batch["tokens"], batch["input_pos"], batch["document_ids"])
         loss = next_token_loss(logits, batch["labels"])
         optimizer.zero_grad()
@@ -147,12 +147,12 @@ def train(config: Path, checkpoint: Path, num_steps: int) -> Iterator[Report]:
 
 def report_steps(
     batches: Iterable[Any],
-    use: Callable[[Mapping[str, Any]], Report],
+    use: Callable[[Mapping[str, Any]], BatchReport],
     parts: Mapping[str, Any],
     checkpoint: Path | None,
     save_every: int,
     num_steps: int | None = None,
-) -> Iterator[Report]:
+) -> Iterator[BatchReport]:
     """Use batches, from the checkpoint on if there is one; yield a report per step, then save.
 
     No checkpoint is therefore ahead of what the parent process was told. None: nothing is saved.

@@ -31,10 +31,10 @@ from typing import BinaryIO
 from streampack._checks import read_count
 from streampack._paths import folder_of, is_url, shown_path
 from streampack.errors import DamagedInputError, DataError
-from streampack.stores.objects import Found
+from streampack.stores.objects import StoredObject
 from streampack.write.inputs.slices import WHOLE, Compression, Format, InputSlice
 from streampack.write.inputs.sources import MAGIC, Listing, find_input, open_input
-from streampack.write.inputs.tables import columns_of, open_parquet
+from streampack.write.inputs.tables import column_chunks, open_parquet
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -99,7 +99,7 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     return list(files.values())
 
 
-def _input_files(uri: str, found: Sequence[Found]) -> list[InputSlice]:
+def _input_files(uri: str, found: Sequence[StoredObject]) -> list[InputSlice]:
     files, others = [], []
     for file in found:
         formats = format_of(file.url)
@@ -132,7 +132,7 @@ def canonical_path(path: str) -> str:
     return os.path.join(os.path.realpath(folder), name)
 
 
-def _with_rows(listing: Listing) -> list[Found]:
+def _with_rows(listing: Listing) -> list[StoredObject]:
     """Return the files that hold rows; all of them but in a dataset folder."""
     if listing.folder is None:
         return listing.files
@@ -158,7 +158,7 @@ def _with_rows(listing: Listing) -> list[Found]:
     return list(files.values())
 
 
-def _check_splits(folder: str, listing: Listing, files: dict[str, Found]) -> None:
+def _check_splits(folder: str, listing: Listing, files: dict[str, StoredObject]) -> None:
     all_names = {found.url[len(folder) + 1 :] for found in listing.files}
     globs: dict[str, str] = {}
     for name, file in files.items():
@@ -273,7 +273,9 @@ def _line_end(file: BinaryIO, position: int) -> int:
 def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
     metadata = open_parquet(file, of.uri).metadata
     groups = enumerate(map(metadata.row_group, range(metadata.num_row_groups)), 1)
-    return [(end, sum(c.total_compressed_size for c in columns_of(group))) for end, group in groups]
+    return [
+        (end, sum(c.total_compressed_size for c in column_chunks(group))) for end, group in groups
+    ]
 
 
 SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]]]] = {

@@ -29,7 +29,7 @@ from streampack._paths import is_url
 from streampack.errors import DataError, naming_limits
 from streampack.runtime.thread_map import ordered_thread_map
 from streampack.stores.failures import FailureKind
-from streampack.stores.objects import Found
+from streampack.stores.objects import StoredObject
 from streampack.stores.retries import kind_of, list_objects, request
 from streampack.stores.s3 import S3_SCHEMES
 from streampack.stores.store import Store
@@ -49,7 +49,7 @@ class Listing:
 
     folder: str | None
     """The folder that they are in, if the input or a match of its glob is one; else None."""
-    files: list[Found] = field(default_factory=list)
+    files: list[StoredObject] = field(default_factory=list)
     """Files in the order of their names, except hidden ones."""
 
 
@@ -131,7 +131,7 @@ def _version_of(status: os.stat_result) -> str:
     return f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
 
 
-def _found(path: str) -> Found:
+def _found(path: str) -> StoredObject:
     try:
         status = os.stat(path)
     except FileNotFoundError as error:
@@ -140,7 +140,7 @@ def _found(path: str) -> Found:
             "or delete the link",
             uri=path,
         ) from error
-    return Found(path, _version_of(status), status.st_size)
+    return StoredObject(path, _version_of(status), status.st_size)
 
 
 def _names_below(folder: str) -> Iterator[str]:
@@ -190,15 +190,15 @@ def _find_objects(uri: str) -> list[Listing]:
     return [Listing(folder, [f for f in _objects(f"{folder}/") if not is_hidden(f.url[below:])])]
 
 
-def _objects(prefix: str) -> Iterator[Found]:
+def _objects(prefix: str) -> Iterator[StoredObject]:
     return map(_with_size, list_objects(prefix, way_out=WAY_OUT))
 
 
-def _object(uri: str) -> Found:
+def _object(uri: str) -> StoredObject:
     return _with_size(request(uri, "read", lambda store: store.stat(uri), way_out=WAY_OUT))
 
 
-def _with_size(file: Found) -> Found:
+def _with_size(file: StoredObject) -> StoredObject:
     if file.num_bytes < 0:
         raise DataError(
             f"{file.url}: its server does not say how many bytes it has; copy it to this machine, "
@@ -309,11 +309,13 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in parts) or parts[-1] in MARKERS
 
 
-def match_glob(glob: str, uris: Iterable[str], found: Callable[[str], Found]) -> list[Listing]:
+def match_glob(
+    glob: str, uris: Iterable[str], found: Callable[[str], StoredObject]
+) -> list[Listing]:
     """Return those of some files that a glob matches, or that are in folders that it matches.
 
     >>> uris = ["in/a.txt", "in/b/c.txt", "in/b/d/e.txt", "in/.git/f.txt", "in/_SUCCESS"]
-    >>> for listing in match_glob("in/*", uris, lambda uri: Found(uri, "v", 1)):
+    >>> for listing in match_glob("in/*", uris, lambda uri: StoredObject(uri, "v", 1)):
     ...     print(listing.folder, [file.url for file in listing.files])
     None ['in/a.txt']
     in/b ['in/b/c.txt', 'in/b/d/e.txt']

@@ -65,7 +65,7 @@ def read_parquet(
         most_rows = MAX_BATCH_BYTES * counts[group] // _raw_bytes(described, columns)
         size = max(1, min(batch_rows, most_rows))
         batches = parquet.iter_batches(size, [group], columns, use_threads=False)
-        pages = ((c.dictionary_page_offset, c.data_page_offset) for c in columns_of(described))
+        pages = ((c.dictionary_page_offset, c.data_page_offset) for c in column_chunks(described))
         first_byte = min(filter(None, chain.from_iterable(pages)))
         where = f"row group {group} cannot be read, from byte {first_byte}"
         for batch in naming_damage(batches, slice_.uri, where):
@@ -230,12 +230,12 @@ def _raw_bytes(group: Any, columns: list[str] | None) -> int:
     """Return the bytes of a row group's columns without compression; at least 1."""
     return 1 + sum(
         int(column.total_uncompressed_size)
-        for column in columns_of(group)
+        for column in column_chunks(group)
         if columns is None or column.path_in_schema.partition(".")[0] in columns
     )
 
 
-def columns_of(group: Any) -> Iterator[Any]:
+def column_chunks(group: Any) -> Iterator[Any]:
     """Yield the metadata of a row group's columns."""
     return map(group.column, range(group.num_columns))
 
