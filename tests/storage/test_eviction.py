@@ -103,7 +103,7 @@ def test_a_linked_file_of_mosaicmls_layout_goes_and_the_original_stays(tmp_path)
     local = tmp_path / "l"
     for name in ("index.json", *(f"shard.{shard:05}.mds" for shard in (3, 4, 5))):
         shutil.copy(tmp_path / "r" / name, local)
-    opened.cache.check(opened.index)
+    opened.cache.check(opened.shards.index)
     for shard in range(opened.num_shards):
         assert bool(opened.fetch(shard)) == (shard not in (3, 4, 5))
         opened.mark_finished(np.array([shard]))
@@ -191,7 +191,7 @@ def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening
 def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, keep_zip):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
     stream = Stream(remote=str(path), local=str(tmp_path / "l"), keep_zip=keep_zip)
-    shards = open_stream(stream, 0).index.shards
+    shards = open_stream(stream, 0).shards.index.shards
     raw = [shard.raw.num_bytes for shard in shards]
     packed = [shard.packed.num_bytes for shard in shards]
     seen = []
@@ -222,7 +222,7 @@ def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
     stream = Stream(remote=str(path), local=str(tmp_path / "l"))
     (opened,) = open_streams([stream], cache_limit=10**6)
-    (path / opened.index.shards[0].packed.basename).unlink()
+    (path / opened.shards.index.shards[0].packed.basename).unlink()
     with pytest.raises(DataError, match="cannot be fetched"):
         opened.fetch(0)
     assert not notes(tmp_path / "l")

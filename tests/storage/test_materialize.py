@@ -33,7 +33,7 @@ def remote(tmp_path, **options) -> Stream:
 def assert_reads(opened, samples) -> None:
     """Read every sample of a stream, without reusing what this process has open."""
     for shard in range(opened.num_shards):
-        data = opened._open_shard(shard, "")
+        data = opened.shards.open(shard)
         first = int(opened.first_sample[shard])
         for i in range(len(data.tokens.counts)):
             np.testing.assert_array_equal(data.tokens.read(data.data, i), samples[first + i])
@@ -104,7 +104,7 @@ def test_what_is_unpacked_is_hashed_on_its_way_and_not_read_again(tmp_path, hash
     assert_reads(opened, samples)
     assert len(hashed) == opened.num_shards  # of the fetched files, before they are decompressed
     record = note_of(cached(tmp_path / "l", "shard.00000.mds"))
-    assert record["hash"] == f"xxh64:{opened.index.shards[0].raw.hashes['xxh64']}"
+    assert record["hash"] == f"xxh64:{opened.shards.index.shards[0].raw.hashes['xxh64']}"
 
 
 def test_the_users_own_files_are_hashed_once_a_process_and_nothing_is_written(tmp_path, hashed):
@@ -147,7 +147,7 @@ def test_local_files_are_compared_with_the_index_at_construction(tmp_path, compr
 def test_a_shard_that_somebody_else_brings_is_skipped_by_who_will_not_wait(tmp_path):
     path, _ = written(tmp_path)
     opened = open_stream(remote(tmp_path), 0, store=Buckets(bucket=path).store)
-    name = opened.cache._names_of(opened.index.shards[0]).raw
+    name = opened.cache._names_of(opened.shards.index.shards[0]).raw
     with LocalFilesystem().lock(cache_of(tmp_path / "l") / NOTES / f"{name}.lock", 1):
         assert opened.fetch(0, is_waiting=False) is None
         assert opened.fetch(1, is_waiting=False)

@@ -70,7 +70,7 @@ def test_indexing_writes_hashes_that_index_json_lacks(tmp_path, compression):
     assert list(file.hashes) == [xxhash.xxh64_hexdigest(raw) for raw in raw_shards(path)]
     assert (path / "index.json").read_bytes() == before
     opened = open_stream(Stream(local=str(path)), 0)
-    assert [shard.raw.hashes["xxh64"] for shard in opened.index.shards] == list(file.hashes)
+    assert [shard.raw.hashes["xxh64"] for shard in opened.shards.index.shards] == list(file.hashes)
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
