@@ -75,7 +75,7 @@ def run(gatherer: Gatherer, batches: list[Packs], positions: str, out: Any) -> d
 
 
 def copy_seconds(source: Int64Array, target: Int64Array) -> float:
-    """Return the seconds that it takes to copy all of an array."""
+    """Return the seconds that copying a whole array takes."""
     begin = time.perf_counter()
     np.copyto(target, source)
     return time.perf_counter() - begin
@@ -84,7 +84,7 @@ def copy_seconds(source: Int64Array, target: Int64Array) -> float:
 def measure(
     paths: tuple[Path, Path], lengths: Int64Array, params: dict[str, Any], runs: int
 ) -> dict[str, Any]:
-    """Return the runs of each part, in tokens a second, and the tokens of one run."""
+    """Return the runs of each part, in tokens per second, and the number of tokens in a run."""
     packing, size = Packing(max_seq_len=params["max_seq_len"]), params["batch_size"]
     plain, masked = (str(path) for path in paths)
     gatherer = Gatherer(open_streams([Stream(local=plain)]), packing)

@@ -26,7 +26,7 @@ SIGMA = 0.6  # of the lengths' logarithm
 
 
 def instruction_samples(num_samples: int, mean: int, max_seq_len: int) -> list[dict[str, Any]]:
-    """Return samples of short instructions, of about this mean length."""
+    """Return samples of short instructions with about this mean length."""
     normal = np.random.Generator(np.random.Philox(key=0)).standard_normal(num_samples)
     lengths = np.exp(np.log(mean) - SIGMA**2 / 2 + SIGMA * normal).clip(1, max_seq_len)
     tokens = list(range(max_seq_len + 1))
@@ -37,7 +37,7 @@ def instruction_samples(num_samples: int, mean: int, max_seq_len: int) -> list[d
 
 
 def torchtunes_own() -> Callable[..., Any] | str:
-    """Return torchtune's class, or why there is none."""
+    """Return torchtune's class, or the reason why it is missing."""
     try:
         sys.path.append(record.SITE)
         import_module("torchvision_operators").declare_on_import()
@@ -48,7 +48,7 @@ def torchtunes_own() -> Callable[..., Any] | str:
 
 
 def seconds(packed: Callable[..., Any], samples: list[dict[str, Any]], max_seq_len: int) -> Any:
-    """Return how long it took to make the dataset, and to make it and read it; and its packs."""
+    """Return the seconds to construct the dataset, to construct and read it, and its packs."""
     begin = time.perf_counter()
     dataset = packed(samples, max_seq_len=max_seq_len)
     made = time.perf_counter() - begin

@@ -1,16 +1,16 @@
-"""Batches on a GPU: how fast a loader fills its memory, native batches and compact ones.
+"""Batches on a GPU: how fast a loader delivers native and compact batches to its memory.
 
 ::
 
     python benchmarks/bench_device.py
 
     device/native/W     W workers, pinned memory, batch.to("cuda", non_blocking=True)
-    device/compact/W    W workers, pinned memory, expand(batch, "cuda"): the rest is made there
+    device/compact/W    W workers, pinned memory, expand(batch, "cuda") makes the rest there
 
-Rates count token slots by the wall clock, from the first batch to the last one's arrival. The GPU
-does nothing else. The ways take turns; the first round warms up and is not counted.
+Rates count token slots per second of wall time, from the first batch to the arrival of the last.
+The GPU does nothing else. The ways take turns; the first round is a warm-up and does not count.
 
-Cost: a minute. Without a GPU the lines say that they were skipped.
+Cost: a minute. Without a GPU, every line is marked as skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAYS = [(kind, workers) for kind in ("native", "compact") for workers in (0, 2, 
 
 
 def arrived(batch: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Return a native batch on the GPU; the copies may still be under way."""
+    """Return a native batch on the GPU; its copies may still be in progress."""
     if kind == "compact":
         return expand(batch, "cuda")
     return {
@@ -39,7 +39,7 @@ def arrived(batch: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def measure(stream: Stream, kind: str, num_workers: int, num_batches: int) -> tuple[float, float]:
-    """Return token slots a second, and bytes a slot that were copied."""
+    """Return the token slots per second, and the bytes copied per slot."""
     dataset = PackedStreamingDataset(
         streams=[stream],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),

@@ -3,7 +3,7 @@
 ::
 
     the same documents as  mds  megatron  olmo  datatrove  arrow  litdata
-                            '-- an epoch each in turn, native and compact batches, one process
+                            '-- one epoch each, in turn: native and compact batches, one process
 
 The files come from tests/helpers/flat.py, which uses the original writers if they are installed.
 
@@ -36,7 +36,7 @@ MAX_SEQ_LEN, BATCH_SIZE = 8192, 8
 
 
 def epoch(stream: Stream, batch_format: str) -> tuple[int, float]:
-    """Return the tokens of an epoch, and the processor seconds that it takes."""
+    """Return the number of tokens in an epoch, and its seconds of processor time."""
     dataset = PackedStreamingDataset(
         [stream],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),

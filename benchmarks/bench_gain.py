@@ -1,4 +1,4 @@
-"""What packing gains: real tokens a second of a training step, packed and padded, and an epoch.
+"""The gain from packing: real tokens per second in a training step, packed and padded.
 
 ::
 
@@ -7,22 +7,23 @@
 
     padded_max       4 rows, padded to max_seq_len            s s s s . . . . . . . . . . . . . . .
     padded_longest   4 rows, padded to their longest          s s s s . . .
-    padded_budget    rows to their longest, as many slots as a batch of packs
-    bucketed         the same of samples of similar length: BucketedIterableDataset
+    padded_budget    rows padded to their longest, as many slots as a batch of packs
+    bucketed         the same, with samples of similar length: BucketedIterableDataset
     packed_mask      4 packs, block_causal_mask               a a a a b b b c d d d d d d e e e e e
-    packed_segments  4 packs, each segment by itself: what varlen kernels compute
+    packed_segments  4 packs, each segment by itself, like varlen kernels
 
-One small decoder trains on all of them: forward, backward, AdamW, in float32; rows of one sample
-need no mask but is_causal. Batches are ready before the clock starts, which counts the processor
-time of one thread. All ways take turns of about as many slots; the first one is not counted.
+One small decoder trains on all of them, forward and backward with AdamW in float32; for rows of one
+sample, is_causal replaces the mask. Batches are ready before the clock starts, which measures the
+processor time of one thread. The ways take turns with similar numbers of slots; the first turn does
+not count.
 
     tokens/s = slots/s of the steps * fill of the whole epoch         epoch = its tokens / tokens/s
     bound    = slots of the padded epoch / slots of the packed one    as if all slots cost the same
 
-With ``--device cuda`` the model runs in bfloat16 (autocast), packed_segments is FlashAttention's
-varlen kernel, packed_blocks is FlexAttention, and the clock is the wall's.
+With ``--device cuda`` the model runs in bfloat16 (autocast), packed_segments uses FlashAttention's
+varlen kernel, packed_blocks uses FlexAttention, and the clock measures wall time.
 
-Cost: four minutes of one core.
+Cost: four minutes on one core.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ Samples = Sequence[np.ndarray]
 
 VOCABULARY = 2048
 IGNORED = -100
-TORCHTUNE = {512: "3x", 4096: "nearly 5x"}  # what its write-up on packing reports
+TORCHTUNE = {512: "3x", 4096: "nearly 5x"}  # the speedups in its write-up on packing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A way of putting samples into batches; the counts are of a whole epoch."""
+    """A way to put samples into batches; counts are those of a whole epoch."""
 
     name: str
     kind: str
@@ -81,7 +82,7 @@ class Layout:
 
     @property
     def fill(self) -> float:
-        """The share of the slots that hold a real token."""
+        """The share of slots with a real token."""
         return self.tokens / self.slots
 
 
@@ -92,7 +93,7 @@ def slots_of(batch: Batch) -> int:
 
 
 def padded(samples: Samples, width: int) -> Batch:
-    """Return samples as rows of so many tokens, and their shifted labels."""
+    """Return samples as rows of `width` tokens, with shifted labels."""
     tokens = np.zeros((len(samples), width), np.int64)
     labels = np.full((len(samples), width), IGNORED)
     for row, sample in enumerate(samples):
@@ -106,7 +107,7 @@ def padded(samples: Samples, width: int) -> Batch:
 
 
 def rows_within(lengths: Sequence[int], slots: int) -> Iterator[slice]:
-    """Yield runs of samples that fill at most so many slots, padded to the longest of each."""
+    """Yield runs of samples that fit in so many slots when padded to the longest of the run."""
     first = longest = 0
     for number, length in enumerate(lengths):
         if number > first and (number + 1 - first) * max(longest, length) > slots:
@@ -117,7 +118,7 @@ def rows_within(lengths: Sequence[int], slots: int) -> Iterator[slice]:
 
 
 def kept(batches: Iterable[Batch], slots: int) -> Iterator[Batch]:
-    """Return a cycle of the first batches that have so many slots together."""
+    """Return a cycle of the first batches, enough of them for so many slots."""
     first = []
     for batch in batches:
         first.append(batch)
@@ -130,7 +131,7 @@ def kept(batches: Iterable[Batch], slots: int) -> Iterator[Batch]:
 def padded_layout(
     name: str, samples: Samples, runs: Sequence[slice], width: int | None, keep: int
 ) -> Layout:
-    """Return runs of samples as batches, padded to `width`, or each to its longest where None."""
+    """Return runs of samples as batches, padded to `width` or, by default, to their longest."""
     sizes = [len(sample) for sample in samples]
     widths = [width or max(sizes[run]) for run in runs]
     pairs = zip(runs, widths, strict=True)
@@ -145,7 +146,7 @@ def padded_layout(
 
 
 def dataset_layouts(kinds: dict[str, str], dataset: Iterable[Batch], keep: int) -> list[Layout]:
-    """Return an epoch of a dataset, once for each kind of attention, by name."""
+    """Return the layouts of a dataset's epoch, by name, one for each kind of attention."""
     tokens = slots = steps = 0
     first: list[Batch] = []
     for batch in dataset:
@@ -165,7 +166,7 @@ def dataset_layouts(kinds: dict[str, str], dataset: Iterable[Batch], keep: int) 
 
 
 def flat(batch: Batch) -> Batch:
-    """Return a batch as one row, so that `cu_seqlens` are edges in it."""
+    """Return a batch as a single row, in which `cu_seqlens` are the edges."""
     rows = {key: batch[key].view(1, -1) for key in ("tokens", "labels", "input_pos")}
     return batch | rows
 
@@ -178,7 +179,7 @@ def layouts(
     *,
     with_blocks: bool = False,
 ) -> list[Layout]:
-    """Return all ways of batching samples, each with batches for so many turns."""
+    """Return all ways to batch samples, each with batches for so many turns."""
     samples = [sample[:max_seq_len] for sample in samples]
     budget = batch_size * max_seq_len
     keep, count = turns * budget, len(samples)
@@ -205,7 +206,7 @@ def layouts(
 
 
 class Trainer:
-    """A model that trains on any layout, and how fast."""
+    """A model that trains on any layout, and measures its speed."""
 
     def __init__(self, dim: int, num_layers: int, num_heads: int, device: str = "cpu") -> None:
         torch.manual_seed(0)
@@ -222,7 +223,7 @@ class Trainer:
         self._optimizer.step()
 
     def rate(self, layout: Layout, slots: int) -> float:
-        """Train on at least so many slots; return how many a second."""
+        """Train on at least so many slots; return the slots per second."""
         batches = []
         while sum(map(slots_of, batches)) < slots:
             batch = next(layout.batches)
@@ -236,7 +237,7 @@ class Trainer:
         return value.to(self._device) if isinstance(value, torch.Tensor) else value
 
     def _clock(self) -> float:
-        """Return processor time, or on a GPU wall time once it has finished."""
+        """Return the processor time, or for a GPU the wall time after synchronising."""
         if self._device == "cpu":
             return time.process_time()
         torch.cuda.synchronize()
@@ -244,11 +245,11 @@ class Trainer:
 
 
 def measure(args: Any) -> Iterator[dict[str, Any]]:
-    """Yield a line for each max_seq_len and way, after all have been measured."""
+    """Yield a line for each max_seq_len and way, once all are measured."""
     torch.set_num_threads(args.threads)
     trainer = Trainer(args.dim, args.num_layers, args.num_heads, args.device)
     samples = [ids % VOCABULARY for ids in workloads.tokens("sft", args.num_samples)]
-    # A shape that a GPU sees for the first time costs more: there, all turns take the same batches.
+    # New shapes cost extra on a GPU, so there all turns use the same batches.
     turns = args.batches * (args.runs + 1 if args.device == "cpu" else 1)
     make = partial(layouts, samples, with_blocks=args.device == "cuda")
     ways = {s: make(s, args.batch_size, turns) for s in args.max_seq_len}
@@ -270,7 +271,7 @@ def measure(args: Any) -> Iterator[dict[str, Any]]:
 def lines_of(
     ways: Sequence[Layout], rates: dict[str, list[float]], params: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one max_seq_len; those of packs say what they gain over the others."""
+    """Yield the lines of one max_seq_len; those of packs include the gain over the others."""
     slots_per_s = {way.name: statistics.median(rates[way.name]) for way in ways}
     speeds = {way.name: slots_per_s[way.name] * way.fill for way in ways}
     for way in ways:
@@ -297,7 +298,7 @@ def lines_of(
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the lines as Markdown: what was measured, and what packing gains over it."""
+    """Return the lines as Markdown, with the measurements and the gain from packing."""
     rows = [
         "| max_seq_len | batches | fill | slots/s | tokens/s | epoch "
         "| packed_segments gains | packed_mask gains | bound |",
@@ -322,7 +323,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def plot(lines: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw tokens a second and an epoch, and where each would be if no slot were padding."""
+    """Plot tokens per second, and what they would be without any padding."""
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     FigureCanvasAgg(figure)
     sizes = sorted({line["params"]["max_seq_len"] for line in lines})
@@ -339,7 +340,9 @@ def plot(lines: Sequence[dict[str, Any]], path: Path) -> None:
                 bound = line["epoch_tokens"] / bound
             axes.bar(at, line[field], width * 0.9, color=colours[name])
             axes.plot([at - width * 0.45, at + width * 0.45], [bound, bound], color="black")
-        lowest = min(line[field] for line in lines) / 3  # a logarithmic bar needs a foot
+        lowest = (
+            min(line[field] for line in lines) / 3
+        )  # a bar on a logarithmic axis needs a lower end
         axes.set(yscale="log", title=title, ylim=(lowest, None))
         axes.set_xticks([i + 0.4 for i in range(len(sizes))], [f"max_seq_len {s}" for s in sizes])
         axes.spines[["top", "right"]].set_visible(False)

@@ -4,9 +4,9 @@
 
     python benchmarks/bench_inputs.py --megabytes 100 --runs 5
 
-Real text (the Python sources of this installation) as rows of a text, a URL and two numbers. A run
-reads all rows as texts and throws them away; the time is that of the core. `ratio` compares it with
-a tokenizer that takes 10 M tokens/s: the reader then needs 1 / ratio of that tokenizer's time.
+The text is real (the Python sources of this installation), in rows of a text, a URL and two
+numbers. A run reads all rows as texts and discards them, measuring processor time. `ratio` compares
+it with a tokenizer of 10 M tokens/s: the reader needs 1 / ratio of that tokenizer's time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def write_file(folder: Path, suffix: str, texts: list[str]) -> Path:
 
 
 def read_all(path: Path, selection: RowSelection) -> tuple[int, float]:
-    """Return the number of rows, and the seconds of the core that reading them took."""
+    """Return the number of rows, and the processor seconds to read them."""
     begin = time.process_time()
     num_rows = 0
     for part in split_inputs([str(path)], PART_BYTES):

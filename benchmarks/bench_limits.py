@@ -1,15 +1,15 @@
-"""What the machine allows: memory copy, fresh memory, decompression, reads from the page cache.
+"""The limits of the machine: memory copy, fresh memory, decompression, page cache reads.
 
 ::
 
-    limits/copy/warm     into memory that was written before      limits/zstd/one_shot  new bytes
-    limits/copy/fresh    into memory that the kernel must give    limits/zstd/reused    one buffer
-    limits/write/fresh   the same, nothing read                   limits/read/...       page cache
+    limits/copy/warm     into memory written before               limits/zstd/one_shot  new bytes
+    limits/copy/fresh    into new memory from the kernel          limits/zstd/reused    one buffer
+    limits/write/fresh   the same, without reading                limits/read/...       page cache
 
-One core, GB a second: bytes copied, written, or decompressed (raw bytes). The shards are the very
-ones that the loader's bench reads. All take turns.
+On one core, in GB/s: bytes copied, written, or decompressed (raw bytes). The shards are those that
+the bench of the loader reads. All measurements take turns.
 
-Cost: about 30 s, and as much for shards that are not written yet.
+Cost: about 30 s, and as much again if the shards have to be written first.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ SMALL_BYTES = 1 << 20
 
 
 def timed(work: Callable[[], int]) -> float:
-    """Return GB a second of something that returns how many bytes it handled."""
+    """Return the GB/s of a function that returns the number of bytes it handled."""
     begin = time.perf_counter()
     num_bytes = work()
     return num_bytes / (time.perf_counter() - begin) / 1e9
 
 
 def write_fresh(num_bytes: int) -> int:
-    """Write memory that the kernel must give first."""
-    # Blocks of this size come from the kernel and go back to it: every page is new.
+    """Write to memory that the kernel must first provide."""
+    # Blocks of this size come from the kernel and return to it, so every page is new.
     np.empty(num_bytes, np.uint8).fill(1)
     return num_bytes
 
 
 def copies(num_bytes: int) -> dict[str, Callable[[], int]]:
-    """Return copies of so many bytes."""
+    """Return the copy functions for so many bytes."""
     source = np.ones(num_bytes, np.uint8)
     warm = np.zeros(num_bytes, np.uint8)
     small = np.zeros(SMALL_BYTES, np.uint8)
@@ -77,7 +77,7 @@ def copies(num_bytes: int) -> dict[str, Callable[[], int]]:
 
 
 def decompressions(path: Path) -> dict[str, Callable[[], int]]:
-    """Return ways to decompress the shards of a zstd stream; files are read before."""
+    """Return ways to decompress the shards of a zstd stream, which are read in advance."""
     shards = json.loads((path / "index.json").read_text())["shards"]
     packed = [(path / shard["zip_data"]["basename"]).read_bytes() for shard in shards]
     sizes = [shard["raw_data"]["bytes"] for shard in shards]

@@ -1,4 +1,4 @@
-"""Peers on the same samples in the same run, each in a process of its own.
+"""Peers on the same samples in the same run, each in a separate process.
 
 ::
 
@@ -8,12 +8,12 @@
 
     kind: read samples | load batches | pack samples in memory | plan them      see peers/task.py
 
-Children stay alive and take turns, so a noisy moment hits all alike; the first round warms up and
-is not counted. A peer that cannot be imported, or fails, is a line with the reason. `of_streaming`
-is a rate over that of StreamingDataset's reading with as many workers, `of_collator` over that of
-its packing collator.
+Children stay alive and take turns, so that background noise affects all of them equally; the first
+round is a warm-up and does not count. A peer that fails, or cannot be imported, gets a line with
+the reason. `of_streaming` is relative to StreamingDataset's reading with the same number of
+workers, and `of_collator` to its packing collator.
 
-Cost: about five minutes, of which one converts data for litData and LanceDB.
+Cost: about five minutes, one of them to convert data for litData and LanceDB.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import record
 import workloads
 from peers.task import Task
 
-# Each adapter's module, and the package that it is about.
+# The module of each adapter, and the package that it measures.
 ADAPTERS = {
     "streampack_ours": "streampack",
     "mosaicml": "mosaicml-streaming",
@@ -53,9 +53,9 @@ MEMORY_SAMPLES = {"web": 10_000, "sft": 20_000}
 
 
 def serve(name: str) -> None:
-    """Answer tasks on standard input until it closes; whatever else is printed goes to stderr."""
+    """Answer tasks from standard input until it closes; all other output goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints, in C as well
+    os.dup2(2, 1)  # output of libraries, even from C
 
     def answer(value: dict[str, Any]) -> None:
         answers.write(json.dumps(value) + "\n")
@@ -64,7 +64,7 @@ def serve(name: str) -> None:
     with redirect_stdout(sys.stderr):
         try:
             adapter = import_module(f"peers.{name}")
-        except Exception as error:  # an import may fail in any way
+        except Exception as error:  # an import can fail in any way
             answer({"error": f"{type(error).__name__}: {error}"})
             return
         answer(
@@ -83,7 +83,7 @@ def serve(name: str) -> None:
                 begin = time.process_time()
                 measured = work(task).answer()
                 answer(measured | {"cpu_s": time.process_time() - begin})
-            except Exception as error:  # one that fails is a line, not the end of the run
+            except Exception as error:  # a failure is a line, not the end of the run
                 answer({"error": f"{type(error).__name__}: {error}"})
 
 
@@ -111,7 +111,7 @@ class Child:
         self.about: dict[str, Any] = {}
 
     def begin(self) -> None:
-        """Wait until it has imported its library, and read what it can do."""
+        """Wait until the child has imported its library, and read its list of cases."""
         self.about = self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Results:
             }
             if how["kind"] in ("read", "load"):
                 fields |= self._ratios(workload, how["workers"], statistics.median(rates))
-                if not how["workers"]:  # the processor time of workers is not seen here
+                if not how["workers"]:  # the processor time of workers is not included
                     seconds = [1e9 * each["cpu_s"] / each["tokens"] for each in answers[1:]]
                     fields["cpu_s_per_billion_tokens"] = round(statistics.median(seconds), 2)
             if answers[-1]["slots"]:
@@ -225,7 +225,7 @@ class Results:
 
 
 def run(children: list[Child], tasks: list[Task], num_runs: int) -> Results:
-    """Ask every child for every case in turn, once more than is counted."""
+    """Ask every child for every case in turn, with one extra round for the warm-up."""
     results, begin = Results(tasks), time.perf_counter()
     for number in range(num_runs + 1):
         print(f"round {number} after {time.perf_counter() - begin:.0f} s", file=sys.stderr)

@@ -57,7 +57,7 @@ def run(program: str, tree: Path, *arguments: str, **environment: str) -> tuple[
 
 
 def once(case: str, tree: Path, path: Path, remote: str | None) -> tuple[float, float]:
-    """Run one case in a process of its own."""
+    """Run one case in a new process."""
     if case == "import":
         return run(IMPORT, tree)
     with tempfile.TemporaryDirectory() as empty:

@@ -120,7 +120,7 @@ def fake_stream(folder: Path, num_shards: int) -> Path:
 
 
 def start(program: str, small: Path, path: Path) -> dict[str, float]:
-    """Run one measurement in a process of its own."""
+    """Run one measurement in a new process."""
     done = subprocess.run(
         [sys.executable, "-c", COMMON + program, str(small), str(path)],
         check=True,

@@ -1,13 +1,13 @@
-"""Remote streams: bytes a second and CPU of a first epoch from S3, and the start of 1,000 shards.
+"""Remote streams: speed and CPU of a first epoch from S3, and start-up with 1,000 shards.
 
 ::
 
     python benchmarks/bench_stores.py --against ../another-checkout
 
-    rclone serve s3 <-- first epoch into an empty local folder, in a process of its own
+    rclone serve s3 <-- first epoch into an empty local folder, in a new process
 
-The store is rclone on this machine. Its CPU time is not counted, but it needs a core of its own.
-`--against` measures another checkout of streampack too, run by run in turn.
+The store is rclone on this machine. Its CPU time does not count, but it needs a core for itself.
+`--against` also measures another checkout of streampack, alternating run by run.
 
 Cost: about 3 minutes with `--against`, 1.5 GB of disk.
 """
@@ -61,7 +61,7 @@ print(json.dumps({"seconds": time.perf_counter() - begin, "cpu_s": cpu() - befor
 
 @contextmanager
 def served(folder: Path) -> Iterator[dict[str, str]]:
-    """Serve a folder as S3 until the block ends; give the environment that leads to it."""
+    """Serve a folder as S3 until the block ends; yield the environment that points to it."""
     rclone = shutil.which("rclone", path=str(Path(sys.executable).parent)) or "rclone"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -90,7 +90,7 @@ def served(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def run(tree: Path, name: str, environment: dict[str, str], what: str) -> dict[str, float]:
-    """Return the measurement of one checkout, in a process of its own."""
+    """Return the measurement of one checkout, made in a new process."""
     with tempfile.TemporaryDirectory() as local:
         command = [sys.executable, "-c", PROGRAM, f"s3://bucket/{name}", f"{local}/local", what]
         environment = environment | {"PYTHONPATH": str(tree)}

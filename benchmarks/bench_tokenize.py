@@ -49,7 +49,7 @@ def train_tokenizer(texts: list[str]) -> tokenizers.Tokenizer:
 
 
 def encode(tokenizer_json: str, texts: list[str], begin, results) -> None:
-    """Encode texts in a process of its own; put the number of tokens and the seconds it took."""
+    """Encode texts in a separate process; put the number of tokens and the seconds it took."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     for _ in range(2):

@@ -4,10 +4,11 @@
 
     python benchmarks/count_calls.py [--modules "planned: first batch"]
 
-A call is one of a function of streampack's; a room is a folder of the package, or a module that is
-in none. Both are counts, so they are equal in every run and on every machine, unlike times. Two
-streams of int32 samples, packs of 2,048 in batches of 8, read in the loop itself (no threads, no
-workers). A batch of either way is made before, so that no count includes the loading of kernels.
+Only calls of streampack's functions count. A room is a folder of the package, or a module outside
+of any folder. Unlike times, these counts are the same in every run and on every machine. There are
+two streams of int32 samples, in packs of 2,048 and batches of 8, read in the loop itself (no
+threads, no workers). Each kind of dataset makes a batch first, so that loading kernels is not
+counted.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Counts:
         self._last = (file, room)
 
     def row(self, name: str, batches: int = 1) -> str:
-        """Return a line of the table: means over so many batches."""
+        """Return a line of the table, with means over so many batches."""
         files = len({file for file, _ in self.functions})
         means = [self.calls, self.file_changes, self.room_changes]
         numbers = "".join(f"{mean / batches:>14,.0f}" for mean in means)
@@ -74,7 +75,7 @@ def count(call: Callable[[], Any]) -> Counts:
     """Return the counts of one call."""
     counts = Counts()
     gc.collect()
-    gc.disable()  # or finalizers of earlier objects would be counted
+    gc.disable()  # otherwise, finalizers of earlier objects would be counted
     sys.setprofile(counts)
     try:
         call()
@@ -85,7 +86,7 @@ def count(call: Callable[[], Any]) -> Counts:
 
 
 def samples(seed: int) -> list[np.ndarray]:
-    """Return int32 samples with lengths as of web text."""
+    """Return int32 samples with the lengths of web text."""
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(6, 1, 4000), 8, 20_000).astype(int)
     return [rng.integers(0, 50_000, n, dtype=np.int32) for n in lengths]
@@ -104,7 +105,7 @@ def iterables() -> list[IterableStream]:
 
 
 def load_kernels(folder: Path) -> None:
-    """Make a batch of either way, of other streams than those that are counted."""
+    """Make a batch with each kind of dataset, from other streams than those that are counted."""
     planned = PackedStreamingDataset(written(folder / "first"), packing=PACKING, batch_size=8)
     online = PackedIterableDataset(iterables(), packing=PACKING, batch_size=8)
     for dataset in (planned, online):

@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks.md, made of the same lines as its tables.
+"""The plots in docs/benchmarks.md, made from the same lines as its tables.
 
 ::
 

@@ -1,4 +1,4 @@
-"""One JSON line per result, the same fields for every bench, so that a stranger can repeat it.
+"""One JSON line per result, with the same fields for every bench, so that anyone can repeat it.
 
 ::
 
@@ -63,7 +63,7 @@ def _commit() -> str:
 
 @lru_cache
 def _machine() -> dict[str, Any]:
-    """Return what the machine is, without its name."""
+    """Return a description of the machine, without its name."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
     models = [row.split(":", 1)[1].strip() for row in text.splitlines() if "model name" in row]

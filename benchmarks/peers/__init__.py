@@ -1,4 +1,4 @@
-"""Peers of streampack, one adapter a file: what each makes of the same samples.
+"""Peers of streampack, one adapter per file, measured on the same samples.
 
 ::
 

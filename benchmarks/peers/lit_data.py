@@ -1,8 +1,8 @@
-"""litData: documents, and fixed blocks of tokens (TokensLoader), which know no documents.
+"""litData: documents, and fixed blocks of tokens (TokensLoader) that ignore documents.
 
 Its chunks are written once, from the same samples.
 
-Cost: a second or so for a million tokens, once.
+Cost: about a second per million tokens, once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _write(task: Task, blocks: bool) -> str:
             item_loader=TokensLoader() if blocks else None,
             verbose=False,
         )
-        partial_path.rename(path)  # a run that is stopped leaves nothing that looks whole
+        partial_path.rename(path)  # an interrupted run leaves nothing that looks complete
     return str(path)
 
 

@@ -4,7 +4,7 @@ The collator reimplements LLM-Foundry's BinPackCollator. It pads the samples to 
 base collator does, strips the padding, puts each sample, longest first, into the first bin with
 room, keeps surplus bins for the next batch, and pads the rows to max_seq_len.
 
-Cost: a file lock and an open file a sample.
+Cost: a file lock and an open file per sample.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BinPackCollator:
 
     def _put(self, bins: list[tuple[int, Example]], example: Example, left: int) -> None:
         size = len(example["input_ids"])
-        if left > max(self._num_rows - len(bins), 0):  # else each needs a row of its own
+        if left > max(self._num_rows - len(bins), 0):  # otherwise each one needs a separate row
             for place, (used, packed) in enumerate(bins):
                 if used + size <= self._max_seq_len:
                     bins.pop(place)
@@ -96,10 +96,10 @@ class BinPackCollator:
 
 @lru_cache
 def dataset_of(task: Task, use: str) -> StreamingDataset:
-    """Return a dataset of its own for each use.
+    """Return a new dataset for each use.
 
-    One that was iterated here cannot be iterated by a forked worker, and a process may have only
-    one dataset of a folder; a link to the folder is another one to it.
+    A dataset that was iterated here cannot be iterated in a forked worker, and a process can only
+    have one dataset per folder; a link to the folder counts as another folder.
     """
     link, exists = folder(task, f"mosaicml-{use}")
     if not exists:
@@ -113,11 +113,11 @@ def read(task: Task) -> Measured:
     try:
         return drain(dataset, lambda item: len(item["tokens"]), task.seconds)
     finally:
-        dataset._iterator.exit()  # its threads would read on
+        dataset._iterator.exit()  # its threads would keep reading
 
 
 def concatenated(items: list[dict[str, Any]]) -> torch.Tensor:
-    """Return the tokens of some samples as one tensor: the least that a loader can hand over."""
+    """Return the tokens of some samples as one tensor, the minimum that a loader can deliver."""
     return torch.from_numpy(np.concatenate([item["tokens"] for item in items]))
 
 

@@ -38,7 +38,7 @@ def load(task: Task, num_workers: int = 0, batch_format: str = "native") -> Meas
     )
     loader = PackedDataLoader(dataset, num_workers=num_workers, persistent_workers=False)
     slots = task.batch_size * task.max_seq_len
-    # Full packs but for the last batch: stats() knows their fill, so the loop need not look.
+    # All packs but the last batch are full, and stats() has the fill, so the loop need not check.
     measured = drain(loader, lambda _batch: slots, task.seconds, slots)
     fill = loader.stats()["fill"]
     return Measured(
@@ -49,7 +49,7 @@ def load(task: Task, num_workers: int = 0, batch_format: str = "native") -> Meas
 def pack_in_memory(task: Task, *, as_lists: bool = False, prefetches: bool = True) -> Measured:
     """Whole batches of samples that are in memory: arrays, or lists of Python's ints.
 
-    Without prefetching, batches are made in the loop itself, as a peer that packs makes its rows.
+    Without prefetching, batches are made in the loop itself, like the rows of peers that pack.
     """
     arrays = samples(task)
     dataset = PackedIterableDataset(

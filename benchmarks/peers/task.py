@@ -1,4 +1,4 @@
-"""What an adapter is asked to do, and what it answers.
+"""The task of an adapter, and its result.
 
 ::
 
@@ -7,7 +7,7 @@
 Kinds of work: `read` samples or blocks one by one, `load` batches as a training loop gets them,
 `pack` samples that are in memory into rows, `plan` which sample goes where and no tokens.
 
-Cost: a look at the clock an item.
+Cost: reading the clock once per item.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one measurement found."""
+    """The result of one measurement."""
 
     tokens: int
     """Real tokens delivered, padding not counted."""
@@ -57,7 +57,7 @@ class Measured:
     """Token slots of the rows that contained them, if there were rows."""
 
     def answer(self) -> dict[str, Any]:
-        """Return it as JSON-able values."""
+        """Return the result as values for JSON."""
         return asdict(self)
 
 
@@ -73,7 +73,7 @@ class Case:
 def drain(
     items: Iterable[Any], count: Callable[[Any], int], seconds: float, slots: int | None = None
 ) -> Measured:
-    """Count tokens from the first item on, until the time is up or the items are.
+    """Count tokens from the first item on, until time or items run out.
 
     Args:
         items: Batches, samples or blocks.
@@ -112,6 +112,6 @@ def samples(task: Task, limit: int | None = None) -> list[np.ndarray]:
 
 
 def folder(task: Task, name: str) -> tuple[Path, bool]:
-    """Return a peer's own folder for this workload, and whether it is there already."""
+    """Return a peer's folder for this workload, and whether it already exists."""
     path = Path(task.data) / f"{task.workload}-{task.num_samples}-{name}"
     return path, path.exists()

@@ -1,7 +1,7 @@
 """Network faults: every token once and unchanged, or a typed error in time.
 
-The store is a real S3 server behind a proxy that injects the fault. Rows of the reliability table
-are the ids of the parameters. What waits for a deadline takes 4 s, all else about one.
+The store is a real S3 server behind a proxy that injects the fault. The parameter ids are rows of
+the reliability table. Tests that wait for a deadline take 4 s, all others about one.
 """
 
 from __future__ import annotations

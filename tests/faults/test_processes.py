@@ -115,7 +115,7 @@ def test_a_rank_goes_on_into_the_next_epoch_when_its_peer_was_killed(near):
     assert ranks[1].kill() == -signal.SIGKILL
     assert ranks[0].join() == 0, ranks[0].errors()
 
-    # Both resume from what was saved when the peer died, as they would after a full restart.
+    # Both resume from the state saved when the peer died, as they would after a full restart.
     assert near.jobs.run({**configs[1], "state": "last", "num_epochs": 2}).status == 0
     near.check_exact(*configs, num_epochs=2)
 

@@ -33,7 +33,7 @@ def samples_of(packs: Packs) -> list[list[int]]:
 
 @given(lengths=st.lists(st.integers(1, 400), min_size=1, max_size=11))
 def test_the_subset_is_the_best_there_is_and_the_oldest_that_is_as_good(lengths):
-    # Below 1,000 tokens per pack there is no tolerance: only a full pack ends the search.
+    # Packs of less than 1,000 tokens have no tolerance: only a full pack ends the search.
     size = 401
     packer = make_packer(Packing(max_seq_len=size))
 

@@ -130,7 +130,7 @@ def test_a_limit_below_the_working_set_is_refused_and_the_least_that_works_works
         assert cached_bytes(tmp_path / "s0") <= least
     assert shown == wanted
     assert least < sum(path.stat().st_size for path in written.paths[0].glob("*.zstd")) * 2
-    # Workers have shards in flight of their own: the same message says how much they need.
+    # Workers have their own shards in flight, and the same message states how much they need.
     with pytest.raises(ConfigError, match=r"cache_limit"):
         PackedDataLoader(dataset, num_workers=1)
     each = int(re.search(r"and (\d+) more for each of num_workers", str(caught.value))[1])

@@ -258,7 +258,7 @@ def test_credentials_that_come_late_are_waited_for_a_little(tmp_path):
     lost = [NoCredentialsError(), NoCredentialsError()]
     stream = _Own(tmp_path, lost)
     assert fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp") == 3
-    # Without credentials, there is no way to tell whether a length file exists.
+    # Without credentials, one cannot tell whether a length file exists.
     stream.failures = [NoCredentialsError()] * 3
     with pytest.raises(DataError, match="cannot be fetched, 3 attempts in"):
         fetch_if_there(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")

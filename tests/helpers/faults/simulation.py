@@ -15,8 +15,8 @@ stopped there, keeps its locks, and later repeats the operation.
 
 The checker verifies that every device batch equals that of the unbroken run, that each slot of the
 epoch counts once across resumes, that no file has wrong bytes under its final name, that cache
-limits are respected, that no actor waits forever, that there is no error without a fault, and that
-the next start removes all leftovers.
+limits are respected, that no actor waits forever, that errors only follow faults, and that the next
+start removes all leftovers.
 
 ``python -m tests.helpers.faults.simulation SEED`` replays one schedule and prints its events.
 """
