@@ -257,7 +257,7 @@ def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
             f"unit='sequence': {found.form.name} has documents alone; omit it, as it is for "
             "Megatron's files"
         )
-    open_one = partial(open_file, stream, found)
+    open_one = partial(open_found, stream, found)
     if found.folder is not None:
         return tuple(map(open_one, found.names))
     if stream.index is None and found.form.name == "arrow":
@@ -271,7 +271,7 @@ def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
         return tuple(threads.map(open_one, found.names))
 
 
-def open_file(stream: Any, found: FoundFiles, name: str) -> TokenFile:
+def open_found(stream: Any, found: FoundFiles, name: str) -> TokenFile:
     """Open one token file of a stream; errors as of `open_flat`."""
     file = found.file(name)
     with tables_mapped():

@@ -35,7 +35,7 @@ from streampack.mds.length_file import NO_TOKEN
 from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import ATTEMPT_S, request
-from streampack.streams.flat_opening import FoundFiles, find_files, open_file
+from streampack.streams.flat_opening import FoundFiles, find_files, open_found
 from streampack.streams.stream import Stream
 from streampack.write.lengths import edges_of
 
@@ -116,7 +116,7 @@ def _index_by_table(
     stream: Stream, found: FoundFiles, name: str, out: Path, progress: Callable[[int], object]
 ) -> IndexedTokens:
     """Write the index of a file with a table; of a store, an Arrow file is here meanwhile."""
-    file = open_file(stream, found, name)
+    file = open_found(stream, found, name)
     written = _index(found, file, 0, out, progress)
     if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
         copy.unlink()
