@@ -10,10 +10,10 @@
                                    +--> units, all of --+
     rank 1   micro-batches 0, 1 --'      their targets   '--> weighted sum --> backward
 
-`prepare` gets the model and the optimizer. The loader is registered for checkpoints instead: it
-knows its rank, and `save_state` and `load_state` then keep its place.
+`prepare` takes the model and the optimizer. The loader already knows its rank, so it is only
+registered for checkpoints, which makes `save_state` and `load_state` include its position.
 
-Cost: 80 to 100 ms a step on one core, after about 10 s of importing.
+Cost: 80 to 100 ms per step on one core, after about 10 s of imports.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GLOBAL_BATCH_SIZE = 8  # packs in an optimizer step, over all ranks
 
 
 def make_up_data(folder: Path) -> list[Path]:
-    """Write two small streams of random tokens, once."""
+    """Write two small streams of random tokens, unless they exist."""
     rng = np.random.default_rng(0)
     paths = [folder / "long", folder / "short"]
     for path, longest in zip(paths, (150, 30), strict=True):
@@ -64,11 +64,11 @@ def make_up_data(folder: Path) -> list[Path]:
 
 
 def make_loader(paths: Sequence[Path]) -> PackedDataLoader:
-    """Return this rank's loader; which rank it is, the launcher's variables say."""
+    """Return this rank's loader; the rank comes from the launcher's variables."""
     dataset = PackedStreamingDataset(
         streams=[Stream(local=str(path)) for path in paths],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
-        # An epoch is a whole number of optimizer steps; on more ranks each accumulates less.
+        # An epoch is a whole number of optimizer steps; with more ranks, each one accumulates less.
         mixing=Mixing(global_batch_size=GLOBAL_BATCH_SIZE),
         batch_size=BATCH_SIZE,
     )
@@ -90,7 +90,7 @@ def make_model() -> LlamaForCausalLM:
 
 
 def epoch_after_epoch(loader: PackedDataLoader) -> Iterator[dict[str, Any]]:
-    """Yield batches for ever: an iteration of the loader is an epoch, the next is the next one."""
+    """Yield batches endlessly; each iteration over the loader is the next epoch."""
     while True:
         yield from loader
 
@@ -98,16 +98,16 @@ def epoch_after_epoch(loader: PackedDataLoader) -> Iterator[dict[str, Any]]:
 def train_step(
     accelerator: Accelerator, model: Any, optimizer: Any, micro_batches: Sequence[Any]
 ) -> float:
-    """Train on this rank's part of a global batch; return the loss of all of it."""
+    """Train on this rank's part of a global batch; return the loss of the whole batch."""
     micro_batches = send_to_device(micro_batches, accelerator.device)
     units = global_units(micro_batches)  # of all ranks
     total = torch.zeros((), device=accelerator.device)
     for batch in micro_batches:
-        # Gradients are exchanged with the last micro-batch only.
+        # Only exchange gradients with the last micro-batch.
         is_last = batch is micro_batches[-1]
         with nullcontext() if is_last else accelerator.no_sync(model):
             logits = model(**to_hf(batch)).logits
-            # The batch's own labels, which are shifted, and keep the target at a sample's cut.
+            # Use the batch's labels, which are shifted and include the target at a sample's cut.
             losses = cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
             weights = loss_weights(batch, units=units, num_ranks=accelerator.num_processes)
             loss = (weights * losses).sum()
@@ -119,7 +119,7 @@ def train_step(
 
 
 def save(accelerator: Accelerator, out: Path, step: int) -> None:
-    """Write a checkpoint folder; until it is complete it has another name."""
+    """Write a checkpoint folder, under a temporary name until it is complete."""
     accelerator.save_state(str(out / "saving"))
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:
@@ -128,7 +128,7 @@ def save(accelerator: Accelerator, out: Path, step: int) -> None:
 
 
 def load(accelerator: Accelerator, out: Path) -> int:
-    """Load the newest checkpoint; return the number of steps it has done."""
+    """Load the newest checkpoint; return its number of steps."""
     steps = [int(path.name.rpartition("-")[2]) for path in out.glob("checkpoint-*")]
     if steps:
         accelerator.load_state(str(out / f"checkpoint-{max(steps)}"))
@@ -136,9 +136,9 @@ def load(accelerator: Accelerator, out: Path) -> int:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train, from the last checkpoint if there is one."""
-    # Left at 1, `gradient_accumulation_steps` divides no loss: the weights say all. Without `cpu`
-    # each CPU rank would train for itself.
+    """Train, resuming from the last checkpoint if there is one."""
+    # With its default of 1, `gradient_accumulation_steps` does not scale the loss. Without `cpu`
+    # each CPU rank would train alone.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -160,7 +160,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, and leave the other ranks."""
+    """Train, then leave the process group."""
     parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/accelerate"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")

@@ -8,15 +8,15 @@
     batches of a global batch --> log --> loss / targets of all ranks --> step
                                                                            '--> rank 0: checkpoint
 
-Every rank iterates the same loader and gets its own batches. Rank 0 alone writes the checkpoint:
-the loader's state is the same on every rank, and it fits any number of ranks. Started again, by
-torchrun or by you, the training resumes from the last checkpoint: the same packs as if it had never
+Every rank iterates the same loader and gets its own batches. Only rank 0 writes the checkpoint,
+since the loader's state is the same on every rank and fits any number of ranks. When torchrun or
+you restart the training, it resumes from the last checkpoint with the same packs as if it had never
 stopped.
 
-What a rank consumed is in OUT/consumed/run-<n>-from-step-<s>/rank<r>.jsonl, a line for each of its
-batches. Lines of later steps than the next run's first never counted: those steps were done again.
+Each rank logs its batches to OUT/consumed/run-<n>-from-step-<s>/rank<r>.jsonl, one per line. Lines
+for steps that the next run repeats do not count.
 
-Cost: under a second a step on two cores.
+Cost: under a second per step on two cores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Reads packs: positions restart in every document, and no document sees another."""
+    """A decoder for packs: positions restart in every document, and no document sees another."""
 
     def __init__(self, max_seq_len: int, dim: int = 64, num_layers: int = 2) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class Decoder(nn.Module):
 
 
 class ConsumedLog:
-    """Writes down which samples this rank trained on; a folder for each start of the training."""
+    """Logs the samples that this rank trained on, in a new folder for each start."""
 
     def __init__(self, out: Path, first_step: int) -> None:
         name: list[str | None] = [None]
@@ -108,7 +108,7 @@ class ConsumedLog:
         self._file = path.open("w", buffering=1)  # each line is written immediately
 
     def write(self, step: int, batch: dict[str, Any]) -> None:
-        """Note a batch, before it is trained on."""
+        """Log a batch before training on it."""
         line = {key: batch[key] for key in ("epoch", "position")}
         # Row, stream, pass, sample, start and length of everything in it.
         line |= {"step": step, "pid": os.getpid(), "segments": batch["segments"].tolist()}
@@ -116,17 +116,17 @@ class ConsumedLog:
 
 
 def join_others(backend: str) -> None:
-    """Meet the other ranks."""
+    """Join the process group of all ranks."""
     store, rank, num_ranks = next(dist.rendezvous("env://"))
     if os.environ["LOCAL_WORLD_SIZE"] == os.environ["WORLD_SIZE"]:
-        # Ranks that torchrun starts again meet in the store where the dead ones' addresses still
-        # are. (On several nodes: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, for a new store each time.)
+        # After a restart by torchrun, ranks would find the addresses of the dead ones in the store.
+        # (On several nodes: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, for a new store each time.)
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=num_ranks)
 
 
 def make_up_data(folder: Path) -> list[Path]:
-    """Write two small streams of random tokens, once; rank 0 does, the others wait."""
+    """Write two small streams of random tokens on rank 0, while the others wait."""
     paths = [folder / "long", folder / "short"]
     if dist.get_rank() == 0:
         rng = np.random.default_rng(0)
@@ -139,12 +139,12 @@ def make_up_data(folder: Path) -> list[Path]:
 
 
 def make_loader(args: argparse.Namespace) -> PackedDataLoader:
-    """Return this rank's loader; which rank it is, torchrun's variables say."""
+    """Return this rank's loader; the rank comes from torchrun's variables."""
     paths = args.data or make_up_data(args.out / "data")
     dataset = PackedStreamingDataset(
         streams=[Stream(local=str(path)) for path in paths],
         packing=Packing(max_seq_len=args.max_seq_len),
-        # Kept for life: on more ranks a step takes fewer batches of each, and the same packs.
+        # Never changes: with more ranks, a step takes fewer batches from each, and the same packs.
         mixing=Mixing(global_batch_size=args.global_batch_size),
         batch_size=args.batch_size,
     )
@@ -152,7 +152,7 @@ def make_loader(args: argparse.Namespace) -> PackedDataLoader:
 
 
 def global_batches(loader: PackedDataLoader, global_batch_size: int) -> Iterator[list[Any]]:
-    """Yield what this rank trains on in each optimizer step: one batch, or several."""
+    """Yield this rank's batches for each optimizer step, one or several."""
     dataset = loader.dataset
     num, rest = divmod(global_batch_size, dataset.batch_size * dataset.world.num_devices)
     if rest:
@@ -166,9 +166,9 @@ def global_batches(loader: PackedDataLoader, global_batch_size: int) -> Iterator
 
 
 def train_step(model: DistributedDataParallel, optimizer: Any, group: list[Any]) -> float:
-    """Train on one global batch; return its loss, a mean over its targets on all ranks."""
+    """Train on one global batch; return its mean loss over the targets of all ranks."""
     device = next(model.parameters()).device
-    # Ranks and batches hold unequal numbers of targets, so a mean of means would be another loss.
+    # Ranks and batches have different numbers of targets, so a mean of means would be wrong.
     num_targets = torch.tensor(sum(int((b["labels"] != IGNORED).sum()) for b in group)).to(device)
     dist.all_reduce(num_targets)
     total = torch.zeros((), device=device)
@@ -176,7 +176,7 @@ def train_step(model: DistributedDataParallel, optimizer: Any, group: list[Any])
         tokens, labels, input_pos, document_ids = (
             batch[key].to(device) for key in ("tokens", "labels", "input_pos", "document_ids")
         )
-        # Gradients are exchanged with the last batch of the step only.
+        # Only exchange gradients with the last batch of the step.
         model.require_backward_grad_sync = batch is group[-1]
         logits = model(tokens, input_pos, document_ids)
         loss = functional.cross_entropy(
@@ -192,14 +192,14 @@ def train_step(model: DistributedDataParallel, optimizer: Any, group: list[Any])
 
 
 def save(path: Path, parts: dict[str, Any], step: int) -> None:
-    """Write a checkpoint: whenever the process dies, there is the old one or the new one."""
+    """Write a checkpoint so that the old or the new one is complete whenever the process dies."""
     states = {name: part.state_dict() for name, part in parts.items()}
     torch.save({"step": step, **states}, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Load the checkpoint into all parts; return the number of steps it has done."""
+    """Load the checkpoint into all parts; return its number of steps."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)
@@ -209,7 +209,7 @@ def load(path: Path, parts: dict[str, Any]) -> int:
 
 
 def train(args: argparse.Namespace, device: torch.device) -> None:
-    """Train to the end of the last epoch, from the checkpoint if there is one."""
+    """Train to the end of the last epoch, resuming from the checkpoint if there is one."""
     torch.manual_seed(args.seed)
     model = Decoder(args.max_seq_len).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -222,7 +222,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     while loader.state_dict()["epoch"] < args.epochs:
         for group in global_batches(loader, args.global_batch_size):
             epoch = group[0]["epoch"]
-            if epoch == args.epochs:  # the checkpoint was of the last epoch's last step
+            if epoch == args.epochs:  # the checkpoint was that of the last step
                 return
             step += 1
             for batch in group:
@@ -255,7 +255,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Join the other ranks, train, leave."""
+    """Join the other ranks, train, and leave them."""
     args = read_arguments()
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -264,7 +264,7 @@ def main() -> None:
     join_others("nccl" if device.type == "cuda" else "gloo")
     args.out.mkdir(parents=True, exist_ok=True)
     train(args, device)
-    dist.barrier()  # rank 0 has saved: a rank that fails while it leaves costs no step
+    dist.barrier()  # rank 0 has saved, so a failure from here on costs no steps
     dist.destroy_process_group()
 
 

@@ -8,11 +8,11 @@
     PackedStreamingDataset --> PackedTrainer --> OUT/checkpoint-15/streampack.json, ...
                                      ^-------------------'
 
-`PackedTrainer` fills in what the dataset leaves open, from `TrainingArguments` and the model: 2
-packs in a rank's batch, 8 in an optimizer step, position_ids that restart. Trainer itself divides
-the loss by the targets of all micro-batches on all ranks.
+`PackedTrainer` takes the options that the dataset does not set from `TrainingArguments` and the
+model: 2 packs per batch, 8 per optimizer step, position_ids that restart. Trainer itself divides
+the loss by the number of targets in all micro-batches on all ranks.
 
-Cost: 80 to 100 ms a step on one core, after about 10 s of importing.
+Cost: 80 to 100 ms per step on one core, after about 10 s of imports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GLOBAL_BATCH_SIZE = 8  # packs in an optimizer step, over all ranks
 
 
 def make_up_data(folder: Path) -> list[Path]:
-    """Write two small streams of random tokens, once."""
+    """Write two small streams of random tokens, unless they exist."""
     rng = np.random.default_rng(0)
     paths = [folder / "long", folder / "short"]
     for path, longest in zip(paths, (150, 30), strict=True):
@@ -50,7 +50,7 @@ def make_up_data(folder: Path) -> list[Path]:
 
 
 def make_dataset(paths: Sequence[Path]) -> PackedStreamingDataset:
-    """Return the training set; batch size, ranks and format are left to the trainer."""
+    """Return the training set; the trainer sets the batch size, ranks and format."""
     return PackedStreamingDataset(
         streams=[Stream(local=str(path)) for path in paths],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
@@ -72,16 +72,16 @@ def make_model() -> LlamaForCausalLM:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Train, from the last checkpoint if there is one."""
+    """Train, resuming from the last checkpoint if there is one."""
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
-        # On several CPU ranks the device would be "cpu:0", which torch.load knows nothing of.
+        # With several CPU ranks the device would be "cpu:0", which torch.load does not know.
         os.environ.setdefault("ACCELERATE_TORCH_DEVICE", "cpu")
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     training = TrainingArguments(
         output_dir=str(args.out),
         ddp_find_unused_parameters=False,
-        use_cpu=on_cpu,  # else each CPU rank would train for itself
+        use_cpu=on_cpu,  # otherwise each CPU rank would train alone
         max_steps=args.steps,
         save_steps=args.save_every,
         per_device_train_batch_size=BATCH_SIZE,
@@ -99,7 +99,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, and leave the other ranks."""
+    """Train, then leave the process group."""
     parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/hf_trainer"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")

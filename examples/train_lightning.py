@@ -2,16 +2,16 @@
 
 ::
 
-    python examples/train_lightning.py                    30 steps on data that it makes up
+    python examples/train_lightning.py                    30 steps on made-up data
     python examples/train_lightning.py --steps 60         resumes from the last checkpoint
 
     PackedDataLoader --> Trainer.fit --> training_step --> OUT/last.ckpt
             <------- load_state_dict --- PackedData <-- all ranks ---'
 
-`PackedData` fills in what the datasets leave open, and keeps the state of every rank in each
-checkpoint. Wherever Lightning ends an epoch, its next one begins with the batch that follows.
+`PackedData` fills in the options that the datasets do not set, and saves the state of every rank in
+each checkpoint. No matter where Lightning ends an epoch, its next one begins with the next batch.
 
-Cost: 15 to 25 ms a step on one core, after about 10 s of importing.
+Cost: 15 to 25 ms per step on one core, after about 10 s of imports.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Decoder(LightningModule):
         return self.logits(hidden + self.feed_forward(hidden))
 
     def training_step(self, batch: dict[str, Any]) -> Tensor:
-        """Return this rank's part of the loss: a mean over the targets of all ranks."""
+        """Return this rank's part of the mean loss over the targets of all ranks."""
         logits = self(batch["tokens"], batch["input_pos"], batch["document_ids"])
         losses = functional.cross_entropy(
             logits.transpose(1, 2), batch["labels"], reduction="none"
@@ -84,12 +84,12 @@ class Decoder(LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return what Lightning steps with."""
+        """Return the optimizer for Lightning."""
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
 def make_up_data(folder: Path) -> list[Path]:
-    """Write two small streams of random tokens, once."""
+    """Write two small streams of random tokens, unless they exist."""
     rng = np.random.default_rng(0)
     paths = [folder / "long", folder / "short"]
     for path, longest in zip(paths, (150, 30), strict=True):
@@ -100,7 +100,7 @@ def make_up_data(folder: Path) -> list[Path]:
 
 
 def make_data(out: Path) -> PackedData:
-    """Return the DataModule, of streams that one process writes."""
+    """Return the DataModule, for streams that one process writes."""
     dataset = PackedStreamingDataset(
         streams=[Stream(local=str(path)) for path in make_up_data(out / "data")],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
@@ -109,7 +109,7 @@ def make_data(out: Path) -> PackedData:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, from the last checkpoint if there is one."""
+    """Train, resuming from the last checkpoint if there is one."""
     parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/lightning"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")

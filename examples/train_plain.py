@@ -2,7 +2,7 @@
 
 ::
 
-    python examples/train_plain.py                    30 steps on data that it makes up
+    python examples/train_plain.py                    30 steps on made-up data
     python examples/train_plain.py --steps 60         resumes from the last checkpoint
 
     micro-batches --> units: their targets --> sum(weights * losses).backward() --> step
@@ -12,7 +12,7 @@ The mask keeps documents apart, positions restart in each, and the loss is a mea
 targets of all micro-batches of a step. The checkpoint contains the state of the model and of the
 loader, so a restarted run continues with the same packs as if it had never stopped.
 
-Cost: 15 to 25 ms a step on one core.
+Cost: 15 to 25 ms per step on one core.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Decoder(nn.Module):
 
 
 def make_up_data(folder: Path) -> list[Path]:
-    """Write two small streams of random tokens, once."""
+    """Write two small streams of random tokens, unless they exist."""
     rng = np.random.default_rng(0)
     paths = [folder / "long", folder / "short"]
     for path, longest in zip(paths, (150, 30), strict=True):
@@ -89,7 +89,7 @@ def make_loader(out: Path) -> PackedDataLoader:
     dataset = PackedStreamingDataset(
         streams=[Stream(local=str(path)) for path in make_up_data(out / "data")],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
-        # An epoch is a whole number of optimizer steps; on more ranks each accumulates less.
+        # An epoch is a whole number of optimizer steps; with more ranks, each one accumulates less.
         mixing=Mixing(global_batch_size=GLOBAL_BATCH_SIZE),
         batch_size=BATCH_SIZE,
     )
@@ -97,13 +97,13 @@ def make_loader(out: Path) -> PackedDataLoader:
 
 
 def epoch_after_epoch(loader: PackedDataLoader) -> Iterator[dict[str, Any]]:
-    """Yield batches for ever: an iteration of the loader is an epoch, the next is the next one."""
+    """Yield batches endlessly; each iteration over the loader is the next epoch."""
     while True:
         yield from loader
 
 
 def train_step(model: nn.Module, optimizer: Any, micro_batches: Sequence[Any]) -> float:
-    """Train on one global batch; return its loss, a mean over its targets."""
+    """Train on one global batch; return its mean loss over all targets."""
     units = global_units(micro_batches)
     total = 0.0
     for batch in micro_batches:
@@ -120,14 +120,14 @@ def train_step(model: nn.Module, optimizer: Any, micro_batches: Sequence[Any]) -
 
 
 def save(path: Path, parts: dict[str, Any], step: int) -> None:
-    """Write a checkpoint: whenever the process dies, there is the old one or the new one."""
+    """Write a checkpoint so that the old or the new one is complete whenever the process dies."""
     states = {name: part.state_dict() for name, part in parts.items()}
     torch.save({"step": step, **states}, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Load the checkpoint into all parts; return the number of steps it has done."""
+    """Load the checkpoint into all parts; return its number of steps."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -137,7 +137,7 @@ def load(path: Path, parts: dict[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, from the last checkpoint if there is one."""
+    """Train, resuming from the last checkpoint if there is one."""
     parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/plain"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")

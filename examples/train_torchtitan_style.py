@@ -12,10 +12,10 @@
              model(input, positions=..., attention_masks=masks)
              loss = sum of losses / global_valid_tokens
 
-The model has the signature of torchtitan's `Decoder`, and makes its mask as that does: a document
-begins where a position is 0. It uses SDPA, as FlexAttention has no backward pass on a CPU.
+The model has the signature of torchtitan's `Decoder` and makes its mask the same way: a document
+begins wherever a position is 0. It uses SDPA, because FlexAttention has no backward pass on a CPU.
 
-Cost: 15 to 25 ms a step on one core.
+Cost: 15 to 25 ms per step on one core.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ IGNORED = -100  # the label of a token that is not a target
 class Decoder(nn.Module):
     """One layer of attention and feed-forward, called as torchtitan's `Decoder`.
 
-    What is (B, S) here is (T,) with flat batches, and the batch axis is missing everywhere.
+    With flat batches, shapes (B, S) become (T,), and no tensor has a batch axis.
     """
 
     def __init__(self, dim: int = 32, num_heads: int = 2) -> None:
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
 
 
 def make_up_data(folder: Path) -> list[Path]:
-    """Write two small streams of random tokens, once."""
+    """Write two small streams of random tokens, unless they exist."""
     rng = np.random.default_rng(0)
     paths = [folder / "long", folder / "short"]
     for path, longest in zip(paths, (150, 30), strict=True):
@@ -105,7 +105,7 @@ def make_loader(out: Path, batch_format: str) -> PackedDataLoader:
     dataset = PackedStreamingDataset(
         streams=[Stream(local=str(path)) for path in make_up_data(out / "data")],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
-        # An epoch is a whole number of optimizer steps; on more ranks each accumulates less.
+        # An epoch is a whole number of optimizer steps; with more ranks, each one accumulates less.
         mixing=Mixing(global_batch_size=GLOBAL_BATCH_SIZE),
         batch_size=BATCH_SIZE,
         batch_format=batch_format,
@@ -114,13 +114,13 @@ def make_loader(out: Path, batch_format: str) -> PackedDataLoader:
 
 
 def epoch_after_epoch(loader: PackedDataLoader) -> Iterator[Any]:
-    """Yield batches for ever: an iteration of the loader is an epoch, the next is the next one."""
+    """Yield batches endlessly; each iteration over the loader is the next epoch."""
     while True:
         yield from loader
 
 
 def train_step(model: Decoder, optimizer: Any, batches: Iterator[Any]) -> float:
-    """Train on one global batch; return its loss, a mean over its targets."""
+    """Train on one global batch; return its mean loss over all targets."""
     micro_batches = list(islice(batches, GLOBAL_BATCH_SIZE // BATCH_SIZE))
     # On several ranks this is summed over them, and so are the gradients.
     global_valid_tokens = sum(int((labels != IGNORED).sum()) for _, labels in micro_batches)
@@ -141,14 +141,14 @@ def train_step(model: Decoder, optimizer: Any, batches: Iterator[Any]) -> float:
 
 
 def save(path: Path, parts: dict[str, Any], step: int) -> None:
-    """Write a checkpoint: whenever the process dies, there is the old one or the new one."""
+    """Write a checkpoint so that the old or the new one is complete whenever the process dies."""
     states = {name: part.state_dict() for name, part in parts.items()}
     torch.save({"step": step, **states}, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Load the checkpoint into all parts; return the number of steps it has done."""
+    """Load the checkpoint into all parts; return its number of steps."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -158,7 +158,7 @@ def load(path: Path, parts: dict[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, from the last checkpoint if there is one."""
+    """Train, resuming from the last checkpoint if there is one."""
     parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/torchtitan_style"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")

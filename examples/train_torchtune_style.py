@@ -7,14 +7,15 @@
 
     batch    {tokens, labels, input_pos, mask}          batch_format="torchtune"
     step     labels = batch.pop("labels")
-             logits = model(**batch)                    so the batch has nothing else
+             logits = model(**batch)                    so the batch has no other keys
              labels move one to the left                torchtune 0.6: they come unshifted
              gradients / targets of all micro-batches
 
-The model has the signature of torchtune's `TransformerDecoder`. The recipes' own sampler and epochs
-are not needed: the loader shuffles, counts epochs, and its state goes into the checkpoint.
+The model has the signature of torchtune's `TransformerDecoder`. The sampler and epochs of the
+recipes are not needed, since the loader shuffles and counts epochs, and its state is in the
+checkpoint.
 
-Cost: 15 to 25 ms a step on one core.
+Cost: 15 to 25 ms per step on one core.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Decoder(nn.Module):
 
 
 def make_up_data(folder: Path) -> list[Path]:
-    """Write two small streams of random tokens, once."""
+    """Write two small streams of random tokens, unless they exist."""
     rng = np.random.default_rng(0)
     paths = [folder / "long", folder / "short"]
     for path, longest in zip(paths, (150, 30), strict=True):
@@ -92,7 +93,7 @@ def make_loader(out: Path) -> PackedDataLoader:
     dataset = PackedStreamingDataset(
         streams=[Stream(local=str(path)) for path in make_up_data(out / "data")],
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
-        # An epoch is a whole number of optimizer steps; on more ranks each accumulates less.
+        # An epoch is a whole number of optimizer steps; with more ranks, each one accumulates less.
         mixing=Mixing(global_batch_size=GLOBAL_BATCH_SIZE),
         batch_size=BATCH_SIZE,
         batch_format="torchtune",
@@ -101,13 +102,13 @@ def make_loader(out: Path) -> PackedDataLoader:
 
 
 def epoch_after_epoch(loader: PackedDataLoader) -> Iterator[dict[str, Any]]:
-    """Yield batches for ever: an iteration of the loader is an epoch, the next is the next one."""
+    """Yield batches endlessly; each iteration over the loader is the next epoch."""
     while True:
         yield from loader
 
 
 def loss_step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the sum of the losses of a micro-batch, as a recipe's `_loss_step`."""
+    """Return the sum of the losses of a micro-batch, like `_loss_step` in the recipes."""
     labels = batch.pop("labels")
     logits = model(**batch)
     nothing = labels.new_full((len(labels), 1), IGNORED)
@@ -118,7 +119,7 @@ def loss_step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 
 
 def train_step(model: nn.Module, optimizer: Any, micro_batches: Sequence[Any]) -> float:
-    """Train on one global batch; return its loss, a mean over its targets."""
+    """Train on one global batch; return its mean loss over all targets."""
     num_tokens, running_loss = 0, 0.0
     for batch in micro_batches:
         num_tokens += int((batch["labels"] != IGNORED).sum())
@@ -134,14 +135,14 @@ def train_step(model: nn.Module, optimizer: Any, micro_batches: Sequence[Any]) -
 
 
 def save(path: Path, parts: dict[str, Any], step: int) -> None:
-    """Write a checkpoint: whenever the process dies, there is the old one or the new one."""
+    """Write a checkpoint so that the old or the new one is complete whenever the process dies."""
     states = {name: part.state_dict() for name, part in parts.items()}
     torch.save({"step": step, **states}, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
 def load(path: Path, parts: dict[str, Any]) -> int:
-    """Load the checkpoint into all parts; return the number of steps it has done."""
+    """Load the checkpoint into all parts; return its number of steps."""
     if not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -151,7 +152,7 @@ def load(path: Path, parts: dict[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, from the last checkpoint if there is one."""
+    """Train, resuming from the last checkpoint if there is one."""
     parser = argparse.ArgumentParser(description="Train on packs; resume if started again.")
     parser.add_argument("--out", type=Path, default=Path("train-output/torchtune_style"))
     parser.add_argument("--steps", type=int, default=30, help="optimizer steps in all")

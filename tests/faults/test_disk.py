@@ -133,7 +133,7 @@ def test_a_cache_that_is_deleted_in_mid_run_is_fetched_again(bench, num_workers)
         num_epochs=2,
     )
     job = bench.jobs.start_and_take(config, 5)
-    # At once, as far as the job can see: a removal file by file would race with its writes.
+    # For the job, this is atomic: a removal file by file would race with its writes.
     away = bench.cache("away")
     bench.cache().rename(away)
     shutil.rmtree(away)

@@ -139,7 +139,7 @@ class FaultServer:
         folder: Path | None = None,
         upstream: str | None = None,
     ) -> None:
-        # Of a folder's object, more headers by its bytes; None takes one away.
+        # Returns additional headers for an object of the folder; None removes one.
         self.tells: Callable[[bytes], Mapping[str, str | None]] = lambda _: {}
         if (folder is None) == (upstream is None):
             raise ValueError(f"folder={folder}, upstream={upstream}: give one of them")

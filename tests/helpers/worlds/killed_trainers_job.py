@@ -113,7 +113,7 @@ def make_dataset(kind: str, out: Path, world: World, batch_format: str) -> Any:
 
 
 class Steps(TrainerCallback):
-    """Tells of every step."""
+    """Reports every step."""
 
     def __init__(self, packs: Packs) -> None:
         self.packs = packs
@@ -166,7 +166,7 @@ def run_trainer(kind: str, out: Path, world: World, watch: Watch, packs: Packs) 
 
 
 class LightningSteps(Callback):
-    """Tells of every step."""
+    """Reports every step."""
 
     def __init__(self, packs: Packs) -> None:
         self.packs = packs
