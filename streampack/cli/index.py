@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -20,7 +18,6 @@ from streampack.errors import ConfigError
 from streampack.streams import Stream
 from streampack.streams.flat_opening import is_flat
 from streampack.write import Indexed, write_lengths
-from streampack.write.lengths import write_documents
 from streampack.write.token_index import write_token_index
 
 
@@ -37,20 +34,17 @@ def run(options: Index) -> None:
     for option in ("bos_id", "format"):
         if given.pop(option) is not None:
             raise ConfigError("is for token files; omit it, or set --out", option=option)
-    write: Callable[..., list[Indexed]] = write_lengths
     if (options.out is None) != (options.eos_id is None):
         missing = "out" if options.out is None else "eos_id"
         raise ConfigError("is needed to find documents in rows; set it", option=missing)
+    documents = (given.pop("out"), given.pop("eos_id"))
     if options.out is not None:
-        write = write_documents
-        del given["check_dtypes"]
-    else:
-        del given["out"], given["eos_id"]
+        given["documents"] = documents
     hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("shards", total=None)
         for path in given.pop("paths"):
-            written += write(path, progress=lambda n: bar.advance(task, n), **given)
+            written += write_lengths(path, progress=lambda n: bar.advance(task, n), **given)
     for stream in written:
         console.out(
             f"{stream.path}: {counted(stream.num_samples, 'sample')}, "

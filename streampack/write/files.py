@@ -15,7 +15,7 @@ may rely on everything else.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
@@ -168,10 +168,13 @@ def _write_missing(
 
     def report(event: Event | None = None) -> None:
         """Show the progress, unless there are too many bad rows."""
-        if event is not None:
+        nonlocal before
+        if event is not None and event.result is None:
             running[event.part_id] = event.counts
-            if event.result is not None:
-                results[event.part_id] = event.result
+        elif event is not None and event.result is not None:
+            results[event.part_id] = event.result
+            running.pop(event.part_id, None)
+            before = Counts.total([before, event.counts])
         counts = Counts.total([before, *running.values()])
         _check_budget(counts, most, is_skipping=most > 0)
         progress(
@@ -187,18 +190,20 @@ def _write_missing(
         )
 
     report()
+    with closing(_events_of(tasks, options)) as events:
+        for event in events:
+            report(event)
+
+
+def _events_of(tasks: Sequence[PartTask], options: WriteOptions) -> Generator[Event]:
     is_small = sum(task.part.num_bytes for task in tasks) < SMALL_BYTES
     num_workers = options.num_workers or (1 if is_small else os.cpu_count() or 1)
     num_workers = min(num_workers, len(tasks))
     if options.engine == "ray" and tasks:
-        events = run_on_ray(tasks, options.num_workers)
-    elif num_workers > 1:
-        events = run_in_processes(tasks, num_workers)
-    else:
-        events = (event for task in tasks for event in write_part(task))
-    with closing(events):
-        for event in events:
-            report(event)
+        return run_on_ray(tasks, options.num_workers)
+    if num_workers > 1:
+        return run_in_processes(tasks, num_workers)
+    return (event for task in tasks for event in write_part(task))
 
 
 def _counts_of(results: dict[str, PartResult]) -> Counts:

@@ -74,6 +74,7 @@ def write_lengths(
     *,
     local: Path | None = None,
     check_dtypes: bool = True,
+    documents: tuple[str | os.PathLike[str], int] | None = None,
 ) -> list[Indexed]:
     """Write a length file next to each index.json in a folder and its subfolders, or at a URL.
 
@@ -85,48 +86,25 @@ def write_lengths(
         progress: Called with 1 after each shard.
         local: Folder that keeps the shards and the length file of a URL; temporary if None.
         check_dtypes: Whether to refuse a type that the values contradict, as `Stream` does.
+        documents: A folder, anywhere, and the token that ends a document: write the lengths of the
+            documents in the rows of one stream there, for `Stream(split_at=...)`.
 
     Returns:
         The length files, in the order of their paths.
 
     Raises:
-        ConfigError: If `local` is set for a folder.
+        ConfigError: If `local` is set for a folder, or `documents` for several streams.
         DataError: If index.json is missing, a stream does not match its index.json, its values
             contradict their type, or the store cannot be written. A finished length file is then
             kept, and the error names it.
     """
     columns = ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype)
-    options = _Options(columns=columns, progress=progress, checks_dtypes=check_dtypes)
-    return _index(path, local, options, None)
-
-
-def write_documents(
-    path: str | os.PathLike[str],
-    out: str | os.PathLike[str],
-    eos_id: int,
-    tokens: str = "tokens",
-    tokens_dtype: str | None = None,
-    progress: Callable[[int], None] = lambda _: None,
-    *,
-    local: Path | None = None,
-) -> list[Indexed]:
-    """Write the lengths of the documents in a stream's rows, for `Stream(split_at=eos_id)`.
-
-    Args:
-        path: A stream's folder, or its URL in any store.
-        out: A folder for the result; it may be anywhere.
-        eos_id: The token that ends a document.
-        tokens: The token column, as of `write_lengths`; so are the others.
-        tokens_dtype: Type of the values if the column is stored as `bytes`.
-        progress: Called with 1 after each shard.
-        local: Folder that keeps the shards of a URL, or None for a temporary one.
-
-    Raises:
-        ConfigError: If `local` is set for a folder, or the folder has several streams.
-        DataError: As of `write_lengths`.
-    """
-    columns = ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype)
-    options = _Options(columns=columns, progress=progress, eos_id=eos_id)
+    out, eos_id = documents or (None, None)
+    options = _Options(
+        columns=columns, progress=progress, checks_dtypes=check_dtypes, eos_id=eos_id
+    )
+    if out is None:
+        return _index(path, local, options, None)
     Path(out).mkdir(parents=True, exist_ok=True)
     return _index(path, local, options, Path(out, SPLIT_FILE.format(eos_id=eos_id)))
 
@@ -137,8 +115,8 @@ class _Options:
 
     columns: ColumnSelection
     progress: Callable[[int], None]
-    checks_dtypes: bool = True
-    eos_id: int | None = None
+    checks_dtypes: bool
+    eos_id: int | None
     """The token that ends a document inside of a row, or None if rows are documents."""
 
 
