@@ -217,7 +217,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_every_kind_of_run_has_a_report(written, tmp_path, options):
+def test_every_kind_of_run_has_a_report(written, tmp_path, options, monkeypatch):
+    monkeypatch.setattr("streampack.report.facts.PLANNED_PIECES", 10_000)
     write_report(make(written, **options), tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text().count("<figure") >= 8
 
