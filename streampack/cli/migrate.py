@@ -243,7 +243,7 @@ def _take_part(stream: dict[str, Any], split: str, subset: str, *, is_neox: bool
 def _num_samples(stream: dict[str, Any], unit: str) -> int:
     whole = Stream(**stream | {"unit": unit})
     files = open_files(whole, find_files(whole, format_named("megatron")))
-    return sum(file.boundaries.num_samples for file in files)
+    return sum(file.boundaries.num_samples for file, _ in files)
 
 
 def _num_tokens(stream: dict[str, Any]) -> int:

@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import Table, TokenFile
-from streampack.mds.regular_files import open_file
+from streampack.flat.token_file import Table, TokenFile, map_table
 from streampack.types import Int64Array
 
 HEAD = struct.Struct("<9sQBQQ")
@@ -61,14 +60,7 @@ class MegatronIndex:
 
     def _tokens(self, sequences: Int64Array) -> Int64Array:
         """Return the first token of sequences; of the one after the last, the end."""
-        count = self.pointers.count
-        if sequences.size and not 0 <= sequences.min() <= sequences.max() <= count:
-            raise DataError(
-                f"{self.path}: a document begins at sequence {sequences.max()} or "
-                f"{sequences.min()}, but there are {count}; the index is damaged: make a new copy",
-                uri=str(self.path),
-            )
-        is_end = sequences == count
+        is_end = sequences == self.pointers.count
         bytes_before = self.pointers[np.where(is_end, 0, sequences)]
         if (bytes_before % self.itemsize).any():
             raise DataError(
@@ -85,10 +77,9 @@ def open_megatron(name: str, num_bytes: int, path: Path, *, unit: str) -> TokenF
     Raises:
         DataError: If the header, a size or the end of the last sequence is wrong.
     """
-    with open_file(path) as file:
-        head = file.read(HEAD.size)
-    size = path.stat().st_size
-    if len(head) < HEAD.size or not head.startswith(MAGIC):
+    data = map_table(path)
+    size, head = len(data), data[: HEAD.size].tobytes()
+    if size < HEAD.size or not head.startswith(MAGIC):
         raise DataError(f"{path}: {size} bytes that are not a Megatron index; make a new copy")
     _, version, code, n, d = HEAD.unpack(head)
     if version != 1 or code not in DTYPES:

@@ -31,8 +31,8 @@ from streampack.storage.filesystem import map_file
 from streampack.types import ByteArray, Int64Array
 
 CELL_BYTES = 64 << 20
-WAYS = 8
-"""Parts that a round of `bisect` divides a range into."""
+PLACES = 256
+"""Places that a round of `bisect` looks at, for a few targets."""
 MAX_VALUE = 2**62
 """Larger entries of a table are damage; arithmetic with them would overflow."""
 
@@ -43,8 +43,7 @@ _thread = threading.local()
 
 def map_shared(path: Path) -> ByteArray:
     """Map a file read-only; all virtual shards of it share one mapping. Shape (num_bytes,)."""
-    check_file(path)
-    status = path.stat()  # of the version that is there now
+    status = check_file(path)  # of the version that is there now
     key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
     data = _mapped.get(key)
     if data is None:
@@ -54,12 +53,23 @@ def map_shared(path: Path) -> ByteArray:
 
 @contextmanager
 def tables_mapped() -> Iterator[None]:
-    """Map each table once until the block ends: entries are read in many small pieces."""
-    _thread.tables = {}
+    """Map each table once until the outermost block ends: entries are read in small pieces."""
+    outer = vars(_thread).get("tables")
+    _thread.tables = {} if outer is None else outer
     try:
         yield
     finally:
-        del _thread.tables
+        _thread.tables = outer
+
+
+def map_table(path: Path) -> ByteArray:
+    """Map a file of tables, or return the mapping of this thread's `tables_mapped`."""
+    tables: dict[Path, ByteArray] | None = vars(_thread).get("tables")
+    if tables is None:
+        return map_shared(path)
+    if path not in tables:
+        tables[path] = map_shared(path)
+    return tables[path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,16 +82,6 @@ class Table:
     """Byte at which it begins; at any alignment."""
     count: int
 
-    def __post_init__(self) -> None:
-        end = self.offset + self.count * np.dtype(self.dtype).itemsize
-        size = self.path.stat().st_size
-        if self.count < 0 or end > size:
-            raise DataError(
-                f"{self.path}: has {size} bytes, but its table of {self.count} entries ends at "
-                f"byte {end}; the file is cut short or damaged: make a new copy",
-                uri=str(self.path),
-            )
-
     def __len__(self) -> int:
         return self.count
 
@@ -89,18 +89,17 @@ class Table:
         """Return a copy of entries, in their own type.
 
         Raises:
-            DataError: If an index is outside of the table.
+            DataError: If an index is outside of the table, or the table is outside of the file.
         """
-        if indices.size and not 0 <= indices.min() <= indices.max() < self.count:
+        data = map_table(self.path)
+        end = self.offset + self.count * np.dtype(self.dtype).itemsize
+        last = indices.view(np.uint64).max(initial=0)  # a negative index becomes a huge one
+        if end > len(data) or last >= max(self.count, 1):
             raise DataError(
-                f"{self.path}: entry {indices.max()} of {self.count} is asked for; the file is "
-                "damaged: make a new copy",
+                f"{self.path}: entry {last} of {self.count} is asked for, and the entries end at "
+                f"byte {end} of {len(data)}; the file is cut short or damaged: make a new copy",
                 uri=str(self.path),
             )
-        tables = vars(_thread).get("tables", {})
-        data = tables.get(self.path)
-        if data is None:
-            data = tables[self.path] = map_shared(self.path)
         array: npt.NDArray[Any] = np.ndarray(self.count, self.dtype, data.data, self.offset)
         return array[indices]
 
@@ -190,10 +189,11 @@ class TokenFile:
         targets = np.arange(cell, self.num_tokens, cell)  # the borders between cells
         with tables_mapped():
             inner = np.clip(bisect(self.boundaries.begins, num, targets), first, stop)
-            firsts = np.unique([first, *inner.tolist(), stop])
-            last = firsts[1:] - 1
-            begins = self.boundaries.begins(firsts[:-1])
-            ends = self.boundaries.begins(last) + self.boundaries.lengths(last)
+            firsts = np.array(sorted({first, *inner.tolist(), stop}))
+            last, num_shards = firsts[1:] - 1, len(firsts) - 1
+            begins = self.boundaries.begins(np.append(firsts[:-1], last))
+            ends = begins[num_shards:] + self.boundaries.lengths(last)
+            begins = begins[:num_shards]
         if not ((begins >= 0) & (begins <= ends) & (ends <= self.num_tokens)).all():
             raise DataError(
                 f"{self.name}: its table has documents up to token {ends.max()}, but the file has "
@@ -269,21 +269,21 @@ def bisect(
 ) -> Int64Array:
     """Return for each target the first index of an ascending sequence with a value of it or more.
 
-    All targets are searched together, and each round looks at seven places of a range: calls of
-    `value_of` cost more than its entries, which are mostly on one page by the third round.
+    All targets are searched together, and each round looks at several places of a range: calls of
+    `value_of` cost more than its entries, unless there are many.
 
     >>> bisect(lambda index: index * 10, 5, np.array([0, 1, 40, 41])).tolist()
     [0, 1, 4, 5]
     """
     low, high = np.zeros(len(targets), np.int64), np.full(len(targets), count, np.int64)
-    row, parts = np.arange(len(targets)), np.arange(1, WAYS)
+    ways = max(PLACES // max(len(targets), 1), 8)
+    row, parts = np.arange(len(targets)), np.arange(1, ways)
     while (is_open := low < high).any():
-        width = np.maximum(high - low, 0)
-        places = np.minimum(low[:, None] + width[:, None] * parts // WAYS, count - 1)
+        places = np.minimum(low[:, None] + (high - low)[:, None] * parts // ways, count - 1)
         is_less = value_of(places.ravel()).reshape(places.shape) < targets[:, None]
         num_less = is_less.sum(axis=1)
         above = places[row, np.maximum(num_less - 1, 0)] + 1
-        below = places[row, np.minimum(num_less, WAYS - 2)]
+        below = places[row, np.minimum(num_less, ways - 2)]
         low = np.where(is_open & (num_less > 0), above, low)
-        high = np.where(is_open & (num_less < WAYS - 1), below, high)
+        high = np.where(is_open & (num_less < ways - 1), below, high)
     return low

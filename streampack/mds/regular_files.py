@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from io import BufferedReader
 from pathlib import Path
@@ -9,15 +10,16 @@ from pathlib import Path
 from streampack.errors import DataError
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path) -> os.stat_result:
     """Refuse folders, pipes and devices: a pipe would block, and a device may have no end."""
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
         kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-        kind = kinds.get(stat.S_IFMT(mode), "device")
+        kind = kinds.get(stat.S_IFMT(status.st_mode), "device")
         raise DataError(
             f"{path}: is a {kind}, not a file; remove it, or put the stream's file there"
         )
+    return status
 
 
 def open_file(path: Path) -> BufferedReader:

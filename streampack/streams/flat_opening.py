@@ -31,7 +31,7 @@ from streampack.flat.files import (
     order_of_dataset,
     split_source,
 )
-from streampack.flat.token_file import TokenFile, VirtualShards, tables_mapped
+from streampack.flat.token_file import FileShards, TokenFile, VirtualShards, tables_mapped
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import ShardPart, fetch, fetch_part
@@ -89,8 +89,9 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     found = find_files(stream, None if stream.format is None else format_named(stream.format))
     location, folder = found.location, found.folder
     name = stream.name or found.default_name
-    files = open_files(stream, found)
-    virtual, part = _cut(files, stream, name)
+    opened = open_files(stream, found)
+    files = tuple(file for file, _ in opened)
+    virtual, part = _cut(opened, stream, name)
     cache = ShardCache(location, disk)
     index = MdsIndex(uri=str(stream.remote), shards=())
     if folder is None:
@@ -250,8 +251,8 @@ def _unit(stream: Any) -> str:
     return "sequence" if stream.unit == "sequence" else "document"
 
 
-def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
-    """Open the token files of a stream; errors as of `open_flat`."""
+def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, FileShards]]:
+    """Open the token files of a stream, and cut them; errors as of `open_flat`."""
     if stream.unit == "sequence" and found.form.name in ("olmo", "datatrove", "arrow"):
         raise ConfigError(
             f"unit='sequence': {found.form.name} has documents alone; omit it, as it is for "
@@ -259,7 +260,7 @@ def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
         )
     open_one = partial(open_found, stream, found)
     if found.folder is not None:
-        return tuple(map(open_one, found.names))
+        return list(map(open_one, found.names))
     if stream.index is None and found.form.name == "arrow":
         sources = stream.remote if isinstance(stream.remote, str) else " ".join(stream.remote)
         raise ConfigError(
@@ -268,11 +269,11 @@ def open_files(stream: Any, found: FoundFiles) -> tuple[TokenFile, ...]:
             f"{sources} --format arrow --out FOLDER` once, and set Stream(index=FOLDER)"
         )
     with ThreadPoolExecutor(OPENING_THREADS) as threads:
-        return tuple(threads.map(open_one, found.names))
+        return list(threads.map(open_one, found.names))
 
 
-def open_found(stream: Any, found: FoundFiles, name: str) -> TokenFile:
-    """Open one token file of a stream; errors as of `open_flat`."""
+def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, FileShards]:
+    """Return one token file of a stream with its virtual shards; errors as of `open_flat`."""
     file = found.file(name)
     with tables_mapped():
         if stream.index is None:
@@ -285,28 +286,32 @@ def open_found(stream: Any, found: FoundFiles, name: str) -> TokenFile:
         else:
             index = local_path(stream.index, "index")
             opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
+        shards = opened.cut(0, opened.boundaries.num_samples)
     if stream.tokens_dtype not in (None, opened.dtype):
         raise ConfigError(
             f"tokens_dtype={stream.tokens_dtype!r}: {found.location.uri(name)} has tokens of "
             f"{opened.dtype}; omit tokens_dtype, or correct it"
         )
-    return replace(opened, version=file.version)
+    return opened if file.version is None else replace(opened, version=file.version), shards
 
 
 def _cut(
-    files: Sequence[TokenFile], stream: Any, name: str
+    opened: Sequence[tuple[TokenFile, FileShards]], stream: Any, name: str
 ) -> tuple[VirtualShards, SamplePart | None]:
     """Return the virtual shards of files, of the samples or shards that a `Stream` chooses."""
-    counts = [file.boundaries.num_samples for file in files]
+    counts = [file.boundaries.num_samples for file, _ in opened]
     first, stop = 0, sum(counts)
     if not stop:
         raise DataError(f"stream {name!r}: its token files have no documents; copy them again")
     if stream.samples is not None:
         first, stop = chosen_part(stream.samples, stop, "samples", name)
     before = np.cumsum([0, *counts])
-    chosen = [n for n in range(len(files)) if before[n] < stop and first < before[n + 1]]
+    chosen = [n for n in range(len(opened)) if before[n] < stop and first < before[n + 1]]
     parts = [
-        files[n].cut(max(first - before[n], 0), min(stop - before[n], counts[n])) for n in chosen
+        whole
+        if first <= before[n] and before[n + 1] <= stop
+        else file.cut(max(first - before[n], 0), min(stop - before[n], counts[n]))
+        for n, (file, whole) in ((n, opened[n]) for n in chosen)
     ]
     shards = VirtualShards.of(chosen, parts)
     numbers, part = chosen_shards(stream, shards.first_sample, name)

@@ -116,7 +116,7 @@ def _index_by_table(
     stream: Stream, found: FoundFiles, name: str, out: Path, progress: Callable[[int], object]
 ) -> IndexedTokens:
     """Write the index of a file with a table; of a store, an Arrow file is here meanwhile."""
-    file = open_found(stream, found, name)
+    file, _ = open_found(stream, found, name)
     written = _index(found, file, 0, out, progress)
     if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
         copy.unlink()
