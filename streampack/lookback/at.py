@@ -6,7 +6,10 @@ own start. With a plan index, planning 1,000 steps at most.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+
+import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.lookback.index import PlanIndex
@@ -42,7 +45,7 @@ def at(
     """
     engine = planned_engine(dataset)
     number, position = place_of(engine, step)
-    packs = global_batch(engine, number, position, index, report)
+    packs = global_batches(engine, [(number, position)], index, report)[number, position]
     recipe = engine.run.recipes[engine.run.index(number)]
     rows = rows_of(engine, number, packs, position)
     if rank is not None:
@@ -63,32 +66,45 @@ def at(
     )
 
 
-def global_batch(
-    engine: PlanEngine, number: int, position: int, index: PlanIndex | None, report: OnStep | None
-) -> list[SlotPack]:
-    """Return the packs of the global batch at a position, in order."""
-    start, walk = Progress(), None
-    if index is not None:
-        start, walk = index.nearest(engine, number, position)
-    if not engine.recipe.is_endless and (start.epoch, start.position) < (number, 0):
-        start = Progress(epoch=number)
-    size = engine.run.recipes[engine.run.index(number)].global_batch_size
-    packs: list[SlotPack] = []
-    with closing(plans(engine, whole_views(engine), start, walk)) as all_plans:
-        for sequence, plan, slot in all_plans:
-            if report is not None:
-                report(engine.step_of(plan.epoch, slot))
-            if plan.epoch < number:
-                continue
-            if plan.epoch > number or slot >= position + size:
-                break
-            for pack in range(len(plan.packs)):
-                first = slot + pack * plan.slots_per_pack
-                if position <= first < position + size:
-                    segments = plan.packs[pack]
-                    packs.append(
-                        SlotPack(slot=first, num_slots=plan.slots_per_pack, segments=segments)
-                    )
-            if sequence.position >= position + size:
-                break
-    return packs
+def global_batches(
+    engine: PlanEngine,
+    places: Sequence[tuple[int, int]],
+    index: PlanIndex | None,
+    report: OnStep | None = None,
+) -> dict[tuple[int, int], list[SlotPack]]:
+    """Return the packs of the global batches at places, which ascend: epoch and position.
+
+    Without an index, the run is planned once for all of them.
+    """
+    found: dict[tuple[int, int], list[SlotPack]] = {place: [] for place in places}
+    for together in [places] if index is None else [[place] for place in places]:
+        start, walk = Progress(), None
+        if index is not None:
+            start, walk = index.nearest(engine, *together[0])
+        number = together[0][0]
+        if not engine.recipe.is_endless and (start.epoch, start.position) < (number, 0):
+            start = Progress(epoch=number)
+        left = list(together)
+        with closing(plans(engine, whole_views(engine), start, walk)) as all_plans:
+            for sequence, plan, slot in all_plans:
+                if report is not None:
+                    report(engine.step_of(plan.epoch, slot))
+                size = engine.run.recipes[engine.run.index(plan.epoch)].global_batch_size
+                slots = slot + np.arange(len(plan.packs)) * plan.slots_per_pack
+                left = [place for place in left if place[0] >= plan.epoch]
+                for number, position in left:
+                    if (number, position) >= (plan.epoch, sequence.position):
+                        break
+                    inside = (position <= slots) & (slots < position + size)
+                    found[number, position] += [
+                        SlotPack(
+                            slot=int(slots[pack]),
+                            num_slots=plan.slots_per_pack,
+                            segments=plan.packs[pack],
+                        )
+                        for pack in np.flatnonzero(inside).tolist()
+                    ]
+                left = [each for each in left if each > (plan.epoch, sequence.position - size)]
+                if not left:
+                    break
+    return found

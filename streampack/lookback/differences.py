@@ -16,6 +16,7 @@ from itertools import takewhile, zip_longest
 
 import numpy as np
 
+from streampack.errors import ConfigError
 from streampack.lookback.steps import OnStep, planned_engine, plans, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
@@ -42,12 +43,21 @@ def first_difference(
             epoch.
         report: Called with the step that was reached, from time to time.
 
+    Raises:
+        ConfigError: If `upto` is missing and the chapters of both runs have no end.
+
     Streams are the same if names and contents are. Where one run ends, the other differs.
     """
     engines = planned_engine(first), planned_engine(second)
     keys = [engine.plan_keys() for engine in engines]
     if engines[0].fingerprint() == engines[1].fingerprint():
         return None
+    spans = [engine.run.spans[-1:] for engine in engines]
+    if upto is None and all(own and own[0].num_slots is None for own in spans):
+        raise ConfigError(
+            f"upto={upto}: neither run has an end; name the last step to compare, such as 100000",
+            option="upto",
+        )
     # Where the keys of a chapter are equal, all chapters before it are.
     num_same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False))))
     streams: dict[tuple[str, ...], int] = {}

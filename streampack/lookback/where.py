@@ -13,16 +13,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
 from itertools import count
 from typing import TypeAlias
 
 import numpy as np
 
 from streampack.errors import ConfigError, suggest
-from streampack.lookback.at import at
+from streampack.lookback.at import global_batches
 from streampack.lookback.index import PlanIndex
-from streampack.lookback.rows import Row, SlotPack, StepRows, planned_rows, worlds_between
+from streampack.lookback.rows import Row, SlotPack, planned_rows, rows_of, worlds_between
 from streampack.lookback.steps import (
     OnStep,
     lane_views,
@@ -96,14 +95,11 @@ def where(
         )
     search = _Search(engine, number, sample, _stop(engine, upto), index, report)
     found = []
-    dealt = lru_cache(1)(partial(at, dataset, index=index))  # several packs may be of one step
-    for (epoch, _), pack in sorted(search.packs().items()):
-        step = engine.step_of(epoch, pack.slot)
+    for epoch, slot, row in _rows_of(engine, sorted(search.packs().items()), index):
+        step = engine.step_of(epoch, slot)
         is_skipped = any(first <= step < stop for first, stop in engine.skips)
-        for row in _rows_with(engine, step, epoch, pack, dealt):
-            own = row.segments[search.has(row.segments)]
-            row_of_it = replace(row, segments=own)
-            found.append(Found(step=step, is_skipped=is_skipped, row=row_of_it))
+        own = row.segments[search.has(row.segments)]
+        found.append(Found(step=step, is_skipped=is_skipped, row=replace(row, segments=own)))
     return found
 
 
@@ -121,24 +117,29 @@ def _stop(engine: PlanEngine, upto: int | None) -> Place:
     return len(spans) - 1, spans[-1].num_slots
 
 
-def _rows_with(
-    engine: PlanEngine,
-    step: int,
-    epoch: int,
-    pack: SlotPack,
-    dealt: Callable[[int], StepRows],
-) -> Iterator[Row]:
-    """Yield the row that a pack was."""
-    size = engine.run.recipes[engine.run.index(epoch)].global_batch_size
-    position = pack.slot // size * size
-    [(world, _, _)] = worlds_between(engine, epoch, pack.slot, pack.slot + 1)
-    if world.within is None:
-        yield from planned_rows(world, [pack], position)
-        return
-    # Only the whole global batch says where a pack was dealt to.
-    for row in dealt(step).rows:
-        if np.array_equal(row.segments, pack.segments):
-            yield row
+def _rows_of(
+    engine: PlanEngine, packs: Sequence[tuple[Place, SlotPack]], index: PlanIndex | None
+) -> Iterator[tuple[int, int, Row]]:
+    """Yield the rows that packs were, each with its epoch or chapter, and its slot there."""
+    worlds = [worlds_between(engine, epoch, slot, slot + 1)[0][0] for (epoch, slot), _ in packs]
+    sizes = [recipe.global_batch_size for recipe in engine.run.recipes]
+    steps = []
+    for epoch, slot in (place for place, _ in packs):
+        size = sizes[engine.run.index(epoch)]
+        steps.append((epoch, slot // size * size))
+    # Where packs are dealt, only the whole global batch says where to.
+    dealt = {place for place, world in zip(steps, worlds, strict=True) if world.within is not None}
+    batches = global_batches(engine, sorted(dealt), index) if dealt else {}
+    for ((epoch, slot), pack), world, place in zip(packs, worlds, steps, strict=True):
+        rows = planned_rows(world, [pack], place[1])
+        if world.within is not None:
+            rows = (
+                row
+                for row in rows_of(engine, epoch, batches[place], place[1])
+                if np.array_equal(row.segments, pack.segments)
+            )
+        for row in rows:
+            yield epoch, slot, row
 
 
 @dataclass(frozen=True, slots=True)

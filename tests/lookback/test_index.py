@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from contextlib import closing
 
 import numpy as np
 import pytest
 
 from streampack import (
+    Balance,
     Chapter,
     ConfigError,
     Mixing,
@@ -23,6 +25,7 @@ from streampack import (
     where,
 )
 from streampack.lookback import PlanIndex, build_index, first_difference
+from streampack.lookback.steps import plans
 from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
@@ -66,6 +69,15 @@ def test_an_index_answers_as_planning_from_the_start_also_after_an_edit(folders,
     assert first_difference(dataset(CHAPTERS), dataset(EDITED)) == differ[0]
     assert first_difference(dataset(CHAPTERS), dataset(CHAPTERS)) is None
     assert first_difference(dataset(CHAPTERS), dataset(EDITED), upto=11) is None
+
+
+def test_two_runs_without_an_end_are_compared_up_to_a_step(folders):
+    last = [Chapter(weights={"web": 1})]
+    edge = [Chapter(weights={"web": 1}, steps=5)]  # changes no pack
+    runs = [chapter_dataset(folders, chapters) for chapters in (last, edge + last)]
+    with pytest.raises(ConfigError, match="neither run has an end; name the last step"):
+        first_difference(*runs)
+    assert first_difference(*runs, upto=20) is None
 
 
 def test_a_run_without_an_end_is_indexed_up_to_a_step(folders, tmp_path):
@@ -170,3 +182,24 @@ def test_the_ranks_of_a_padded_step_are_those_of_the_world(folders):
     num_steps = -(-len(dataset) * 2 // 8)
     with pytest.raises(ConfigError, match="were 0 to 0"):
         at(dataset, num_steps - 1, rank=1)
+
+
+def test_steps_that_were_dealt_are_planned_once_for_all_rows_of_a_sample(folders, monkeypatch):
+    chapters = [Chapter(weights={"web": 1}, steps=400)]
+    run = chapter_dataset(folders, chapters, world=WORLD, balance=Balance())
+    starts = []
+
+    def counted(engine, views, start, walk=None):
+        starts.append(start)
+        return plans(engine, views, start, walk)
+
+    monkeypatch.setattr(sys.modules["streampack.lookback.at"], "plans", counted)
+    found = where(run, "web", 5)
+
+    assert len({each.step for each in found}) > 3
+    assert len(starts) == 1
+    for each in found:
+        own = [row for row in at(run, each.step).rows if row.ranks == each.row.ranks]
+        place = {(row.batch, row.row): row.segments.tolist() for row in own}
+        segments = place[each.row.batch, each.row.row]
+        assert all(segment in segments for segment in each.row.segments.tolist())
