@@ -16,8 +16,7 @@ from itertools import takewhile, zip_longest
 
 import numpy as np
 
-from streampack.errors import ConfigError
-from streampack.lookback.steps import OnStep, planned_engine, plans, whole_views
+from streampack.lookback.steps import OnStep, last_step, planned_engine, plans, whole_views
 from streampack.plan import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -52,12 +51,8 @@ def first_difference(
     keys = [engine.plan_keys() for engine in engines]
     if engines[0].fingerprint() == engines[1].fingerprint():
         return None
-    spans = [engine.run.spans[-1:] for engine in engines]
-    if upto is None and all(own and own[0].num_slots is None for own in spans):
-        raise ConfigError(
-            f"upto={upto}: neither run has an end; name the last step to compare, such as 100000",
-            option="upto",
-        )
+    if all(engine.run.spans and engine.run.spans[-1].stop_step is None for engine in engines):
+        last_step(engines[0], upto)  # refuses None
     # Where the keys of a chapter are equal, all chapters before it are.
     num_same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False))))
     streams: dict[tuple[str, ...], int] = {}

@@ -32,6 +32,7 @@ from streampack.errors import ConfigError
 from streampack.lookback.steps import (
     OnStep,
     lane_views,
+    last_step,
     num_parts,
     planned_engine,
     plans,
@@ -169,15 +170,7 @@ def build_index(
         ConfigError: If `upto` is missing and the run has no end.
     """
     engine = planned_engine(dataset)
-    if upto is None:
-        spans = engine.run.spans
-        if not spans or spans[-1].stop_step is None:
-            raise ConfigError(
-                f"upto={upto}: the run has no end; name the last step to index, such as "
-                "upto=100000 (--step 100000)",
-                option="upto",
-            )
-        upto = spans[-1].stop_step - 1
+    upto = last_step(engine, upto)
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise ConfigError(f"index={path}: folder {folder} does not exist; make it", option="index")

@@ -77,6 +77,18 @@ def place_of(engine: PlanEngine, step: SupportsIndex) -> tuple[int, int]:
     return number, (step - engine.first_step(number)) * recipe.global_batch_size
 
 
+def last_step(engine: PlanEngine, upto: int | None) -> int:
+    """Return the step to look up to: `upto`, or the last of a run of chapters that ends."""
+    last = engine.run.spans[-1].stop_step if engine.run.spans else None
+    if upto is None and last is None:
+        raise ConfigError(
+            f"upto={upto}: the run has no end; name the last step to look at, such as upto=100000 "
+            "(at --build: --step 100000)",
+            option="upto",
+        )
+    return (last or 0) - 1 if upto is None else upto
+
+
 def plans(
     engine: PlanEngine,
     views: Sequence[DeviceView],

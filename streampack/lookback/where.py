@@ -25,6 +25,7 @@ from streampack.lookback.rows import Row, SlotPack, planned_rows, rows_of, world
 from streampack.lookback.steps import (
     OnStep,
     lane_views,
+    last_step,
     num_parts,
     place_of,
     planned_engine,
@@ -93,7 +94,9 @@ def where(
         raise ConfigError(
             f"sample={sample}: stream {stream!r} has {held} samples; they count from 0"
         )
-    search = _Search(engine, number, sample, _stop(engine, upto), index, report)
+    epoch, position = place_of(engine, last_step(engine, upto))
+    stop = epoch, position + engine.run.recipes[engine.run.index(epoch)].global_batch_size
+    search = _Search(engine, number, sample, stop, index, report)
     found = []
     for epoch, slot, row in _rows_of(engine, sorted(search.packs().items()), index):
         step = engine.step_of(epoch, slot)
@@ -101,20 +104,6 @@ def where(
         own = row.segments[search.has(row.segments)]
         found.append(Found(step=step, is_skipped=is_skipped, row=replace(row, segments=own)))
     return found
-
-
-def _stop(engine: PlanEngine, upto: int | None) -> Place:
-    """Return the place after the last step to look at."""
-    spans = engine.run.spans
-    if upto is not None:
-        number, position = place_of(engine, upto)
-        return number, position + engine.run.recipes[engine.run.index(number)].global_batch_size
-    if not spans or spans[-1].num_slots is None:
-        raise ConfigError(
-            f"upto={upto}: the run has no end; name the last step to look at, such as 100000",
-            option="upto",
-        )
-    return len(spans) - 1, spans[-1].num_slots
 
 
 def _rows_of(
