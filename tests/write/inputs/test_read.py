@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import DataError
-from streampack.write.chat_rows import read_row
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.values import RowSelection
 from tests.helpers.examples import examples
@@ -174,27 +173,6 @@ def test_other_values_are_not_token_ids(tmp_path, value):
 
     assert [tokens.tolist() for _, tokens in rows] == [[1]]
     assert "column 'tokens'" in bad.reason
-
-
-def test_conversations_come_with_their_tools(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    tools = [{"name": "search"}]
-    lines = [{"messages": HI}, {"messages": json.dumps(HI)}, {"messages": HI, "tools": tools}]
-    lines += [{"messages": HI, "tools": json.dumps(tools)}, {"messages": "x"}, {"messages": [1]}]
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-
-    rows, bad = rows_of(split(path), CHAT)
-
-    with_tools = {"messages": HI, "tools": tools}
-    alone = {"messages": HI}
-    assert [read_row(value).messages for _, value in rows[:4]] == [HI] * 4
-    assert [read_row(value).options for _, value in rows[:4]] == [
-        read_row(each).options for each in (alone, alone, with_tools, with_tools)
-    ]
-    assert bad == []
-    for _, value in rows[4:]:
-        with pytest.raises(DataError, match="is not a conversation"):
-            read_row(value)
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md", "txt.gz", "md.zst"])
