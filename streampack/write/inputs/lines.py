@@ -170,7 +170,7 @@ def read_text(
         if wanted.option != "text" or wanted.keep:
             raise BadValueError(
                 f"a text file is one text, and has no column {(*wanted.keep, wanted.name)[0]!r}; "
-                "name files of rows, or set tokenizer= alone"
+                "omit columns= and chat=, or name files of rows"
             )
         rows.add_value(0, data.decode())
     except UnicodeDecodeError as error:

@@ -192,7 +192,7 @@ def test_a_text_file_that_is_not_text_is_a_bad_row(tmp_path):
     assert (rows, bad.row) == ([], 0)
     assert "byte 3 is not valid UTF-8" in bad.reason
     for selection, text in (
-        (TOKENS, "no column 'tokens'; name files of rows, or set tokenizer="),
+        (TOKENS, "no column 'tokens'; omit columns="),
         (RowSelection("text", "t", keep=("u",)), "no column"),
     ):
         _, [bad] = rows_of(split(path), selection)
