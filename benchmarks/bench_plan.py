@@ -34,11 +34,12 @@ import workloads
 
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Mixing, Order, Packing
-from streampack.mix import Weight, resolve_weights
-from streampack.plan import DeviceView, PackSequence, PlanStream, Recipe, epoch_sequence
+from streampack.mix.weights import Weight, resolve_weights
 from streampack.plan.chapter_recipes import chapter_recipes
+from streampack.plan.device import DeviceView
+from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder
-from streampack.plan.sequence import touched_lanes
+from streampack.plan.sequence import PackSequence, epoch_sequence, touched_lanes
 from streampack.plan.spans import RunPlan
 from streampack.types import Int64Array
 

@@ -33,8 +33,10 @@ from bench_plan import plan_stream
 
 from streampack.balance import AttentionCost, Balance
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import DeviceView, Recipe, epoch_sequence
 from streampack.plan.deal import deal_by_cost, step_time
+from streampack.plan.device import DeviceView
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
 WINDOWS = [0, None, 131_072]

@@ -181,6 +181,11 @@ class Packing:
         unused = COST_OPTIONS if self.max_cost is None else ()
         return {name: value for name, value in asdict(self).items() if name not in unused}
 
+    @property
+    def size(self) -> str:
+        """The length of its packs, as messages name it."""
+        return f"max_seq_len={self.max_seq_len}"
+
     @cached_property
     def row_tokens(self) -> int:
         """Token slots of a pack: its capacity with max_cost, otherwise max_seq_len.

@@ -33,7 +33,7 @@ import numpy as np
 from streampack._threads import Holder, join_threads, start_threads
 from streampack.errors import WorkerError
 from streampack.gather.lookup_kernels import find_shards
-from streampack.plan import ShardDelta
+from streampack.plan.shard_tracker import ShardDelta
 from streampack.streams import TokenStream
 from streampack.types import Int64Array, Packs
 

@@ -15,7 +15,7 @@ from streampack.errors import ConfigError
 from streampack.lookback.index import PlanIndex
 from streampack.lookback.rows import SlotPack, StepRows, rows_of, worlds_between
 from streampack.lookback.steps import OnStep, place_of, planned_engine, plans, whole_views
-from streampack.plan import Progress
+from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 

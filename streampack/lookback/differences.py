@@ -17,7 +17,7 @@ from itertools import takewhile, zip_longest
 import numpy as np
 
 from streampack.lookback.steps import OnStep, last_step, planned_engine, plans, whole_views
-from streampack.plan import Progress
+from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.types import NUM_COLUMNS, STREAM, Int64Array, Packs

@@ -37,9 +37,9 @@ from streampack.lookback.steps import (
     planned_engine,
     plans,
 )
-from streampack.plan import Progress
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import text_as_walk, walk_as_text
+from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.types import State

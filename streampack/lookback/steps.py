@@ -16,10 +16,12 @@ from operator import index
 from typing import SupportsIndex, TypeAlias
 
 from streampack.errors import ConfigError
-from streampack.plan import DevicePlan, DeviceView, PackSequence, Progress
+from streampack.plan.device import DevicePlan, DeviceView
 from streampack.plan.lane_stream import is_used
+from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
 from streampack.plan.spans import RunPlan
+from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.resumable import engine_of

@@ -32,10 +32,11 @@ from streampack.lookback.steps import (
     plans,
     whole_number,
 )
-from streampack.order import Extents
-from streampack.plan import DeviceView, Progress
+from streampack.order.lanes import Extents
+from streampack.plan.device import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.snapshots import text_as_rows
+from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.types import NUM_COLUMNS, SAMPLE, STREAM, BoolArray, Int64Array, State

@@ -88,7 +88,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.plan = plan
         self.buffers = buffers
         self.batch_size = plan.batch_size
-        self.kind, self.size = "PackedIterableDataset", f"max_seq_len={plan.packing.max_seq_len}"
+        self.kind, self.size = "PackedIterableDataset", plan.packing.size
         if plan.bucketing is not None:
             self.kind = "BucketedIterableDataset"
             self.size = f"max_tokens={plan.bucketing.max_tokens}"

@@ -23,14 +23,8 @@ from math import lcm
 
 from streampack.config import Mixing
 from streampack.errors import ConfigError
-from streampack.mix import (
-    Weight,
-    apportion,
-    check_amount,
-    check_weights,
-    exact_share,
-    resolve_weights,
-)
+from streampack.mix.apportion import apportion
+from streampack.mix.weights import Weight, check_amount, check_weights, exact_share, resolve_weights
 from streampack.online.source_slice import SourceSlice
 from streampack.online.worker_slice import WorkerSlice
 from streampack.streams import IterableStream

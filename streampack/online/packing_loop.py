@@ -25,7 +25,7 @@ import torch
 from streampack.batch.batch import Batch, make_batches
 from streampack.batch.buffer_pool import BufferPool
 from streampack.errors import ResumeError, StreampackError
-from streampack.mix import Schedule
+from streampack.mix.schedule import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.mix import Deficits
-from streampack.mix.deficit import num_served
+from streampack.mix.deficit import Deficits, num_served
 from streampack.online.plan import FlowPlan
 from streampack.online.samples import Columns
 from streampack.online.source_slice import SourceSlice

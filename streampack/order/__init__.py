@@ -5,8 +5,3 @@ May import `mix`. No sample is read. Lengths are needed only where tokens are co
 
 Cost: about 10 ns a sample. Memory: one shuffle block per lane.
 """
-
-from streampack.order.lanes import Extents, assign_to_lanes
-from streampack.order.shuffle import Lengths, Passes
-
-__all__ = ["Extents", "Lengths", "Passes", "assign_to_lanes"]

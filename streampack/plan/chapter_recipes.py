@@ -17,7 +17,7 @@ from streampack._state import canonical_json
 from streampack.chapters import SHAPES, Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
-from streampack.mix import Quota
+from streampack.mix.weights import Quota
 from streampack.plan.recipe import ChapterPlan, PlanStream, Recipe
 
 SHARE_SCALE = 1 << 40

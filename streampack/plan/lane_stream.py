@@ -18,9 +18,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from streampack.mix import apportion
+from streampack.mix.apportion import apportion
 from streampack.mix.draw import CHUNK
-from streampack.order import Lengths, Passes
+from streampack.order.shuffle import Lengths, Passes
 from streampack.plan.recipe import Recipe
 from streampack.types import TOKENS, Int64Array
 

@@ -47,6 +47,8 @@ class PackShapes:
             for slots in slots_per_pack
         )
         """The packing of each queue, with its own max_seq_len."""
+        self.longest = [each.max_seq_len for each in self.packings]
+        """The most tokens of a segment in the packs of each queue."""
         self.slots_per_pack: Int64Array = np.array(slots_per_pack, np.int64)
         """Slots that a pack of each queue takes, shape (num_queues,)."""
         self.is_uniform = max(slots_per_pack, default=1) == 1

@@ -25,8 +25,8 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.pack import Packer, count_dropped, fit_samples, make_packer
-from streampack.pack.overflow import count_pieces, fit_segments
-from streampack.plan.pack_order import even_order, take_packs
+from streampack.pack.overflow import count_pieces
+from streampack.plan.pack_order import copy_packs, even_order, take_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import UNDELIVERED, SampleOrder
 from streampack.plan.small_passes import SmallPass, settle, small_pass, window_starts
@@ -34,8 +34,8 @@ from streampack.rng import permutation
 from streampack.types import (
     LENGTH,
     NO_SEGMENTS,
+    NUM_COLUMNS,
     PASS,
-    SAMPLE,
     STREAM,
     TOKENS,
     Int64Array,
@@ -268,14 +268,18 @@ class PackWindows:
         if not is_again.any():
             return self._fit(rows)
         new, max_seq_len = rows[~is_again], self.packing.max_seq_len
-        pieces = count_pieces(new, max_seq_len, self.packing.overflow)
-        again = fit_segments(self.arrivals.segments_of(rows[is_again]), max_seq_len)
-        # Another sample begins where its stream, pass or number changes.
-        keys = again[:, : SAMPLE + 1]
-        samples = np.cumsum((np.diff(keys, axis=0, prepend=keys[:1]) != 0).any(axis=1))
-        places = [np.repeat(np.flatnonzero(~is_again), pieces), np.flatnonzero(is_again)[samples]]
-        segments = np.concatenate([self._fit(new), again])
-        return segments[np.argsort(np.concatenate(places), kind="stable")]
+        again = self.arrivals.segments_of(rows[is_again], max_seq_len)
+        if not len(new):
+            return again.segments
+        sizes = np.empty(len(rows), np.int64)
+        sizes[~is_again] = count_pieces(new, max_seq_len, self.packing.overflow)
+        sizes[is_again] = np.diff(again.ends, prepend=0)
+        starts = np.cumsum(sizes) - sizes
+        segments = np.empty((int(sizes.sum()), NUM_COLUMNS), np.int64)
+        for own, part in ((~is_again, self._fit(new)), (is_again, again.segments)):
+            begins = np.cumsum(sizes[own]) - sizes[own]
+            copy_packs(part, begins, sizes[own], starts[own], segments)
+        return segments
 
     def _fit(self, rows: Int64Array) -> Int64Array:
         max_seq_len = self.packing.max_seq_len

@@ -21,9 +21,9 @@ from typing import TypeVar
 import numpy as np
 
 from streampack.config import Mixing, Order, Packing
-from streampack.mix import Quota
 from streampack.mix.draw import CHUNK
-from streampack.order import Extents, assign_to_lanes
+from streampack.mix.weights import Quota
+from streampack.order.lanes import Extents, assign_to_lanes
 from streampack.pack.overflow import kept_tokens
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import Int64Array
@@ -113,7 +113,7 @@ class PlanStream:
     prepare: Callable[[Int64Array], None] | None = None
     """Called with the shards of a block before their lengths are needed. None: all are known."""
     slots_per_pack: int = 1
-    """Length of its packs, in units of the packing's max_seq_len."""
+    """Length of its packs, in slots."""
 
     @property
     def num_samples(self) -> int:
@@ -157,7 +157,7 @@ class Recipe:
     lane_turn: int
     """Consecutive packs from one lane."""
     global_batch_size: int
-    """Slots per optimizer step, over all ranks: packs of the packing's max_seq_len."""
+    """Slots per optimizer step, over all ranks; a pack takes one, or several of its stream."""
     chapter: ChapterPlan | None = None
     """The chapter of the run that this is the recipe of, or None if the run has epochs."""
     names: list[str] = field(init=False, repr=False)
@@ -297,13 +297,13 @@ class Recipe:
         held = [stream.num_samples for stream in self.streams]
         return 2 * self.num_lanes * (sum(drawn) + sum(held))
 
-    def packing_of(self, number: int) -> Packing:
-        """Return the packing of a stream, with the length of its packs."""
-        return self.packing if self.is_mixed else self.shapes.packings[number]
+    def longest(self, number: int) -> int:
+        """Return the most tokens that a segment of a stream has."""
+        return self.shapes.longest[0 if self.is_mixed else number]
 
     def weigh(self, lengths: Int64Array, number: int = 0) -> Int64Array:
         """Return the tokens that samples of a stream deliver, given their lengths, shape (n,)."""
-        return kept_tokens(lengths, self.packing_of(number).max_seq_len, self.packing.overflow)
+        return kept_tokens(lengths, self.longest(number), self.packing.overflow)
 
     def samples_in(self, number: int, lane: int) -> int:
         """Return the samples that a lane takes of one pass over a stream, rounded up."""

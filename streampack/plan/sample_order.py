@@ -20,11 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from streampack.mix import scaled_shares
+from streampack.mix.apportion import scaled_shares
 from streampack.mix.draw import (
     CHUNK,
     TOKEN_SCALE,
@@ -37,7 +37,7 @@ from streampack.mix.schedule_kernels import SCALE
 from streampack.plan.lane_stream import LaneStream, StreamCursor, is_used
 from streampack.plan.recipe import Recipe
 from streampack.plan.undelivered import Undelivered
-from streampack.types import NO_SEGMENTS, SAMPLE, TOKENS, Int64Array
+from streampack.types import NO_PACKS, PASS, SAMPLE, STREAM, TOKENS, Int64Array, Packs
 
 YIELD_SCALE = 1 << 16
 LEAST_CHUNK = 32  # samples of one stream that are drawn together in a run, however few there are
@@ -60,9 +60,12 @@ class SampleOrder:
         self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, queue)
         self.streams = [LaneStream(recipe, number, lane) for number in numbers]
         # Of one stream in a run, no more than a pass: what is planned at an edge is given back.
-        self._most = CHUNK
-        if recipe.chapter is not None and not recipe.is_mixed:
+        self._most, has_chapters = CHUNK, recipe.chapter is not None
+        if has_chapters and not recipe.is_mixed:
             self._most = min(CHUNK, max(recipe.samples_in(numbers[0], lane), LEAST_CHUNK))
+        limited = [stream for stream in self.streams if stream.stream.max_passes is not None]
+        self._may_run_dry = has_chapters and bool(limited)
+        self._means: list[Fraction] = []  # tokens of a sample of each stream
         self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
         self._undelivered: Undelivered | None = None  # samples that are drawn before new ones
         self.has_run_dry = False
@@ -96,7 +99,7 @@ class SampleOrder:
     def start_chapter(self, recipe: Recipe) -> None:
         """Draw with the shares of another chapter from now on."""
         self._recipe = recipe
-        self._fixed: list[Fraction] | None = None
+        self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
         self._exhausted = Fraction(0)  # the share of streams that give way to others
 
     def undelivered_of(self, segments: Int64Array) -> Undelivered | None:
@@ -113,20 +116,22 @@ class SampleOrder:
         """The samples that are drawn before new ones, as of now."""
         return self._undelivered and self._undelivered.copy()
 
-    def segments_of(self, rows: Int64Array) -> Int64Array:
-        """Return the segments of the undelivered samples that rows name, shape (n, 6)."""
-        if self._undelivered is None:
-            return NO_SEGMENTS
-        return self._undelivered.of(rows[:, SAMPLE])
+    def segments_of(self, rows: Int64Array, longest: int) -> Packs:
+        """Return the segments of the undelivered samples that rows name, each as a pack.
+
+        None has more than `longest` tokens.
+        """
+        left = self._undelivered
+        return NO_PACKS if left is None else left.of(rows[:, SAMPLE], longest)
 
     def next(self, most: int = CHUNK) -> Int64Array:
         """Return the next rows (stream, pass, sample, tokens), shape (n, 4); none at the end.
 
-        They are at most `most`. A row of an undelivered sample has the pass `UNDELIVERED`, and its
-        number instead of the sample's.
+        They are at most `most`. A row of an undelivered sample has the pass `UNDELIVERED`, its
+        number instead of the sample's; its length means nothing.
         """
-        most, has_chapters = min(most, self._most), self._recipe.chapter is not None
-        had = self._left() > 0 if has_chapters else None
+        most = min(most, self._most)
+        had = self._left() > 0 if self._may_run_dry else None
         rows = self._rows(*self._draw(most))
         while self._carry and not len(rows):
             self._begin(self._epoch + 1)
@@ -144,8 +149,8 @@ class SampleOrder:
             if self._undelivered is not None:
                 again = self._undelivered.take(number, last - first)
                 ahead = places[first : first + len(again)]
-                rows[ahead] = [self.streams[number].number, UNDELIVERED, 0, 0]
-                rows[ahead, SAMPLE] = again
+                rows[ahead, STREAM] = self.streams[number].number
+                rows[ahead, PASS], rows[ahead, SAMPLE] = UNDELIVERED, again
                 first += len(again)
             if first < last:
                 self._cursors[number].put(rows, places[first:last])
@@ -212,8 +217,9 @@ class SampleOrder:
 
     def tokens_per_draw(self) -> Fraction:
         """Return the expected tokens of a draw at this fraction of the chapter; at least 1."""
-        means = [Fraction(max(tokens, 1), samples) for samples, tokens in self._sizes()]
-        pairs = [pair for pair in zip(self._shares(), means, strict=True) if pair[0]]
+        if not self._means:
+            self._means = [Fraction(max(tokens, 1), samples) for samples, tokens in self._sizes()]
+        pairs = [pair for pair in zip(self._shares(), self._means, strict=True) if pair[0]]
         if self._recipe.mixing.weight_unit == "samples":
             mean = sum((share * mean for share, mean in pairs), Fraction(0))
         else:
@@ -222,22 +228,23 @@ class SampleOrder:
 
     def _shares(self) -> list[Fraction]:
         """Return the shares of the streams that have samples in this lane; they sum to 1."""
-        chapter = self._recipe.chapter
-        if self._fixed is not None or chapter is None:
-            return self._fixed or []
-        pairs = zip(self.streams, chapter.shares_at(self.fraction), strict=True)
+        chapter, left = self._recipe.chapter, (self._left() > 0).tolist()
+        if chapter is None or self._own[0] == (self.fraction, left):
+            return self._own[1]
+        shares = chapter.shares_at(self.fraction)
+        pairs = zip(self.streams, shares, strict=True)
         here = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
-        left = self._left().tolist()
-        own = [share if num else Fraction(0) for share, num in zip(here, left, strict=True)]
+        own = [
+            share if any_left else Fraction(0) for share, any_left in zip(here, left, strict=True)
+        ]
         gone = [number for number, share in enumerate(here) if share and not own[number]]
         if any(map(self._ends, gone)):
             return [Fraction(0)] * len(own)
-        whole = sum(own, Fraction(0))
-        self._exhausted = sum(here, Fraction(0)) - whole
-        own = [share / whole for share in own] if whole else own
-        is_endless = all(stream.stream.max_passes is None for stream in self.streams)
-        if not chapter.ramps and is_endless:
-            self._fixed = own
+        if gone or own != shares:  # all together are 1, and fractions are slow
+            whole = sum(own, Fraction(0))
+            self._exhausted = sum(here, Fraction(0)) - whole
+            own = [share / whole for share in own] if whole else own
+        self._own = (self.fraction, left), own
         return own
 
     def _ends(self, number: int) -> bool:
@@ -254,9 +261,13 @@ class SampleOrder:
         """Return how often each stream is drawn in the next chunk, shape (num_streams,)."""
         active = [number for number, share in enumerate(shares) if share]
         left = self._left()
-        # A chunk ends where a stream does.
-        size = max(min(most, *(int(left[n] / shares[n]) for n in active)), 1)
-        due = [int(share * size * SCALE) for share in shares]
+        # A chunk ends where a stream does. Integers, since fractions are slow.
+        parts = [share.as_integer_ratio() for share in shares]
+        ends = [
+            num * parts[n][1] // parts[n][0] for n, num in enumerate(left.tolist()) if parts[n][0]
+        ]
+        size = max(min(most, *ends), 1)
+        due = [above * size * SCALE // below for above, below in parts]
         due[active[0]] += size * SCALE - sum(due)
         self._due += np.array(due)
         counts = np.zeros(len(shares), np.int64)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streampack.mix import LinearShares, Schedule, ScheduleState
+from streampack.mix.schedule import LinearShares, Schedule, ScheduleState
 from streampack.plan.lane_stream import is_used
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import DRY, ENDS, EXPECTED, LEFT, TURN, walk_slots

@@ -35,8 +35,7 @@ from typing import Any
 import numpy as np
 
 from streampack._state import canonical_json
-from streampack.mix import ScheduleState
-from streampack.mix.schedule import OWED_STEP
+from streampack.mix.schedule import OWED_STEP, ScheduleState
 from streampack.plan.recipe import Recipe
 from streampack.plan.slots import ENDLESS, WalkState
 from streampack.types import NO_SEGMENTS, NUM_COLUMNS, STREAM, Int64Array, State

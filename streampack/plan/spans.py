@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mix import ScheduleState
-from streampack.mix.schedule import OWED_STEP, rounded_debts
+from streampack.mix.schedule import OWED_STEP, ScheduleState, rounded_debts
 from streampack.plan.pass_limits import choice_tokens, first_limits, limits_after
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import TURN

@@ -114,12 +114,11 @@ def plan_fingerprint(
         values = {key: value for key, value in values.items() if key not in unused}
         return _streams_by_name(run, digests, last) | values
     # Each stream's packs, unless they are the packing's.
-    lengths = [packing.max_seq_len for packing in recipe.shapes.packings]
     return {
         "streams": list(digests),
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
         **values,
-        **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: lengths}),
+        **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: recipe.shapes.longest}),
         "shares": _shares(recipe),
     }
 

@@ -23,13 +23,13 @@ from streampack.config import Packing
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Method
 from streampack.errors import ConfigError
-from streampack.mix import Weight, exact_share, resolve_weights
-from streampack.plan import PlanStream, Recipe, RunShape
+from streampack.mix.weights import Weight, exact_share, resolve_weights
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.drain import drained
 from streampack.plan.pass_limits import check_limits
-from streampack.plan.recipe import MAX_LANES, MAX_PACKS
+from streampack.plan.recipe import MAX_LANES, MAX_PACKS, PlanStream, Recipe
 from streampack.plan.spans import RunPlan
+from streampack.plan.state import RunShape
 from streampack.planned.refusals import check_equal_cost, check_pack_lengths, slots_per_pack
 from streampack.planned.spec import DatasetSpec, check_whole_steps
 from streampack.planned.stream_lengths import StreamLengths
@@ -128,9 +128,9 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             may_be_empty=stream.may_be_empty or stream.ends.overflow == "drop",
             prepare=lengths_of.prepare,
             shard_tokens=lengths_of.shard_tokens(quota),
-            max_passes=None if stream.max_passes is None else exact_share(stream.max_passes),
+            max_passes=(None if stream.max_passes is None else exact_share(stream.max_passes)),
             on_exhausted=stream.on_exhausted,
-            slots_per_pack=slots_per_pack(name, stream.max_seq_len, packing),
+            slots_per_pack=slots_per_pack(stream, packing),
         )
         for name, stream, total, lengths_of, quota in zip(
             names, spec.streams, totals, lengths, quotas, strict=True

@@ -29,8 +29,10 @@ from streampack.gather.shard_prefetch import (
     ShardPrefetcher,
     cached_bytes,
 )
-from streampack.plan import DevicePlan, PackSequence, Recipe, touched_lanes
+from streampack.plan.device import DevicePlan, touched_lanes
 from streampack.plan.lane_stream import LaneStream
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import PackSequence
 from streampack.planned.spec import DatasetSpec, ranks_of_node
 from streampack.types import Int64Array
 from streampack.world import World

@@ -23,9 +23,9 @@ from typing import Any
 
 from streampack.chapters import Chapter, Ramp
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan import Progress
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.spans import RunPlan
+from streampack.plan.state import Progress
 from streampack.plan.state_differences import CHECKS, check_past
 from streampack.planned.build import build_chapters, chapter_steps, run_recipes
 from streampack.planned.spec import DatasetSpec

@@ -18,15 +18,15 @@ from torch.utils.data import get_worker_info
 
 from streampack._checks import read_count
 from streampack.batch.batch import Batch
-from streampack.batch.slices import context_slice
-from streampack.config import Packing
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan import DevicePlan, PackSequence, Progress
 from streampack.plan.chapter_recipes import chapter_record
+from streampack.plan.device import DevicePlan
+from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import (
+    Progress,
     check_common,
     decode_state,
     plan_fingerprint,
@@ -84,12 +84,8 @@ class ChapterEngine(PlanEngine):
 
     def _use_chapter(self, number: int) -> None:
         spec = self._specs[number]
-        context = context_slice(spec.world, spec.packing, self._convert, spec.batch_size)
-        self._spec = replace(spec, context=context)
+        self._spec = replace(spec, context=spec.slice_for(self._convert))
         self._use_recipe(self.run.recipes[number])
-
-    def _shape(self, number: int) -> tuple[Packing, int]:
-        return self._specs[number].packing, self._specs[number].batch_size
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the chapters share, and a record of each."""
@@ -138,7 +134,9 @@ class ChapterEngine(PlanEngine):
         self._check_shards(self.run, first)
         self._use_chapter(first)
         stop = first + 1
-        while stop < len(self.run) and (self._reads_all or self._shape(stop) == self._shape(first)):
+        while stop < len(self.run) and (
+            self._reads_all or self._specs[stop].shape == self._specs[first].shape
+        ):
             stop += 1
         self._latest = PackSequence(
             self.run,
@@ -244,7 +242,7 @@ class ChapterEngine(PlanEngine):
         num_packs = run.spans[current].num_slots or MAX_INTEGER
         check_balance(state, run.recipes[current], view, lambda: num_packs)
         self._check_shards(run, current)
-        check_at_batch(progress.position, progress.position, own.batch_size)
+        check_at_batch(progress.position, progress.position, view)
         # Those that the state knows of were skipped then.
         warn_of_skips(run, [skip for skip in self.skips if skip not in skips], progress)
         skips = sorted({*self.skips, *skips})

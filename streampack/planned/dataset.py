@@ -25,7 +25,6 @@ from typing import Any, Self
 
 from streampack.balance import Balance
 from streampack.batch.formats.registry import BatchFormat, check_format
-from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
@@ -263,13 +262,13 @@ def _make_engine(
         batch_size=batch_size,
         world=world,
         balance=arguments["balance"],
-        context=context_slice(world, packing, convert, batch_size),
         chapters=() if chapters is None else check_chapters(chapters, packing),
         skip=check_skip(arguments["skip"], has_chapters=chapters is not None),
         cache_limit=buffers.cache_bytes,
         loss_weights=loss_weights_of(streams, convert),
         keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
     )
+    spec = replace(spec, context=spec.slice_for(convert))
     if not spec.chapters:
         return EpochEngine(spec, convert, buffers, finds_world=finds_world)
     check_run(spec, streams, batch_format)

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from streampack.plan import DevicePlan, PackSequence, Progress, Recipe
-from streampack.plan.device import Totals
+from streampack.plan.device import DevicePlan, Totals
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import PackSequence
+from streampack.plan.state import Progress
 from streampack.planned.cache_budget import ReadAhead
 from streampack.planned.refusals import check_not_empty
 from streampack.runtime.stats import DeliveryStats

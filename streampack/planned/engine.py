@@ -28,19 +28,14 @@ from streampack.config import Buffers
 from streampack.errors import ResumeError
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
-from streampack.plan import (
-    DevicePlan,
-    DeviceView,
-    PackSequence,
-    Progress,
-    Recipe,
-    encode_state,
-    plan_fingerprint,
-)
 from streampack.plan.chapter_recipes import chain, chapter_record
+from streampack.plan.device import DevicePlan, DeviceView
 from streampack.plan.lane_stream import skips_lanes
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
 from streampack.plan.spans import RunPlan
+from streampack.plan.state import Progress, encode_state, plan_fingerprint
 from streampack.planned.build import kept_shape
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
@@ -98,7 +93,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         self.recipe = recipe
         """Everything that determines the sequence of packs."""
         self.batch_size = self._spec.batch_size
-        self.size = f"max_seq_len={self._spec.packing.max_seq_len}"
+        self.size = self._spec.packing.size
         self._view = self._spec.view()
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
 

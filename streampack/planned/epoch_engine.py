@@ -8,21 +8,18 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan import (
-    PackSequence,
+from streampack.plan.lane_ends import count_slots, packs_in, slots_in
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import PackSequence, epoch_sequence
+from streampack.plan.spans import RunPlan
+from streampack.plan.state import (
     Progress,
-    Recipe,
     RunShape,
     check_resized,
-    count_slots,
     decode_state,
-    epoch_sequence,
     plan_fingerprint,
     run_shape,
-    slots_in,
 )
-from streampack.plan.lane_ends import packs_in
-from streampack.plan.spans import RunPlan
 from streampack.planned.build import METHODS, build_recipe, kept_shape
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import (
@@ -107,7 +104,7 @@ class EpochEngine(PlanEngine):
             # The state was taken after the epoch's last batch, so the next epoch follows.
             self.counter.begin(worker, key, epoch + 1)
             return self._sequence(Progress(epoch=epoch + 1))
-        check_at_batch(sequence.position, self._start.position, self.batch_size)
+        check_at_batch(sequence.position, self._start.position, self._view)
         return sequence
 
     def _sequence(self, start: Progress) -> PackSequence:

@@ -12,7 +12,10 @@ from streampack.config.combinations import check_combination
 from streampack.config.rules import SLOTS
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.pack.cost import check_max_cost
-from streampack.plan import DeviceView, PackSequence, Recipe, nearest_divisors
+from streampack.plan.device import DeviceView
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import PackSequence
+from streampack.plan.state import nearest_divisors
 from streampack.streams import TokenStream
 from streampack.types import State
 
@@ -72,15 +75,12 @@ def check_equal_cost(packing: Packing, streams: Sequence[TokenStream]) -> None:
         check_combination(given, f"stream {stream.name!r}: ")
 
 
-def slots_per_pack(name: str, max_seq_len: int | None, packing: Packing) -> int:
-    """Return the length of a stream's packs, in units of the packing's max_seq_len.
-
-    >>> slots_per_pack("books", 4096, Packing(max_seq_len=1024))
-    4
-    """
-    given = {"Packing(max_seq_len)": packing.max_seq_len, "Stream(max_seq_len)": max_seq_len}
-    check_combination(given, f"stream {name!r}: ")
-    return (max_seq_len or packing.max_seq_len) // packing.max_seq_len
+def slots_per_pack(stream: TokenStream, packing: Packing) -> int:
+    """Return the length of a stream's packs, in units of the packing's max_seq_len."""
+    own, size = stream.max_seq_len, packing.max_seq_len
+    given = {"Packing(max_seq_len)": size, "Stream(max_seq_len)": own}
+    check_combination(given, f"stream {stream.name!r}: ")
+    return (own or size) // size
 
 
 def check_pack_lengths(recipe: Recipe, batch_size: int) -> None:
@@ -126,8 +126,9 @@ def check_within_epoch(sequence: PackSequence, position: int, saved_size: int) -
         )
 
 
-def check_at_batch(begin: int, position: int, batch_size: int) -> None:
+def check_at_batch(begin: int, position: int, view: DeviceView) -> None:
     """Refuse a state with a `position` inside a batch; the sequence begins at `begin`."""
+    batch_size = view.batch_size
     if begin % batch_size:
         raise ResumeError(
             f"the state's position {position} is not a multiple of batch_size="

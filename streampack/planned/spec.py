@@ -15,12 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from streampack.balance import Balance
+from streampack.batch.formats.registry import Formatter
+from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.config.combinations import check_combination
 from streampack.errors import ResumeError
 from streampack.gather.context_slice import ContextSlice
-from streampack.plan import DeviceView, Recipe
+from streampack.plan.device import DeviceView
+from streampack.plan.recipe import Recipe
 from streampack.streams import TokenStream
 from streampack.types import State
 from streampack.world import World
@@ -51,6 +54,15 @@ class DatasetSpec:
     """The factor of each stream's losses, or None if all are 1."""
     fetched_for_lengths: list[int] = field(default_factory=list)
     """Bytes of each shard that was fetched to learn its lengths; grows."""
+
+    @property
+    def shape(self) -> tuple[Packing, int]:
+        """What the shape of a batch depends on."""
+        return self.packing, self.batch_size
+
+    def slice_for(self, convert: Formatter) -> ContextSlice | None:
+        """Return the slice that this rank gets of each row in a batch format."""
+        return context_slice(self.world, self.packing, convert, self.batch_size)
 
     def view(self, world: World | None = None) -> DeviceView:
         """Return the part of the sequence that a rank, or this one, gets."""

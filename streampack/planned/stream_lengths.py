@@ -19,7 +19,7 @@ import numpy as np
 from streampack.config import Packing
 from streampack.errors import ConfigError, DataError
 from streampack.gather.shard_prefetch import fetch_all
-from streampack.mix import Quota
+from streampack.mix.weights import Quota
 from streampack.pack import fit_samples
 from streampack.pack.cost import sizes_in_pack
 from streampack.pack.overflow import kept_tokens

@@ -150,7 +150,7 @@ def length_chart(facts: RunFacts) -> Chart | None:
         panel.set_visible(False)
     for panel, (name, (lengths, num_read, num)) in zip(axes.flat, found.items(), strict=False):
         number = recipe.names.index(name)
-        size, parts = recipe.packing_of(number).max_seq_len, lengths / lengths.sum()
+        size, parts = recipe.longest(number), lengths / lengths.sum()
         panel.hist(lengths, edges, weights=0 * parts + 1 / len(parts), color=colour(number))
         panel.hist(lengths, edges, weights=parts, histtype="step", color=draw.INK, lw=1.5)
         panel.axvline(size, color=draw.INK, lw=1.5, ls=(0, (4, 3)))
@@ -163,7 +163,7 @@ def length_chart(facts: RunFacts) -> Chart | None:
         rows.append([name, *(f"{value:,.0f}" for value in numbers), *map(percent, shares)])
         rows[-1].append(f"{num_read:,} of {num:,}")
     legend = [("area", "share of the documents"), ("step", "share of the tokens")]
-    legend.append(("dash", f"a pack: {recipe.packing.max_seq_len:,} tokens"))
+    legend.append(("dash", f"a pack: {recipe.shapes.longest[0]:,} tokens"))
     unit = "tokens of a document, logarithmic"
     return Chart("lengths", "How long documents are", unit, figure, rows, legend)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.plan import DevicePlan
+from streampack.plan.device import DevicePlan
 from streampack.plan.recipe import Recipe
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -113,7 +113,7 @@ def run_facts(
     """Return what a report says; arguments as of `write_report`."""
     engine = engine_of(dataset)
     recipe, has_chapters = engine.recipe, bool(engine.run.chapters)
-    stride = engine.world.num_devices * engine.batch_size
+    stride = engine.spec.view().stride
     held = [(stream.num_tokens, stream.num_samples) for stream in recipe.streams]
     shortest = max(min(tokens / samples for tokens, samples in held), 1)
     affordable = max(int(PLANNED_PIECES / stride / (1 + recipe.row_tokens / shortest)), 1)
@@ -160,7 +160,7 @@ def _delivered(
     before = 0
     if isinstance(engine, ChapterEngine):
         describe_run(dataset, state)  # refuses a state of another run
-        sizes = [recipe.packing.max_seq_len for recipe in engine.run.recipes]
+        sizes = [recipe.row_tokens for recipe in engine.run.recipes]
         places = zip(engine.run.spans[: state["epoch"]], sizes, strict=False)
         tokens = sum((span.num_slots or 0) * size for span, size in places)
         tokens += state["position"] * sizes[state["epoch"]]

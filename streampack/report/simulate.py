@@ -16,10 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from streampack.balance import Balance
-from streampack.plan import DevicePlan, DeviceView, Progress, epoch_sequence
 from streampack.plan.deal import dealt_costs, step_time
+from streampack.plan.device import DevicePlan, DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import PackSequence
+from streampack.plan.sequence import PackSequence, epoch_sequence
+from streampack.plan.state import Progress
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from streampack._numba import compiled
-from streampack.plan import Recipe
+from streampack.plan.recipe import Recipe
 from streampack.types import (
     LENGTH,
     NO_SEGMENTS,
@@ -146,7 +146,7 @@ class DeliveryStats:
         count_segments(segments, self._counts)
         rules = [stream.overflow or self.recipe.packing.overflow for stream in self.recipe.streams]
         if "truncate" in rules:
-            longest = [self.recipe.packing_of(n).max_seq_len for n in range(len(self._counts))]
+            longest = [self.recipe.longest(n) for n in range(len(self._counts))]
             full = segments[:, TOTAL] == np.array(longest)[segments[:, STREAM]]
             full &= np.array([rule == "truncate" for rule in rules])[segments[:, STREAM]]
             self._count_truncated(segments[(segments[:, START] == 0) & full])
@@ -155,7 +155,7 @@ class DeliveryStats:
         for number in np.unique(segments[:, STREAM]).tolist():
             stream = self.recipe.streams[number]
             lengths_of = stream.whole_lengths_of or stream.lengths_of
-            longest = self.recipe.packing_of(number).max_seq_len
+            longest = self.recipe.longest(number)
             samples = segments[segments[:, STREAM] == number, SAMPLE]
             shards = np.searchsorted(stream.first_sample, samples, side="right") - 1
             for shard in np.unique(shards).tolist():

@@ -20,7 +20,8 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.plan import count_slots, epoch_sequence
+from streampack.plan.lane_ends import count_slots
+from streampack.plan.sequence import epoch_sequence
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files

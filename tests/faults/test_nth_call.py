@@ -20,7 +20,8 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, Progress
+from streampack.plan.device import DeviceView
+from streampack.plan.state import Progress
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
 from streampack.streams import shard_pool as recent_module

@@ -12,7 +12,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher, fetch_all
-from streampack.plan import ShardDelta
+from streampack.plan.shard_tracker import ShardDelta
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import FileLocks
 from streampack.streams import Stream, TokenStream, open_streams

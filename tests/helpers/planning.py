@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from streampack.config import Mixing, Order, Packing
-from streampack.mix import Quota, Weight, resolve_weights
+from streampack.mix.weights import Quota, Weight, resolve_weights
 from streampack.plan.device import DeviceView
 from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.mix import apportion, scaled_shares
-from streampack.mix.apportion import largest_remainders
+from streampack.mix.apportion import apportion, largest_remainders, scaled_shares
 
 sizes = st.lists(st.integers(0, 50), min_size=1, max_size=8).filter(any)
 

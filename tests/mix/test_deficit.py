@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.errors import ResumeError
-from streampack.mix import Deficits
+from streampack.mix.deficit import Deficits
 
 amounts_of_some = st.lists(st.integers(0, 1000), min_size=1, max_size=9).filter(any)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.mix import apportion, scaled_shares
+from streampack.mix.apportion import apportion, scaled_shares
 from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places, drawn_before
 
 quotas = st.lists(st.integers(0, 9000), min_size=1, max_size=6)

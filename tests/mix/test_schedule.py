@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.mix import LinearShares, Schedule, ScheduleState
+from streampack.mix.schedule import LinearShares, Schedule, ScheduleState
 from streampack.mix.schedule_kernels import SCALE
 from tests.helpers.examples import examples
 

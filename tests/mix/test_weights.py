@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.errors import ConfigError
-from streampack.mix import Weight, resolve_weights
+from streampack.mix.weights import Weight, resolve_weights
 
 SEED_SIZES = [100, 200]
 

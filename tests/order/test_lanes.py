@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.order import Extents, assign_to_lanes
-from streampack.order.lanes import stretch_of_lane
+from streampack.order.lanes import Extents, assign_to_lanes, stretch_of_lane
 
 shards = st.lists(
     st.tuples(st.integers(0, 40), st.integers(1, 30)), min_size=1, max_size=12

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.order import Lengths, Passes, assign_to_lanes
+from streampack.order.lanes import assign_to_lanes
+from streampack.order.shuffle import Lengths, Passes
 from streampack.types import PASS, SAMPLE, TOKENS
 
 shard_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)

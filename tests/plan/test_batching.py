@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix import draw
-from streampack.plan import Recipe
+from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import SampleOrder
 from streampack.types import STREAM
 from tests.helpers.examples import examples

@@ -16,7 +16,8 @@ from streampack.config import Order, Packing
 from streampack.mix.draw import CHUNK
 from streampack.plan.sample_order import UNDELIVERED, SampleOrder
 from streampack.plan.spans import RunPlan
-from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
+from streampack.plan.undelivered import Undelivered
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
 from tests.helpers.chapters import run_packs, run_plan
 from tests.helpers.examples import examples
 
@@ -109,9 +110,41 @@ def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
         1,
     ]
     for stream, expected in [(0, [rows[2], rows[3], rows[0]]), (1, [[1, 0, 3, 4, 5, 11], rows[1]])]:
-        assert samples.segments_of(again[again[:, STREAM] == stream]).tolist() == expected
+        assert (
+            samples.segments_of(again[again[:, STREAM] == stream], 64).segments.tolist() == expected
+        )
     # A stream without a share keeps waiting.
     assert samples.undelivered.segments.tolist() == [[2, 0, 1, 0, 9, 9]]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    seed=st.integers(0, 99),
+    longest=st.integers(1, 9),
+)
+def test_undelivered_samples_keep_their_order_and_pieces_are_cut_where_packs_are_short(
+    lengths, seed, longest
+):
+    rng = np.random.default_rng(seed)
+    rows = [
+        [sample % 3, sample % 2, sample, start, min(4, length - start), length]
+        for sample, length in enumerate(lengths)
+        for start in range(0, length, 4)
+    ]
+    rows = rng.permutation(rows)
+    places = {sample: place for place, sample in reversed(list(enumerate(rows[:, SAMPLE])))}
+    expected = sorted(rows.tolist(), key=lambda row: (*row[:2], places[row[SAMPLE]], row[START]))
+    left = Undelivered(rows, range(3))
+    assert left.segments.tolist() == expected
+
+    numbers = rng.permutation(len(lengths))
+    for pack, number in zip(left.of(numbers, longest), numbers, strict=True):
+        [sample] = set(pack[:, SAMPLE].tolist())
+        [whole] = left.of(np.array([number]), 9)
+        assert sample == whole[0, SAMPLE]
+        tokens = [place for row in pack for place in range(row[START], row[START] + row[LENGTH])]
+        assert tokens == list(range(lengths[sample]))
+        assert pack[:, LENGTH].max() <= longest
 
 
 @examples(20)

@@ -20,10 +20,10 @@ from hypothesis.stateful import (
 
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
-from streampack.plan import Progress, sample_order
+from streampack.plan import sample_order
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import decode_state, encode_state, saved_chapters
+from streampack.plan.state import Progress, decode_state, encode_state, saved_chapters
 from streampack.plan.state_differences import check_past
 from streampack.planned.chapter_edits import RunChapters
 from streampack.types import STREAM

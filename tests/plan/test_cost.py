@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
-from streampack.mix import Quota
-from streampack.order import assign_to_lanes
-from streampack.plan import DeviceView, PlanStream, Progress, Recipe, epoch_sequence
+from streampack.mix.weights import Quota
+from streampack.order.lanes import assign_to_lanes
+from streampack.plan.device import DeviceView
 from streampack.plan.lane_stream import LaneStream
+from streampack.plan.recipe import PlanStream, Recipe
+from streampack.plan.sequence import epoch_sequence
+from streampack.plan.state import Progress
 from streampack.types import LENGTH
 from tests.helpers.planning import covered, global_batches, recipe, synthetic_stream
 

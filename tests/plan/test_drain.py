@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError
-from streampack.plan import Progress, sample_order
+from streampack.plan import sample_order
 from streampack.plan.drain import drained
 from streampack.plan.sequence import PackSequence
+from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.chapters import device_packs, plan_packs, run_packs, run_plan, views_of
 from tests.helpers.examples import examples

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
-from streampack.plan import DeviceView, Recipe, count_slots, epoch_sequence
-from streampack.plan.lane_ends import LaneEndFinder
+from streampack.plan.device import DeviceView
+from streampack.plan.lane_ends import LaneEndFinder, count_slots
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
 from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (

@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import (
-    DevicePlan,
-    DeviceView,
-    Progress,
-    Recipe,
-    epoch_sequence,
-    sequence,
-    span_slots,
-)
+from streampack.plan import sequence, span_slots
+from streampack.plan.device import DevicePlan, DeviceView
 from streampack.plan.pack_queues import PackQueues
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
+from streampack.plan.state import Progress
 from tests.helpers.planning import recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]

@@ -8,15 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import (
-    DevicePlan,
-    DeviceView,
-    Progress,
-    Recipe,
-    count_slots,
-    epoch_sequence,
-)
+from streampack.plan.device import DevicePlan, DeviceView
+from streampack.plan.lane_ends import count_slots
 from streampack.plan.pack_shapes import PackShapes
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
+from streampack.plan.state import Progress
 from streampack.types import LENGTH, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import (

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix.draw import CHUNK
-from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence
+from streampack.plan.device import DeviceView
 from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import plan_fingerprint
+from streampack.plan.state import Progress, plan_fingerprint
 from streampack.types import LENGTH, SAMPLE
 from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, device_batches, queue_packs, recipe, world_views

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ResumeError
-from streampack.plan import DeviceView, Progress, Recipe, check_resized, epoch_sequence
+from streampack.plan.device import DeviceView
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
+from streampack.plan.state import Progress, check_resized
 from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, device_batches, recipe, world_views
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
-from streampack.plan import DeviceView, Recipe, epoch_sequence
+from streampack.plan.device import DeviceView
 from streampack.plan.lane_stream import LaneStream
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
 from streampack.types import LENGTH, SAMPLE, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (

@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.config.packing import Method
-from streampack.order import Extents, Lengths, Passes
-from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence
+from streampack.order.lanes import Extents
+from streampack.order.shuffle import Lengths, Passes
+from streampack.plan.device import DeviceView
 from streampack.plan.lane_stream import LaneStream
-from streampack.plan.sequence import touched_lanes
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence, touched_lanes
+from streampack.plan.state import Progress
 from streampack.types import SAMPLE, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import recipe, synthetic_stream

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.config.packing import Method
 from streampack.config.rules import OPTION_METHODS
-from streampack.plan import (
-    DeviceView,
-    Progress,
-    Recipe,
-    epoch_sequence,
-)
+from streampack.plan.device import DeviceView
 from streampack.plan.lane_stream import LaneStream, lane_drift
 from streampack.plan.pack_queue import PackQueue
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
+from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import decode_epochs, device_batches, encode_epochs, queue_packs, recipe

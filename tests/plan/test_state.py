@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
@@ -19,16 +17,12 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config import order as order_config
 from streampack.config import packing as packing_config
 from streampack.errors import ResumeError
-from streampack.plan import (
-    DeviceView,
-    Progress,
-    Recipe,
-    epoch_sequence,
-    run_shape,
-)
-from streampack.plan.state import STATE_VERSION
+from streampack.plan.device import DeviceView
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
+from streampack.plan.state import Progress, run_shape
 from tests.helpers.examples import examples
-from tests.helpers.planning import all_packs, decode_epochs, encode_epochs, recipe, world_views
+from tests.helpers.planning import decode_epochs, encode_epochs, recipe
 
 DIGESTS = ["5f2c", "91aa"]
 LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
@@ -129,52 +123,6 @@ def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_t
 def test_a_default_of_what_another_packer_does_is_not_in_the_fingerprint(option):
     [(key, _)] = option.items()
     assert encode_epochs(make(), DIGESTS, Progress())["fingerprint"][key] is None
-
-
-PINNED = [
-    *product(
-        ("samples", "tokens"),
-        ("random", "stratified", "per_stream", "device_per_stream"),
-        ({"method": "exact_fit"},),
-    ),
-    *product(
-        ("samples",),
-        ("random",),
-        (
-            {"method": "next_fit", "split_gap": 0.1},
-            {"method": "first_fit"},
-            {"method": "best_fit", "guard": 3},
-            {"method": "knapsack"},
-            {"method": "concat"},
-            {"method": "two_tiers", "short_seq_len": 16},
-        ),
-    ),
-]
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("num_lanes", "pack_shuffle", "expected"),
-    [(1, None, "05ce274fda534111"), (3, 20, "cee37c912d5a7c10")],
-)
-def test_this_version_of_the_state_belongs_to_this_sequence(num_lanes, pack_shuffle, expected):
-    """A change of the packs that a config gives must increase STATE_VERSION, also in this test."""
-    seen = hashlib.blake2b(digest_size=8)
-    lengths = [1 + np.arange(num) ** 2 % top for num, top in ((900, 97), (400, 61), (90, 31))]
-    for (unit, method, packing), epoch in product(PINNED, (0, 1)):
-        r = recipe(
-            lengths,
-            weights=[{"choose": 700 if unit == "samples" else 9000}, {"repeat": 1.5}, {}],
-            packing=Packing(max_seq_len=64, buffer_tokens=512, **packing),
-            mixing=Mixing(batching_method=method, weight_unit=unit),
-            order=Order(seed=3, pack_shuffle=pack_shuffle),
-            num_lanes=num_lanes,
-            lane_turn=2,
-            global_batch_size=12,
-        )
-        for pack in all_packs(r, world_views(1, 4), epoch):
-            seen.update(np.array(pack, "<i8").tobytes())
-    assert (STATE_VERSION, seen.hexdigest()) == (6, expected)
 
 
 def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():

@@ -12,7 +12,8 @@ from streampack import rng
 from streampack.config import Mixing, Order, Packing
 from streampack.order import shuffle
 from streampack.pack import best_fit_decreasing
-from streampack.plan import Recipe, sample_order
+from streampack.plan import sample_order
+from streampack.plan.recipe import Recipe
 from tests.helpers.planning import device_batches, recipe, world_views
 
 

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing
-from streampack.plan import DeviceView, Progress, Recipe, epoch_sequence, touched_lanes
+from streampack.plan.device import DeviceView, touched_lanes
 from streampack.plan.lane_stream import skips_lanes
+from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
+from streampack.plan.state import Progress
 from tests.helpers.planning import recipe
 
 

@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan import DeviceView, PlanStream, Recipe
+from streampack.plan.device import DeviceView
 from streampack.plan.lane_stream import LaneStream
+from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder
 from streampack.types import PASS, SAMPLE, START, STREAM
 from tests.helpers.examples import examples

@@ -123,20 +123,6 @@ def test_torchs_own_workers_deliver_the_run_once(make):
         list(loader)
 
 
-def test_what_a_loader_skips_is_remembered(make):
-    whole = keys(PackedDataLoader(make()))
-    loader, got = PackedDataLoader(make()), []
-    for batch in loader:
-        got.append(key(batch))
-        if len(got) == 10:
-            loader.skip(2)
-            state = loader.state_dict()
-    assert got == whole[:16] + whole[32:]
-    resumed = PackedDataLoader(make())
-    resumed.load_state_dict(state)
-    assert keys(resumed) == got[10:]
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", ["random", "stratified"])
 @pytest.mark.parametrize("at", [48, 52, 137])

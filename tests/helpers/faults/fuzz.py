@@ -40,7 +40,8 @@ import zstandard
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError, StreampackError
 from streampack.gather.gather import Gatherer
-from streampack.plan import DeviceView, epoch_sequence
+from streampack.plan.device import DeviceView
+from streampack.plan.sequence import epoch_sequence
 from streampack.planned.build import build_recipe
 from streampack.planned.spec import DatasetSpec
 from streampack.storage.materialize import Downloader
