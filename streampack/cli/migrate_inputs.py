@@ -25,9 +25,9 @@ Options = dict[str, list[str]]
 
 SUBSETS = ("train", "valid", "test")
 NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-ARRAY = re.compile(r"^\s*\w+=\(|\)\s*$", re.MULTILINE)
+ARRAY = re.compile(r"^\s*\w+\+?=\(|\)\s*$", re.MULTILINE)
 ASSIGNMENT = re.compile(r"([A-Z_][A-Z0-9_]*)=(.*)", re.DOTALL)
-VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^}]*))?\})")
 # GPT-NeoX's names of Megatron's options.
 NEOX = {
     "train-batch-size": "global-batch-size",
@@ -98,19 +98,20 @@ def options_of_text(text: str) -> Options:
     found: Options = {}
     variables = dict(os.environ)
     option = ""
-    try:
-        words = shlex.split(ARRAY.sub(" ; ", text.replace("\\\n", " ")), comments=True)[::-1]
-    except ValueError as error:
-        raise ConfigError(
-            f"{text!r:.60}: is not a command ({error}); correct its quotes"
-        ) from error
+
+    def value_of(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[2]) or match[3] or match[0]
+
+    words = _words(text)[::-1]
     while words:
-        word = VARIABLE.sub(lambda match: variables.get(match[1], match[0]), words.pop())
-        assigned = ASSIGNMENT.fullmatch(word)
-        if assigned is not None:
+        word = VARIABLE.sub(value_of, words.pop())
+        pieces = word.split()
+        if assigned := ASSIGNMENT.fullmatch(word):
             has_options = "--" in assigned[2]
-            variables[assigned[1]] = "" if has_options else assigned[2]
+            variables[assigned[1]] = ";" if has_options else assigned[2]
             words += [";", *reversed(assigned[2].split())] if has_options else []
+        elif len(pieces) > 1 and (word.startswith("--") or NUMBER.fullmatch(pieces[0])):
+            words += reversed(pieces)  # they were in quotes
         elif word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             option = name.replace("_", "-")
@@ -118,9 +119,7 @@ def options_of_text(text: str) -> Options:
         elif word == ";" or word.endswith("[@]}"):
             option = ";"  # the words of another command are of no option
         else:
-            pieces = word.split()
-            is_blend = bool(pieces) and NUMBER.fullmatch(pieces[0]) is not None
-            found.setdefault(option, []).extend(pieces if is_blend else [word] if word else [])
+            found.setdefault(option, []).append(word)
     found.pop(";", None)
     for name, values in list(found.items()):
         if name == "data-args-path":
@@ -128,3 +127,13 @@ def options_of_text(text: str) -> Options:
         elif name == "per-split-data-args-path":
             found |= options_of_yaml(yaml_of(values))
     return found
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a command or a script, with ";" around arrays."""
+    try:
+        return shlex.split(ARRAY.sub(" ; ", text.replace("\\\n", " ")), comments=True)
+    except ValueError as error:
+        raise ConfigError(
+            f"{text!r:.60}: is not a command ({error}); correct its quotes"
+        ) from error

@@ -55,14 +55,16 @@ def test_a_blend_is_planned_with_its_weights_and_its_steps(folder: Path, dashes:
 
 SCRIPT = """#!/bin/bash
 # don't edit
-DATA=d
+DATA=${1:-"d"}
 BLEND="0.7 $DATA/web 0.3 ${DATA}/code"
 MODEL_ARGS="
     --num-layers 2
 "
-DATA_ARGS=(
-    --data-path $BLEND
+DATA_ARGS=()
+DATA_ARGS+=(
+    "--data-path $BLEND"
 )
+mkdir -p $(dirname x)
 torchrun --nproc-per-node 8 pretrain_gpt.py ${DATA_ARGS[@]} $MODEL_ARGS \\
     --split 100,0,0
 """
