@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack.write import engines, write_texts
+from streampack.write import write_texts
 from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows, tokenizer_file
 
 pytestmark = [
@@ -82,10 +82,7 @@ def test_runs_on_ray_that_are_killed_are_finished_byte_for_byte(tmp_path, whole,
 
 
 def test_engines_are_named_by_what_is_missing(tmp_path, monkeypatch):
-    def missing(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(engines, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "ray", None)
     path = jsonl_file(tmp_path / "rows.jsonl", text_rows(5))
     with pytest.raises(
         ValueError, match=r"engine='ray' needs ray .*pip install 'streampack\[ray\]'"
