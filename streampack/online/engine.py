@@ -40,7 +40,7 @@ from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, most_empty_passes
 from streampack.online.source_view import source_view
-from streampack.online.state import as_json, check_state, flow_fingerprint, worker_state
+from streampack.online.state import check_state, flow_fingerprint, saved_state, worker_state
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
@@ -364,7 +364,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
-        state: State = as_json(self.position())
+        state = saved_state(self.position())
         return state if info else state | self.loops.state_dict()
 
     def next_state(self, worker_slice: WorkerSlice) -> State:
@@ -377,7 +377,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self.check(state, self._own_slice())
         loop = self.loops.read(state)
         self.num_moves += 1
-        self.restart(int(state["epoch"]), as_json(state))
+        self.restart(int(state["epoch"]), saved_state(state))
         self.loops.go_to(*loop)
 
     def position(self) -> State:
@@ -388,7 +388,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         """Let `read_epoch` continue where an earlier reading was left."""
         self.check_not_moved_away()
         if self.at is not None:  # a reading that failed, or another loop over this dataset
-            self.restart(int(self.at["epoch"]), as_json(self.at))
+            self.restart(int(self.at["epoch"]), saved_state(self.at))
 
     def check_not_moved_away(self) -> None:
         """Refuse to continue a loop of a loader's workers; only they know where it ended."""

@@ -5,8 +5,8 @@
     StreamMixer --a chunk--> waiting segments --> packer --> packs --> 0 1 2 3 | 4 5 ..  windows
                              (tokens: SampleStore)                     2 0 3 1 --> batches
 
-A chunk has about the tokens of a device batch, in at most 64 samples, or 256 of lists. The packer
-takes what the next packs need, and the rest waits. So a source may be read up to a chunk ahead.
+A chunk has the tokens of a device batch, or 65,536 if that is more, in at most 64 samples, or 256 of
+lists. The packer takes what the next packs need, and the rest waits. So a source may be read up to a chunk ahead.
 
 Cost: about 60 us a chunk, and 40 us per call of the packer. Memory: the tokens of a window and of a
 chunk, in the `SampleStore`.
@@ -40,7 +40,7 @@ from streampack.types import (
 )
 
 FEWEST_PACKS = 2  # a window of one pack keeps its order
-CHUNK_TOKENS = 1 << 14  # of a chunk, if a device batch has fewer
+CHUNK_TOKENS = 1 << 16  # of a chunk, if a device batch has fewer
 
 
 def fitting_window(plan: FlowPlan, buffers: Buffers, num_workers: int) -> int:
@@ -184,10 +184,6 @@ class LiveQueue:
         self._num_windows += 1
 
     # State.
-
-    def parts(self) -> tuple[list[Packs], list[Int64Array]]:
-        """Return the complete packs, and the other segment rows that are in the store."""
-        return [self._ready, self._arrived], [self._packer.buffered, self._waiting]
 
     def state_dict(self) -> State:
         """Return the packer's state and the queues; see `online.state.as_json`."""

@@ -15,9 +15,8 @@ Memory: each packer's bound, one batch, and one chunk of samples per packer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -29,16 +28,14 @@ from streampack.mix.schedule import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
-from streampack.online.restore import changed_source, check_packs, key_of
+from streampack.online.restore import changed_source, key_of
 from streampack.online.sample_store import SampleStore
 from streampack.online.samples import Columns, SampleKey
 from streampack.online.source_slice import SourceSlice
-from streampack.online.stream_mixer import StreamMixer
+from streampack.online.stream_mixer import StreamMixer, interleaved
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, PASS, SAMPLE, TOKENS, Int64Array, Packs, State
-
-_Part: TypeAlias = tuple[Int64Array, Columns]  # a sample's row, and its columns
 
 
 class OnlinePacker:
@@ -101,9 +98,9 @@ class OnlinePacker:
         if plan.bucketing is not None:  # one row for each sample
             num_rows, row_tokens = len(lengths), int(lengths.max())
             packs = Packs(segments=packs.segments, ends=np.arange(1, num_rows + 1))
-        count_segments(packs.segments, self._counts)
         waiting = self._store.payload_bytes
         rows, extras = self._store.pop_rows(packs, num_rows, row_tokens)
+        count_segments(packs.segments, self._counts)  # of samples that the store has
         step = self.num_batches * self._worker_slice.num_workers + self._worker_slice.worker
         self.num_batches += 1
         self._num_packs += num_packs
@@ -221,50 +218,33 @@ class OnlinePacker:
 
     def _restore(self, state: State) -> None:
         addresses = [*state["held"], *state["last"]]
-        keys_of = _by_stream(addresses)
-        parts: dict[SampleKey, _Part] = {}
+        keys = list(dict.fromkeys(map(key_of, addresses)))
+        streams = [stream for stream, _, _ in keys]
+        rows, columns = np.empty((len(keys), TOKENS + 1), np.int64), dict[int, Columns]()
         for number, sampler in enumerate(self._samplers):
-            rows, columns = sampler.load_state_dict(
-                state["sources"][number],
-                self._epoch,
-                self._mixer.quotas[number],
-                keys_of.get(number, []),
+            own = [key for key in keys if key[0] == number]
+            source, quota = state["sources"][number], self._mixer.quotas[number]
+            rows[np.equal(streams, number)], columns[number] = sampler.load_state_dict(
+                source, quota, own
             )
-            for index, row in enumerate(rows):
-                tokens, labels, masks, extras = (each[index : index + 1] for each in columns)
-                parts[key_of(row)] = row, (tokens, labels, masks, extras)
-        if parts:
-            self._restore_store(state, parts)
+        if keys:
+            shifted = [bool(sampler.labels_shifted) for sampler in self._samplers]
+            self._store.extend(rows, interleaved(columns, streams), shifted)
+            wrong = self._store.keep(state["held"], state["last"])
+            if wrong is not None:
+                address = addresses[wrong]
+                num_tokens = int(rows[keys.index(key_of(address)), TOKENS])
+                raise changed_source(address, num_tokens, self._store.pieces, self._plan.streams)
         for queue, saved in zip(self._queues, state["lanes"], strict=True):
             queue.load_state_dict(saved)
-        parts_of = [queue.parts() for queue in self._queues]
-        packs = [each for complete, _ in parts_of for each in complete]
-        others = [each for _, rest in parts_of for each in rest]
-        check_packs(packs, others, self._store.addresses, self._plan)
         self._mixer.load_state_dict(state)
-        self.num_batches = int(state["num_batches"])
-        self._served = [int(n) for n, _ in zip(state["served"], self._served, strict=True)]
-        self._substituted, self._num_packs = int(state["substituted"]), int(state["num_packs"])
-        self._num_slots = int(state["num_slots"])
-        self._counts[:] = np.array(state["counts"], np.int64).reshape(self._counts.shape)
-        self._store.high_water_tokens = int(state["high_water_tokens"])
-        self._bytes.high_water = int(state["high_water_bytes"])
-
-    def _restore_store(self, state: State, parts: Mapping[SampleKey, _Part]) -> None:
-        held, last = state["held"], state["last"]
-        order = list(dict.fromkeys(map(key_of, [*held, *last])))
-        rows = np.stack([parts[key][0] for key in order])
-        tokens, labels, masks, extras = (
-            [value for key in order for value in parts[key][1][kind]] for kind in range(4)
-        )
-        shifted = [bool(sampler.labels_shifted) for sampler in self._samplers]
-        self._store.extend(rows, (tokens, labels, masks, extras), shifted)
-        wrong = self._store.keep(held, last)
-        if wrong is not None:
-            address = [*held, *last][wrong]
-            num_tokens = int(parts[key_of(address)][0][TOKENS])
-            pieces = self._store.pieces
-            raise changed_source(address, num_tokens, pieces, self._plan.streams)
+        self.num_batches = state["num_batches"]
+        self._served = list(state["served"])
+        self._substituted, self._num_packs = state["substituted"], state["num_packs"]
+        self._num_slots = state["num_slots"]
+        self._counts[:] = state["counts"]
+        self._store.high_water_tokens = state["high_water_tokens"]
+        self._bytes.high_water = state["high_water_bytes"]
 
 
 def _by_stream(addresses: Iterable[Sequence[int] | Int64Array]) -> dict[int, list[SampleKey]]:

@@ -13,22 +13,15 @@ Cost: that of reading up to the state's position, and of encoding the samples.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from streampack._state import UNCHANGED
-from streampack.errors import DataError, ResumeError
-from streampack.online.plan import FlowPlan
-from streampack.online.sample_store_kernels import LEFT
+from streampack.errors import DataError
 from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice
-from streampack.pack.buffered import rooms
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import own_copy
-from streampack.types import LENGTH, START, TOTAL, Int64Array, Packs, State
+from streampack.types import LENGTH, START, TOTAL, Int64Array, State
 
 SAME_SAMPLES = (
     "; a source must give the same samples in the same order each time: pass it, and its "
@@ -71,63 +64,10 @@ def read_again(
     return [found[key] for key in wanted]
 
 
-def check_position(
-    name: str,
-    position: tuple[int, int],
-    most: tuple[int, int],
-    base: State | None,
-    oldest: tuple[int, int],
-) -> None:
-    """Refuse an impossible position in a stream: replaying up to it might never end.
-
-    `most` are the largest pass and number of items; `oldest` is the position of the first sample
-    that is held.
-    """
-    (pass_, taken), (most_passes, most_items) = position, most
-    if taken > most_items or pass_ > most_passes:
-        raise ResumeError(
-            f"stream {name!r}: the state is {taken} samples into pass {pass_}, but took only "
-            f"{most_items} or fewer; {UNCHANGED}"
-        )
-    begin = oldest if base is None else (base["pass"], base["taken"])
-    if begin > oldest or begin[0] != oldest[0]:
-        raise ResumeError(
-            f"stream {name!r}: the state resumes from {begin[1]} samples into pass {begin[0]}, but "
-            f"its oldest sample is {oldest[1]} into pass {oldest[0]}; {UNCHANGED}"
-        )
-
-
 def key_of(address: Sequence[int] | Int64Array) -> SampleKey:
     """Return the key of the sample at an address."""
     stream, pass_, number = map(int, address[:START])
     return stream, pass_, number
-
-
-def check_packs(
-    packs: Sequence[Packs], others: Sequence[Int64Array], held: Int64Array, plan: FlowPlan
-) -> None:
-    """Refuse packs that are too long, and segments that are not the pieces at addresses `held`.
-
-    `others` are the segments that are not in a complete pack. The kernels that copy tokens rely on
-    both.
-    """
-    segments = np.concatenate([*(each.segments for each in packs), *others])
-    rows = segments[np.lexsort(segments[:, START::-1].T)].tolist()
-    packed, left = Counter[SampleKey](), Counter[SampleKey]()
-    for row in rows:
-        packed[key_of(row)] += row[LENGTH]
-    for address in held.tolist():
-        left[key_of(address)] += address[LEFT]
-    ends = [[*row[:START], row[START] + row[LENGTH]] for row in rows]
-    is_overlap = any(end > row for end, row in zip(ends, rows[1:], strict=False))
-    multiple = plan.packing.pad_to_multiple or 1
-    is_long = plan.bucketing is None and any(
-        rooms(each[pack], multiple)[:, LENGTH].sum() > plan.packing.row_tokens
-        for each in packs
-        for pack in range(len(each))
-    )
-    if packed != left or is_overlap or is_long or any(row[LENGTH] < 1 for row in rows):
-        raise ResumeError(f"the state's packs do not go with its buffered samples; {UNCHANGED}")
 
 
 def changed_source(

@@ -342,7 +342,7 @@ def take_out(
             piece, number of tokens.
 
     Returns:
-        The number of copies, and the first segment that is not buffered, or -1.
+        The number of copies, and the first segment that is not buffered or does not fit, or -1.
     """
     (table, heads, tokens, labels), (segments, ends) = held, packs
     out_tokens, out_labels, nexts, copies = made
@@ -354,10 +354,11 @@ def take_out(
             is_last = start + left == segments[segment, TOTAL]
             while left > 0:
                 line = _find(table, heads, segments[segment], start)
-                if line == NO_LINE:
-                    return num_copies, segment
                 first = start - table[line, START]
                 size = min(left, table[line, SIZE] - first)
+                is_full = filled + size > out_tokens.shape[1] or num_copies == len(copies)
+                if line == NO_LINE or is_full:
+                    return num_copies, segment
                 at = table[line, OFFSET] + first
                 _copy(tokens[at : at + size], out_tokens[row, filled : filled + size])
                 if len(labels):

@@ -5,7 +5,10 @@
     {"version": 6, "kind": "iterable", "epoch": 0,
      "worker": [0, 2], "device": [0, 8],              number and count of this worker and rank
      "fingerprint": {"seed": 17, "streams": [...], ...},          every field must match
-     "flow": {...}}                                   positions in the sources, or None at the start
+     "flow": {...},                                   positions in the sources, or None at the start
+     "digest": "9f..."}                               of all but the sources' own states
+
+Nothing else checks the numbers in a state: the digest refuses one that was damaged or edited.
 
 Unlike a planned run's state, it belongs to one worker of one rank: the packs depend on the samples
 that each worker reads. A loader's state contains one for each of its workers.
@@ -16,26 +19,21 @@ Cost: a few hundred integers per state; no tokens.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from streampack._state import MAX_EPOCH, FieldChecks, field_difference, saved_fingerprint
+from streampack._state import UNCHANGED, canonical_json, field_difference
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan
 from streampack.online.worker_slice import WorkerSlice
-from streampack.runtime.stats import COUNTED, TOKENS
+from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import Packs, State
 
 STATE_VERSION = 6
 KIND = "iterable"
-CHECKS = FieldChecks("the state's ")
-FLOW_CHECKS = FieldChecks("the state's flow.")
-MAX_NUMBER = 2**63 - 1
-TOTALS = ("num_batches", "num_packs", "num_slots", "substituted")
-MARKS = ("high_water_tokens", "high_water_bytes")
-POSITION_KEYS = ("pass", "taken", "amount_taken", "bad")
 # `IterableStream` fields that decide how its samples are read; saved unchanged.
 STREAM_FIELDS = (
     "labels",
@@ -93,19 +91,32 @@ def worker_state(
     }
 
 
-def as_json(value: Any) -> Any:
+def saved_state(state: State) -> State:
+    """Return a copy of a worker's state as it is handed over: JSON, with a digest."""
+    saved: State = as_json(state)
+    return saved | {"digest": _digest(saved)}
+
+
+def _digest(state: State) -> str:
+    bare = as_json({**state, "digest": None}, copy_source=lambda _: None)
+    return digest_of_values(canonical_json(bare))
+
+
+def as_json(value: Any, copy_source: Callable[[Any], Any] = copy.deepcopy) -> Any:
     """Return a copy of a state, or of a part of one, with lists in place of arrays and packs.
 
-    The states of sources are theirs, and copied as they are.
+    The states of sources are theirs, and may be any objects.
 
     >>> as_json({"held": np.array([[0, 5]]), "epoch": 0})
     {'held': [[0, 5]], 'epoch': 0}
     """
     if isinstance(value, dict):
-        copies = {"source": copy.deepcopy}
-        return {key: copies.get(key, as_json)(each) for key, each in value.items()}
+        return {
+            key: copy_source(each) if key == "source" else as_json(each, copy_source)
+            for key, each in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [as_json(each) for each in value]
+        return [as_json(each, copy_source) for each in value]
     if isinstance(value, Packs):
         return [value[pack].tolist() for pack in range(len(value))]
     return value.tolist() if isinstance(value, np.ndarray) else copy.copy(value)
@@ -124,11 +135,8 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
             f"the state has version {state.get('version')!r}, this release reads {STATE_VERSION}; "
             "load it with the release that saved it"
         )
-    epoch = CHECKS.integer("epoch", state.get("epoch"), 0, MAX_EPOCH)
-    saved_fields = saved_fingerprint(state)
-    flow = state.get("flow", "missing")
-    if not isinstance(flow, dict | None):
-        raise CHECKS.error("flow", flow, wanted="None or a dict")
+    if state.get("digest") != _digest(state):
+        raise ResumeError(f"the state is damaged, or was edited; {UNCHANGED}")
     for key, name, own in (
         (
             "device",
@@ -137,7 +145,7 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
         ),
         ("worker", "worker", [worker_slice.worker, worker_slice.num_workers]),
     ):
-        saved = CHECKS.items(key, state.get(key), 2)
+        saved = state[key]
         if saved != own:
             raise ResumeError(
                 f"the state is of {name} {saved[0]} of {saved[1]}, but is loaded in {own[0]} of "
@@ -146,10 +154,8 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
             )
     # States hold `pack_shuffle` only where packs are shuffled.
     for key, value in {"pack_shuffle": None, **fingerprint}.items():
-        if saved_fields.get(key) != value:
-            raise ResumeError(field_difference(key, saved_fields.get(key), value))
-    if flow is not None:
-        _check_flow(flow, epoch, fingerprint)
+        if state["fingerprint"].get(key) != value:
+            raise ResumeError(field_difference(key, state["fingerprint"].get(key), value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +180,7 @@ class LoaderPosition:
 
     def state_dict(self, num_workers: int) -> State:
         """Return the state of a loader; without workers, `states` is that of the process."""
-        workers = as_json(self.states)
+        workers = list(map(saved_state, self.states))
         return {
             "version": workers[0]["version"],
             "kind": KIND,
@@ -209,46 +215,3 @@ def read_position(state: State, num_workers: int) -> LoaderPosition:
     if wrong:
         raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
     return LoaderPosition(workers, state["next_worker"])
-
-
-def _check_flow(flow: State, epoch: int, fingerprint: dict[str, Any]) -> None:
-    """Check the positions and counts; each source checks its own state when it is loaded."""
-    num = len(fingerprint["streams"])
-    sources, served, counts = (
-        FLOW_CHECKS.items(key, flow.get(key), num) for key in ("sources", "served", "counts")
-    )
-    numbers = [(f"served.{n}", count) for n, count in enumerate(served)]
-    for n, source in enumerate(sources):
-        _check_source(f"sources.{n}", source)
-        row = FLOW_CHECKS.items(f"counts.{n}", counts[n], len(COUNTED))
-        numbers += [(f"counts.{n}", count) for count in row]
-    for key, number in (*numbers, *((key, flow.get(key)) for key in (*TOTALS, *MARKS))):
-        FLOW_CHECKS.integer(key, number, 0, MAX_NUMBER)
-    if flow.get("epoch") != epoch:
-        raise FLOW_CHECKS.error(
-            "epoch", flow.get("epoch"), wanted=f"{epoch}, which is the state's epoch"
-        )
-    num_tokens = sum(row[TOKENS] for row in counts)
-    num_batches, num_packs, num_slots = (flow[key] for key in TOTALS[:3])
-    # Every batch has a pack, and every pack a token.
-    most_packs = min(num_batches * fingerprint["batch_size"], num_tokens)
-    if not num_batches <= num_packs <= most_packs or num_tokens > num_slots:
-        raise CHECKS.failure(
-            f"flow counts {num_batches} batches, {num_packs} packs, {num_tokens} tokens and "
-            f"{num_slots} slots, which do not go together"
-        )
-
-
-def _check_source(where: str, source: Any) -> None:
-    FLOW_CHECKS.mapping(where, source)
-    for key in POSITION_KEYS:
-        FLOW_CHECKS.integer(f"{where}.{key}", source.get(key), 0, MAX_NUMBER)
-    if source.get("size", "missing") is not None:
-        FLOW_CHECKS.integer(f"{where}.size", source.get("size"), 0, MAX_NUMBER)
-    base = source.get("base", "missing")
-    if base is None:
-        return
-    if not isinstance(base, dict):
-        raise FLOW_CHECKS.error(f"{where}.base", base, wanted="None or a dict")
-    for key in ("pass", "taken", *(("raw",) if "source" in base else ())):
-        FLOW_CHECKS.integer(f"{where}.base.{key}", base.get(key), 0, MAX_NUMBER)

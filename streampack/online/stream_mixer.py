@@ -158,8 +158,6 @@ class StreamMixer:
         return {"deficits": self._deficits.state_dict(), "is_stopping": self._is_stopping}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if min(state["deficits"]["amounts"]) < 0:
-            raise ValueError("a stream's amount is negative")
         self._deficits.load_state_dict(state["deficits"])
         self._find_only()
         self._is_stopping = bool(state["is_stopping"])

@@ -24,7 +24,7 @@ from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.online.epoch_quota import WorkerQuota
 from streampack.online.item_decoder import Decoded, ItemDecoder, has_invalid_values
-from streampack.online.restore import SAME_SAMPLES, check_position, read_again
+from streampack.online.restore import SAME_SAMPLES, read_again
 from streampack.online.samples import Columns, SampleKey
 from streampack.online.source_slice import Items, SourceSlice
 from streampack.pack import fit_samples
@@ -343,7 +343,7 @@ class StreamSampler:
         return min([self.position[:2], *positions])
 
     def load_state_dict(
-        self, state: State, epoch: int, quota: WorkerQuota, held: Sequence[SampleKey]
+        self, state: State, quota: WorkerQuota, held: Sequence[SampleKey]
     ) -> tuple[Int64Array, Columns]:
         """Resume from a state, and read the buffered samples again.
 
@@ -363,15 +363,8 @@ class StreamSampler:
                 f"stream {self._name!r}: its source has {self._slice.indexed_size} samples, but "
                 f"had {state['size']} when the state was saved{SAME_SAMPLES}"
             )
-        pass_, taken, amount, bad = self._at
-        # At least one sample was taken from every pass, except the one in which the epoch began.
-        skipped = quota.skipped or 0
-        most = max(epoch, skipped) + 1 + skipped + amount + bad
-        passes = most * self._slice.most_empty_passes
-        base, oldest = state["base"], self._oldest(held)
-        check_position(self._name, (pass_, taken), (passes, most), base, oldest)
         wanted = [(pass_, number) for _, pass_, number in held]
-        values = read_again(self._slice, self._at[:2], base, wanted)
+        values = read_again(self._slice, self._at[:2], state["base"], wanted)
         if not values:
             return rows, self._decoder.columns([])
         numbers = rows[:, 2].tolist()
