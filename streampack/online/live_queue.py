@@ -5,8 +5,9 @@
     StreamMixer --a chunk--> waiting segments --> packer --> packs --> 0 1 2 3 | 4 5 ..  windows
                              (tokens: SampleStore)                     2 0 3 1 --> batches
 
-A chunk has the tokens of a device batch, or 65,536 if that is more, in at most 64 samples, or 256 of
-lists. The packer takes what the next packs need, and the rest waits. So a source may be read up to a chunk ahead.
+A chunk has the tokens of a device batch, or 65,536 if that is more, in at most 64 samples, or 256
+of lists. The packer takes what the next packs need, and the rest waits. So a source may be read up
+to a chunk ahead.
 
 Cost: about 60 us a chunk, and 40 us per call of the packer. Memory: the tokens of a window and of a
 chunk, in the `SampleStore`.
