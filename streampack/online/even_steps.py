@@ -8,30 +8,49 @@
     steps=30        loops of 30 batches on both
     steps="equal"   a loop ends when the first rank has delivered its epoch of that number: 36 steps
 
-Cost: none with a number of steps; with "equal", see `runtime.step_agreement`. Memory: one batch.
+With "equal", all ranks sum before each step how many of them have a batch, how many failed, and
+where they are. The sum uses a gloo group of its own, one for all loaders of the process: NCCL would
+make the training loop wait for the GPU at every step, and the trainer's own collectives must not
+come between.
+
+Cost: none with a number of steps; with "equal", one all_reduce of four integers on the CPU at every
+step, see docs/iterables.md. Memory: one batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from datetime import timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import distributed
 
 from streampack._checks import read_count
 from streampack._state import MAX_EPOCH, FieldChecks
 from streampack.config import Mixing
 from streampack.config.combinations import check_combination
-from streampack.errors import DataError, ResumeError, WorkerError
+from streampack.errors import (
+    ConfigError,
+    DataError,
+    ResumeError,
+    StreampackError,
+    WorkerError,
+)
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.epoch_counter import SharedEpochCounter
-from streampack.runtime.step_agreement import StepAgreement
+from streampack.runtime.rank_digest import other_ranks
 from streampack.types import State
-from streampack.world import World
+from streampack.world import World, process_group
 
 Steps: TypeAlias = int | Literal["equal"]
 """Steps of a loop: as many on every rank, or until the first rank has delivered its epoch."""
 CHECKS = FieldChecks("the state's loop.")
 MAX_STEP = 2**63 - 1
+MINUTES = 30
+"""How long a rank waits for the others, as torch's other gloo groups do."""
+_groups: dict[str, Any] = {}  # torch's default group, and the group made for it
 
 
 class LoopPosition(NamedTuple):
@@ -50,16 +69,6 @@ class Read(NamedTuple):
     epoch: int
     deliver: Callable[[], None]
     """Moves the position behind it."""
-
-
-class Reader(Protocol):
-    """What a loop reads from: one epoch of the rank after the other."""
-
-    def read_epoch(self) -> Generator[Read, None, None]:
-        """Read the next epoch, or from a loaded state."""
-
-    def reload(self) -> None:
-        """Let `read_epoch` continue at the position, if an epoch was left there."""
 
 
 def delivered(reading: Generator[Read, None, None]) -> Generator[Any, None, None]:
@@ -121,25 +130,28 @@ class Loops:
 
 
 class EvenSteps:
-    """Reads a rank's epochs and delivers them in loops."""
+    """Reads a rank's epochs and delivers them in loops.
+
+    `reader.read_epoch()` reads the next epoch, or from a loaded state; after `reader.reload()`, it
+    continues at the position if an epoch was left there.
+    """
 
     def __init__(
-        self, loops: Loops, reader: Reader, world: World, counter: SharedEpochCounter
+        self, loops: Loops, reader: Any, world: World, counter: SharedEpochCounter
     ) -> None:
         self._loops = loops
         self._counter = counter
         self._reader = reader
         self._world = world
-        self._agreement = StepAgreement(world)
         self._reading: Iterator[Read] | None = None
         self._has_read = False  # a batch of the epoch that is being read
         self._held: Read | None = None  # a batch that is not delivered
         self._num_moves = loops.num_moves  # as of these
 
     def loop(self) -> Generator[Any, None, None]:
-        """Yield the batches of the next loop; see `StepAgreement` for the errors of other ranks."""
+        """Yield the batches of the next loop."""
         if self._loops.steps == "equal":
-            self._agreement.check()
+            _check_group(self._world)
         if not self._is_current:
             self._reading = self._held = None
         if self._reading is None and self._held is None:  # or reading failed
@@ -178,10 +190,10 @@ class EvenSteps:
         try:
             has_batch = self._read(epoch)
         except Exception:
-            with suppress(WorkerError):  # the failure itself matters more
-                self._agreement.tell_failure(epoch, step)
+            with suppress(StreampackError):  # the failure itself matters more
+                _num_having(self._world, None, epoch, step)
             raise
-        num_having = self._agreement.all_have(has_batch, epoch, step)
+        num_having = _num_having(self._world, has_batch, epoch, step)
         if num_having < self._world.num_ranks and not step:
             num = self._world.num_ranks - num_having
             raise DataError(
@@ -231,3 +243,59 @@ def check_steps(steps: object, mixing: Mixing | None) -> Steps | None:
     given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
     check_combination({"steps": number, **given})
     return number
+
+
+def _check_group(world: World) -> None:
+    """Refuse ranks that torch's process group does not join."""
+    if world.num_ranks == 1 or other_ranks(world):
+        return
+    found, group = "torch.distributed is not initialised", process_group()
+    if group is not None:
+        found = f"torch.distributed has {group[1]}, and this process is rank {group[0]} of them"
+    raise ConfigError(
+        f"steps='equal' has to be agreed upon by {world.num_ranks} ranks, but {found} (here: "
+        f"rank {world.rank}); call torch.distributed.init_process_group in all of them, or "
+        "set steps to a number, such as steps=1000"
+    )
+
+
+def _num_having(world: World, has_batch: bool | None, epoch: int, step: int) -> int:
+    """Return how many ranks have a batch after `step` steps of `epoch`; all must call it.
+
+    `has_batch` is None where this rank failed. A WorkerError tells that another rank failed or does
+    not answer, and a ResumeError that the ranks are not at the same step.
+    """
+    if world.num_ranks == 1:
+        return int(bool(has_batch))
+    sums = torch.tensor([bool(has_batch), has_batch is None, epoch, step], dtype=torch.int64)
+    try:
+        distributed.all_reduce(sums, group=_group())
+    except RuntimeError as error:
+        raise WorkerError(
+            f"steps='equal': another rank has ended, or gave no answer in {MINUTES} minutes "
+            f"({error}); the log of the first rank that ended says why. Load the last state "
+            "into every rank and restart the iteration"
+        ) from error
+    num_having, num_failed, *places = sums.tolist()
+    if places != [epoch * world.num_ranks, step * world.num_ranks]:
+        raise ResumeError(
+            f"ranks are at different steps, this one ({world.rank}) at step {step} of epoch "
+            f"{epoch}; load states that were saved after the same step on every rank, and leave a "
+            "loop early on all ranks or on none"
+        )
+    if num_failed:
+        raise WorkerError(
+            f"{num_failed} of {world.num_ranks} ranks failed before step {step} of epoch {epoch}, "
+            "so no rank takes it; their own errors say why. Load the last state into every rank "
+            "and restart the iteration"
+        )
+    return int(num_having)
+
+
+def _group() -> Any:
+    """Return the group to sum in. Collective at the first call: every rank must make it."""
+    default = distributed.group.WORLD
+    if not _groups or _groups["default"] is not default:
+        own = distributed.new_group(backend="gloo", timeout=timedelta(minutes=MINUTES))
+        _groups.update(default=default, own=own)
+    return _groups["own"]
