@@ -292,11 +292,6 @@ class OneByOne:
         return self.rows[number]
 
 
-@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", ">i4"])
-def test_arrays_of_integers_are_plain(dtype):
-    assert are_integer_rows([np.zeros(3, dtype), np.zeros(1, np.int32)])
-
-
 @pytest.mark.parametrize(
     "other",
     [[1], (1,), np.zeros(2), np.zeros((1, 2), int), np.zeros(2, np.uint64), np.array(7), None, "a"],
@@ -322,9 +317,10 @@ MIXINGS = [
     mixing=st.sampled_from(MIXINGS),
     ids=st.sampled_from([{}, {"bos_id": 1, "eos_id": 2}]),
     size=st.integers(1, 4),
+    order=st.sampled_from([None, Order(seed=3, shuffle_block_size=64)]),
 )
 def test_a_list_and_what_gives_its_items_one_by_one_make_the_same_batches(
-    lengths, shares, mixing, ids, size
+    lengths, shares, mixing, ids, size, order
 ):
     """Lists go through the columns in groups, and other sources sample by sample."""
     rows = [rows_of(number, each) for number, each in enumerate(lengths)]
@@ -335,7 +331,9 @@ def test_a_list_and_what_gives_its_items_one_by_one_make_the_same_batches(
             for each, share in zip(rows, shares, strict=False)
         ]
         packing = Packing(max_seq_len=16, **ids)
-        dataset = PackedIterableDataset(streams, packing=packing, mixing=mixing, batch_size=size)
+        dataset = PackedIterableDataset(
+            streams, packing=packing, mixing=mixing, order=order, batch_size=size
+        )
         return PackedDataLoader(dataset, prefetch_threads=0)
 
     def as_arrays(each):
@@ -347,19 +345,3 @@ def test_a_list_and_what_gives_its_items_one_by_one_make_the_same_batches(
         assert len(batches) == len(expected)
         assert all(map(same, batches, expected))
         assert together.stats()["streams"] == alone.stats()["streams"]
-
-
-def test_a_shuffled_list_of_arrays_gives_the_samples_of_lists():
-    rows = rows_of(0, [5, 9, 2, 20, 31] * 120)
-
-    def batches(make):
-        dataset = PackedIterableDataset(
-            [IterableStream([make(row) for row in rows])],
-            packing=Packing(max_seq_len=16),
-            order=Order(seed=3, shuffle_block_size=64),
-            batch_size=2,
-        )
-        return list(dataset)
-
-    expected = batches(list)
-    assert all(map(same, batches(np.array), expected))
