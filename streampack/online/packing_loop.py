@@ -232,9 +232,7 @@ class OnlinePacker:
             self._store.extend(rows, interleaved(columns, streams), shifted)
             wrong = self._store.keep(state["held"], state["last"])
             if wrong is not None:
-                address = addresses[wrong]
-                num_tokens = int(rows[keys.index(key_of(address)), TOKENS])
-                raise changed_source(address, num_tokens, self._store.pieces, self._plan.streams)
+                raise changed_source(addresses[wrong], self._plan.streams)
         for queue, saved in zip(self._queues, state["lanes"], strict=True):
             queue.load_state_dict(saved)
         self._mixer.load_state_dict(state)

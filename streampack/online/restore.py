@@ -21,7 +21,7 @@ from streampack.online.samples import SampleKey
 from streampack.online.source_slice import SourceSlice
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import own_copy
-from streampack.types import LENGTH, START, TOTAL, Int64Array, State
+from streampack.types import START, Int64Array, State
 
 SAME_SAMPLES = (
     "; a source must give the same samples in the same order each time: pass it, and its "
@@ -70,21 +70,10 @@ def key_of(address: Sequence[int] | Int64Array) -> SampleKey:
     return stream, pass_, number
 
 
-def changed_source(
-    address: Sequence[int],
-    num_tokens: int,
-    addresses: Int64Array,
-    streams: Sequence[IterableStream],
-) -> DataError:
-    """Return the error of a saved address that is not at one of the store's `addresses` now.
-
-    `num_tokens` are those of its sample.
-    """
-    stream, pass_, number, start, length = map(int, address[: LENGTH + 1])
-    what = "has other tokens, labels or fields than when the state was saved"
-    pieces = addresses[(addresses[:, :START] == (stream, pass_, number)).all(axis=1)]
-    if [start, length] not in pieces[:, START:TOTAL].tolist():
-        were = f"{length}" if not start else f"{length} that follow its first {start}"
-        what = f"has {num_tokens} tokens, of which the state holds {were}"
-    where = streams[stream].where(number)
-    return DataError(f"{where} of pass {pass_} {what}{SAME_SAMPLES}")
+def changed_source(address: Sequence[int], streams: Sequence[IterableStream]) -> DataError:
+    """Return the error of a saved address with other contents now, or with another length."""
+    stream, pass_, number = key_of(address)
+    return DataError(
+        f"{streams[stream].where(number)} of pass {pass_} has other tokens, labels or fields than "
+        f"when the state was saved{SAME_SAMPLES}"
+    )

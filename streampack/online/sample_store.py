@@ -207,14 +207,9 @@ class SampleStore:
     @property
     def addresses(self) -> Int64Array:
         """Stream, pass, sample, start, length, tokens left, digest of each piece; shape (n, 7)."""
-        pieces = self.pieces
+        pieces = self._table[: self._num_lines, :OFFSET]
         live: Int64Array = pieces[pieces[:, LEFT] > 0]
         return live
-
-    @property
-    def pieces(self) -> Int64Array:
-        """The same, and of pieces that are freed already."""
-        return self._table[: self._num_lines, :OFFSET]
 
     def keep(self, held: Sequence[Sequence[int]], last: Sequence[Sequence[int]]) -> int | None:
         """Free all pieces but those at `held` addresses of the store that was saved.
