@@ -364,8 +364,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
-        state = saved_state(self.position())
-        return state if info else state | self.loops.state_dict()
+        return saved_state(self.position() | ({} if info else self.loops.state_dict()))
 
     def next_state(self, worker_slice: WorkerSlice) -> State:
         return self._unused_start or self._state_at_start(self.counter.next_epoch, worker_slice)

@@ -87,10 +87,9 @@ def test_a_held_sample_that_became_longer_or_shorter_is_named(kind, by):
     rows = rows_of(0, LENGTHS)
     state = state_after(dataset(kind(rows)), 9)
     number = held_of(state)[0]
-    size = len(rows[number])
-    rows[number] = (rows[number] * 9)[: size + by]
+    rows[number] = (rows[number] * 9)[: len(rows[number]) + by]
 
-    message = rf"stream 'a', sample {number} of pass 0 has {size + by} tokens, .* holds {size}"
+    message = rf"stream 'a', sample {number} of pass 0 has other tokens.* than when the state"
     with pytest.raises(DataError, match=message + ".*" + WAY_OUT):
         resumed(dataset(kind(rows)), state)
 
