@@ -22,10 +22,12 @@ import numpy as np
 from streampack._extras import import_extra
 from streampack.errors import DataError
 from streampack.flat.token_file import Table, TokenFile
+from streampack.padding import PADDING_MASK
 from streampack.types import Int64Array
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 FILE_MAGIC = b"ARROW1"
+MAX_MASKS = 1000  # looked at in a file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,7 +82,12 @@ def open_arrow(name: str, path: Path, columns: tuple[str, ...]) -> TokenFile:
             column = _column_of(pa, reader.schema, columns, path)
             numbers = range(reader.num_record_batches) if is_file else ()
             batches = map(reader.get_batch, numbers) if is_file else reader
-            found = [_buffers_of(batch.column(column.name), base, path) for batch in batches]
+            others = tuple(name for name in reader.schema.names if name != column.name)
+            found = []
+            for batch in batches:
+                if PADDING_MASK in others and not found:
+                    _check_padding(batch.column(PADDING_MASK), path)
+                found.append(_buffers_of(batch.column(column.name), base, path))
     except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: is not a whole Arrow file ({error}); make a new copy") from error
     dtype = str(column.type.value_type)
@@ -99,7 +106,19 @@ def open_arrow(name: str, path: Path, columns: tuple[str, ...]) -> TokenFile:
         offset_dtype="<i8" if pa.types.is_large_list(column.type) else "<i4",
         num_bytes=num_bytes,
     )
-    return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=boundaries)
+    return TokenFile(
+        name=name, dtype=dtype, num_bytes=num_bytes, boundaries=boundaries, columns=others
+    )
+
+
+def _check_padding(masks: Any, path: Path) -> None:
+    """Refuse a record batch with padded rows, by the first of its attention masks."""
+    values = masks.slice(0, MAX_MASKS)
+    if hasattr(values, "flatten") and not np.asarray(values.flatten()).all():
+        raise DataError(
+            f"{path}: its {PADDING_MASK!r} has zeros, so rows are padded, and padding would be "
+            "packed and learned; tokenize without padding, or write a stream: streampack write"
+        )
 
 
 def _column_of(pa: Any, schema: Any, columns: tuple[str, ...], path: Path) -> Any:

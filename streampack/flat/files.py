@@ -25,7 +25,7 @@ from streampack.flat.olmo import open_olmo
 from streampack.flat.token_file import TokenFile
 
 ENTRY_POINTS = "streampack.formats"
-DATASET_STATE = "state.json"
+DATASET_DICT, DATASET_STATE = "dataset_dict.json", "state.json"
 GLOB = frozenset("*?[")
 INDEX_IT = (
     "find the ends once with `streampack index FILES --eos-id ID --tokens-dtype TYPE "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from streampack._paths import folder_of, local_path
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import DOCUMENTS, HASH, open_documents
 from streampack.flat.files import (
+    DATASET_DICT,
     DATASET_STATE,
     FORMATS,
     GLOB,
@@ -44,8 +46,11 @@ from streampack.stores.objects import StoredObject
 from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_shards import FlatShards
+from streampack.streams.label_columns import TARGET_COLUMNS
 from streampack.streams.parts import SamplePart, chosen_part, chosen_shards, digest_text
 from streampack.streams.token_stream import TokenStream
+
+logger = logging.getLogger(__name__)
 
 SHARD_FORMATS = ("mds", "litdata")
 """Formats of shards with an index.json."""
@@ -92,6 +97,14 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     opened = open_files(stream, found)
     files = tuple(file for file, _ in opened)
     virtual, part = _cut(opened, stream, name)
+    for column in TARGET_COLUMNS:
+        if column in files[0].columns:
+            logger.warning(
+                "stream %r: its column %r is not read, so every token is a target; write a stream "
+                "that has it (streampack write), or save the dataset without it",
+                name,
+                column,
+            )
     cache = ShardCache(location, disk)
     index = MdsIndex(uri=str(stream.remote), shards=())
     if folder is None:
@@ -201,6 +214,12 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
         default_name=Path(pattern or root).name,
     )
     if form.name == "arrow" and listed is None and not pattern:
+        if found.path_of(DATASET_DICT) is not None:
+            split = location.uri(os.path.dirname(chosen[0]))
+            raise ConfigError(
+                f"{source}: has the splits of a DatasetDict; name the folder of one, such as "
+                f"{split}"
+            )
         state = found.path_of(DATASET_STATE)
         if state is not None:
             found = replace(found, names=order_of_dataset(chosen, state.read_bytes()))

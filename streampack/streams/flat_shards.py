@@ -30,6 +30,8 @@ from streampack.storage.filesystem import LocalFilesystem
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import ByteArray, Int64Array
 
+NUMPY_MAGIC = b"\x93NUMPY"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlatShards:
@@ -135,6 +137,11 @@ class FlatShards:
         else:
             data, first_byte = self._local_bytes(file, shard)
             self._verify(file, shard, data, first_byte)
+        if file.name.endswith(".npy") and data[:6].tobytes() == NUMPY_MAGIC and not first_byte:
+            raise DataError(
+                f"{file.name}: begins with a numpy header, which would be read as tokens; write "
+                "the tokens without one: ndarray.tofile"
+            )
         begins, counts = self._spans(shard)
         return OpenShard(
             key=version,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -260,14 +261,34 @@ def test_a_saved_dataset_is_read_in_its_own_order(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [[n, n + 1] for n in range(100)]
     dataset = datasets.Dataset.from_dict({"input_ids": rows})
-    dataset.save_to_disk(tmp_path / "saved", num_shards=3)
-    stream = open_stream(Stream(local=tmp_path / "saved"), 0)
+    both = datasets.DatasetDict({"train": dataset, "test": dataset})
+    both.save_to_disk(tmp_path / "both", num_shards={"train": 3, "test": 1})
+    with pytest.raises(ConfigError, match="splits of a DatasetDict; name the folder") as refused:
+        open_stream(Stream(local=tmp_path / "both"), 0)
+    folder = refused.value.args[0].rpartition("such as ")[2]
+    assert Path(folder).parent == tmp_path / "both"
+    stream = open_stream(Stream(local=tmp_path / "both" / "train"), 0)
     found = [
         opened.tokens.read(opened.data, row).tolist()
         for opened in map(stream.open_shard, range(stream.num_shards))
         for row in range(len(opened.tokens.counts))
     ]
     assert found == rows
+
+
+def test_padding_and_labels_of_a_dataset_are_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"input_ids": [[5, 6, 7]] * 9, "attention_mask": [[1, 1, 1]] * 9}
+    datasets.Dataset.from_dict({**rows, "labels": [[-100, 6, 7]] * 9}).save_to_disk(tmp_path / "a")
+    with caplog.at_level(logging.WARNING):
+        open_stream(Stream(local=tmp_path / "a"), 0)
+    assert "its column 'labels' is not read, so every token is a target" in caplog.text
+    padded = {**rows, "attention_mask": [[1, 1, 0]] * 9}
+    datasets.Dataset.from_dict(padded).save_to_disk(tmp_path / "b")
+    with pytest.raises(DataError, match="'attention_mask' has zeros, so rows are padded"):
+        open_stream(Stream(local=tmp_path / "b"), 0)
 
 
 @pytest.mark.parametrize("item", ["array", "tree", "tensor", "zstd"])

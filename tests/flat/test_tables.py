@@ -96,6 +96,14 @@ def test_tokens_after_olmos_last_document_are_not_read(tmp_path: Path) -> None:
     assert stream.total_tokens() == (sum(map(len, documents)), "lengths")
 
 
+def test_a_file_with_a_numpy_header_is_refused(tmp_path: Path) -> None:
+    documents = make_documents(20)
+    write_olmo(tmp_path, documents)
+    np.save(tmp_path / "web.npy", np.concatenate(documents))
+    with pytest.raises(DataError, match=r"web\.npy: begins with a numpy header"):
+        read_all(tmp_path, "olmo")
+
+
 def test_litdatas_chunk_of_another_index_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
