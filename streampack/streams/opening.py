@@ -67,12 +67,7 @@ def open_mds(
     match index.json, or that a requested column is missing.
     """
     location, columns = StreamLocation.of(stream), ColumnSelection.of(stream)
-    for option in OF_TOKEN_FILES:
-        if (value := getattr(stream, option, None)) is not None:
-            raise ConfigError(
-                f"{option}={value!r}: is for token files, and {location.index_uri} has shards; "
-                "omit it. Parts of a stream of shards are chosen by shards= or part="
-            )
+    _check_options(stream, location.index_uri)
     cache = ShardCache(location, disk, store)
     name = getattr(stream, "name", None) or _default_name(location)
     with attach_uri(location.index_uri):
@@ -117,6 +112,16 @@ def open_mds(
         entries_digest=own_digest,
         is_part=numbers is not None,
     )
+
+
+def _check_options(stream: Any, uri: str) -> None:
+    """Refuse options that nothing in a stream of shards answers to."""
+    for option in OF_TOKEN_FILES:
+        if (value := getattr(stream, option, None)) is not None:
+            raise ConfigError(
+                f"{option}={value!r}: is for token files, and {uri} has shards; omit it. Parts of "
+                "a stream of shards are chosen by shards= or part="
+            )
 
 
 def open_streams(
