@@ -59,12 +59,10 @@ def open_mds(
     may_be_emptied: bool = False,
     has_targets: bool = True,
 ) -> TokenStream:
-    """Open a `Stream`, ours or MosaicML's, without changing it; it can be opened again.
+    """Open a `Stream` of shards, ours or MosaicML's; the options are those of `open_streams`.
 
-    `number` is its index among the streams; the options are those of `open_streams`. Columns that
-    may hold targets, but are not selected, cause a warning if `has_targets`. A DataError
-    says that its index.json or its length file is invalid, that a file of a local stream does not
-    match index.json, or that a requested column is missing.
+    Columns that may hold targets, but are not selected, cause a warning if `has_targets`. A
+    DataError says that index.json, the length file or a local file is invalid, or a column missing.
     """
     location, columns = StreamLocation.of(stream), ColumnSelection.of(stream)
     _check_options(stream, location.index_uri)
