@@ -83,7 +83,7 @@ def open_arrow(name: str, path: Path, columns: tuple[str, ...]) -> TokenFile:
             numbers = range(reader.num_record_batches) if is_file else ()
             batches = map(reader.get_batch, numbers) if is_file else reader
             others = tuple(name for name in reader.schema.names if name != column.name)
-            found = []
+            found: list[tuple[int, int, int]] = []
             for batch in batches:
                 if PADDING_MASK in others and not found:
                     _check_padding(batch.column(PADDING_MASK), path)
