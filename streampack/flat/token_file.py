@@ -149,7 +149,7 @@ class TokenFile:
     version: str | None = None
     """The version of a remote object, which is asked for when it is read."""
     columns: tuple[str, ...] = ()
-    """Columns of a document besides its tokens, none of which is read."""
+    """The names of other columns, which are not read."""
     hashes: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """The xxh3 of virtual shards by their first and one past their last byte, as far as known."""
 
