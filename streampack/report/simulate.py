@@ -19,7 +19,7 @@ from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.device import DevicePlan, DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import PackSequence, epoch_sequence
+from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -97,55 +97,30 @@ def simulate_with(
     """Simulate, and let `watchers` see each plan; all but `batch_size` and `digest`."""
     nodes, waits = NodeReads(engine), _Waits(engine)
     watchers = [nodes, waits, *watchers]
-    if isinstance(engine, ChapterEngine):
-        numbers = _simulate_run(engine, (steps or 1) * engine.world.num_devices, watchers)
+    run, num_devices = _Run(engine, watchers), engine.world.num_devices
+    if engine.run.chapters:
+        run.plan(0, (steps or 1) * num_devices)
     else:
         check_whole_batches(engine.recipe)
-        run = _Run(engine, watchers)
         while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
-            epoch = engine.next_epoch + run.num_epochs
-            most = None if steps is None else (steps - run.num_steps) * engine.world.num_devices
-            run.plan(epoch, most)
-        numbers = run.numbers()
-    return numbers | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
+            most = None if steps is None else (steps - run.num_steps) * num_devices
+            run.plan(engine.next_epoch + run.num_epochs, most)
+    return run.numbers() | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
 
 
 def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
     """Simulate from the beginning up to a state of the run."""
     number, position = state["epoch"], state["position"]
-    if isinstance(engine, ChapterEngine):
-        places = [*((plan.num_slots or 0) for plan in engine.run.chapters[:number]), position]
-        batches = sum(at // size for at, size in zip(places, engine.batch_sizes, strict=False))
-        return _simulate_run(engine, batches, ())
     run = _Run(engine, ())
+    if engine.run.chapters:
+        places = [*((plan.num_slots or 0) for plan in engine.run.chapters[:number]), position]
+        run.plan(0, sum(at // size for at, size in zip(places, engine.batch_sizes, strict=False)))
+        return run.numbers()
     for epoch in range(number):
         run.plan(epoch, None)
     if position:
         run.plan(number, position // engine.batch_size)
     return run.numbers()
-
-
-def _simulate_run(engine: ChapterEngine, most: int, watchers: Sequence[Watcher]) -> dict[str, Any]:
-    """Plan the first batches of a run of chapters, over all devices."""
-    tally, num_devices = DeliveryStats(engine.recipe), engine.world.num_devices
-    # A single device gets the batches of all ranks, one after another.
-    views = [DeviceView(batch_size=size) for size in engine.batch_sizes]
-    sequence = PackSequence(engine.run, views, skips=engine.skips)
-    num_batches = 0
-    while num_batches < most:
-        plan = sequence.next(min(PLAN_BATCHES, most - num_batches))
-        if plan is None:
-            break
-        recipe = engine.run.recipes[plan.epoch]
-        tally.use(recipe)
-        tally.add(plan.packs, shares=sequence.shares_of(plan))
-        for watcher in watchers:
-            watcher.add(plan, recipe)
-        num_batches += plan.num_batches
-    sequence.close()
-    losses = {"substituted": sequence.totals.substituted, "skipped": sequence.num_skipped}
-    names, steps = engine.recipe.names, num_batches // num_devices
-    return tally.stats([0] * len(names)) | losses | {"steps": steps, "ranks": num_devices}
 
 
 class _Waits:
@@ -211,46 +186,48 @@ class _Waits:
 
 
 class _Run:
-    """The totals of the epochs planned so far."""
+    """The totals of the epochs planned so far, or of the chapters of a run."""
 
     def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher]) -> None:
-        self._recipe = engine.recipe
-        self._watchers = watchers
+        self._engine, self._watchers = engine, watchers
         # A single device gets the batches of all ranks, one after another.
-        self._view = DeviceView(batch_size=engine.batch_size)
+        self._views = [DeviceView(batch_size=size) for size in engine.batch_sizes]
         self._num_devices = engine.world.num_devices
         self._delivery = DeliveryStats(engine.recipe)
         self._dropped = np.zeros(len(engine.recipe.streams), np.int64)
-        self._substituted = self._omitted = 0
+        self._substituted = self._omitted = self._skipped = 0
         self._global_batches = 0
         self._snapshots: list[State] = []  # of lanes that carry over from epoch to epoch
         self.num_epochs = 0
         self.num_steps = 0
 
-    def plan(self, epoch: int, most: int | None) -> None:
-        """Plan an epoch, or at most `most` batches of it, over all devices."""
-        sequence = epoch_sequence(
-            self._recipe, self._view, Progress(epoch=epoch, snapshots=self._snapshots)
-        )
+    def plan(self, number: int, most: int | None) -> None:
+        """Plan an epoch, or the run from a chapter on; at most `most` batches over all devices."""
+        run = self._engine.run
+        start = Progress(epoch=number, snapshots=self._snapshots)
+        sequence = PackSequence(run, self._views, start, skips=self._engine.skips)
         num_batches = position = 0
         last = math.inf if most is None else most
         while num_batches < last:
             plan = sequence.next(int(min(PLAN_BATCHES, last - num_batches)))
             if plan is None:
-                if not num_batches:
-                    check_not_empty(self._recipe, epoch)
+                if not num_batches and not run.chapters:
+                    check_not_empty(run.recipes[0], number)
                 break
-            self._delivery.add(plan.packs, plan.slots_per_pack)
+            recipe = run.recipes[run.index(plan.epoch)]
+            self._delivery.use(recipe)
+            self._delivery.add(plan.packs, plan.slots_per_pack, sequence.shares_of(plan))
             for watcher in self._watchers:
-                watcher.add(plan, self._recipe)
+                watcher.add(plan, recipe)
             num_batches += plan.num_batches
             position = plan.position
         totals = sequence.totals
         self._dropped += totals.dropped
         self._substituted += totals.substituted
         self._omitted += totals.omitted
-        self._global_batches += -(-position // self._recipe.global_batch_size)
-        if self._recipe.mixing.epoch_end == "carry":
+        self._skipped += sequence.num_skipped
+        self._global_batches += -(-position // run.recipes[0].global_batch_size)
+        if run.recipes[0].mixing.epoch_end == "carry":
             self._snapshots = sequence.snapshots()
         sequence.close()
         self.num_steps += -(-num_batches // self._num_devices)
@@ -258,19 +235,20 @@ class _Run:
 
     def numbers(self) -> dict[str, Any]:
         """Return the totals as plain numbers."""
+        recipe = self._engine.recipe
         stats = self._delivery.stats(self._dropped.tolist())
-        rows = zip(stats["streams"].values(), self._recipe.streams, strict=True)
-        for row, stream in rows:
+        stats |= {"substituted": self._substituted, "steps": self.num_steps}
+        stats["ranks"] = self._num_devices
+        if self._engine.run.chapters:
+            return stats | {"skipped": self._skipped}
+        for row, stream in zip(stats["streams"].values(), recipe.streams, strict=True):
             row["repeats"] = row["samples"] / stream.num_samples
-        slots = self.num_steps * self._num_devices * self._view.batch_size
+        slots = self.num_steps * self._num_devices * self._engine.batch_size
         return stats | {
-            "substituted": self._substituted,
             "omitted_packs": self._omitted,
             "epochs": self.num_epochs,
-            "steps": self.num_steps,
             "global_batches": self._global_batches,
-            "global_batch_size": self._recipe.global_batch_size,
+            "global_batch_size": recipe.global_batch_size,
             "padding_packs": slots - self._delivery.num_slots,
-            "padding_tokens": slots * self._recipe.packing.row_tokens - stats["tokens"],
-            "ranks": self._num_devices,
+            "padding_tokens": slots * recipe.packing.row_tokens - stats["tokens"],
         }
