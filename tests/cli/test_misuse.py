@@ -25,7 +25,6 @@ import yaml
 from streampack.cli import app
 from streampack.cli.verbs import VERBS
 from streampack.write import write_stream
-from tests.helpers import builders
 from tests.helpers.inputs import write_table
 from tests.helpers.words import words
 
@@ -41,12 +40,6 @@ MISUSES = (
         "write rows.parquet --tokenizer tok.json --out o --text=body",
     ),
     (
-        "write rows.parquet --text n --tokenizer tok.json --out o",
-        "column 'n' is of type int, but must be text; name another column with text=",
-        "write rows.parquet --text=body --tokenizer tok.json --out o",
-    ),
-    ("write a.txt --columns url --tokenizer tok.json --out o", "omit columns=", TEXT),
-    (
         "write bad.jsonl --tokenizer tok.json --out o",
         "row 1: not valid JSON.*set on_bad_row='skip'",
         "write bad.jsonl --tokenizer tok.json --out o --on_bad_row='skip'",
@@ -56,41 +49,15 @@ MISUSES = (
         r"--part-bytes: part_bytes='2xb' is not a number of bytes; write 500000000, '500mb'",
         f"{TEXT} --part_bytes='500mb'",
     ),
-    (
-        f"{TEXT} --num-workers 0",
-        "--num-workers: num_workers=0 must be at least 1; omit it to start one process per core",
-        TEXT,
-    ),
     (f"{TEXT} --engine spark", r"--engine: engine='spark' is not one of processes\|ray", TEXT),
-    (
-        f"{TEXT} --part 3/2",
-        "--part: part='3/2' is not K/N .*omit it",
-        TEXT,
-    ),
     (
         f"{TEXT} --tokens-dtype int3",
         "--tokens-dtype: .*did you mean 'int32'",
         f"{TEXT} --tokens_dtype=int32",
     ),
     ("index ids", "set tokens= to 'ids'", "index ids --tokens='ids'"),
-    (
-        "index wide --tokens-dtype int32",
-        "set tokens_dtype='int64', or, if int32 is right, check_dtypes=False$",
-        "index wide --tokens_dtype='int64'",
-    ),
-    ("index ds --local x", "--local: local=x is for streams in a store.*omit it", "index ds"),
     ("inspect a.txt", NO_STREAM, "write a.txt --tokenizer tok.json --out a"),
     ("inspect above", "does not exist; set split='ds'", "inspect above --split='ds'"),
-    (
-        "inspect wide --tokens-dtype int32",
-        "if int32 is right, check_dtypes=False$",
-        "inspect wide --tokens-dtype int32 --no-check-dtypes",
-    ),
-    (
-        "compare-packers --samples 9 --kind webb",
-        "--kind: kind='webb' is not .*did you mean 'web'",
-        "compare-packers --samples 9 --kind web",
-    ),
     (
         "simulate run.yaml --num-ranks 3 --ranks-per-node 2",
         "num_ranks=3 is not a multiple of ranks_per_node=2",
@@ -119,9 +86,6 @@ def prepared(tmp_path_factory) -> Path:
     write_stream([[1, 2, 3]] * 50, folder / "ds")
     write_stream([[1, 2, 3]] * 50, folder / "above" / "ds")
     write_stream([{"ids": np.array([1, 2, 3], np.int32)}] * 50, folder / "ids", tokens="ids")
-    builders.write_stream_files(
-        folder / "wide", [40] * 50, encoding="bytes", dtype="int64", lengths_file=False
-    )
     write_table(folder / "rows.parquet", pa.table({"body": ["a text", "more"], "n": [1, 2]}), 9)
     (folder / "a.txt").write_text("a text")
     (folder / "bad.jsonl").write_text('{"text": "a text"}\n{"text"\n')
