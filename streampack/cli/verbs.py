@@ -27,6 +27,12 @@ Verify = Annotated[
     bool, Option("--verify", help="Read the shards again, and compare their hashes.")
 ]
 StateFile = Annotated[Path | None, Option(help="A state of the run, as JSON, to compare with.")]
+RanksPerNode = Annotated[
+    int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
+]
+Decoder = Annotated[
+    Path | None, Option(help="tokenizer.json to decode with; without it, token ids.")
+]
 JsonAtEnd = Annotated[bool, Option("--json", help="Print one JSON line at the end.")]
 JsonOnly = Annotated[bool, Option("--json", help="Print one JSON line, and no table.")]
 
@@ -193,9 +199,7 @@ class Inspect(StreamOptions):
 
     path: Annotated[str, Argument(help="The stream's folder, or the URL of a remote one.")]
     pack: Annotated[int, Option(min=1, help="Tokens in the pack that is drawn.")] = 2048
-    tokenizer: Annotated[
-        Path | None, Option(help="tokenizer.json to decode with; without it, token ids.")
-    ] = None
+    tokenizer: Decoder = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +225,7 @@ class WorldOptions:
 
     config: Config
     num_ranks: Annotated[int, Option(min=1, help="Ranks that train together.")] = 1
-    ranks_per_node: Annotated[
-        int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
-    ] = None
+    ranks_per_node: RanksPerNode = None
     replication: Annotated[
         int | None, Option(min=1, help="Ranks that share rows, in place of the config's.")
     ] = None
@@ -285,9 +287,7 @@ class LookBack:
     devices: Annotated[
         int | None, Option(min=1, help="Without a state: ranks that got rows of their own.")
     ] = None
-    ranks_per_node: Annotated[
-        int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
-    ] = None
+    ranks_per_node: RanksPerNode = None
     batch_size: Annotated[
         int | None, Option(min=1, help="Packs per batch and rank, in place of the config's.")
     ] = None
@@ -312,9 +312,7 @@ class At(LookBack):
     text: Annotated[
         bool, Option("--text", help="Show the other columns and the text of each segment.")
     ] = False
-    tokenizer: Annotated[
-        Path | None, Option(help="tokenizer.json to decode with; without it, token ids.")
-    ] = None
+    tokenizer: Decoder = None
     build: Annotated[
         bool, Option("--build", help="Write the plan index, which makes other steps quick.")
     ] = False
@@ -335,9 +333,7 @@ class Diff:
     config: Annotated[Path, Argument(help="The YAML of a run.")]
     other: Annotated[Path, Argument(help="The YAML of another.")]
     devices: Annotated[int, Option(min=1, help="Ranks that get rows of their own.")] = 1
-    ranks_per_node: Annotated[
-        int | None, Option(min=1, help="Ranks on each node; by default all are on one.")
-    ] = None
+    ranks_per_node: RanksPerNode = None
     upto: Annotated[
         int | None, Option(min=0, help="The last step to compare; by default that of an epoch.")
     ] = None
