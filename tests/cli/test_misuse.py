@@ -140,7 +140,8 @@ def test_a_mistake_in_a_config_is_answered_with_a_way_out_that_works(wrong, says
     assert "Traceback" not in answer
 
 
-@pytest.mark.parametrize("verb", VERBS)
+# Unknown options of `migrate` are those of the program that it reads.
+@pytest.mark.parametrize("verb", sorted(set(VERBS) - {"migrate"}))
 def test_an_unknown_option_of_any_verb_is_named_with_the_help_page(verb, call):
     code, answer = call(f"{verb} --nope")
 
