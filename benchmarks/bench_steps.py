@@ -34,7 +34,7 @@ from bench_plan import plan_stream
 from streampack.balance import AttentionCost, Balance
 from streampack.config import Mixing, Order, Packing
 from streampack.plan.deal import deal_by_cost, step_time
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs

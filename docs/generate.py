@@ -36,8 +36,8 @@ from streampack.cli.config import (
     WorldConfig,
 )
 from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.config.combination_table import TABLE
 from streampack.config.combinations import parts_of
-from streampack.config.rules import TABLE
 from streampack.world import World
 
 INTRODUCTION = """\

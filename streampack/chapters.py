@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeAlias
 
 from streampack._checks import is_weight, parse_count, read_optional_count, show_number
 from streampack.config import Packing
+from streampack.config.combination_table import COST_OPTIONS, OPTION_METHODS
 from streampack.config.combinations import check_combination
-from streampack.config.rules import COST_OPTIONS, OPTION_METHODS
 from streampack.errors import ConfigError
 
 OnExhausted: TypeAlias = Literal["substitute", "end", "error"]

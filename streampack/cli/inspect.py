@@ -32,7 +32,7 @@ from streampack.streams import Stream, TokenStream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.files import finished_parts
 from streampack.write.job import JobSettings, read_job
-from streampack.write.output import open_output
+from streampack.write.job_output import open_output
 from streampack.write.part import shown_row
 from streampack.write.rows import RowFormat, tokenizer_digest
 from streampack.write.tokenization import load_tokenizer

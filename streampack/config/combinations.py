@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from streampack.config.rules import TABLE
+from streampack.config.combination_table import TABLE
 from streampack.errors import ConfigError
 
 # Values that mean as little as None or False.

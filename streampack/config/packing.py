@@ -15,8 +15,8 @@ from streampack._checks import (
     read_optional_fraction,
     read_token_id,
 )
+from streampack.config.combination_table import COST_OPTIONS, OPTION_METHODS
 from streampack.config.combinations import check_combination
-from streampack.config.rules import COST_OPTIONS, OPTION_METHODS
 from streampack.errors import ConfigError
 
 Method = Literal[

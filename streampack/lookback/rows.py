@@ -21,7 +21,7 @@ import numpy as np
 from streampack.balance import Within
 from streampack.errors import ConfigError
 from streampack.plan.deal import Dealer
-from streampack.plan.device import BatchPacks, DeviceView
+from streampack.plan.device_plan import BatchPacks, DeviceView
 from streampack.planned.engine import PlanEngine
 from streampack.planned.run_worlds import RunWorld
 from streampack.planned.spec import sharing_of

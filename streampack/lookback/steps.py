@@ -16,7 +16,7 @@ from operator import index
 from typing import SupportsIndex, TypeAlias
 
 from streampack.errors import ConfigError
-from streampack.plan.device import DevicePlan, DeviceView
+from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.lane_stream import is_used
 from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState

@@ -33,7 +33,7 @@ from streampack.lookback.steps import (
     whole_number,
 )
 from streampack.order.lanes import Extents
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.snapshots import text_as_rows
 from streampack.plan.state import Progress

@@ -19,7 +19,7 @@ import numpy as np
 
 from streampack._numba import compiled
 from streampack.balance import Balance
-from streampack.plan.device import BatchPacks, DeviceView
+from streampack.plan.device_plan import BatchPacks, DeviceView
 from streampack.plan.pack_order import take_packs
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array

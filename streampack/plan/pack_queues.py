@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from streampack.plan.device import BatchPacks
+from streampack.plan.device_plan import BatchPacks
 from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue

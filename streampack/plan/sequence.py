@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streampack.plan.deal import Dealer
-from streampack.plan.device import (
+from streampack.plan.device_plan import (
     NO_BATCHES,
     AlikeBatches,
     DevicePlan,

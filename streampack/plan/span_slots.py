@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.plan.device import DeviceView, touched_lanes
+from streampack.plan.device_plan import DeviceView, touched_lanes
 from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
 from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_queues import PackQueues

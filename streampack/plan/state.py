@@ -26,8 +26,8 @@ from streampack._state import MAX_EPOCH, canonical_json, saved_fingerprint
 from streampack.balance import Balance
 from streampack.chapters import SHAPES
 from streampack.config import Order, Packing
+from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
-from streampack.config.rules import OPTION_METHODS
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.chapter_recipes import chain, chapter_record

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import StreampackError
-from streampack.plan.device import DevicePlan
+from streampack.plan.device_plan import DevicePlan
 from streampack.planned.cache_budget import ReadAhead
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN

@@ -29,7 +29,7 @@ from streampack.gather.shard_prefetch import (
     ShardPrefetcher,
     cached_bytes,
 )
-from streampack.plan.device import DevicePlan, touched_lanes
+from streampack.plan.device_plan import DevicePlan, touched_lanes
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence

@@ -20,7 +20,7 @@ from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan.chapter_recipes import chapter_record
-from streampack.plan.device import DevicePlan
+from streampack.plan.device_plan import DevicePlan
 from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER

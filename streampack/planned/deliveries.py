@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from streampack.plan.device import DevicePlan, Totals
+from streampack.plan.device_plan import DevicePlan, Totals
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress

@@ -29,7 +29,7 @@ from streampack.errors import ResumeError
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
 from streampack.plan.chapter_recipes import chain, chapter_record
-from streampack.plan.device import DevicePlan, DeviceView
+from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from streampack.batch.batch import Batch
-from streampack.plan.device import DevicePlan, Totals
+from streampack.plan.device_plan import DevicePlan, Totals
 from streampack.plan.sequence import PackSequence
 from streampack.planned.batch_groups import ReadGroup, in_groups, most_together, read_group
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead

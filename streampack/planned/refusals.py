@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from torch.utils.data import get_worker_info
 
 from streampack.config import Order, Packing
+from streampack.config.combination_table import SLOTS
 from streampack.config.combinations import check_combination
-from streampack.config.rules import SLOTS
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.pack.cost import check_max_cost
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import nearest_divisors

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from streampack.errors import ConfigError
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.state_differences import CHECKS
 from streampack.types import State
 from streampack.world import World

@@ -22,7 +22,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config.combinations import check_combination
 from streampack.errors import ResumeError
 from streampack.gather.context_slice import ContextSlice
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.streams import TokenStream
 from streampack.types import State

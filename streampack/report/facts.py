@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.plan.device import DevicePlan
+from streampack.plan.device_plan import DevicePlan
 from streampack.plan.recipe import Recipe
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset

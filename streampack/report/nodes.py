@@ -21,7 +21,7 @@ from rich import box
 from rich.table import Table
 
 from streampack.gather.lookup_kernels import find_shards
-from streampack.plan.device import DevicePlan, touched_lanes
+from streampack.plan.device_plan import DevicePlan, touched_lanes
 from streampack.plan.recipe import Recipe
 from streampack.planned.cache_budget import cache_needs, kept_bytes, least_limit
 from streampack.planned.engine import PlanEngine

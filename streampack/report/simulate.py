@@ -17,7 +17,7 @@ import numpy as np
 
 from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
-from streampack.plan.device import DevicePlan, DeviceView
+from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress

@@ -25,7 +25,7 @@ from streampack.batch.kernels import ROW
 from streampack.batch.layout import WEIGHTS
 from streampack.config import Packing
 from streampack.gather.gather import Gatherer, Rows
-from streampack.plan.device import DevicePlan
+from streampack.plan.device_plan import DevicePlan
 from streampack.types import STREAM, IntArray
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from streampack.plan.device import DevicePlan
+from streampack.plan.device_plan import DevicePlan
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.flat_batch import one_thread
 from streampack.types import Int64Array

@@ -44,8 +44,8 @@ from streampack.write.job import (
     read_job,
     start_job,
 )
+from streampack.write.job_output import Output, open_output
 from streampack.write.options import JobProgress, WriteOptions, Written
-from streampack.write.output import Output, open_output
 from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row, write_part
 from streampack.write.plan import plan_job
 from streampack.write.samples import Counts

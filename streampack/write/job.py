@@ -25,7 +25,7 @@ from streampack.mds.encoder import ShardLayout
 from streampack.mds.index import INDEX_FILE
 from streampack.write.inputs.slices import InputSlice
 from streampack.write.inputs.values import RowSelection
-from streampack.write.output import Output
+from streampack.write.job_output import Output
 from streampack.write.samples import SampleSchema
 
 JOB_FILE = "job.json"

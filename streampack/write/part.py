@@ -31,7 +31,7 @@ from streampack.write.job import (
     Versions,
     check_versions,
 )
-from streampack.write.output import Output
+from streampack.write.job_output import Output
 from streampack.write.rows import LOSS_MASK, RowEncoder, RowFormat
 from streampack.write.samples import Counts, SampleWriter
 

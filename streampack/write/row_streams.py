@@ -46,8 +46,8 @@ from streampack.streams.stream import Stream
 from streampack.write.files import write_job
 from streampack.write.inputs.listing import list_inputs
 from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions, installed
+from streampack.write.job_output import open_output
 from streampack.write.options import JobProgress, OnBadRow, WriteOptions, Written
-from streampack.write.output import open_output
 from streampack.write.plan import plan_job
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.shards import LOCK, partial_folder

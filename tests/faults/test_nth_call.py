@@ -20,7 +20,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.gather.gather import Gatherer
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.state import Progress
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError

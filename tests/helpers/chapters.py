@@ -11,7 +11,7 @@ import numpy as np
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.plan.chapter_recipes import chapter_recipes
-from streampack.plan.device import DevicePlan, DeviceView
+from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from tests.helpers.planning import Int64Array, plan_stream, world_views

@@ -10,7 +10,7 @@ import numpy as np
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix.weights import Quota, Weight, resolve_weights
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from streampack.write import RowFormat, WriteOptions
-from streampack.write.output import LocalOutput
+from streampack.write.job_output import LocalOutput
 
 WORDS = tuple("abcdefgh")
 

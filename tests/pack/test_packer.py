@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
+from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
-from streampack.config.rules import OPTION_METHODS
 from streampack.errors import ResumeError
 from streampack.pack import Packer, make_packer
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Packs

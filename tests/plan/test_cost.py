@@ -17,7 +17,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.mix.weights import Quota
 from streampack.order.lanes import assign_to_lanes
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import epoch_sequence

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_ends import LaneEndFinder, count_slots
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue

@@ -9,7 +9,7 @@ import pytest
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import sequence, span_slots
-from streampack.plan.device import DevicePlan, DeviceView
+from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence

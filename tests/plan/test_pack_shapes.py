@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan.device import DevicePlan, DeviceView
+from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.lane_ends import count_slots
 from streampack.plan.pack_shapes import PackShapes
 from streampack.plan.recipe import Recipe

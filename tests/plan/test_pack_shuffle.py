@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix.draw import CHUNK
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe

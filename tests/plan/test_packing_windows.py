@@ -13,7 +13,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.mix.draw import CHUNK
 from streampack.pack import fit_samples, make_packer
 from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ResumeError
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress, check_resized

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence

@@ -15,7 +15,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config.packing import Method
 from streampack.order.lanes import Extents
 from streampack.order.shuffle import Lengths, Passes
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence, touched_lanes

@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
+from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
-from streampack.config.rules import OPTION_METHODS
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream, lane_drift
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe

@@ -17,7 +17,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config import order as order_config
 from streampack.config import packing as packing_config
 from streampack.errors import ResumeError
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress, run_shape

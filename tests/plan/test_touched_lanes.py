@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing
-from streampack.plan.device import DeviceView, touched_lanes
+from streampack.plan.device_plan import DeviceView, touched_lanes
 from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder

@@ -16,7 +16,7 @@ from streaming import MDSWriter
 from streampack import Buffers, Mixing, Packing, Stream
 from streampack.errors import DataError
 from streampack.loader.loader import PackedDataLoader
-from streampack.plan.device import DevicePlan
+from streampack.plan.device_plan import DevicePlan
 from streampack.planned.batch_groups import (
     GROUP_BYTES,
     MOST_AT_ONCE,

@@ -21,7 +21,7 @@ from streampack.storage.location import StreamLocation
 from streampack.stores.retries import list_objects, request
 from streampack.stores.store import open_store
 from streampack.streams import Stream
-from streampack.write.output import open_output
+from streampack.write.job_output import open_output
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 

@@ -25,7 +25,7 @@ from streaming.base.format import reader_from_json
 from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.streams import Stream, open_stream
 from streampack.write import RowFormat, WriteOptions, files, merge, verify, write_texts
-from streampack.write.output import LocalOutput
+from streampack.write.job_output import LocalOutput
 from tests.helpers.caches import read_all
 from tests.helpers.inputs import write_table
 from tests.helpers.preparing import (
@@ -297,7 +297,7 @@ def test_two_equal_commands_both_succeed(tmp_path, inputs, monkeypatch):
             fsync(number)
 
         with monkeypatch.context() as patched:
-            patched.setattr("streampack.write.output.os.fsync", stopping)
+            patched.setattr("streampack.write.job_output.os.fsync", stopping)
             write_texts(inputs, out, options)
         is_stopped = bool(running)
         if is_stopped:

@@ -40,7 +40,7 @@ import zstandard
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError, StreampackError
 from streampack.gather.gather import Gatherer
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.sequence import epoch_sequence
 from streampack.planned.build import build_recipe
 from streampack.planned.spec import DatasetSpec

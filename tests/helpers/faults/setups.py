@@ -18,7 +18,7 @@ import numpy as np
 
 from streampack.config import Mixing, Order, Packing
 from streampack.gather.gather import Gatherer
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence, epoch_sequence
 from streampack.plan.state import Progress, RunShape

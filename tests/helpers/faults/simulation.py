@@ -40,7 +40,7 @@ import numpy as np
 
 from streampack.errors import DataError, StreampackError, WorkerError
 from streampack.gather.gather import Gatherer
-from streampack.plan.device import DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.state import Progress, run_shape
 from streampack.storage.materialize import Downloader

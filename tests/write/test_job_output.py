@@ -17,7 +17,7 @@ from streampack.stores.store import open_store
 from streampack.streams import Stream, open_stream
 from streampack.write import merge, verify, write_texts
 from streampack.write import output as output_module
-from streampack.write.output import LocalOutput, open_output
+from streampack.write.job_output import LocalOutput, open_output
 from tests.helpers.faults.faultserver import Fault, FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server, s3_variables
 from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows
