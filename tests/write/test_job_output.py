@@ -15,8 +15,8 @@ from streampack.errors import DataError
 from streampack.stores.s3 import REQUESTER_PAYS
 from streampack.stores.store import open_store
 from streampack.streams import Stream, open_stream
+from streampack.write import job_output as output_module
 from streampack.write import merge, verify, write_texts
-from streampack.write import output as output_module
 from streampack.write.job_output import LocalOutput, open_output
 from tests.helpers.faults.faultserver import Fault, FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server, s3_variables
