@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 ROOT = Path(__file__).parents[3]
@@ -109,7 +110,8 @@ def torchrun(
 def launch(function: Callable[..., None], arguments: Sequence[Any], num_ranks: int) -> None:
     """Call a function in every rank of a job: torchrun's agent in this process, which it forks.
 
-    So the ranks need not import anything again.
+    So the ranks need not import anything again. They have one thread each: GNU's OpenMP waits
+    forever in a fork of a process that has used several.
     """
     config = LaunchConfig(
         min_nodes=1,
@@ -122,7 +124,12 @@ def launch(function: Callable[..., None], arguments: Sequence[Any], num_ranks: i
         monitor_interval=0.1,
         max_restarts=0,
     )
-    elastic_launch(config, function)(*arguments)
+    elastic_launch(config, _in_one_thread)(function, *arguments)
+
+
+def _in_one_thread(function: Callable[..., None], *arguments: Any) -> None:
+    torch.set_num_threads(1)
+    function(*arguments)
 
 
 def stop(agents: Sequence[subprocess.Popen[bytes]]) -> None:
