@@ -225,7 +225,7 @@ def test_a_time_out_at_the_end_does_not_hide_what_failed_before_it(bucket):
     bucket.server.add("status", status=500, times=2)
     bucket.server.add("stall_headers", skip=2)
     with pytest.raises(DataError, match=r"cannot be fetched, \d attempts in") as raised:
-        fetch(bucket.files(0.4), "a.mds", bucket.to)
+        fetch(bucket.files(1.0), "a.mds", bucket.to)
     assert re.search(r"\(HTTP 500, Client(Response)?Error: ", str(raised.value))
     assert "; TimeoutError: not done within " in str(raised.value)
 
