@@ -63,6 +63,8 @@ class MappedShard(NamedTuple):
     """The bytes, shape (num_bytes,)."""
     file: CachedFile
     """The file they were mapped from."""
+    uri: str
+    """The origin of that file, for messages."""
     is_gone: Callable[[], bool] | None
     """Returns whether the file was removed, so that only the mapping still takes its disk space;
     None if files are never evicted.
@@ -241,7 +243,7 @@ class ShardCache:
         if len(data) != shard.raw.num_bytes or not is_same:
             raise FileNotFoundError(f"{path} was replaced while it was opened")
         is_gone = partial(self._is_gone, path, file.state.inode) if self.is_limited else None
-        return MappedShard(data, file, is_gone)
+        return MappedShard(data, file, self.location.uri(shard.raw.basename), is_gone)
 
     def _is_gone(self, path: Path, inode: int) -> bool:
         try:

@@ -110,10 +110,10 @@ class MdsShards:
             return None
         lengths = self._read_lengths(file.shard_lengths, shard)
         # A token takes at least one byte; planning with impossible lengths would exhaust memory.
-        if lengths.sum() > self.raw_bytes[shard]:
+        if lengths.sum() > self.index.raw_bytes[shard]:
             raise DataError(
                 f"{file.path}: shard {shard} has {lengths.sum()} tokens there, but "
-                f"only {self.raw_bytes[shard]} bytes; rewrite it: streampack index "
+                f"only {self.index.raw_bytes[shard]} bytes; rewrite it: streampack index "
                 f"{file.origin}",
                 uri=str(file.path),
             )
@@ -159,10 +159,9 @@ class MdsShards:
     def open(self, shard: int) -> OpenShard:
         """Map a shard, with its version as the key, and locate the values of all its samples."""
         info = self.index.shards[shard]
-        columns = self._columns_of(info.layout)
         mapped = self.cache.map(info)
         try:
-            opened = self._parse(shard, mapped, columns)
+            opened, columns = self._parse(shard, mapped)
         except DataError as error:
             # Our copy may have been damaged on disk or in transit: fetch it once more.
             if not self.cache.remove_damaged(info, mapped.file):
@@ -170,7 +169,7 @@ class MdsShards:
             logger.warning("%s; the copy in %s is refetched", error, self.cache.folder)
             mapped = self.cache.map(info)
             try:
-                opened = self._parse(shard, mapped, columns)
+                opened, columns = self._parse(shard, mapped)
             except DataError as second:
                 raise DataError(
                     f"{second}; {self.file_of(shard)[0]} was refetched with the "
@@ -180,25 +179,26 @@ class MdsShards:
         self._check(opened, shard, mapped.file, columns)
         return opened
 
-    def _parse(self, shard: int, mapped: MappedShard, columns: Mapping[str, Column]) -> OpenShard:
+    def _parse(self, shard: int, mapped: MappedShard) -> tuple[OpenShard, Mapping[str, Column]]:
         info, data = (self.rows or self.index).shards[shard], mapped.data
-        uri, _ = self.file_of(shard)
-        where = f"stream {self.name!r}, shard {shard} ({uri})"
+        columns = self._columns_of(self.index.shards[shard].layout)
+        where = f"stream {self.name!r}, shard {shard} ({mapped.uri})"
         check_layout(data, info, where)
         spans = {}
         for option, column in columns.items():
             spans[option] = sample_spans(data, info.num_samples, info.layout, column, where)
         if self.rows is not None and (lengths := self.lengths(shard)) is not None:
             spans["tokens"] = split_spans(spans["tokens"], lengths, where)
-        return OpenShard(
+        opened = OpenShard(
             key=mapped.file,
-            uri=uri,
+            uri=mapped.uri,
             data=data,
             tokens=spans["tokens"],
             labels=spans.get("labels"),
             loss_mask=spans.get("loss_mask"),
             is_gone=mapped.is_gone,
         )
+        return opened, columns
 
     def _check(
         self, opened: OpenShard, shard: int, file: CachedFile, columns: Mapping[str, Column]
