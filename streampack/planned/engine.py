@@ -26,6 +26,7 @@ from streampack.batch.buffer_pool import BufferPool
 from streampack.batch.formats.registry import Formatter
 from streampack.config import Buffers
 from streampack.errors import ResumeError
+from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
 from streampack.plan.chapter_recipes import chain, chapter_record
@@ -251,18 +252,23 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def _plain_reader(self) -> Callable[[DevicePlan], Any]:
         return self.reader()
 
-    def provenance(self, plan: DevicePlan, number: int) -> Provenance:
-        """Return the provenance of a batch of a plan, in the running chapter."""
-        packing, epoch, position = self.recipe.packing, plan.epoch, plan.positions[number]
+    def provenances(self) -> Callable[[DevicePlan, int], Provenance]:
+        """Return what makes the provenance of a batch of a plan, in the running chapter."""
+        return partial(self._provenance, self.recipe, self._spec.context)
+
+    def _provenance(
+        self, recipe: Recipe, context: ContextSlice | None, plan: DevicePlan, number: int
+    ) -> Provenance:
+        packing, epoch, position = recipe.packing, plan.epoch, plan.positions[number]
         return Provenance(
             epoch=epoch,
             position=position,
             step_of=partial(self.step_of, epoch, position - 1),
-            stream_names=self.recipe.names,
+            stream_names=recipe.names,
             packs_of=lambda: plan.slice(number, number + 1).packs,
             shape=(plan.num_rows, packing.row_tokens * plan.slots_per_pack),
             packing=packing,
-            context=self._spec.context,
+            context=context,
             convert=self._convert,
         )
 

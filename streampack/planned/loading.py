@@ -182,6 +182,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                 self._fit()
             plans = self._begin(sequence, num_fetched)
             ahead, tally, num_moves = plans.ahead, self._tally, engine.num_moves
+            origin_of = engine.provenances()
             with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):
@@ -192,8 +193,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     if plans is self._plans:
                         self._last, self._is_new = delivered, False
                     progress = delivered.progress
-                    origin = engine.provenance(delivered.plan, delivered.num_delivered - 1)
-                    self.recent.add(batch, origin)
+                    number = delivered.num_delivered - 1
+                    self.recent.add(batch, partial(origin_of, delivered.plan, number))
                     # Last of all: an interrupt arrives before this, or once the loop has the batch.
                     engine.note(sequence, progress)
                     yield batch

@@ -10,7 +10,7 @@
 
 So each format lays out the streams as it lays out tokens, also where it drops or adds padding.
 
-Cost: 2 us for a batch that is delivered. Stream ids are made when they are asked for: that of a
+Cost: 2 us for a batch that is delivered. The rest is made when it is asked for; stream ids cost a
 native batch and its format.
 """
 
@@ -145,16 +145,28 @@ class Provenance:
         return ids
 
 
+@dataclass(slots=True)
+class _Recent:
+    tensor: ref[torch.Tensor] | None
+    """The first tensor of the batch."""
+    provenance: Provenance | Callable[[], Provenance]
+
+    def made(self) -> Provenance:
+        if not isinstance(self.provenance, Provenance):
+            self.provenance = self.provenance()
+        return self.provenance
+
+
 class RecentBatches:
     """The provenance of the batches that a loader delivered last."""
 
     def __init__(self, size: int = RECENT) -> None:
-        self._known: deque[tuple[ref[torch.Tensor] | None, Provenance]] = deque(maxlen=size)
+        self._known: deque[_Recent] = deque(maxlen=size)
 
-    def add(self, batch: Any, provenance: Provenance) -> None:
-        """Record a batch; its memory is freed as before."""
+    def add(self, batch: Any, provenance: Provenance | Callable[[], Provenance]) -> None:
+        """Record a batch, with its provenance or what makes it; its memory is freed as before."""
         tensor = _first_tensor(batch)
-        self._known.append((None if tensor is None else ref(tensor), provenance))
+        self._known.append(_Recent(None if tensor is None else ref(tensor), provenance))
 
     def find(self, batch: Any) -> Provenance:
         """Return the provenance of a batch, by its tensors, or by its epoch and position.
@@ -163,12 +175,13 @@ class RecentBatches:
             ConfigError: If it is not one of the last batches, or has neither.
         """
         tensor = _first_tensor(batch)
-        for known, provenance in reversed(self._known):
-            if tensor is not None and known is not None and known() is tensor:
-                return provenance
+        for known in reversed(self._known):
+            if tensor is not None and known.tensor is not None and known.tensor() is tensor:
+                return known.made()
         if isinstance(batch, Mapping) and {"epoch", "position"} <= set(batch):
             place = int(batch["epoch"]), int(batch["position"])
-            for _, provenance in reversed(self._known):
+            for known in reversed(self._known):
+                provenance = known.made()
                 if (provenance.epoch, provenance.position) == place:
                     return provenance
         raise ConfigError(
@@ -179,11 +192,11 @@ class RecentBatches:
 
 
 def _first_tensor(batch: Any) -> torch.Tensor | None:
+    if torch.is_tensor(batch):
+        return batch
     values = batch.values() if isinstance(batch, Mapping) else batch
-    for each in values if isinstance(batch, Mapping | tuple | list) else (batch,):
-        if torch.is_tensor(each):
-            return each
-        if each is not batch and (found := _first_tensor(each)) is not None:
+    for each in values if values is not batch or isinstance(batch, tuple | list) else ():
+        if (found := _first_tensor(each)) is not None:
             return found
     return None
 

@@ -130,7 +130,7 @@ class DeliveryStats:
         if len(self._uncounted) >= MAX_UNCOUNTED:
             self._count()
         self._uncounted.append(packs)
-        num_packs = int(np.count_nonzero(np.diff(packs.ends, prepend=0)))
+        num_packs = len({0, *packs.ends.tolist()}) - 1  # an empty pack ends where it begins
         self._num_packs += num_packs
         self.num_slots += num_packs * slots_per_pack
         self.padding_packs += max(num_rows - num_packs, 0) * slots_per_pack
