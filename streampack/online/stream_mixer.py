@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streampack.errors import StreampackError
 from streampack.mix.deficit import Deficits, num_served
 from streampack.online.plan import FlowPlan
 from streampack.online.samples import Columns
@@ -84,7 +85,7 @@ class StreamMixer:
                 break
             try:
                 has_more = self.samplers[stream].read()
-            except Exception:
+            except StreampackError:  # but not errors raised by a signal handler
                 if chunks:
                     break  # the next call fails again
                 raise
