@@ -162,11 +162,14 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     def _deliver(self, number: int) -> Generator[Any, None, None]:
         # Not in iter(): some trainers call it only to test for support, and drop the result.
         self._check_current(number)
-        batches = self._loop() if self.engine.plan.steps else delivered(self.read_epoch())
+        steps = self.engine.plan.steps
+        num_steps = steps if isinstance(steps, int) else None
+        batches = self._loop() if steps else delivered(self.read_epoch())
         for batch in self.engine.until_moved(batches):
-            if isinstance(steps := self.engine.plan.steps, int):
+            # The batch counts as delivered: a call here would let an interrupt lose it.
+            if num_steps is not None:
                 at = self.engine.loops.at
-                step = at.epoch * steps + at.step - 1
+                step = at.epoch * num_steps + at.step - 1
                 self.recent.find(batch).step_of = partial(int, step)
             yield batch
             del batch  # free it before the next one is made
