@@ -5,8 +5,6 @@
     begin --> OnlineIteration --> OnlinePacker --> native batch, state --convert--> batch
 
 Each worker of each rank has a copy. It reads its own slice of each source.
-
-Cost: see `online.dataset`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import copy
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar
 
 from torch.utils.data import get_worker_info
@@ -216,7 +213,11 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             for native, state in self.native_batches(iteration):
                 batch = whole(self.convert(native))
                 del native
-                yield Read(batch, int(state["epoch"]), partial(self.note, iteration, state))
+
+                def note(to: State = state) -> None:
+                    self.note(iteration, to)
+
+                yield Read(batch, int(state["epoch"]), note)
                 del batch  # free it before the next one is made
             if get_worker_info() is None:  # a worker's epoch may still run in other workers
                 self.note(iteration, None)

@@ -68,7 +68,8 @@ class Read(NamedTuple):
     batch: Any
     epoch: int
     deliver: Callable[[], None]
-    """Moves the position behind it."""
+    """Moves the position behind it. It is a function of Python, not a partial: Python looks for
+    signals after a call of C, and an interrupt there would lose the batch."""
 
 
 def delivered(reading: Generator[Read, None, None]) -> Generator[Any, None, None]:

@@ -195,7 +195,11 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 batch = engine.convert(self._pinned(native), self._ahead)
                 self.recent.add(batch, engine.provenance(native))
                 del native
-                yield Read(batch, int(state["epoch"]), partial(self._note, iteration, state))
+
+                def note(to: State = state) -> None:
+                    self._note(iteration, to)
+
+                yield Read(batch, int(state["epoch"]), note)
                 del batch  # free it before the next one is made
             engine.note(iteration, None)
 
@@ -213,7 +217,11 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 del native
                 at = at.after(worker, told.state)
                 num_batches += 1
-                yield Read(batch, at.epoch, partial(self._move_to, at, is_first=num_batches == 1))
+
+                def move(to: LoaderPosition = at, is_first: bool = num_batches == 1) -> None:
+                    self._move_to(to, is_first=is_first)
+
+                yield Read(batch, at.epoch, move)
                 del batch  # free it before the next one is made
             if start is None and not num_batches:
                 engine.check_drops(at.epoch)
