@@ -299,7 +299,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         for_lengths = self.engine.fetched_for_lengths[self._first_fetched :]
         counts["fetched"] += len(for_lengths)
         counts["fetched_bytes"] += sum(for_lengths)
-        return counts
+        tables = [sum(stream.cache.metadata.fetched) for stream in self.engine.opened]
+        return counts | {"index_bytes": sum(tables)}
 
     def _fetched_ahead(self) -> dict[str, Any]:
         before, now = self._fetched, self._read_ahead.stats() if self._read_ahead else {}

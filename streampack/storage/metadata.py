@@ -62,6 +62,8 @@ class StreamMetadata:
     ) -> None:
         self.version = ""
         """The opened version of a remote stream's index.json, once it was read."""
+        self.fetched: list[int] = []
+        """Bytes of each index file and length file that this process fetched."""
         self._location = location
         self._disk = disk
         self._store = store
@@ -192,6 +194,7 @@ class StreamMetadata:
             with self._locks.temporary(INDEX_FILE) as temporary:
                 self._store.fetch(location, INDEX_FILE, temporary, check=check)
                 text = downloads[-1]
+                self.fetched.append(len(text))
                 are_hashed = all(map(is_hashed, parsed[-1].shards))
                 version = index_version(text, None if are_hashed else state)
                 note = {"remote": location.identity, "version": version}
@@ -220,6 +223,7 @@ class StreamMetadata:
                     return path
                 if not self._store.fetch_if_there(self._location, LENGTH_FILE, new):
                     return None
+                self.fetched.append(new.stat().st_size)
                 self._disk.rename(new, path)
                 return path
 

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,7 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         index, parts = _index(files, virtual, str(stream.remote))
         cache = ShardCache(location, disk, Downloader(fetch=partial(fetch_part, parts)))
         cache.check(index)
+        cache.metadata.fetched += found.fetched
     shards = FlatShards(
         cache=cache,
         index=index,
@@ -152,6 +153,8 @@ class FoundFiles:
     folder: Path | None
     """The root on this machine; None if it is in a store."""
     default_name: str
+    fetched: list[int] = field(default_factory=list)
+    """Bytes of each table that this process fetched."""
 
     def file(self, name: str) -> FoundFile:
         """Return a token file, by its name below the root."""
@@ -178,6 +181,7 @@ class FoundFiles:
             if not path.exists():
                 with locks.temporary(path.name) as temporary:
                     fetch(self.location, name, temporary, num_bytes=found.num_bytes)
+                    self.fetched.append(found.num_bytes)
                     LocalFilesystem().rename(temporary, path)
         return path
 

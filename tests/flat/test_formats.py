@@ -190,13 +190,20 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
         assert sum(request.num_bytes for request in whole) == data
         server.start_anew()
         remote = Stream(index=tmp_path / "index", **options)
-    assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
+    first = make_dataset(remote, num_lanes=2)
+    assert_same(batches_of(first), expected)
     # A second start on this node finds the tokens and tables in the cache.
-    assert_same(batches_of(make_dataset(remote, num_lanes=2)), expected)
+    second = make_dataset(remote, num_lanes=2)
+    assert_same(batches_of(second), expected)
     tokens = server.requests(r"\.(bin|npy|ds|arrow)$", "GET")
     assert held <= sum(request.num_bytes for request in tokens) <= 1.02 * data
-    tables = [request.path for request in server.requests(r"\.(idx|csv\.gz|index)$", "GET")]
-    assert len(tables) == len(set(tables)) == (0 if form == "arrow" else 2)
+    tables = server.requests(r"\.(idx|csv\.gz|index|metadata)$", "GET")
+    paths = [request.path for request in tables if not request.path.endswith("metadata")]
+    assert len(paths) == len(set(paths)) == (0 if form == "arrow" else 2)
+    index_bytes = [
+        PackedDataLoader(each).stats()["shards"]["index_bytes"] for each in (first, second)
+    ]
+    assert index_bytes == [sum(request.num_bytes for request in tables), 0]
 
 
 @pytest.mark.processes
