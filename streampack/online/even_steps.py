@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -40,6 +41,7 @@ from streampack.errors import (
 )
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.epoch_counter import SharedEpochCounter
+from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import other_ranks
 from streampack.types import State
 from streampack.world import World, process_group
@@ -70,12 +72,14 @@ class Read(NamedTuple):
     deliver: Callable[[], None]
     """Moves the position behind it. It is a function of Python, not a partial: Python looks for
     signals after a call of C, and an interrupt there would lose the batch."""
+    origin: Provenance | None = None
+    """The provenance of the batch, which learns its step; None: a loop over the dataset."""
 
 
 def delivered(reading: Generator[Read, None, None]) -> Generator[Any, None, None]:
     """Yield the batches of an epoch, and deliver each one first."""
     with closing(reading):
-        for batch, _, deliver in reading:
+        for batch, _, deliver, _ in reading:
             deliver()
             yield batch
             del batch  # free it before the next one is made
@@ -176,12 +180,16 @@ class EvenSteps:
         return self._num_moves == self._loops.num_moves
 
     def _deliver(self, at: LoopPosition) -> Any:
-        held, self._held = self._held, None
+        loops, held, following = self._loops, self._held, LoopPosition(at.epoch + 1, 0)
         if held is None:
             raise RuntimeError("no batch was read")
+        if held.origin is not None and isinstance(loops.steps, int):
+            held.origin.step_of = partial(int, at.epoch * loops.steps + at.step - 1)
+        # The batch counts as delivered with the first line: no call may come after it.
         if self._is_current:
             held.deliver()
-            self._loops.at, self._loops.next = at, LoopPosition(at.epoch + 1, 0)
+            loops.at, loops.next = at, following
+        self._held = None
         return held.batch
 
     def _has_next(self, epoch: int, step: int) -> bool:

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
@@ -162,16 +161,9 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     def _deliver(self, number: int) -> Generator[Any, None, None]:
         # Not in iter(): some trainers call it only to test for support, and drop the result.
         self._check_current(number)
-        steps = self.engine.plan.steps
-        num_steps = steps if isinstance(steps, int) else None
-        batches = self._loop() if steps else delivered(self.read_epoch())
+        batches = self._loop() if self.engine.plan.steps else delivered(self.read_epoch())
         for batch in self.engine.until_moved(batches):
-            # The batch counts as delivered: a call here would let an interrupt lose it.
-            if num_steps is not None:
-                at = self.engine.loops.at
-                step = at.epoch * num_steps + at.step - 1
-                self.recent.find(batch).step_of = partial(int, step)
-            yield batch
+            yield batch  # it counts as delivered: a call here would let an interrupt lose it
             del batch  # free it before the next one is made
             self._check_current(number)
 
@@ -193,13 +185,14 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         with engine.iteration() as iteration:
             for native, state in read(iteration, self._ahead):
                 batch = engine.convert(self._pinned(native), self._ahead)
-                self.recent.add(batch, engine.provenance(native))
+                origin = engine.provenance(native)
+                self.recent.add(batch, origin)
                 del native
 
                 def note(to: State = state) -> None:
                     self._note(iteration, to)
 
-                yield Read(batch, int(state["epoch"]), note)
+                yield Read(batch, int(state["epoch"]), note, origin)
                 del batch  # free it before the next one is made
             engine.note(iteration, None)
 
@@ -213,7 +206,8 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         try:
             for worker, native, told in self._items(start, engine.counter.next_epoch):
                 batch = engine.convert(self._pinned(native), self._ahead)
-                self.recent.add(batch, engine.provenance(native))
+                origin = engine.provenance(native)
+                self.recent.add(batch, origin)
                 del native
                 at = at.after(worker, told.state)
                 num_batches += 1
@@ -221,7 +215,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 def move(to: LoaderPosition = at, is_first: bool = num_batches == 1) -> None:
                     self._move_to(to, is_first=is_first)
 
-                yield Read(batch, at.epoch, move)
+                yield Read(batch, at.epoch, move, origin)
                 del batch  # free it before the next one is made
             if start is None and not num_batches:
                 engine.check_drops(at.epoch)
