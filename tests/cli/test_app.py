@@ -77,16 +77,3 @@ def test_every_verb_explains_itself_as_the_help_page_says(verb):
     summary = VERBS[verb].__doc__.split(",")[0]
     assert summary in done.output
     assert summary in overview
-
-
-def test_the_help_pages_of_the_verbs_load_nothing_heavy():
-    # pydantic comes with typer, to read a verb's arguments.
-    heavy = "{'torch', 'streaming', 'numba', 'numpy', 'matplotlib', 'tokenizers'}"
-    code = (
-        "import sys; from typer.testing import CliRunner\n"
-        "from streampack.cli.app import build_app; from streampack.cli.verbs import VERBS\n"
-        "print({CliRunner().invoke(build_app(), [verb, '--help']).exit_code for verb in VERBS})\n"
-        f"print('loaded:', {heavy} & set(sys.modules))"
-    )
-
-    assert run(code=code).stdout == "{0}\nloaded: set()\n"

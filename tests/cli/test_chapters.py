@@ -71,16 +71,6 @@ def test_a_stream_that_runs_out_is_named_with_its_step(config, verb):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_stream_that_does_not_run_out_has_no_note(config, verb):
-    path = config(max_passes=1000)
-    assert "max_passes" not in call(verb, path)
-    loader = loader_of(path)
-    for _ in loader:
-        pass
-    assert loader.stats()["substituted"] == 0
-
-
-@pytest.mark.parametrize("verb", VERBS)
 def test_a_run_that_a_stream_ends_says_so_and_has_as_many_steps(config, verb):
     path = config(max_passes=4, on_exhausted="end")
     output, described = call(verb, path), json.loads(call(verb, path, "--json"))

@@ -46,15 +46,6 @@ def test_every_config_that_we_ship_loads_and_names_its_streams(path):
     assert all(stream.remote or stream.local for stream in config.streams)
 
 
-def test_the_configs_that_we_ship_are_those_of_the_manual():
-    assert {p.stem for p in (ROOT / "configs").iterdir()} == {
-        "annealing",
-        "finetune",
-        "length-curriculum",
-        "pretrain",
-    }
-
-
 def test_keys_become_the_configs_of_the_package(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(yaml.safe_dump({**MIX, "mixing": {"epoch_size": "10k"}, "order": {"seed": 3}}))
@@ -158,29 +149,6 @@ def test_a_count_may_be_written_as_any_whole_number(tmp_path, count):
     assert config.streams[0].proportion == 0.5
 
 
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (
-            {"streams": [{"local": "a", "proportion": "0.5"}]},
-            "streams.0.proportion: input should be a valid number (got '0.5')",
-        ),
-        (
-            {"packing": {"max_seq_len": "1024"}},
-            "packing.max_seq_len: input should be a valid integer (got '1024')",
-        ),
-        (
-            {"packing": {"max_seq_len": 10.5}},
-            "packing.max_seq_len: input should be a valid integer (got 10.5)",
-        ),
-        ({"order": {"shuffle": "no"}}, "order.shuffle: input should be a valid boolean (got 'no')"),
-        ({"batch_size": True}, "batch_size: input should be a valid integer (got True)"),
-    ],
-)
-def test_what_python_refuses_yaml_refuses_too(refuse, change, line):
-    assert refuse({**MIX, **change}) == [line]
-
-
 def test_a_key_that_is_written_twice_is_refused(refuse):
     text = "streams: []\npacking: {max_seq_len: 8}\norder: {seed: 1, seed: 2}\n"
 
@@ -207,20 +175,6 @@ def test_a_stream_may_take_over_what_another_one_says(tmp_path):
     assert all(each["keep_zip"] for each in streams)
 
 
-def test_text_that_is_no_yaml_is_refused_with_the_line(refuse):
-    (line,) = refuse("streams: [\npacking: }")
-
-    assert line.startswith("is not YAML: ")
-    assert "line 2" in line
-
-
-@pytest.mark.parametrize("text", ["", "- 1\n", "just words\n"])
-def test_a_file_that_holds_no_keys_is_refused(refuse, text):
-    (line,) = refuse(text)
-
-    assert line.startswith("the file: must hold keys, such as streams: ... and packing: ...")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -236,14 +190,3 @@ def test_a_file_that_holds_no_keys_is_refused(refuse, text):
 def test_a_file_that_is_no_config_is_refused_in_one_line(refuse, text, message):
     [line] = refuse(text)
     assert message in line
-
-
-def test_a_config_that_has_no_end_is_refused():
-    with pytest.raises(ConfigError, match="has more than 16777216 bytes"):
-        read_config(Path("/dev/zero"))
-
-
-def test_aliases_within_the_limits_are_read(tmp_path):
-    path = tmp_path / "x.yaml"
-    path.write_text("streams: [&a {local: a}, *a, {<<: *a, repeat: 2}]\npacking: {max_seq_len: 64}")
-    assert [stream.repeat for stream in read_config(path).streams] == [None, None, 2]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import statistics
 import sys
 from itertools import islice
 from pathlib import Path
@@ -14,17 +12,13 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from streampack import ConfigError, StreampackError
 from streampack.cli import demo
 from streampack.cli.app import build_app
-from streampack.cli.demo import prepare
 from streampack.cli.demo.prepare import SOURCES
 from streampack.cli.demo.processes import report_until
 from streampack.cli.demo.train import (
     SmallDecoder,
-    batch_digest,
     load,
-    next_token_loss,
     save,
 )
 from tests.helpers import builders
@@ -56,28 +50,6 @@ def test_every_source_gives_text_and_the_same_text_again(name):
     assert first == list(islice(SOURCES[name](), 50))
 
 
-def test_the_sources_differ_in_length_by_an_order_of_magnitude():
-    code, manuals, docstrings = (
-        statistics.median(map(len, islice(SOURCES[name](), 150)))
-        for name in ("code", "manuals", "docstrings")
-    )
-
-    assert code > 5 * docstrings
-    assert manuals > 5 * docstrings
-
-
-def test_text_is_written_once_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setitem(SOURCES, "few", lambda: iter(["one", "two\nlines"]))
-
-    path = prepare.write_text("few", tmp_path)
-    monkeypatch.setitem(SOURCES, "few", lambda: iter(["other"]))
-
-    assert prepare.write_text("few", tmp_path) == path
-    rows = [json.loads(line)["text"] for line in path.read_text().splitlines()]
-    assert rows == ["one", "two\nlines"]
-    assert [file.name for file in tmp_path.iterdir()] == ["few.jsonl"]
-
-
 def test_a_model_sees_a_sample_in_a_pack_as_it_sees_it_alone():
     torch.manual_seed(0)
     model = SmallDecoder(50, dim=32, num_layers=2, num_heads=2)
@@ -93,28 +65,6 @@ def test_a_model_sees_a_sample_in_a_pack_as_it_sees_it_alone():
     ]
 
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=0)
-
-
-def test_labels_that_are_no_target_cost_nothing():
-    logits = torch.randn(1, 3, 7)
-
-    some = next_token_loss(logits, torch.tensor([[2, -100, -100]]))
-
-    torch.testing.assert_close(some, next_token_loss(logits[:, :1], torch.tensor([[2]])))
-
-
-def test_a_digest_changes_with_any_bit_of_a_batch():
-    batch = {"tokens": torch.tensor([[1, 2]]), "epoch": 0, "position": 4}
-    others = [
-        {**batch, "tokens": torch.tensor([[1, 3]])},
-        {**batch, "position": 5},
-        {**batch, "more": 0},
-    ]
-
-    digests = {batch_digest(each) for each in [batch, *others]}
-
-    assert len(digests) == 4
-    assert batch_digest(dict(reversed(batch.items()))) == batch_digest(batch)
 
 
 def test_a_checkpoint_is_whole_or_not_there(tmp_path):
@@ -166,30 +116,6 @@ def test_a_process_is_killed_by_a_signal_at_the_step_that_was_asked_for(training
     steps = [report["step"] for report in reports]
     assert steps[:7] == list(range(1, 8))
     assert steps == list(range(1, len(steps) + 1))
-
-
-def test_a_process_that_is_left_alone_reports_to_its_end(training, tmp_path):
-    command = training(REPORTS)
-
-    reports, code = report_until(None, command, tmp_path / "log")
-
-    assert (len(reports), code) == (99, 0)
-
-
-def test_a_process_that_fails_by_itself_is_an_error_that_names_its_log(training, tmp_path):
-    command = training('print(json.dumps({"step": 1}), flush=True); sys.exit("out of luck")')
-
-    log = tmp_path / "training.log"
-    with pytest.raises(StreampackError, match=r"exit code 1 after 1 steps; .*training.log says"):
-        report_until(None, command, log)
-    assert "out of luck" in log.read_text()
-
-
-def test_the_demo_refuses_streams_that_it_cannot_write(config):
-    done = CliRunner().invoke(build_app(), ["demo", "--config", str(config)])
-
-    assert isinstance(done.exception, ConfigError)
-    assert "are not the demo's; name them" in str(done.exception)
 
 
 @pytest.mark.slow

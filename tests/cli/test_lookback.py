@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tokenizers import Tokenizer, models
 
-from streampack import ConfigError, PackedDataLoader, World, from_config
+from streampack import PackedDataLoader, World, from_config
 from streampack.write import write_stream
 from tests.helpers.verbs import call_verb
 
@@ -152,14 +152,3 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
     output = call_verb("diff", config, other)
     assert "chapters.0.steps: 5 -> 3" in output
     assert "the packs differ from step 3 on" in output
-
-
-def test_an_index_of_another_run_is_refused(config, tmp_path):
-    call_verb("at", config, "--devices", 1, "--build")
-    run = yaml.safe_load(config.read_text())
-    config.write_text(yaml.safe_dump(run | {"order": {"seed": 3}}))
-    with pytest.raises(ConfigError, match="is of another run"):
-        call_verb("at", config, "--devices", 1, "--step", 1)
-    (tmp_path / "bad").write_bytes(b"no index")
-    with pytest.raises(ConfigError, match="is damaged"):
-        call_verb("at", config, "--devices", 1, "--step", 1, "--index", tmp_path / "bad")

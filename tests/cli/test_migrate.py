@@ -208,19 +208,6 @@ def test_a_mix_is_a_stream_for_each_label_with_its_files_in_order(folder: Path) 
     assert set(plan_of(path)["chapters"][0]["streams"]) == {"web", "code"}
 
 
-def test_a_mix_of_12252_files_is_read_as_a_config(folder: Path) -> None:
-    paths = [f"preprocessed/dclm/baseline/dolma2-tokenizer/part-{n:06}.npy" for n in range(12_252)]
-    for path in paths[:1]:
-        (folder / path).parent.mkdir(parents=True)
-    for path in paths:
-        (folder / path).write_bytes(b"\1\0")
-    (folder / "mix.txt").write_text("\n".join(f"dclm,{path}" for path in paths))
-    written = migrate(["mix.txt"], root=str(folder), tokens_dtype="uint16", **LENGTHS)
-    (folder / "run.yaml").write_text(written)
-    with pytest.raises(Exception, match=r"part-000000\.npy: has no .*\.csv\.gz"):
-        call_verb("plan", folder / "run.yaml")
-
-
 @pytest.mark.parametrize(("duration", "steps"), [(9, 9), ("9", 9), ("1e4T", 10), ("2ep", None)])
 def test_the_data_of_an_olmo_config_is_planned(
     folder: Path, duration: int | str, steps: int | None
@@ -279,31 +266,6 @@ def test_the_datasets_of_an_olmo_config_are_streams_by_their_sizes(folder: Path)
 def test_a_mistake_is_named(words: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         migrate(words.split(), **LENGTHS)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"train-data-paths": ["a", "b"], "train-data-weights": [1]}, "1 for 2 train-data-paths"),
-        ({"train-data-paths": ["a"], "weight-by-num-documents": True}, "computes weights"),
-        ({"data": {"custom_dataset": {"name": "x"}}}, "neither a list of paths nor datasets"),
-        ({"data": {"paths": "${path.glob:x/*.npy}"}}, "neither a list of paths"),
-        ({"data": {"paths": ["${path}/a.npy"]}}, "an expression of OmegaConf"),
-        (["a"], "has no keys"),
-    ],
-)
-def test_a_mistake_in_yaml_is_named(config: Any, message: str) -> None:
-    Path("x.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ConfigError, match=message):
-        migrate(["x.yaml"], **LENGTHS)
-
-
-def test_text_that_is_no_command_is_named() -> None:
-    with pytest.raises(ConfigError, match="No closing quotation"):
-        migrate(["--data-path 'd/web"], **LENGTHS)
-    Path("x.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match="is not YAML"):
-        migrate(["x.yaml"], **LENGTHS)
 
 
 @pytest.mark.parametrize("missing", LENGTHS)

@@ -85,13 +85,6 @@ def test_run_takes_as_many_steps_as_it_is_told_over_epochs(call, config):
     assert record["steps"] == in_epoch + 3
 
 
-def test_run_with_workers_reports_the_same_shares(call, config):
-    alone = json.loads(call("run", config, "--json"))
-    helped = json.loads(call("run", config, "--json", "--num-workers", "1"))
-
-    assert helped["streams"] == alone["streams"]
-
-
 def test_run_shows_a_table_of_the_streams(call, config):
     output = call("run", config)
 
@@ -123,17 +116,6 @@ def test_simulate_of_more_ranks_takes_fewer_steps_over_as_many_tokens(call, conf
     assert (few["steps"], few["packs"], few["epochs"]) == (2, 4, 1)
 
 
-def test_simulate_notes_steps_that_are_not_those_of_the_global_batch(call, config, tmp_path):
-    own = tmp_path / "own.yaml"
-    own.write_text(config.read_text() + "mixing: {global_batch_size: 8}\n")
-    assert "divide" not in call("simulate", own, "--num-ranks", 4)
-    shown = " ".join(call("simulate", own, "--num-ranks", 16).split())
-    assert "32 packs in a step of all ranks do not divide mixing.global_batch_size: 8" in shown
-    (size,) = re.findall(r"set it to (\d+)", shown)  # the way out
-    own.write_text(config.read_text() + f"mixing: {{global_batch_size: {size}}}\n")
-    assert "divide" not in call("simulate", own, "--num-ranks", 16)
-
-
 def test_ranks_that_share_rows_are_known_from_the_config_and_from_flags(call, config, tmp_path):
     ranks = json.loads(call("simulate", config, "--json", "--num-ranks", 2))
     flags = ("--replication", 4, "--context-parallel", 2)
@@ -145,18 +127,6 @@ def test_ranks_that_share_rows_are_known_from_the_config_and_from_flags(call, co
 
     for found in (flagged, written):
         assert {**found, "config": ""} == {**ranks, "config": ""}
-
-
-def test_simulate_shows_a_table_of_the_streams_with_their_repeats(call, config):
-    output = call("simulate", config, "--num-ranks", 2)
-
-    rows = {line.split()[0]: line for line in output.splitlines() if line.strip()}
-    assert "repeats" in rows["stream"]
-    assert " 2.00" in rows["code"]
-    assert " 1.00" in rows["papers"]
-    assert "tokens/s" not in rows["fill"]
-    assert rows["1"].startswith("1 epoch · ")
-    assert " steps of 2 x 2 packs · " in rows["1"]
 
 
 class Counting(Stream):
@@ -209,16 +179,6 @@ def test_brackets_and_colons_of_a_name_are_printed_as_they_are(call, tmp_path):
     assert call("inspect", path).startswith(f"{path.name}: 1 shard, 8 samples ")
 
 
-def test_run_names_the_stream_whose_arguments_cannot_work(call, config):
-    described = yaml.safe_load(config.read_text())
-    described["streams"][1]["choose"] = 3
-    described["streams"][1]["repeat"] = 2
-    config.write_text(yaml.safe_dump(described))
-
-    with pytest.raises(ConfigError, match=r"run.yaml: streams.1: .*repeat=2.*choose=3.*keep one"):
-        call("run", config)
-
-
 def test_write_makes_a_stream_of_text_and_inspect_reads_it_back(call, tmp_path, tokenizer):
     rows = tmp_path / "rows.jsonl"
     texts = ["one two three", "", "nine nine", "four five six seven eight nine zero"]
@@ -249,25 +209,6 @@ def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
     stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
     assert stream.shard_edges(0).tolist() == [[3, 4]] * 2
     assert stream.shards.index.shards[0].packed is None
-
-
-def test_a_tilde_that_no_shell_has_read_is_the_home_folder(
-    call, tmp_path, config, tokenizer, monkeypatch
-):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("one two")
-    before = set(tmp_path.iterdir())
-
-    call("write", "~/a.txt", "--out", "~/made/s", "--tokenizer", f"~/{tokenizer.name}")
-    (tmp_path / "made" / "s" / LENGTH_FILE).unlink()
-    output = call("index", "~/made")
-
-    assert output.startswith(f"{tmp_path}/made/s/{LENGTH_FILE}: 1 sample, 2 tokens")
-    shown = call("inspect", tmp_path / "made" / "s", "--tokenizer", f"~/{tokenizer.name}")
-    assert "one two" in shown
-    assert json.loads(call("run", f"~/{config.name}", "--json"))["steps"]
-    assert set(tmp_path.iterdir()) - before == {tmp_path / "made"}
 
 
 def test_inspect_counts_a_local_stream_that_has_no_length_file(call, tmp_path):
@@ -303,31 +244,6 @@ def test_inspect_says_about_where_it_has_not_read_all_and_index_then_counts(call
     assert "(of the first " in estimated
     assert f"\n{sum(LENGTHS):,} tokens\n" in counted
     assert "(of the first " not in counted
-
-
-def test_the_token_column_has_one_option_in_every_verb(call, tmp_path):
-    rows, out = tmp_path / "rows.jsonl", tmp_path / "out"
-    rows.write_text('{"ids": [3, 1, 4]}\n' * 3)
-
-    call("write", rows, "--out", out, "--tokens", "ids", "--tokens_dtype=uint16")
-    (out / LENGTH_FILE).unlink()
-    indexed = call("index", out, "--tokens", "tokens")
-    shown = call("inspect", out, "--tokens", "tokens")
-    packed = call("compare-packers", "--stream", out, "--tokens", "tokens", "--markdown")
-
-    assert "9 tokens in 1 shard, column 'tokens'" in indexed
-    assert "\n9 tokens\n" in shown
-    assert "exact_fit" in packed
-
-
-def test_inspect_of_many_shards_shows_the_first_and_counts_the_rest(call, tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "many", LENGTHS, size_limit=512)
-    num_shards = len(list(path.glob("shard.*")))
-
-    output = call("inspect", path)
-
-    assert f"... and {num_shards - 10} more" in output
-    assert output.count("shard.000") == 10
 
 
 @pytest.mark.parametrize(

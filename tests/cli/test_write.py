@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 from unittest import mock
 
@@ -94,14 +92,6 @@ def test_train_on_says_which_tokens_are_targets(tmp_path, chat_tokenizer, train_
     assert "whose train_on is" in fails(*command, "--train-on", other)[1]
 
 
-def test_options_of_conversations_are_for_conversations(tmp_path, tokenizer):
-    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(3))
-    command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)
-    for option in (("--train-on", "all"), ("--max-seq-len", "8"), ("--chat-template", path)):
-        code, line = fails(*command, *option)
-        assert (code, "name their column with chat=" in line) == (2, True)
-
-
 def test_a_template_of_ones_own_marks_what_is_learned(tmp_path, chat_tokenizer):
     template = tmp_path / "own.jinja"
     begin, end = "{% generation %}", "{% endgeneration %}"
@@ -164,16 +154,6 @@ def test_write_and_inspect_say_which_special_tokens_a_stream_has(tmp_path):
     call_verb("inspect", tmp_path / "s")  # the way out
 
 
-def test_inspect_without_half_of_the_credentials_names_it_and_nothing_of_write(monkeypatch):
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "half")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
-
-    message = fails("inspect", "s3://bucket/s")[1]
-
-    assert "missing: AWS_SECRET_ACCESS_KEY" in message
-    assert "parts" not in message
-
-
 def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(100), b"{"])
     out = tmp_path / "s"
@@ -229,15 +209,3 @@ def test_a_write_prints_a_line_now_and_then_and_json_at_the_end(tmp_path, tokeni
     done = CliRunner().invoke(build_app(), [*map(str, command), "2kb", "--json"])
     written = json.loads(done.stdout)
     assert (written["is_complete"], written["num_samples"]) == (True, 97)
-
-
-@pytest.mark.processes
-def test_a_small_write_takes_two_seconds_at_most(tmp_path, tokenizer):
-    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(10))
-    times = []
-    for number in range(3):
-        begin = time.monotonic()
-        command = ["write", path, "--out", tmp_path / str(number), "--tokenizer", tokenizer]
-        subprocess.run([sys.executable, "-m", "streampack", *map(str, command)], check=True)
-        times.append(time.monotonic() - begin)
-    assert min(times) < 2

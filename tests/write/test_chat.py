@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,9 @@ from streampack import (
     chat_dataset,
 )
 from streampack.errors import ConfigError, DataError
-from streampack.write import ChatEncoder, ChatSamples, chat_spans, write_stream
-from streampack.write.chat import target_tokens
+from streampack.write import ChatEncoder, ChatSamples, write_stream
 from tests.helpers.examples import examples
 
-ROOT = Path(__file__).parents[2]
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 
@@ -212,37 +209,6 @@ def test_markers_and_prefixes_agree_and_transformers_where_it_is_right(
         assert by_markers["loss_mask"].tolist() == theirs["assistant_masks"]
 
 
-# The contents of a generation block decide, even if it ends within the bytes of a character.
-BARE = MARKED.replace(
-    "m.content + '<|im_end|>' }}\n        {%- endgen", "m.content }}\n        {%- endgen"
-)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("response", ["hi 😀", "hi\t", "😀", "h", ""])
-def test_markers_are_taken_at_their_word(response: str, kind: str) -> None:
-    tokenizer = tokenizer_of(BARE, kind)
-    chat = say("a", response, "b", "c")
-    sample = ChatEncoder(tokenizer)(chat)
-    assert learned(sample, tokenizer).strip(" ") == (response + "c").strip(" ")
-
-
-@pytest.mark.parametrize(
-    ("offsets", "span", "expected"),
-    [
-        ([(0, 2), (3, 3), (3, 5)], (0, 3), [1, 1, 0]),  # "ab cd", the space trimmed to nothing
-        ([(0, 2), (3, 3), (3, 5)], (3, 5), [0, 0, 1]),
-        ([(0, 2), (2, 2), (2, 4)], (2, 4), [0, 1, 1]),  # "abcd", a space put in before "cd"
-        ([(0, 2), (2, 2), (2, 4)], (0, 2), [1, 0, 0]),
-        ([(0, 4), (2, 2)], (2, 3), [1, 1]),
-        ([(0, 2), (2, 4)], (2, 2), [0, 0]),
-        ([], (0, 1), []),
-    ],
-)
-def test_tokens_of_no_character_go_by_what_is_beside_them(offsets, span, expected) -> None:
-    assert target_tokens(offsets, [span], 5).tolist() == expected
-
-
 def test_a_line_break_is_learned_where_it_is_the_end_of_turn() -> None:
     template = (
         "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
@@ -384,19 +350,6 @@ def test_a_response_begins_where_it_parts_from_the_generation_prompt(train_on: A
     assert [learned(sample, tokenizer) for sample in samples] == texts[train_on]
 
 
-@pytest.mark.parametrize("train_on", ["last_response", "each_response"])
-def test_a_template_that_deletes_the_reasoning_of_its_own_response_is_refused(train_on) -> None:
-    deletes = CHATML.replace("m.content +", "m.content.split('</think>')[-1] +")
-    encode = ChatEncoder(tokenizer_of(deletes), train_on)
-    assert len(encode.samples(say("hello", "fine"))) == 1
-    with pytest.raises(ConfigError, match=r"1 of 2: .* omits its reasoning, 'so', so it .*or"):
-        encode.samples(say("hello", "<think>\nso\n</think>fine"))
-    chat = say("hello", "fine")
-    chat[1]["reasoning_content"] = "so"  # which the template does not know
-    with pytest.raises(ConfigError, match=r"pass chat_template= with .* or remove the reasoning"):
-        encode.samples(chat)
-
-
 def test_instructions_at_the_end_of_every_text_are_not_learned() -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
@@ -454,37 +407,6 @@ def test_a_response_costs_a_constant_number_of_renderings(name, marks, train_on)
     tokenizer = Counting(tokenizer_of(TEMPLATES[name]))
     ChatEncoder(tokenizer, train_on).samples(chat)
     assert 0 < tokenizer.num_renderings <= 4 * (1 if train_on == "last_response" else 20) + 2
-
-
-@pytest.mark.parametrize(
-    ("template", "chat"),
-    [
-        (CHATML.replace("<|im_end|>' + '\n'", " '"), say("hello", "fine", "how", "well")),
-        (BARE, say("hello", "fine")),
-    ],
-    ids=["the next role ends a turn", "markers around the content"],
-)
-def test_a_template_that_teaches_no_end_of_turn_is_named_once(
-    template: str, chat: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    chat_spans._warned.clear()
-    encode = ChatEncoder(tokenizer_of(template))
-    assert "<|im_end|>" not in learned(encode(chat), encode.tokenizer)
-    encode(chat)
-    [record] = caplog.records
-    end = learned(encode(chat), encode.tokenizer)[-4:]
-    assert f"{end}', which is neither a special token nor what" in record.getMessage()
-    assert "the model will not learn to stop; pass chat_template= with" in record.getMessage()
-
-
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_that_ends_its_turns_is_not_warned_of(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    chat_spans._warned.clear()
-    for content in ("fine", "", "fine ", "a\n"):
-        ChatEncoder(tokenizer_of(TEMPLATES[name]))(say("hello", content, "you"))
-    assert caplog.records == []
 
 
 WITHDRAWN = [("weight", 0), ("train", False), ("training", 0), ("mask", True), ("masked", 1)]
@@ -661,21 +583,6 @@ def test_nulls_that_a_table_adds_to_structs_are_removed() -> None:
     assert '{"x": null}' in learned(encode(as_text[1]), encode.tokenizer)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "options", "message"),
-    [
-        (tokenizer_of(None), {}, "has no chat template; set tokenizer.chat_template"),
-        (byte_fallback(), {}, "<Tokenizer> has no apply_chat_template"),
-        (tokenizer_of(), {"train_on": "response"}, "did you mean 'responses'"),
-        (tokenizer_of(), {"context_roles": "critic"}, r"is one text; write \['critic'\]"),
-    ],
-    ids=["no template", "no transformers", "train_on", "context_roles"],
-)
-def test_what_cannot_work_is_refused_at_once(tokenizer, options, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ChatEncoder(tokenizer, **options)
-
-
 CHANGED = "{% set x %}" + MARKED + "{% endset %}{{ x | upper }}"
 
 
@@ -698,22 +605,6 @@ def test_templates_that_hide_where_a_response_lies_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         ChatEncoder(tokenizer_of(template), train_on)(say("hello", "fine"))
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ([], "is not a conversation"),
-        ({"text": "hello"}, "a row with 'text' holds no conversation"),
-        ([{"text": "hello"}], "message 0 has 'text', but must have role"),
-        ([{"from": "humans", "value": "a"}], "message 0 is from 'humans', .* mean 'human'"),
-        ({"messages": say("a"), "chat_template_kwargs": "x"}, "'x' must be an object, such as"),
-        ([{"role": "user", "content": 7}], r"cannot render 1 of 1 messages \(TypeError"),
-    ],
-)
-def test_rows_that_are_no_conversation_are_named(row: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        ChatEncoder(tokenizer_of())(row)
 
 
 @pytest.mark.parametrize("role", ["model", "Assistant", "bot", "", None, 7])
@@ -811,21 +702,3 @@ def test_hugging_face_datasets_map_their_rows(tmp_path: Path) -> None:
 
     iterable = IterableStream(table.to_iterable_dataset().map(encode), loss_mask="loss_mask")
     assert written == labels_of(PackedIterableDataset([iterable], packing=packing))
-
-
-def test_a_bad_conversation_can_be_skipped_on_the_fly() -> None:
-    rows = [say("hello", "fine"), [{"from": "no one"}], say("how", "well")]
-    source = IterableStream(
-        ChatSamples(rows, ChatEncoder(tokenizer_of())), loss_mask="loss_mask", on_bad_sample="skip"
-    )
-    found = labels_of(PackedIterableDataset([source], packing=Packing(max_seq_len=64)))
-    assert {sample for sample, _ in found} == {0, 2}
-
-
-def test_the_code_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs" / "chat.md").read_text(), flags=re.DOTALL
-    )
-    assert blocks
-    monkeypatch.chdir(tmp_path)
-    exec(compile("\n".join(blocks), "chat.md", "exec"), {"__name__": "chat"})

@@ -46,7 +46,6 @@ def family(response: str, other: str, prompt: str, before: str = TOOLS, after: s
 
 IM_OTHER = "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
 IM_PROMPT = "<|im_start|>assistant\n"
-THINKS = "{% if loop.index0 > ns.last %}<think>\n{{ thought }}\n</think>\n\n{% endif %}"
 FAMILIES = {
     "mistral": family(  # the system text goes into the last message, if it is the user's
         f"{BEGIN} {{{{ m.content or '' }}}}{CALLS}</s>{END}",

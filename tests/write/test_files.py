@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import tokenizers
 from streaming.base.format import reader_from_json
 
 from streampack.errors import BadRowsError, ConfigError, DataError
@@ -199,12 +198,6 @@ def test_a_reader_in_the_middle_of_a_commit_sees_the_stream_before_it(tmp_path, 
     assert known_of(open_stream(Stream(local=str(tmp_path / "s")), 0)) == after != before
 
 
-def test_small_files_share_a_part(tmp_path):
-    paths = [jsonl_file(tmp_path / f"{n}.jsonl", text_rows(2, n)) for n in range(30)]
-    written = write_texts(paths, tmp_path / "s", options_of(tmp_path, part_bytes="1mb"))
-    assert written.num_parts == 1
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -221,18 +214,6 @@ def test_the_folder_of_another_job_is_refused(tmp_path, inputs, change, message)
         write_texts(inputs, tmp_path / "s", options_of(tmp_path, **change))
     assert files_of(tmp_path / "s") == before
     write_texts(inputs, tmp_path / "another", options_of(tmp_path, **change))  # the way out
-
-
-def test_a_command_that_could_not_work_is_corrected_in_the_same_folder(tmp_path, inputs):
-    for change in ({"tokens_dtype": "uint8", "on_bad_row": "error"}, {}):
-        options = options_of(tmp_path, rows=RowFormat(tokens="score"), **change)
-        with pytest.raises(BadRowsError, match=r"0\.jsonl, row 0: "):
-            write_texts(inputs, tmp_path / "s", options)
-    (tmp_path / "s" / "parts" / "unknown").mkdir(parents=True)
-    write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-    write_texts(inputs, tmp_path / "whole", options_of(tmp_path))
-    assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
-    assert not (tmp_path / "s" / "parts" / "unknown").exists()
 
 
 def test_a_job_that_another_command_replaced_is_not_committed(tmp_path, inputs, monkeypatch):
@@ -367,34 +348,6 @@ def test_rows_of_a_file_that_is_cut_are_named_by_the_byte_that_they_are_counted_
     assert path.read_bytes()[first:].splitlines()[row] == b"{"
 
 
-def test_a_job_whose_rows_are_all_bad_says_why(tmp_path, inputs):
-    options = options_of(tmp_path, rows=RowFormat(tokens="txt"), on_bad_row="skip")
-    with pytest.raises(DataError, match=r"no sample to write \(\d+ bad rows, .*no column 'txt'"):
-        write_texts(inputs, tmp_path / "s", options)
-
-
-def test_a_type_that_cannot_hold_a_tokenizers_ids_is_refused(tmp_path):
-    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(3))
-    words = {f"word{number}": number for number in range(300)}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
-    tokenizer.save(str(tmp_path / "large.json"))
-    rows = RowFormat(tokenizer=tmp_path / "large.json")
-    message = r"tokens_dtype='int8' holds ids up to 127, and .*large\.json has 300; omit it"
-    with pytest.raises(ConfigError, match=message):
-        write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows, tokens_dtype="int8"))
-    write_texts([path], tmp_path / "s", options_of(tmp_path, rows=rows))  # the way out
-
-
-def test_an_output_inside_an_input_folder_is_refused(tmp_path):
-    (tmp_path / "rows").mkdir()
-    jsonl_file(tmp_path / "rows" / "a.jsonl", text_rows(3))
-    options = options_of(tmp_path)
-    with pytest.raises(ConfigError, match=r"lies in the input .*; name a folder outside of it"):
-        write_texts([tmp_path / "rows"], tmp_path / "rows" / "out", options)
-    assert not (tmp_path / "rows" / "out").exists()
-    write_texts([tmp_path / "rows"], tmp_path / "rows-out", options)
-
-
 def test_a_folder_without_a_job_is_refused(tmp_path, inputs):
     (tmp_path / "s").mkdir()
     with pytest.raises(ConfigError, match=r"holds no job\.json, so append=True has nothing to add"):
@@ -429,17 +382,6 @@ def test_bad_rows_are_left_out_counted_and_named(tmp_path):
     assert any(
         "must have type <class 'str'>, but has <class 'int'>" in bad["reason"] for bad in named
     )
-
-
-@pytest.mark.parametrize("asked", [{}, {"on_bad_row": "skip", "max_bad_rows": 2}])
-def test_more_bad_rows_than_allowed_end_the_job_until_more_are_allowed(tmp_path, asked):
-    path = bad_rows(tmp_path)
-    options = options_of(tmp_path, **asked, part_bytes="1mb")
-    with pytest.raises(BadRowsError, match=r"bad\.jsonl, row \d+: .*set (on|max)_bad"):
-        write_texts([path], tmp_path / "s", options)
-    assert not (tmp_path / "s" / "index.json").exists()
-    options = options_of(tmp_path, on_bad_row="skip", part_bytes="1mb")
-    assert write_texts([path], tmp_path / "s", options).num_bad_rows == 3
 
 
 def damage(path: Path) -> None:
@@ -531,12 +473,6 @@ def test_a_damaged_file_is_named_and_written_again(tmp_path, inputs, name, messa
     assert verify(tmp_path / "s") > 1
 
 
-def test_an_unfinished_stream_is_not_verified(tmp_path, inputs):
-    write_texts(inputs, tmp_path / "s", options_of(tmp_path, part="1/2"))
-    with pytest.raises(DataError, match=r"holds no index\.json: the stream is not finished"):
-        verify(tmp_path / "s")
-
-
 @pytest.mark.parametrize("field", ["tokens", "input_ids", "ids"])
 def test_token_ids_and_their_masks_are_kept_as_they_are(tmp_path, field):
     rows = [
@@ -624,48 +560,3 @@ def test_a_kept_column_with_a_stated_type_has_it(tmp_path):
     found, values = kept_values(tmp_path / "a:b-hash:uint64-any:json")
     assert found == {"a:b": "str", "hash": "uint64", "any": "json"}
     assert values == [{name: row[name] for name in found} for row in rows]
-
-
-def test_rows_that_do_not_fit_the_first_ones_are_bad(tmp_path):
-    rows = [{"tokens": [1, 2], "m": [0, 1]}] * 300
-    rows += [{"tokens": [1, 2], "m": [0]}, {"tokens": [-1], "m": [0]}, {"tokens": "a", "m": [0]}]
-    path = jsonl_file(tmp_path / "r.jsonl", rows)
-    rows = RowFormat(columns=("m",))
-    options = WriteOptions(rows=rows, on_bad_row="skip", num_workers=1)
-    assert write_texts([path], tmp_path / "s", options).num_bad_rows == 3
-
-
-def test_text_without_a_tokenizer_is_refused(tmp_path):
-    (tmp_path / "a.txt").write_text("a b")
-    with pytest.raises(ConfigError, match=r"a\.txt: is text; set tokenizer= to a tokenizer\.json"):
-        write_texts([tmp_path / "a.txt"], tmp_path / "s", WriteOptions())
-    assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"num_workers": 0}, "num_workers=0 must be at least 1"),
-        ({"engine": "rya"}, r"engine='rya' is not one of processes\|ray - did you mean 'ray'"),
-        (
-            {"on_bad_row": "skip", "max_bad_rows": 0},
-            "max_bad_rows=0 must be 1 or more",
-        ),
-        ({"part": "0/4"}, r"part='0/4' is not K/N with K from 1 to N"),
-    ],
-)
-def test_impossible_options_are_refused(option, message):
-    with pytest.raises(ConfigError, match=message):
-        WriteOptions(**option)
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        ("gs://bucket/s", "out='gs://bucket/s' is neither a folder nor s3://bucket/path; name a"),
-        ("s3://bucket", "out='s3://bucket' names no place in a bucket; write it as s3://bucket/p"),
-    ],
-)
-def test_an_impossible_output_is_refused(inputs, out, message):
-    with pytest.raises(ConfigError, match=message):
-        write_texts(inputs, out, WriteOptions())

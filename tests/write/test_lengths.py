@@ -170,23 +170,6 @@ def test_a_reader_names_the_length_file_that_was_made_with_a_wrong_type(tmp_path
     assert open_stream(right, 0).open_shard(0).tokens.counts.tolist()[:2] == [40, 40]
 
 
-def test_what_is_no_stream_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no index\.json, nor does a subfolder"):
-        write_lengths(tmp_path)
-    path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS, lengths_file=False)
-    with pytest.raises(DataError, match="no column 'ids'; it holds 'tokens'; set tokens="):
-        write_lengths(path, tokens="ids")
-    shard = path / "shard.00000.mds"
-    content = shard.read_bytes()
-    shard.write_bytes(content[:50])
-    with pytest.raises(DataError, match=f"has 50 bytes, but index.json says {len(content)}"):
-        write_lengths(path)
-    shard.unlink()
-    with pytest.raises(DataError, match=r"shard\.00000\.mds: does not exist"):
-        write_lengths(path)
-    assert not (path / "lengths.bin").exists()
-
-
 @pytest.mark.parametrize("value", [-100, 2**32 - 1])
 def test_a_column_of_what_is_no_token_id_is_no_token_column(tmp_path, value):
     values = {"labels": [np.full(n, value) for n in LENGTHS]}

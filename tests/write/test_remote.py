@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,23 +92,6 @@ def test_in_a_temporary_folder_lies_one_shard_at_a_time(store, tmp_path):
     assert left == [[]] * indexed.num_shards
 
 
-def test_a_kept_length_file_is_found_when_training_with_that_folder(store, tmp_path):
-    path, _ = builders.write_stream_files(store.folder / "code", LENGTHS, lengths_file=False)
-    local = tmp_path / "local"
-    store.proxy.add("status", status=403, method=UPLOAD)
-
-    with pytest.raises(DataError, match=f"is in {local / LENGTH_FILE}: copy it"):
-        write_lengths(store.url, local=local)
-
-    assert not (path / LENGTH_FILE).exists()
-    asked = store.proxy.count("shard")
-    opened = open_stream(Stream(remote=store.url, local=str(local)), 0)
-    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
-    for shard in range(opened.num_shards):
-        opened.open_shard(shard)
-    assert store.proxy.count("shard") == asked
-
-
 @pytest.mark.parametrize("has_local", [False, True])
 def test_a_store_that_cannot_be_written_is_an_error_and_the_work_is_kept(
     store, tmp_path, has_local
@@ -129,22 +111,6 @@ def test_a_store_that_cannot_be_written_is_an_error_and_the_work_is_kept(
     path.joinpath(LENGTH_FILE).write_bytes(kept.read_bytes())
     opened = open_stream(Stream(remote=store.url, local=str(tmp_path / "other")), 0)
     assert opened.total_tokens() == (sum(LENGTHS), "lengths")
-
-
-def test_a_store_that_cannot_be_opened_is_refused_before_anything_is_read(monkeypatch):
-    message = (
-        r"sftp://host/code: cannot be written, .*ImportError.*; install .*pip install paramiko"
-    )
-    monkeypatch.setitem(sys.modules, "paramiko", None)
-    with pytest.raises(DataError, match=message):
-        write_lengths("sftp://host/code")
-
-
-def test_a_store_without_a_stream_is_refused(store, tmp_path):
-    (store.folder / "code").mkdir()
-    with pytest.raises(DataError, match=r"code/index\.json: cannot be fetched, 1 attempt"):
-        write_lengths(store.url)
-    assert os.listdir(tmp_path / "temporary") == []
 
 
 def test_the_verb_takes_urls_and_folders_together(store, tmp_path):

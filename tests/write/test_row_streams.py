@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from streampack import Order, PackedStreamingDataset, Packing, Stream, chat_dataset
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.write import ChatEncoder
 from streampack.write.row_streams import written_rows
 from tests.helpers.chats import LETTERS, PACKING, TEMPLATE, chat_tokenizer, chats, words
@@ -299,33 +299,6 @@ def test_bad_rows_are_left_out_and_counted_where_they_may_be(tmp_path, caplog, k
     assert "0 without any token, and 1050 bad rows, of which each part.json in" in caplog.text
     with pytest.raises(DataError, match=r"has role 'bot'.*on_bad_row='skip'"):
         chat_dataset(each, chat_tokenizer(), packing=PACKING, local=tmp_path / "cache")
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ((row for row in texts(3)), r"rows=<generator> is not a list.*make a list of a generator"),
-        (datasets.DatasetDict(train=datasets.Dataset.from_list(texts(3))), "one split of a Datas"),
-        (datasets.Dataset.from_list(texts(3)).to_iterable_dataset(), "PackedIterableDataset"),
-        (5, r"rows=5 is not a list"),
-    ],
-)
-def test_rows_that_cannot_be_read_twice_are_refused(tmp_path, rows, message):
-    with pytest.raises(ConfigError, match=message):
-        folder_of(rows, tmp_path, words(), chat=None)
-
-
-def test_rows_of_which_nothing_is_left_say_why(tmp_path):
-    rows = [{"prompt": "a " * 40, "completion": "b"}] * 3
-    with pytest.raises(DataError, match=r"3 with nothing to learn\); raise max_seq_len, or give"):
-        chat_dataset(
-            rows,
-            chat_tokenizer(),
-            packing=Packing(max_seq_len=32, overflow="truncate"),
-            local=tmp_path,
-        )
-    with pytest.raises(DataError, match=r"no column 'messages'.*or name the fields messages, conv"):
-        folder_of([{"question": "a", "answer": "b"}], tmp_path)
 
 
 def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):

@@ -301,19 +301,6 @@ def test_dropout_is_refused(bpe, tmp_path):
         load_tokenizer(random)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ({"backend": "gigatoken"}, "these rows are token ids; omit it"),
-        ({"backend": "gigatoken", "tokenizer": Path("t"), "chat": "m"}, "these rows are conversat"),
-        ({"special_tokens": "text", "tokenizer": Path("t"), "chat": "m"}, "is for texts .*; omit"),
-    ],
-)
-def test_a_backend_is_for_texts(rows, message):
-    with pytest.raises(ConfigError, match=message):
-        RowFormat(**rows)
-
-
 def test_the_processes_that_tokenize_do_not_load_torch():
     check = "import sys, streampack.write.part; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from streampack.errors import DataError
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.values import RowSelection
-from tests.helpers.examples import examples
 from tests.helpers.inputs import (
     TEXT,
     packed,
@@ -83,29 +82,6 @@ def test_a_long_first_line_is_not_held_while_later_ones_are_read(tmp_path):
     assert max(held[20:]) < 8_000_000
 
 
-def test_progress_in_row_groups_is_by_rows(tmp_path):
-    path = write_table(tmp_path / "rows.parquet", pa.table({"text": ["a text"] * 100}), 30)
-    (part,) = split(path, part_bytes=1 << 20)
-    read = [batch.num_bytes for batch in read_rows(part, TEXT, batch_rows=10)]
-    assert len(read) > 9
-    assert read == sorted(set(read))
-    assert read[-1] == part.num_bytes
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
-@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
-def test_a_bad_line_is_one_bad_row(tmp_path, line, suffix):
-    path = tmp_path / f"rows.{suffix}"
-    path.write_bytes(packed(b"\n".join([GOOD, line, GOOD]), path.suffix))
-
-    rows, [bad] = rows_of(split(path))
-
-    assert rows == [(0, "good"), (2, "good")]
-    assert (bad.uri, bad.row) == (str(path), 1)
-    assert re.search(BAD_LINES[line], bad.reason)
-    assert ("(the line at byte 29)" in bad.reason) == (suffix == "jsonl")
-
-
 @given(
     lines=st.lists(st.sampled_from([GOOD, b"", b" \r", *BAD_LINES]), max_size=30),
     part_bytes=st.integers(1, 200),
@@ -122,7 +98,8 @@ def test_good_and_bad_rows_together_are_all_rows(folder, lines, part_bytes, batc
     assert len(bad) == sum(line in BAD_LINES for line in lines)
     for each in bad:  # the offset is that in the file, independent of the slice
         begin = int(each.reason.rpartition("byte ")[2].rstrip(")"))
-        assert path.read_bytes()[begin:].split(b"\n")[0] in BAD_LINES
+        line = path.read_bytes()[begin:].split(b"\n")[0]
+        assert re.search(BAD_LINES[line], each.reason)
 
 
 def test_numbers_that_python_writes_but_json_has_not_are_read(tmp_path):
@@ -225,26 +202,6 @@ def test_tsv_is_split_at_tabs(tmp_path):
     path.write_text("id\ttext\n1\ta, b\n")
 
     assert texts_of(split(path)) == ["a, b"]
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"1\n", r"1 values, but 2 columns; fix it \(line 3\)"),
-        (b"1,a,b\n", "3 values, but 2 columns"),
-        (b"1,\xff\n", r"not valid UTF-8 \(line 3\)"),
-        (b"\xff,a\n", "not valid UTF-8"),
-    ],
-)
-def test_a_bad_line_of_csv_is_one_bad_row(tmp_path, line, reason):
-    path = tmp_path / "rows.csv"
-    path.write_bytes(CSV_HEAD + b'0,"good"\n' + line + b'2,"go\nod"\n3,good\n')
-
-    rows, [bad] = rows_of(split(path))
-
-    assert rows == [(0, "good"), (2, "go\nod"), (3, "good")]
-    assert bad.row == 1
-    assert re.search(reason, bad.reason)
 
 
 GOOD_RECORDS = {
@@ -416,20 +373,6 @@ def test_conversations_have_columns_by_any_name_or_layout(tmp_path):
     assert "no column 'messages'; it has 'prompt'" in bad.reason
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_system_text_beside_a_conversation_reaches_the_encoder(tmp_path, kind):
-    lines = [{"messages": HI, "system": None}, {"messages": HI, "system": "Be brief."}]
-    path = tmp_path / f"a.{kind}"
-    if kind == "parquet":
-        write_table(path, pa.Table.from_pylist(lines), 9)
-    else:
-        path.write_text("\n".join(map(json.dumps, lines)))
-
-    rows, bad = rows_of(split(path), CHAT)
-
-    assert (rows, bad) == (list(enumerate(lines)), [])
-
-
 def test_kept_columns_of_tables_are_plain_values(tmp_path):
     day = datetime.date(2024, 1, 2)
     table = pa.table({"text": ["a"], "day": [day], "price": [Decimal("1.50")], "mask": [[1, 0]]})
@@ -467,16 +410,3 @@ def test_a_batch_of_long_rows_ends_before_its_count(tmp_path, suffix, sizes):
     assert [text for batch in batches for text in batch.values] == texts
     assert [row for batch in batches for row in batch.rows] == list(range(9))
     assert sorted(len(batch.values) for batch in batches) == sorted(sizes)
-
-
-@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
-@given(lengths=st.lists(st.sampled_from([1, 1000, 3_000_000, 9_000_000]), max_size=12))
-@examples(10, deadline=None)
-def test_batches_of_tables_have_eight_mebibytes_or_one_row(folder, suffix, lengths):
-    texts = ["x" * length for length in lengths]
-    part = split(write_rows(folder / f"long.{suffix}", texts, 5))[0]
-
-    batches = list(read_rows(part, TEXT, batch_rows=4))
-
-    assert [text for batch in batches for text in batch.values] == texts
-    assert all(len(b.rows) == 1 or sum(map(len, b.values)) <= 8 << 20 for b in batches)

@@ -114,15 +114,6 @@ def test_an_arrow_stream_or_file_is_one_slice(tmp_path, kind, has_dictionaries):
     assert rows_of([part]) == (list(enumerate(texts.to_pylist())), [])
 
 
-@pytest.mark.parametrize("suffix", ["jsonl.gz", "jsonl.zst", "csv", "txt", "md", "arrow"])
-def test_formats_without_borders_are_one_slice(tmp_path, suffix):
-    path = write_rows(tmp_path / f"rows.{suffix}", ["a text"] * 100)
-
-    [part] = split(path, 10)
-
-    assert (part.start, part.stop, part.num_bytes) == (0, -1, path.stat().st_size)
-
-
 @pytest.mark.parametrize("change", ["content", "size", "time"])
 def test_a_changed_file_gives_other_slices(tmp_path, change):
     path = write_rows(tmp_path / "rows.jsonl", ["a", "b"])
@@ -176,11 +167,3 @@ def test_a_table_cut_short_is_an_error_that_names_the_byte(tmp_path, suffix, sha
 
     with pytest.raises(DataError, match=rf"{path}: .*byte {size}.*make a new copy"):
         rows_of(split(path, part_bytes))
-
-
-def test_an_arrow_stream_of_damaged_messages_is_an_error_that_names_the_byte(tmp_path):
-    path = tmp_path / "rows.arrow"
-    path.write_bytes(b"\xff\xff\xff\xff\x10\x00\x00\x00" + b"\xff" * 5000)
-
-    with pytest.raises(DataError, match=rf"{path}: .* byte 5008.*make a new copy"):
-        rows_of(split(path))

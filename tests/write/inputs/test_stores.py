@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,33 +197,6 @@ def test_lasting_faults_of_the_store_name_the_object_and_a_way_out(server, statu
 
     with pytest.raises(DataError, match=rf"^{url}/in/rows.jsonl: cannot be read.*{text}"):
         rows_of([part])
-
-
-def test_a_server_that_does_not_say_how_long_a_file_is_is_refused():
-    class Chunked(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-
-        def do_GET(self) -> None:
-            self.do_HEAD()
-            self.wfile.write(b"e\r\n" + b'{"text": "a"}\n' + b"\r\n0\r\n\r\n")
-
-        def log_message(self, *_: object) -> None:
-            """Keep quiet."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Chunked) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            with pytest.raises(DataError, match=r"a\.jsonl: its server does not say how many byt"):
-                list_inputs([f"http://127.0.0.1:{server.server_port}/a.jsonl"])
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize("suffix", ["txt", "jsonl.zst", "parquet"])
