@@ -122,17 +122,6 @@ def test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader(
 
 @pytest.mark.parametrize(("workers", "persistent"), FEW)
 @pytest.mark.parametrize("kind", LOADERS)
-def test_after_a_break_the_next_loop_is_the_next_epoch(
-    written, reference, kind, workers, persistent
-):
-    loader = loader_of(kind, make(written), workers, persistent)
-    for epoch, stop in enumerate((1, 6, len(reference[2]))):
-        assert stop_after(loader, stop)[0] == reference[epoch][:stop]
-    assert epoch_of(loader) == reference[3]
-
-
-@pytest.mark.parametrize(("workers", "persistent"), FEW)
-@pytest.mark.parametrize("kind", LOADERS)
 def test_set_epoch_chooses_the_next_loop_and_epochs_go_on_from_there(
     written, reference, kind, workers, persistent
 ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -90,24 +89,6 @@ def test_snapshots_are_only_a_speed_up(written, method, epoch_end, epoch):
         del small["snapshots"]
         if done % 5 == 0:  # and a state without the field
             assert [show(b) for b in loaded(make(written, **options), small)] == shown[done:]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_state_after_the_last_batch_resumes_at_the_next_epoch(written, method):
-    dataset = make(written, method=method)
-    batches, states = states_of(dataset)
-    following = [show(batch) for batch in dataset]
-    for state in (states[-1], dataset.state_after(batches[-1])):
-        resumed = PackedDataLoader(make(written, method=method))
-        resumed.load_state_dict(json.loads(state) if isinstance(state, str) else state)
-        assert [show(batch) for batch in resumed] == following
-    # And the state after the loop has ended.
-    loader = PackedDataLoader(make(written, method=method))
-    for _ in loader:
-        pass
-    state = loader.state_dict()
-    assert (state["epoch"], state["position"]) == (1, 0)
-    assert [show(batch) for batch in loaded(make(written, method=method), state)] == following
 
 
 @pytest.mark.parametrize(("num_workers", "prefetch_factor"), [(0, 2), (2, 1), (2, 7)])
@@ -247,19 +228,6 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
     assert done + rest == everything
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 0), (2, 3), (3, 3), (0, 2)])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_another_number_of_workers_goes_on_too(written, before, after):
-    batches, _ = states_of(make(written))
-    first = PackedDataLoader(make(written), num_workers=before)
-    for done, _ in enumerate(first, 1):
-        if done == 5:
-            break
-    second = PackedDataLoader(make(written), num_workers=after)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert [show(batch) for batch in second] == [show(batch) for batch in batches[5:]]
-
-
 SCRIPT = """
 import hashlib, json, sys
 from pathlib import Path
@@ -370,24 +338,6 @@ def test_a_state_of_other_streams_is_refused(written, state, tmp_path):
             dataset.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 1}, r"version 1, this release reads 6"),
-        ({"epoch": -1}, r"epoch is -1, not an integer of at least 0"),
-        ({"position": "8"}, r"position is '8'"),
-        ({"num_lanes": 0}, r"num_lanes is 0"),
-        ({"fingerprint": None}, r"no fingerprint"),
-        ({"fingerprint": {}}, r"streams=None"),
-    ],
-)
-def test_a_damaged_state_is_refused_by_its_field(written, state, change, message):
-    damaged = copy.deepcopy(state) | change
-    dataset = make(written)
-    with pytest.raises(ResumeError, match=message):
-        next(iter(loaded(dataset, damaged)))
-
-
 @pytest.mark.parametrize("number", [0, -2])
 def test_damaged_snapshots_and_those_of_another_position_change_no_batch(written, number, caplog):
     batches, states = states_of(make(written))
@@ -437,39 +387,6 @@ def test_a_run_goes_on_in_batches_of_any_size_that_divides_its_position(
 
 def mixing_of(options: dict[str, Any]) -> dict[str, Any]:
     return {"batching_method": options["method"], **options["mixing"]}
-
-
-@given(data=st.data())
-@examples(20)
-def test_a_run_goes_on_in_global_batches_of_another_size_in_any_world(written, data):
-    draw = data.draw
-    sizes = [4, 6, 8, 16, 20, 24, 30]
-    whole = all_rows([make(written)])
-    state = make(written).state_dict()
-    done: list[Any] = []
-    for _ in range(3):
-        position = state["position"]
-        size = draw(st.sampled_from([n for n in sizes if position % n == 0] or [None]), "size")
-        batch_size = draw(st.sampled_from([n for n in (1, 2, 3, 4) if (size or 12) % n == 0]))
-        if position % batch_size:
-            batch_size = 1
-        per_node = draw(st.integers(1, 3), "ranks")
-        ranks = [
-            make(written, mixing={"global_batch_size": size}, batch_size=batch_size, world=world)
-            for world in worlds(per_node)
-        ]
-        first = position // batch_size
-        ranks.sort(key=lambda rank: (rank.world.place - first) % rank.world.num_devices)
-        loaders = [PackedDataLoader(loaded(rank, state)) for rank in ranks]
-        assert {engine_of(rank).recipe.global_batch_size for rank in ranks} == {
-            size or state["global_batch_size"]
-        }
-        num_steps = draw(st.integers(1, 30), "steps")
-        for step in islice(conformance.steps(loaders), num_steps):
-            if step[0]["epoch"] == 0:
-                done += [row for batch in step for row in conformance.rows(batch)]
-                state = json.loads(json.dumps(loaders[0].state_dict()))
-    assert done == whole[: len(done)]
 
 
 def test_a_collate_that_drops_the_place_leaves_no_wrong_state(written):

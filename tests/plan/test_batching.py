@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.mix import draw
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import SampleOrder
 from streampack.types import STREAM
@@ -121,21 +120,6 @@ def test_device_per_stream_gives_device_batches_of_one_stream_by_their_shares(
     assert np.abs(drift(counts, r)).max() < run * (1 + 1e-6)
 
 
-def test_device_per_stream_mixes_streams_in_a_global_batch():
-    r = make("device_per_stream", [1, 1, 1], 1, 2, 24)
-    counts = counts_until_one_runs_out(r, 0.5)
-
-    assert (counts > 0).all()
-
-
-def test_stratified_shows_every_stream_to_every_rank():
-    r = make("stratified", [1, 1, 1], 1, 2, 12)
-    streams = [[pack[0][STREAM] for pack in packs] for packs, live in global_batches(r) if live]
-    full = np.array([batch for batch in streams if len(batch) == 12])
-
-    assert all(set(column) == {0, 1, 2} for column in full.T)
-
-
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
 @pytest.mark.parametrize("num_lanes", [1, 2, 4])
 def test_when_a_stream_runs_out_the_others_go_on_and_every_slot_is_served(method, num_lanes):
@@ -196,21 +180,6 @@ def test_random_by_tokens_the_streams_that_are_left_keep_their_shares_of_each_ot
         got = np.cumsum((rows[:, 0, None] == (1, 2)) * rows[:, 3, None], axis=0)
         error = got - got.sum(axis=1, keepdims=True) * left / left.sum()
         assert np.abs(error[: len(error) * 8 // 10]).max() <= 60 + 1e-3
-
-
-@pytest.mark.parametrize("num_lanes", [1, 3])
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-def test_how_far_the_draw_by_tokens_looks_ahead_changes_nothing(monkeypatch, unit, num_lanes):
-    # Streams that end with what was looked at, before it, and after it.
-    weights = [{"choose": 64 * num_lanes * (1 if unit == "samples" else 30)}, {}, {"repeat": 0.3}]
-    r = recipe(LENGTHS, weights=weights, mixing=Mixing(weight_unit=unit), num_lanes=num_lanes)
-    r = replace(r, mixing=Mixing(weight_unit="tokens"))
-    for lane in range(num_lanes):
-        whole = arriving(r, lane, 1)
-        for lookahead in (1, 16, 64):
-            monkeypatch.setattr(draw, "LOOKAHEAD", lookahead)
-            assert (arriving(r, lane, 1) == whole).all()
-        monkeypatch.undo()
 
 
 @examples(20)

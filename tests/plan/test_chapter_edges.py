@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.mix.draw import CHUNK
 from streampack.plan.sample_order import UNDELIVERED, SampleOrder
 from streampack.plan.spans import RunPlan
-from streampack.plan.undelivered import Undelivered
-from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL
+from streampack.types import LENGTH, PASS, STREAM, TOTAL
 from tests.helpers.chapters import run_packs, run_plan
-from tests.helpers.examples import examples
 
 NAMES = ["web", "code", "rare"]
 SIZE, LANES, SEQ = 32, 4, 2048
@@ -115,56 +110,6 @@ def test_a_stream_draws_what_was_not_delivered_before_anything_else(unit):
         )
     # A stream without a share keeps waiting.
     assert samples.undelivered.segments.tolist() == [[2, 0, 1, 0, 9, 9]]
-
-
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=30),
-    seed=st.integers(0, 99),
-    longest=st.integers(1, 9),
-)
-def test_undelivered_samples_keep_their_order_and_pieces_are_cut_where_packs_are_short(
-    lengths, seed, longest
-):
-    rng = np.random.default_rng(seed)
-    rows = [
-        [sample % 3, sample % 2, sample, start, min(4, length - start), length]
-        for sample, length in enumerate(lengths)
-        for start in range(0, length, 4)
-    ]
-    rows = rng.permutation(rows)
-    places = {sample: place for place, sample in reversed(list(enumerate(rows[:, SAMPLE])))}
-    expected = sorted(rows.tolist(), key=lambda row: (*row[:2], places[row[SAMPLE]], row[START]))
-    left = Undelivered(rows, range(3))
-    assert left.segments.tolist() == expected
-
-    numbers = rng.permutation(len(lengths))
-    for pack, number in zip(left.of(numbers, longest), numbers, strict=True):
-        [sample] = set(pack[:, SAMPLE].tolist())
-        [whole] = left.of(np.array([number]), 9)
-        assert sample == whole[0, SAMPLE]
-        tokens = [place for row in pack for place in range(row[START], row[START] + row[LENGTH])]
-        assert tokens == list(range(lengths[sample]))
-        assert pack[:, LENGTH].max() <= longest
-
-
-@examples(20)
-@given(
-    steps=st.lists(st.integers(1, 6), min_size=2, max_size=5),
-    used=st.lists(st.sampled_from(NAMES), min_size=5, max_size=5),
-    window=st.sampled_from([0, 16, None]),
-    packing=st.sampled_from([None, Packing(max_seq_len=512)]),
-)
-def test_what_edges_cut_is_delivered_once(steps, used, window, packing):
-    run = [
-        Chapter(weights={name: 1}, steps=num, packing=packing if number % 2 else None)
-        for number, (name, num) in enumerate(zip(used, steps, strict=False))
-    ]
-    tokens: Counter = Counter()
-    for segments in delivered(plan_of(run, order=Order(seed=3, pack_shuffle=window)), len(run)):
-        for row in segments.tolist():
-            tokens[row[STREAM], row[PASS], row[SAMPLE]] += row[LENGTH]
-    own = lengths()
-    assert all(num <= own[NAMES[stream]][sample] for (stream, _, sample), num in tokens.items())
 
 
 @pytest.mark.parametrize("order", [Order(), Order(pack_shuffle=0)], ids=["default", "unshuffled"])

@@ -194,38 +194,3 @@ def test_after_each_global_batch_streams_are_within_a_choice_of_their_share(run,
                 for a, b in zip(chapter.begin, chapter.end, strict=True)
             ]
             assert np.abs(counts - due - before).max() < 1 + 1e-6
-
-
-def test_a_stream_that_is_inserted_changes_no_order_of_another():
-    more = {"other": np.arange(1, 200), **lengths()}
-    run = [Chapter(weights={"web": 1, "code": 1}, steps=3)]
-    orders = []
-    for own in (lengths(), more):
-        recipe = run_plan(own, run, num_lanes=2, global_batch_size=SIZE).recipes[0]
-        stream = LaneStream(recipe, recipe.names.index("web"), 1)
-        orders.append(stream.take(0, 500)[:, SAMPLE].tolist())
-    assert orders[0] == orders[1]
-
-
-def test_a_stream_that_returns_continues_where_it_rested():
-    run = [
-        Chapter(weights={"web": 1, "code": 1}, steps=4),
-        Chapter(weights={"web": 1}, steps=4),
-        Chapter(weights={"web": 1, "code": 1}, steps=4),
-    ]
-    for method in ("stratified", "random"):
-        plan = make(run, method, "samples", 1, 0)
-        seen = [
-            [
-                tuple(row)
-                for of, _, rows in run_packs(plan, sizes(run))
-                for row in rows
-                if of == number and row[STREAM] == 1
-            ]
-            for number in range(3)
-        ]
-        first, second = ({row[PASS : START + 1] for row in rows} for rows in (seen[0], seen[2]))
-        assert len(first) > 10
-        assert len(second) > 10
-        assert not first & second
-        assert not seen[1] or method == "random"

@@ -40,14 +40,6 @@ def state_of(plan: RunPlan) -> dict[str, Any]:
     return json.loads(json.dumps(encode_state(plan, NAMES, progress, walk)))
 
 
-@pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
-def test_a_state_comes_back_whole(method):
-    plan = make(method)
-    state = state_of(plan)
-    progress, walk = decode_state(state, plan, NAMES)
-    assert encode_state(plan, NAMES, progress, walk) == state
-
-
 @pytest.mark.parametrize("walk", [None, 7, "?", "AAAA:AAAA", b"", [1]])
 def test_a_damaged_walk_is_dropped_with_a_warning(walk, caplog):
     plan = make("stratified")

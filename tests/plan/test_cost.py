@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import time
 import tracemalloc
 from dataclasses import replace
@@ -16,9 +15,7 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.mix.weights import Quota
-from streampack.order.lanes import assign_to_lanes
 from streampack.plan.device_plan import DeviceView
-from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
@@ -119,39 +116,6 @@ def test_by_tokens_going_on_from_snapshots_asks_for_no_lengths_of_what_lies_befo
     again = epoch_sequence(replace(r), view, Progress(epoch=1, position=position, snapshots=state))
     again.next()
     assert len(set(asked)) <= 2 * 4 * 34
-
-
-def test_a_stream_is_dealt_to_the_lanes_once_however_often_they_are_asked_for(monkeypatch):
-    num_deals = 0
-
-    def counting(*args):
-        nonlocal num_deals
-        num_deals += 1
-        return assign_to_lanes(*args)
-
-    monkeypatch.setattr("streampack.plan.recipe.assign_to_lanes", counting)
-    lengths = [np.full(n, 9) for n in (4000, 3000, 50)]  # the last one is shared by all lanes
-    r = recipe(lengths, mixing=Mixing(batching_method="stratified"), num_lanes=8)
-    for _ in range(2):
-        sequence = epoch_sequence(r, DeviceView(batch_size=4))
-        while sequence.next() is not None:
-            pass
-    assert num_deals == 3
-
-    sizes = [LaneStream(r, number, lane).range_of(0)[1] for number in range(3) for lane in range(8)]
-    other = replace(r, num_lanes=4)
-    assert sum(sizes) == sum(map(len, lengths))
-    assert LaneStream(other, 0, 3).range_of(0)[1] == 1000
-
-
-def test_a_recipe_that_was_asked_for_lanes_pickles_no_larger():
-    stream = replace(synthetic_stream(100_000), lengths_of=len)
-    r = replace(recipe([np.ones(9, np.int64)]), streams=(stream,), num_lanes=8)
-    num_bytes = len(pickle.dumps(r))
-    whole = LaneStream(r, 0, 5)
-    again = pickle.loads(pickle.dumps(r))
-    assert len(pickle.dumps(r)) == num_bytes
-    assert LaneStream(again, 0, 5).shards_in(0).tolist() == whole.shards_in(0).tolist()
 
 
 def peak_bytes(run) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -11,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.balance import AttentionCost, Balance
+from streampack.balance import Balance
 from streampack.config import Mixing, Order, Packing
 from streampack.plan.deal import deal_by_cost, step_time
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
-from streampack.types import Packs
 from tests.helpers.examples import examples
 from tests.helpers.planning import device_batches, recipe
 
@@ -132,31 +130,3 @@ def test_every_item_is_dealt_once_and_steps_take_no_longer(data, num_steps, num_
     assert step_time(spread) <= num_ranks
     # The module's bound: the largest device batch exceeds the mean by at most one pack.
     assert spread.max() <= own.sum() / (num_steps * num_ranks) + own.max()
-
-
-@examples(60)
-@given(st.lists(costs, min_size=6, max_size=6))
-def test_with_one_pack_a_batch_no_deal_is_better(own):
-    own = np.array(own)
-    best = min(
-        step_time(own[list(order)].reshape(2, 3)) for order in itertools.permutations(range(6))
-    )
-    assert step_time(own[deal_by_cost(own, 2, 3)].sum(axis=2)) <= best + 1e-9
-
-
-def test_the_cost_of_a_pack_is_that_of_its_samples():
-    rows = np.zeros((3, 6), np.int64)
-    rows[:, 4] = [100, 1000, 49_152]
-    packs = Packs(segments=rows, ends=np.array([2, 3]))
-    assert Balance().costs(packs).tolist() == [
-        round(1024 * (100 + 100**2 / 49_152)) + round(1024 * (1000 + 1000**2 / 49_152)),
-        2 * 1024 * 49_152,
-    ]
-    near = AttentionCost(hidden_size=100, sliding_window=10)(np.array([4, 10, 30]))
-    assert near.tolist() == [4 + 16 / 1200, 10 + 100 / 1200, 30 + (900 - 400) / 1200]
-
-
-def test_equal_functions_have_equal_digests():
-    assert Balance().digest() == Balance(within="batch", cost=AttentionCost()).digest()
-    assert Balance(cost=lambda n: n + n**2 / 49_152).digest() == Balance().digest()
-    assert Balance(cost=AttentionCost(hidden_size=512)).digest() != Balance().digest()

@@ -11,19 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
-from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_ends import LaneEndFinder, count_slots
 from streampack.plan.lane_stream import LaneStream
-from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
     device_batches,
     global_batches,
-    queue_packs,
     recipe,
     world_views,
 )
@@ -73,14 +69,6 @@ def test_pad_fills_the_last_global_batch_up_and_drop_leaves_it_out(
         assert all(batch.num_rows == batch_size for batch in batches)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_epoch_of_whole_global_batches_is_neither_padded_nor_cut(method):
-    lengths = [np.full(480, 16)]  # 120 packs of 64
-    for epoch_end in ("pad", "drop"):
-        batches = device_batches(make(method, epoch_end, lengths=lengths), world_views(1, 12)[0])
-        assert [len(batch.packs) for batch in batches] == [12] * 10
-
-
 @examples(20)
 @given(method=st.sampled_from(METHODS), world=worlds)
 def test_positions_count_slots_over_all_ranks_and_never_go_back(method, world):
@@ -96,62 +84,11 @@ def test_positions_count_slots_over_all_ranks_and_never_go_back(method, world):
         assert position == (min(end, num_packs) if end - view.stride < num_packs else end)
 
 
-@examples(25)
-@given(
-    method=st.sampled_from(METHODS),
-    num_lanes=st.sampled_from([1, 2, 3]),
-    unit=st.sampled_from(["samples", "tokens"]),
-    repeat=st.booleans(),
-)
-def test_carry_gives_epochs_of_whole_global_batches_that_roll_on_and_lose_nothing(
-    method, num_lanes, unit, repeat
-):
-    size = num_lanes * 4
-    r = make(method, "carry", num_lanes, size, weight_unit=unit)
-    if repeat:
-        r = recipe(
-            LENGTHS,
-            weights=[{"repeat": 0.7}, {"repeat": 1.3}],
-            mixing=r.mixing,
-            packing=r.packing,
-            num_lanes=num_lanes,
-            lane_turn=2,
-            global_batch_size=size,
-        )
-    per_epoch = r.chosen_tokens // (size * 64)
-    epochs = [[packs for packs, _ in global_batches(r, epoch)] for epoch in range(4)]
-    assert [len(batches) for batches in epochs] == [per_epoch] * 4
-    assert all(len(packs) == size for batches in epochs for packs in batches)
-
-    # The packs delivered from each queue are the beginning of its endless sequence.
-    delivered = {str(pack) for batches in epochs for packs in batches for pack in packs}
-    assert len(delivered) == 4 * per_epoch * size
-    for lane in range(num_lanes):
-        for queue in range(r.num_queues):
-            for pack in queue_packs(PackQueue(r, lane, queue, 0)):
-                if str(pack) not in delivered:
-                    break
-                delivered.remove(str(pack))
-    assert not delivered
-
-
 def test_carry_fills_packs_across_epochs_so_no_pack_is_flushed():
     r = make("random", "carry", lengths=[np.random.default_rng(1).integers(1, 30, 900)])
     packs = [p for epoch in range(3) for batch, _ in global_batches(r, epoch) for p in batch]
 
     assert sum(row[LENGTH] for pack in packs for row in pack) >= 0.999 * 64 * len(packs)
-
-
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-def test_epochs_do_not_depend_on_those_read_before(epoch_end):
-    r = make("stratified", epoch_end, 2, 8)
-    alone = [[packs for packs, _ in global_batches(r, epoch)] for epoch in (2, 0, 1)]
-
-    assert [[packs for packs, _ in global_batches(r, epoch)] for epoch in range(3)] == [
-        alone[1],
-        alone[2],
-        alone[0],
-    ]
 
 
 def test_a_pad_epoch_smaller_than_one_global_batch_is_one_step_of_every_rank():
@@ -161,18 +98,6 @@ def test_a_pad_epoch_smaller_than_one_global_batch_is_one_step_of_every_rank():
     assert [len(own) for own in batches] == [1] * 6
     assert [len(own[0].packs) for own in batches] == [1, 0, 0, 0, 0, 0]
     assert batches[0][0].packs[0][:, TOTAL].tolist() in ([30, 20], [20, 30])
-
-
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-def test_asking_for_the_slots_of_an_epoch_changes_nothing(epoch_end):
-    r = recipe([np.full(1000, 9)], mixing=Mixing(epoch_end=epoch_end), global_batch_size=8)
-    sequence = epoch_sequence(r, DeviceView(batch_size=2))
-    sequence._at.walk_to(10**6)
-    total = sequence._at.total
-    num_slots = sequence.num_slots
-    assert sequence._at.total == total
-    assert (num_slots // 8 * 8, num_slots) == (num_slots, sequence.num_slots)
-    assert epoch_end == "pad" or total == num_slots
 
 
 @pytest.mark.parametrize("method", ["random", "stratified"])

@@ -10,7 +10,6 @@ import pytest
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import sequence, span_slots
 from streampack.plan.device_plan import DevicePlan, DeviceView
-from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
@@ -73,22 +72,6 @@ def test_batches_planned_together_are_those_planned_one_by_one(
 
     assert seen(r, view) == together
     assert len(together) > 50
-
-
-@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
-@pytest.mark.parametrize("method", METHODS)
-def test_packs_are_taken_for_many_batches_together(method, epoch_end, monkeypatch):
-    gathered = []
-    gather = PackQueues.gather
-
-    def counted(own, slots, batch_size):
-        gathered.append(len(slots))
-        return gather(own, slots, batch_size)
-
-    monkeypatch.setattr(PackQueues, "gather", counted)
-    batches = seen(make(method, epoch_end), DeviceView(batch_size=2))
-
-    assert len(batches) > 10 * len(gathered)
 
 
 @pytest.mark.thorough

@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan.device_plan import DevicePlan, DeviceView
-from streampack.plan.lane_ends import count_slots
-from streampack.plan.pack_shapes import PackShapes
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, STREAM
 from tests.helpers.examples import examples
@@ -33,8 +30,6 @@ LENGTHS = [
 METHODS = ["device_per_stream", "per_stream"]
 
 methods = st.sampled_from(METHODS)
-epoch_ends = st.sampled_from(["pad", "drop", "carry"])
-batches_of = st.tuples(st.integers(1, 5), st.sampled_from([8, 16]))
 
 
 def make(method: str, epoch_end: str, *, num_lanes: int = 1, slots=SLOTS, **options) -> Recipe:
@@ -86,39 +81,6 @@ def sequence_of(r: Recipe, num_devices: int, batch_size: int, epoch: int = 0, **
 @examples(30)
 @given(
     method=methods,
-    epoch_end=epoch_ends,
-    num_lanes=st.sampled_from([1, 2, 3]),
-    world=batches_of,
-    epoch=st.integers(0, 1),
-    overflow=st.sampled_from(["split", "truncate", "drop"]),
-    pack_shuffle=st.sampled_from([0, 64]),
-    unit=st.sampled_from(["samples", "tokens"]),
-    slots=st.sampled_from([SLOTS, [1, 1, 1]]),
-)
-def test_every_world_gets_the_same_packs_in_batches_of_one_stream(
-    method, epoch_end, num_lanes, world, epoch, overflow, pack_shuffle, unit, slots
-):
-    num_devices, batch_size = world
-    r = make(
-        method,
-        epoch_end,
-        num_lanes=num_lanes,
-        slots=slots,
-        lane_turn=16,
-        packing={"overflow": overflow},
-        mixing={"weight_unit": unit},
-        order=Order(seed=3, pack_shuffle=pack_shuffle),
-    )
-    expected = sequence_of(r, 1, 16, epoch)
-
-    assert sequence_of(r, num_devices, batch_size, epoch) == expected
-    if overflow != "drop":
-        assert {length for length, _ in expected} == set(slots)
-
-
-@examples(30)
-@given(
-    method=methods,
     num_lanes=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 9),
     slots=st.sampled_from([SLOTS, [1, 1, 1]]),
@@ -153,22 +115,6 @@ def test_streams_take_turns_by_tokens_whatever_the_length_of_their_packs(method)
         assert (abs(served - due) <= 2 * unit).all()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("epoch_end", ["pad", "drop"])
-@pytest.mark.parametrize("slots", [SLOTS, [1, 1, 1]])
-def test_slots_are_counted_as_they_are_walked(method, epoch_end, slots):
-    r = make(method, epoch_end, num_lanes=3, slots=slots)
-    sequence = epoch_sequence(r, DeviceView(batch_size=RUN))
-    while sequence.next() is not None:
-        pass
-
-    size = r.global_batch_size
-    slots = count_slots(r, 0)
-    assert (
-        sequence.num_slots == (slots // size if epoch_end == "drop" else -(-slots // size)) * size
-    )
-
-
 def test_the_fingerprint_names_lengths_only_where_they_differ():
     plain, own = (make("device_per_stream", "pad", slots=slots) for slots in ([1, 1, 1], SLOTS))
 
@@ -177,12 +123,3 @@ def test_the_fingerprint_names_lengths_only_where_they_differ():
 
     assert "max_seq_len_of_streams" not in keys(plain)
     assert keys(own) == keys(plain) | {"max_seq_len_of_streams": [32, 64, 256]}
-
-
-def test_shapes_without_own_lengths_are_those_of_the_packing():
-    packing = Packing(max_seq_len=SIZE)
-    shapes = PackShapes(packing, [1, 1], slots_together=RUN, is_padded=True)
-
-    assert shapes.is_uniform
-    assert shapes.packings == (packing, packing)
-    assert shapes.slots_of(0, 13, is_all=True) == 13

@@ -51,30 +51,6 @@ def make(order: Order, method: str = "random", num_lanes: int = 1, **mixing) -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("order", "packing", "method"),
-    [
-        (Order(), {}, WINDOWED),
-        (Order(), {"max_samples_per_pack": 3, "pad_to_multiple": 8}, WINDOWED),
-        (Order(pack_shuffle=10), {}, WINDOWED),
-        (Order(shuffle_block_size=256), {}, WINDOWED),
-        (Order(shuffle_block_size=255), {}, "exact_fit"),
-        (Order(shuffle_block_size=1), {"method": WINDOWED}, WINDOWED),
-        (Order(), {"split_gap": 0.01}, "exact_fit"),
-        (Order(), {"guard": 9}, "exact_fit"),
-        (Order(pack_shuffle=0), {}, "exact_fit"),
-        (Order(shuffle=False), {}, "exact_fit"),
-        (Order(), {"method": "exact_fit"}, "exact_fit"),
-        (Order(shuffle=False), {"method": WINDOWED}, WINDOWED),
-        (Order(), {"method": "knapsack"}, "knapsack"),
-    ],
-)
-def test_a_recipe_names_its_packer(order, packing, method):
-    r = recipe(LENGTHS, order=order, packing=Packing(max_seq_len=64, **packing))
-    assert r.packing.method == method
-    assert replace(r, num_lanes=2).packing.method == method
-
-
 def fill_of(packs: Packs, size: int) -> float:
     return 100 * packs.segments[:, LENGTH].sum() / (len(packs) * size)
 
@@ -156,36 +132,6 @@ def test_a_sample_waits_for_few_packs_and_two_windows_at_most(order, method, num
         places = {sample: place for place, sample in enumerate(came)}
         moved = max(abs(places[sample] - place) for place, sample in enumerate(left))
         assert moved <= 3 * window + (MAX_WAIT_PACKS + shuffled) * 64
-
-
-def test_a_packing_window_is_a_chunk_or_a_larger_window_of_the_shuffle():
-    lengths = [np.full(200_000, 16)]
-    packing = Packing(max_seq_len=64)
-
-    def window(num_lanes: int = 1, **order) -> int:
-        r = recipe(lengths, packing=packing, order=Order(**order), num_lanes=num_lanes)
-        return r.packing_window(0, 0)
-
-    assert window() == 131_072
-    assert window(pack_shuffle=10) == CHUNK
-    assert window(pack_shuffle=10, shuffle_block_size=1000) == 500
-    assert window(num_lanes=64) == 200_000 // 64  # a pass
-    assert window(num_lanes=8) == 131_072 // 8
-
-
-def test_a_queue_holds_the_segments_that_pass_on_and_no_more():
-    lengths = synthetic_lengths("chat", 20_000)
-    r = recipe(
-        [lengths],
-        packing=Packing(max_seq_len=2048, buffer_tokens=10_000),
-        order=Order(seed=1, shuffle_block_size=10_000),
-    )
-    queue = PackQueue(r, 0, 0, 0)
-    while not queue.is_complete:
-        queue.extend()
-        queue.release(queue.num_known)
-        assert queue.held()[:, LENGTH].sum() <= 10_000
-    assert 0 < queue.windows.packer.high_water[0] <= 10_000
 
 
 @pytest.mark.parametrize("num_lanes", [1, 4])

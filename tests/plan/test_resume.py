@@ -87,44 +87,6 @@ def test_another_global_batch_size_goes_on_with_the_packs_of_the_run_or_is_refus
         assert whole[:position] + rest == whole
 
 
-@pytest.mark.parametrize(
-    ("options", "progress", "size", "message"),
-    [
-        (
-            {"method": "stratified"},
-            {"position": 24},
-            8,
-            r"saved with global_batch_size=12, but .* asks for 8: batching_method='stratified' "
-            r"chooses .* other packs from position 24 on; omit .* keep 12, .* start of an epoch",
-        ),
-        (
-            {"method": "random", "epoch_end": "carry"},
-            {"epoch": 3},
-            40,
-            r"asks for 40: with epoch_end='carry' .* so the 3 before would .*; omit it",
-        ),
-        (
-            {"method": "random"},
-            {"position": 60},
-            8,
-            r"asks for 8, and position 60 is not a multiple of it; set it to 6 or 10, .* keep 12",
-        ),
-        (
-            {"method": "random"},
-            {"position": 12},
-            24,
-            r"is not a multiple of it; set it to 12, or omit",
-        ),
-    ],
-)
-def test_a_global_batch_size_that_cannot_go_on_is_refused_with_what_can(
-    options, progress, size, message
-):
-    r = make(**{"epoch_end": "pad"} | options)
-    with pytest.raises(ResumeError, match=message):
-        check_resized(r, replace(r, global_batch_size=size), Progress(**progress))
-
-
 def test_snapshots_do_not_grow_with_the_epoch():
     r = make("stratified", "pad", lengths=[np.full(60_000, 16), np.full(20_000, 30)])
     r = replace(r, order=Order(seed=3, pack_shuffle=1000))

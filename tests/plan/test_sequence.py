@@ -8,18 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
-from streampack.errors import DataError
-from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.types import LENGTH, SAMPLE, STREAM, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
-    count_packs,
     covered,
-    device_batches,
     recipe,
     world_views,
 )
@@ -92,45 +87,6 @@ def test_every_token_lies_in_one_pack_of_an_epoch_and_no_pack_holds_too_many(
         assert all(len({row[STREAM] for row in pack}) == 1 for pack in packs)
 
 
-LENGTHS = [
-    np.random.default_rng(n).integers(1, top, n) for n, top in [(500, 60), (250, 200), (9, 90)]
-]
-
-
-@pytest.mark.thorough
-@examples(40)
-@given(
-    method=methods,
-    unit=units,
-    num_lanes=lane_counts,
-    run=st.integers(1, 5),
-    num_devices=st.integers(1, 9),
-    batch_size=st.integers(1, 7),
-    epoch=st.integers(0, 2),
-    epoch_end=st.sampled_from(["pad", "drop", "carry"]),
-    overflow=st.sampled_from(["split", "truncate", "drop"]),
-    weights=st.sampled_from([None, [{"repeat": 0.6}, {"repeat": 1.7}, {"choose": 40}]]),
-)
-def test_any_world_reads_the_same_sequence(
-    method, unit, num_lanes, run, num_devices, batch_size, epoch, epoch_end, overflow, weights
-):
-    if (epoch_end, overflow) == ("carry", "drop"):
-        overflow = "truncate"  # leaves few samples of the smallest stream: correct, but slow
-    r = make(
-        LENGTHS,
-        method,
-        unit,
-        num_lanes,
-        run,
-        weights=weights,
-        mixing={"epoch_end": epoch_end},
-        packing=Packing(max_seq_len=64, overflow=overflow),
-    )
-
-    expected = all_packs(r, world_views(1, run), epoch)
-    assert all_packs(r, world_views(num_devices, batch_size), epoch) == expected
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_lanes_take_turns_of_lane_run_packs(method):
     r = make([np.full(4000, 16)], method, "samples", 4, 3, global_batch_size=24)
@@ -141,72 +97,6 @@ def test_the_lanes_take_turns_of_lane_run_packs(method):
 
     lanes = [lane_of[pack[0][SAMPLE]] for pack in all_packs(r, world_views(1, 24))[:600]]
     assert lanes == [q // 3 % 4 for q in range(600)]
-
-
-@pytest.mark.parametrize("start", [0, 1, 6])
-def test_a_node_reads_its_own_lanes_alone_also_after_a_resume(start):
-    """Place p is on node p mod 2; with 4 lanes of runs of 2, batch k comes from lane k mod 4."""
-    r = make([np.full(4000, 16)], "random", "samples", 4, 2)
-    lane_of = {}
-    for lane in range(4):
-        samples = LaneStream(r, 0, lane).take(0, 1000)[:, SAMPLE]
-        lane_of.update(dict.fromkeys(samples.tolist(), lane))
-
-    for view in world_views(4, 2):
-        batches = device_batches(r, view, position=2 * start)[:40]
-        seen = {lane_of[row[SAMPLE]] for batch in batches for row in batch.packs.segments.tolist()}
-        assert {lane % 2 for lane in seen} == {view.place % 2}
-
-
-def test_lanes_of_no_sample_are_passed_over():
-    """Seven lanes, six samples: at least one lane is empty, and the sequence continues."""
-    lengths = [np.array([5, 6, 7, 8, 9, 10])]
-    for method in METHODS:
-        assert_covers_once(
-            all_packs(make(lengths, method, "samples", 7, 1), world_views(2, 1)), lengths
-        )
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("overflow", ["truncate", "drop"])
-def test_truncated_and_dropped_samples_are_left_out_as_asked_and_counted(method, overflow):
-    r = make(LENGTHS, method, "samples", 1, 2, packing=Packing(max_seq_len=64, overflow=overflow))
-    (batches,) = [device_batches(r, view) for view in world_views(1, 2)]
-    packs = [b.packs[i].tolist() for b in batches for i in range(len(b.packs))]
-
-    for number, pieces in enumerate(covered(packs, 3)):
-        lengths = LENGTHS[number]
-        kept = lengths if overflow == "truncate" else np.where(lengths > 64, 0, lengths)
-        expected = {(0, i): [(0, min(int(n), 64))] for i, n in enumerate(kept) if n}
-        assert pieces == expected
-
-
-@pytest.mark.parametrize("overflow", ["truncate", "drop", "split"])
-def test_samples_that_are_left_out_are_counted_per_stream(overflow):
-    r = make(LENGTHS, "random", "samples", 1, 2, packing=Packing(max_seq_len=64, overflow=overflow))
-    sequence = epoch_sequence(r, DeviceView(batch_size=2))
-    while sequence.next() is not None:
-        pass
-
-    long = [int((lengths > 64).sum()) for lengths in LENGTHS]
-    assert sequence.totals.dropped.tolist() == (long if overflow == "drop" else [0, 0, 0])
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_overflow_error_names_the_stream_and_the_sample(method):
-    r = make(LENGTHS, method, "samples", 1, 2, packing=Packing(max_seq_len=64, overflow="error"))
-
-    with pytest.raises(DataError, match=r"stream 's\d', sample \d+ of \d+ tokens .*max_seq_len=64"):
-        all_packs(r, world_views(1, 2))
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_lanes", [1, 4])
-def test_counting_packs_without_reading_them_gives_the_length_of_the_epoch(method, num_lanes):
-    r = make(LENGTHS, method, "samples", num_lanes, 2)
-    counted = sum(sum(count_packs(r, 1, lane)) for lane in range(num_lanes))
-
-    assert counted == len(all_packs(r, world_views(1, 2), 1))
 
 
 @pytest.mark.parametrize("method", METHODS)

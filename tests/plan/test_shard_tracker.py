@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -22,7 +21,7 @@ from streampack.plan.sequence import epoch_sequence, touched_lanes
 from streampack.plan.state import Progress
 from streampack.types import SAMPLE, STREAM
 from tests.helpers.examples import examples
-from tests.helpers.planning import recipe, synthetic_stream
+from tests.helpers.planning import recipe
 
 METHODS = ["random", "stratified"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(2100, 60), (900, 90)]]
@@ -188,15 +187,6 @@ def test_after_a_resume_the_shards_of_buffered_samples_are_needed_too(method):
         needed = needed if needs is None else set(keys(needs.ahead))
 
 
-def test_looking_costs_nothing_like_the_size_of_the_stream():
-    asked: list[int] = []
-    r = recipe([np.ones(10, np.int64)])
-    r = replace(r, streams=(synthetic_stream(50_000_000, asked=asked),))
-    sequence = epoch_sequence(r, DeviceView(batch_size=2))
-    assert len(sequence.shards_ahead().ahead) <= 16
-    assert not asked, "no length is needed to look ahead"
-
-
 @examples(60)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
@@ -230,22 +220,3 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
         shards = set(passes.shards_in(number).tolist()) | set(passes.shards_in(number + 1).tolist())
         assert num_bytes[list(shards)].sum() <= most
     assert most <= num_bytes.sum()
-
-
-@given(
-    lanes=st.integers(1, 6),
-    run=st.integers(1, 5),
-    devices=st.integers(1, 5),
-    size=st.integers(1, 7),
-    data=st.data(),
-)
-def test_the_lanes_of_a_device_are_those_of_its_slots(lanes, run, devices, size, data):
-    r = make("random", "pad", 1)
-    r = replace(r, num_lanes=lanes, lane_turn=run)
-    view = DeviceView(
-        place=data.draw(st.integers(0, devices - 1)), num_devices=devices, batch_size=size
-    )
-    position = data.draw(st.integers(0, 20)) * size
-    first = view.first_slot(position)
-    slots = {first + step * view.stride + i for step in range(lanes * run) for i in range(size)}
-    assert touched_lanes(r, view, position) == {slot // run % lanes for slot in slots}

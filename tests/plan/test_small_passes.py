@@ -17,11 +17,9 @@ from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream, lane_drift
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
-from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.examples import examples
-from tests.helpers.planning import decode_epochs, device_batches, encode_epochs, queue_packs, recipe
+from tests.helpers.planning import device_batches, queue_packs, recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 PACKERS: list[str | None] = [None, *get_args(Method)]
@@ -179,19 +177,6 @@ def test_a_lane_of_a_stream_that_all_share_has_two_passes_in_progress_at_most(
         assert newest - min(left)[0] <= 1
 
 
-def test_short_samples_beside_some_as_long_as_a_pack_come_in_every_epoch_but_for_a_few():
-    r = recipe(
-        [np.array([40] * 40 + [256] * 2)],
-        packing=Packing(max_seq_len=256),
-        mixing=Mixing(epoch_end="carry"),
-        global_batch_size=2,
-    )
-    for epoch in range(4):
-        batches = device_batches(r, DeviceView(batch_size=2), epoch)
-        seen = {row[SAMPLE] for batch in batches for row in batch.packs.segments.tolist()}
-        assert len(seen) >= 32
-
-
 @pytest.mark.parametrize(
     ("number", "most"), [(40, 0.13), (360, 0.09), (2000, 0.06), (10_000, 0.025)]
 )
@@ -236,22 +221,6 @@ def test_packs_of_whole_samples_stay_as_full(packer):
     with_larger_passes = {None: 0.987, "exact_fit": 0.971, "two_tiers": 0.972}[packer]
     tokens = sum(row[LENGTH] for pack in packs for row in pack)
     assert tokens / (512 * len(packs)) > with_larger_passes - 0.005
-
-
-def test_a_saved_packer_of_a_small_stream_is_that_of_its_queue():
-    """If a pass is smaller than a pack, every method fills its packs in order."""
-    r = recipe(
-        [np.full(5, 10)],
-        packing=Packing(max_seq_len=128),
-        mixing=Mixing(epoch_end="carry", epoch_size=400),
-        global_batch_size=1,
-    )
-    sequence = epoch_sequence(r, DeviceView(batch_size=1))
-    sequence.next()
-    state = encode_epochs(r, ["s"], Progress(position=1, snapshots=sequence.snapshots()))
-    sequence.close()
-    [snapshot] = decode_epochs(state, r, ["s"]).snapshots
-    assert (r.packing.method, snapshot["packer"]["method"]) == ("best_fit_decreasing", "next_fit")
 
 
 @pytest.mark.thorough

@@ -64,19 +64,6 @@ def test_without_snapshots_it_is_small_and_goes_on_too():
     assert len(json.dumps(state)) < 1000
 
 
-@pytest.mark.parametrize("method", ["exact_fit", "best_fit_decreasing", "knapsack"])
-def test_the_method_of_a_run_is_in_its_state(method):
-    packing = Packing(max_seq_len=64, method=method)
-    assert run_shape(encode_epochs(make(packing=packing), DIGESTS, Progress())).method == method
-
-
-@pytest.mark.parametrize("method", [None, "", "unheard_of", 3, ["exact_fit"]])
-def test_an_unknown_method_in_a_state_is_no_method(method):
-    state = encode_epochs(make(), DIGESTS, Progress())
-    state["fingerprint"]["method"] = method
-    assert run_shape(state).method is None
-
-
 @pytest.mark.parametrize(
     "forgiven",
     [
@@ -119,25 +106,12 @@ def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_t
     assert decode_epochs(saved, again, DIGESTS) == Progress()
 
 
-@pytest.mark.parametrize("option", [{"min_fragment": 8}, {"open_packs": 3}])
-def test_a_default_of_what_another_packer_does_is_not_in_the_fingerprint(option):
-    [(key, _)] = option.items()
-    assert encode_epochs(make(), DIGESTS, Progress())["fingerprint"][key] is None
-
-
 def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
     r = make(mixing=Mixing(batching_method="stratified"))
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
     with pytest.raises(ResumeError, match=r"shares=.* has shares=.*restore the length files"):
         decode_epochs(state_of(r), other, DIGESTS)
-
-
-def test_totals_do_not_matter_where_samples_are_counted_and_packs_mix_streams():
-    r = make()
-    other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
-
-    assert decode_epochs(state_of(r), other, DIGESTS).position == 48
 
 
 def test_a_state_of_iterables_is_refused_by_its_kind():
@@ -270,14 +244,6 @@ def test_what_is_no_list_of_snapshots_is_dropped_with_a_warning(snapshots, caplo
 
     assert decode_epochs(state, make(), DIGESTS) == Progress(epoch=3, position=48)
     assert "all of the state's snapshots are damaged" in caplog.text
-
-
-@pytest.mark.parametrize("place", [{"position": 32}, {"epoch": 2}])
-def test_snapshots_of_another_state_are_dropped(place, caplog):
-    progress = decode_epochs(state_of(make()) | place, make(), DIGESTS)
-
-    assert not progress.snapshots
-    assert "2 of the state's snapshots" in caplog.text
 
 
 @pytest.mark.parametrize("number", range(len(RECIPES)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import product
 
 import numpy as np
@@ -30,36 +29,6 @@ def make(size: int, unit: str, num_lanes: int = 1, **kwargs) -> Recipe:
         num_lanes=num_lanes,
         global_batch_size=4 * num_lanes,
     )
-
-
-def digest(recipes: list[Recipe]) -> str:
-    seen = hashlib.blake2b(digest_size=8)
-    for r, epoch in product(recipes, (0, 1)):
-        for batch in device_batches(r, world_views(1, r.global_batch_size)[0], epoch):
-            seen.update(batch.packs.segments.astype("<i8").tobytes())
-            seen.update(batch.packs.ends.astype("<i8").tobytes())
-    return seen.hexdigest()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("unit", "num_lanes", "expected"),
-    [
-        ("samples", 1, "880010aecf975a31"),
-        ("samples", 5, "550595408995aa87"),
-        ("tokens", 1, "c26477baf4293e44"),
-        ("tokens", 5, "e6f8bca5607a80d4"),
-    ],
-)
-def test_the_order_of_tiny_streams_is_that_of_one_pass_at_a_time(unit, num_lanes, expected):
-    recipes = [
-        make(size, unit, num_lanes, shuffle_block_size=block)
-        for size, block in product((1, 3, 20, 50), (None, 1, 2, 3))
-    ]
-    recipes += [make(3, unit, num_lanes, method="stratified"), make(3, unit, 1, shuffle=False)]
-    if num_lanes > 1:
-        recipes.pop(-2)
-    assert digest(recipes) == expected
 
 
 def num_calls(r: Recipe, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -18,13 +18,11 @@ from streampack.plan.sample_order import SampleOrder
 from streampack.types import PASS, SAMPLE, START, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
-    all_packs,
     covered,
     device_batches,
     global_batches,
     lane_samples,
     recipe,
-    world_views,
 )
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -244,28 +242,6 @@ def starts(r: Recipe, num_epochs: int) -> list[np.ndarray]:
     return uses
 
 
-# Here a packing window is a pass, rounded up, and a few samples move on to the next window.
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("packer", "least", "most"), [("exact_fit", 1, 2), ("best_fit_decreasing", 0, 3)]
-)
-def test_short_epochs_that_carry_come_to_every_lane(packer, least, most):
-    lengths = np.random.default_rng(0).integers(20, 60, 1600)
-    r = recipe(
-        [lengths],
-        weights=[{"proportion": 1}],
-        mixing=Mixing(epoch_end="carry", epoch_size=48),
-        packing=Packing(max_seq_len=64, buffer_tokens=128, method=packer),
-        num_lanes=8,
-        lane_turn=8,
-        global_batch_size=8,
-    )
-    [uses] = starts(r, 60)
-    assert uses.max() <= uses.min() + most
-    assert uses.min() >= least
-    assert (uses == 0).mean() < 0.01
-
-
 @pytest.mark.thorough
 @examples(25)
 @given(
@@ -326,29 +302,3 @@ def test_carry_with_several_streams_uses_samples_as_often_but_for_two_and_the_la
     for uses in starts(r, 6000 // epoch_size):
         assert uses.sum() > 0, "a stream never comes"
         assert uses.max() - uses.min() <= bound
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_carry_goes_on_in_any_epoch_as_one_run_does(method):
-    r = make(
-        [np.full(900, 20), np.full(300, 20)], [{"proportion": 9}, {"proportion": 1}], method, 4,
-        epoch_end="carry", epoch_size=100,
-    )  # fmt: skip
-    packing = Packing(max_seq_len=64, buffer_tokens=128)
-    # Windows of shuffled packs end with a chunk of samples, and chunks with an epoch.
-    order = Order(seed=3, pack_shuffle=0)
-    r = replace(r, lane_turn=3, global_batch_size=12, packing=packing, order=order)
-    # One epoch of seven times the samples equals the first seven, if they have whole batches.
-    whole = make(
-        [np.full(900, 20), np.full(300, 20)], [{"proportion": 9}, {"proportion": 1}], method, 4,
-        epoch_end="carry", epoch_size=700,
-    )  # fmt: skip
-    whole = replace(whole, lane_turn=3, global_batch_size=12, packing=packing, order=order)
-    assert r.packs_per_carry_epoch % 12 == 0
-    parts = [pack for epoch in range(7) for batch, _ in global_batches(r, epoch) for pack in batch]
-    once = [pack for batch, _ in global_batches(whole) for pack in batch]
-    assert len(parts) > 60
-    if method != "random":  # there, each epoch has its own draws
-        assert parts == once[: len(parts)]
-    worlds = [all_packs(r, world_views(num, 3), 5) for num in (1, 2, 4)]
-    assert worlds[0] == worlds[1] == worlds[2]

@@ -256,11 +256,3 @@ def test_a_damaged_state_is_refused_by_the_name_of_its_field(make, damage, messa
     with pytest.raises(ResumeError, match=message):
         dataset.load_state_dict(state)
     dataset.load_state_dict(json.loads(whole))  # the refusal changed nothing
-
-
-@pytest.mark.parametrize("value", [[], [[]], [1], [1, 2, 3], [[], []], {}, "x", None, [{}, {}]])
-def test_a_share_of_a_chapter_that_is_none_is_refused_by_its_place(make, value):
-    state = saved(make, FIXED)
-    state["chapters"][0]["weights"]["web"] = value
-    with pytest.raises(ResumeError, match=r"chapters\[0\] ran with weights\['web'\]="):
-        make().load_state_dict(state)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shutil
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from torch.utils.data import DataLoader
 
 from streampack import (
     Chapter,
@@ -90,13 +87,6 @@ def test_a_loop_continues_after_break_and_ends_with_the_run(make, method):
     assert keys(make(method=method)) == whole
 
 
-def test_a_copy_by_pickle_continues_a_loop_that_was_left(make):
-    dataset = make()
-    got = keys(islice(dataset, 37))
-    copied = pickle.loads(pickle.dumps(dataset))
-    assert keys(copied) == keys(dataset) == keys(make())[len(got) :]
-
-
 @pytest.mark.processes
 def test_workers_deliver_the_same_and_resume_at_every_edge(make):
     whole = keys(PackedDataLoader(make()))
@@ -111,47 +101,6 @@ def test_workers_deliver_the_same_and_resume_at_every_edge(make):
         resumed = PackedDataLoader(make(), num_workers=number % 2 * 2)
         resumed.load_state_dict(json.loads(state))
         assert keys(resumed) == whole[number:]
-
-
-@pytest.mark.processes
-def test_torchs_own_workers_deliver_the_run_once(make):
-    dataset = make()
-    loader = DataLoader(dataset, batch_size=None, num_workers=2)
-    whole = keys(loader)
-    assert whole == keys(PackedDataLoader(make()))
-    with pytest.raises(ResumeError, match="second loop"):
-        list(loader)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", ["random", "stratified"])
-@pytest.mark.parametrize("at", [48, 52, 137])
-def test_an_amendment_takes_effect_at_the_next_global_batch_and_is_replayed(make, method, at):
-    whole = keys(PackedDataLoader(make(method=method)))
-    loader, got, states = PackedDataLoader(make(method=method)), [], {}
-    for batch in loader:
-        got.append(key(batch))
-        if len(got) == at:
-            loader.amend(weights={"math": 1, "web": 1})
-        if len(got) in (at, at + 20):
-            states[len(got)] = json.dumps(loader.state_dict())
-    assert len(got) == len(whole)
-    assert [b for _, _, b in got[:at]] == [b for _, _, b in whole[:at]]
-    assert got != whole
-    for number, state in states.items():
-        resumed = PackedDataLoader(make(method=method))
-        resumed.load_state_dict(json.loads(state))
-        assert keys(resumed) == got[number:]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_an_amendment_delivers_its_streams_alone_from_the_next_global_batch_on(make, method):
-    loader, seen = PackedDataLoader(make([Chapter(weights={"web": 1}, steps=9)], method=method)), []
-    for batch in loader:
-        seen.append(set(batch["segments"][:, 1].tolist()))
-        if len(seen) == 13:
-            loader.amend(weights={"code": 1})
-    assert seen == 16 * [{0}] + 56 * [{1}]
 
 
 @pytest.mark.thorough
@@ -213,27 +162,12 @@ def saved(make, number: int, **options) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
-def test_an_epoch_cannot_be_set_and_loaders_of_epochs_cannot_be_amended(make, folders):
-    with pytest.raises(ConfigError, match="has no epochs"):
-        make().set_epoch(1)
-    plain = PackedStreamingDataset(
-        [Stream(local=folders["web"])], packing=Packing(max_seq_len=64), world=World()
-    )
-    with pytest.raises(ConfigError, match="run of chapters"):
-        PackedDataLoader(plain).amend(weights={"web": 1})
-
-
 def test_an_open_run_has_no_length_and_goes_on(make):
     dataset = make([CHAPTERS[0], Chapter(weights={"math": 1})])
     with pytest.raises(TypeError, match="no end"):
         len(dataset)
     batches = [key(batch) for _, batch in zip(range(500), PackedDataLoader(dataset), strict=False)]
     assert len(batches) == 500
-
-
-def test_until_is_a_length_in_tokens_of_whole_global_batches(make):
-    dataset = make([Chapter(weights={"web": 1}, until=16 * 64 * 3 + 100)])
-    assert len(dataset) == 3 * 8
 
 
 @pytest.mark.parametrize("method", ["random", "stratified"])
@@ -346,16 +280,6 @@ def test_shards_that_were_appended_are_taken_beside_the_old_ones(tmp_path, has_l
     assert loader.stats()["streams"]["web2"]["samples"] > 0
 
 
-@pytest.mark.parametrize("shards", [slice(5, 5), slice(0, 4, 2), slice(100, None)])
-def test_a_slice_without_neighbouring_shards_is_refused(folders, shards):
-    with pytest.raises(ConfigError, match="neighbouring"):
-        PackedStreamingDataset(
-            [Stream(local=folders["web"], shards=shards)],
-            packing=Packing(max_seq_len=64),
-            world=World(),
-        )
-
-
 def limited(folders, passes: float, method="stratified", **options):
     streams = [
         Stream(name="web", local=folders["web"]),
@@ -373,34 +297,6 @@ def limited(folders, passes: float, method="stratified", **options):
         batch_size=2,
         world=World(),
     )
-
-
-def uses(dataset) -> dict[tuple[int, int], int]:
-    """How often each sample of `math` was begun."""
-    counts: dict[tuple[int, int], int] = {}
-    for batch in PackedDataLoader(dataset):
-        for _, stream, _, sample, start, _ in batch["segments"].tolist():
-            if dataset.stream_names[stream] == "math" and not start:
-                counts[sample] = counts.get(sample, 0) + 1
-    return counts
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("method", METHODS)
-def test_an_exhausted_stream_gives_way_and_no_sample_is_used_too_often(folders, method):
-    write_lengths(Path(folders["math"]))
-    assert max(uses(limited(folders, 100, method)).values()) > 4
-    dataset = limited(folders, 3, method)
-    counts = uses(dataset)
-    assert max(counts.values()) == 3
-    assert len(dataset) == 160
-    whole = keys(PackedDataLoader(limited(folders, 3, method)))
-    loader = PackedDataLoader(limited(folders, 3, method))
-    for _ in zip(range(100), loader):  # noqa: B905 - a loop that is left early
-        pass
-    resumed = PackedDataLoader(limited(folders, 3, method))
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert keys(resumed) == whole[100:]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -530,30 +426,6 @@ def test_skipped_steps_are_counted_at_edges_and_in_whole_chapters(make, skip, ov
     )
 
 
-def test_skips_of_steps_that_are_over_or_not_there_are_logged(make, caplog):
-    make(skip=[(3, 4), (19, 19)])
-    assert not caplog.text  # the run has 20 steps
-    make(skip=[(18, 20)])
-    assert "skip has steps 18 to 20, and the run has 20, counted from 0" in caplog.text
-    caplog.clear()
-    loader = PackedDataLoader(make(skip=[(1, 1)]))
-    for _ in zip(range(20), loader):  # noqa: B905 - a loop that is left early
-        pass
-    state = json.loads(json.dumps(loader.state_dict()))  # step 3 has begun
-    make(skip=[(1, 1), (4, 5)]).load_state_dict(state)
-    assert not caplog.text
-    late = make(skip=[(1, 1), (3, 4)])
-    late.load_state_dict(state)
-    assert "skip has steps 3 to 4, and the state was saved when 4 had begun" in caplog.text
-    # The way out.
-    earlier = saved(make, 20)
-    caplog.clear()
-    make(skip=[(4, 4)]).load_state_dict(earlier)
-    assert not caplog.text
-    loader.skip(100)
-    assert "and the run has 20" in caplog.text
-
-
 def amended_state(make, chapters, calls, until):
     """The state after `until` batches of a run that was amended on the way."""
     loader = PackedDataLoader(make(chapters))
@@ -594,119 +466,3 @@ def test_an_amended_run_is_edited_in_the_original_and_in_the_written_chapters(
     weights = [WEB, CODE, MATH][: len(expected)]
     whole = keys(PackedDataLoader(make(plain(*zip(weights, expected, strict=True)))))
     assert keys(loader) == whole[until:]
-
-
-def test_a_run_that_was_amended_twice_is_edited_or_refused_by_name(make):
-    written = plain((WEB, 6), (MATH, 6))
-    state = amended_state(make, written, {16: CODE, 56: WEB}, 60)
-    parts = [(WEB, 2), (CODE, 4), (MATH, 1), (WEB, 5)]
-    for edited, last in ((written, 5), (plain(*parts), 5), (plain(*parts[:3], (WEB, 2)), 2)):
-        loader = PackedDataLoader(make(edited))
-        loader.load_state_dict(state)
-        assert len(keys(loader)) == 8 * (7 + last) - 60
-    with pytest.raises(ResumeError, match=r"chapters\[3\], but this run has 3"):
-        make(plain((WEB, 2), (CODE, 4), (MATH, 6))).load_state_dict(state)
-    with pytest.raises(ResumeError, match=r"chapters\[1\] ran with steps=4"):
-        make(plain((WEB, 7), (MATH, 6))).load_state_dict(state)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_later_chapter_may_get_another_batch_size(make, method):
-    state = saved(make, 20, method=method)
-    chapters = [CHAPTERS[0], replace(CHAPTERS[1], batch_size=8, global_batch_size=16)]
-    loader = PackedDataLoader(make(chapters, method=method))
-    loader.load_state_dict(state)
-    rest = list(loader)
-    assert keys(rest) == keys(PackedDataLoader(make(chapters, method=method)))[20:]
-    if method in ("device_per_stream", "per_stream"):
-        assert all(len(set(batch["segments"][:, 1].tolist())) == 1 for batch in rest)
-
-
-def test_a_run_of_one_stream_a_batch_resumes_with_larger_batches(make):
-    size = {"global_batch_size": 4, "method": "per_stream"}
-    state = saved(make, 4, batch_size=2, **size)
-    with pytest.raises(ConfigError, match="to resume from a state, omit num_lanes"):
-        make(batch_size=4, **size)
-    dataset = make(batch_size=4, order={"num_lanes": None}, **size)
-    dataset.load_state_dict(state)
-    rest, whole = (b"".join(key(b)[2] for b in own) for own in (dataset, make(**size)))
-    assert whole.endswith(rest)
-
-
-@pytest.mark.parametrize(("method", "num_lanes"), [*zip(METHODS, [2, 1, 2, 1], strict=True)])
-def test_one_pass_as_the_last_chapter_delivers_the_pass(folders, method, num_lanes):
-    write_lengths(Path(folders["math"]))
-
-    def make(rank=0, num_ranks=1):
-        return PackedStreamingDataset(
-            [
-                Stream(name="web", local=folders["web"]),
-                Stream(name="math", local=folders["math"], max_passes=1, on_exhausted="end"),
-            ],
-            packing=Packing(max_seq_len=64),
-            chapters=[Chapter(weights={"web": 1}, steps=2), Chapter(weights={"math": 1})],
-            mixing=Mixing(global_batch_size=8, batching_method=method),
-            order=Order(seed=17, num_lanes=num_lanes),
-            batch_size=2,
-            world=World(rank=rank, num_ranks=num_ranks),
-        )
-
-    loader = PackedDataLoader(make())
-    got, states = [], []
-    for batch in loader:
-        got.append(batch)
-        states.append(json.dumps(loader.state_dict()))
-    assert len(got) == len(make())
-    assert loader.stats()["streams"]["math"]["samples"] == 90
-    assert loader.stats()["substituted"] == 0
-    assert report.describe_run(make())["ended_by"] == "math"
-    for number in (8, len(got) - 1, len(got)):
-        resumed = PackedDataLoader(make())
-        resumed.load_state_dict(json.loads(states[number - 1]))
-        assert keys(resumed) == keys(got)[number:]
-    of_ranks = [list(PackedDataLoader(make(rank, 2))) for rank in range(2)]
-    rows = sorted(row.numpy().tobytes() for own in of_ranks for b in own for row in b["tokens"])
-    assert rows == sorted(row.numpy().tobytes() for b in got for row in b["tokens"])
-
-
-@pytest.mark.parametrize(
-    ("method", "overflow", "num_lanes", "steps"),
-    [
-        ("random", "truncate", 1, 60),
-        ("stratified", "drop", 1, 60),
-        ("random", "split", 4, 80),
-        ("stratified", "split", 4, 80),
-    ],
-)
-def test_a_stream_that_is_cut_or_uneven_over_lanes_is_refused_or_ends(
-    tmp_path, method, overflow, num_lanes, steps
-):
-    cut = [50, 500] * 100  # 55,000 tokens; truncate keeps 11,400, and drop 5,000
-    uneven = [3000 if n % 30 == 7 else 10 for n in range(120)]  # 3 of 4 lanes have only short ones
-    write_stream_files(tmp_path / "a", uneven if overflow == "split" else cut)
-    write_stream_files(tmp_path / "b", [40] * 400)
-    write_lengths(tmp_path / "a")
-
-    def make(on_exhausted):
-        streams = [
-            Stream(name="a", local=tmp_path / "a", max_passes=1, on_exhausted=on_exhausted),
-            Stream(name="b", local=tmp_path / "b"),
-        ]
-        return PackedStreamingDataset(
-            streams,
-            packing=Packing(max_seq_len=64, overflow=overflow),
-            chapters=[Chapter(weights={"a": 1, "b": 1}, steps=steps)],
-            mixing=Mixing(global_batch_size=8, batching_method=method),
-            order=Order(num_lanes=num_lanes),
-            batch_size=2,
-            world=World(),
-        )
-
-    with pytest.raises(ConfigError, match="stream 'a' reaches max_passes=1 at step"):
-        make("error")
-    loader = PackedDataLoader(make("end"))
-    list(loader)
-    stats = loader.stats()
-    whole = {"truncate": 11_400, "drop": 5_000, "split": 13_160}[overflow]
-    assert stats["streams"]["a"]["tokens"] == whole
-    assert stats["substituted"] == 0

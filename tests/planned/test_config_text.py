@@ -195,18 +195,3 @@ def test_rows_in_memory_and_classes_of_streams_are_named(folders, tmp_path):
         dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=64), world=World())
         with pytest.raises(ConfigError, match=named):
             dataset.to_config()
-
-
-def test_a_share_without_a_decimal_is_named(folders):
-    weights = {"a": Fraction(1, 3), "b": 1}
-    named = [Stream(name=name, local=path) for name, path in zip("ab", folders, strict=True)]
-    dataset = PackedStreamingDataset(
-        named,
-        chapters=[Chapter(weights=weights)],
-        packing=Packing(max_seq_len=64),
-        mixing=Mixing(global_batch_size=4),
-        world=World(),
-    )
-
-    with pytest.raises(ConfigError, match=r"chapters\.0\.weights\.a=Fraction\(1, 3\)"):
-        dataset.to_config()

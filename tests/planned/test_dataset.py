@@ -161,33 +161,6 @@ def is_int(value: Any) -> bool:
     return isinstance(value, int)
 
 
-@pytest.mark.parametrize(
-    ("packing", "has_totals"),
-    [
-        ({}, True),
-        ({"overflow": "error"}, True),
-        ({"overflow": "truncate"}, False),
-        ({"overflow": "drop"}, False),
-        ({"bos_id": 1}, False),
-        ({"eos_id": 1}, False),
-    ],
-)
-def test_totals_of_shards_count_where_samples_are_taken_as_they_are(written, packing, has_totals):
-    for unit in ("samples", "tokens"):
-        dataset = conformance.make(
-            written,
-            max_seq_len=128,
-            packing=packing,
-            mixing={"weight_unit": unit, "epoch_size": 100},
-        )
-        for stream in engine_of(dataset).recipe.streams:
-            totals = stream.shard_tokens
-            assert (totals is not None) == (has_totals and unit == "tokens")
-            if totals is not None:
-                shards = range(len(totals))
-                assert totals.tolist() == [int(stream.lengths_of(i).sum()) for i in shards]
-
-
 def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
     def lanes(max_seq_len: int, num_nodes: int) -> int:
         world = worlds(num_nodes, num_nodes)[0]
@@ -198,28 +171,6 @@ def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):
     tokens = 100 * sum(written.lengths[0]) + sum(written.lengths[1])
     assert lanes(1, 4) == 4
     assert lanes(tokens // 4096 // 2 + 1, 2) == 1
-
-
-def test_users_see_only_what_is_theirs(written):
-    dataset = conformance.make(written)
-    names = {name for name in dir(dataset) if not name.startswith("_")}
-    assert names - set(dir(IterableDataset)) == {
-        "arguments",
-        "batch_size",
-        "buffers",
-        "digest",
-        "document",
-        "load_state_dict",
-        "set_epoch",
-        "state_after",
-        "state_dict",
-        "stream_names",
-        "streams",
-        "to_config",
-        "with_arguments",
-        "with_batches",
-        "world",
-    }
 
 
 def test_a_shallow_copy_of_a_dataset_has_its_own_position(written):
@@ -257,18 +208,3 @@ def test_arguments_that_were_left_open_are_set_later(written):
     in_order = left_open.with_arguments(order=Order(shuffle=False, seed=3))
     wanted = conformance.make(written, batch_size=None, order={"shuffle": False})
     assert in_order.digest == wanted.digest
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "made_with"),
-    [
-        ("batch_size", 4, {"batch_size": 2}),
-        ("global_batch_size", 8, {"mixing": {"global_batch_size": 4}}),
-        ("batch_format", "hf", {"batch_format": "native"}),
-        ("world", World(rank=0, num_ranks=2), {"world": World(rank=0, num_ranks=1)}),
-    ],
-)
-def test_an_argument_that_was_set_is_not_changed(written, name, value, made_with):
-    dataset = conformance.make(written, **made_with)
-    with pytest.raises(ConfigError, match=rf"{name}=.*the dataset was made with {name}="):
-        dataset.with_batches(**{name: value})

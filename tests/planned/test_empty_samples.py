@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -107,19 +106,6 @@ def test_an_empty_sample_gets_neither_bos_nor_eos(folders, has_lengths):
     assert samples == {sample for sample, length in enumerate(LENGTHS) if length}
 
 
-def test_ranks_agree_on_lanes_that_hold_empty_samples(folders):
-    """Length files tell a rank the minimum number of packs in the lanes of the others."""
-    ranks = [
-        loader_of(folders, num_lanes=2, world=World(rank=rank, num_ranks=2, ranks_per_node=1))
-        for rank in range(2)
-    ]
-
-    batches = [list(rank) for rank in ranks]
-
-    assert len(batches[0]) == len(batches[1])
-    assert delivered(chain(*batches)) == expected([LENGTHS, FULL])
-
-
 def test_with_several_lanes_a_length_file_has_to_say_where_samples_are_empty(folders):
     for folder in folders:
         (folder / "lengths.bin").unlink()
@@ -130,22 +116,6 @@ def test_with_several_lanes_a_length_file_has_to_say_where_samples_are_empty(fol
         write_lengths(folder, tokens_dtype="int32")
 
     assert delivered(loader_of(folders, num_lanes=2)) == expected([LENGTHS, FULL])
-
-
-@pytest.mark.parametrize("end", ["pad", "carry"])
-def test_a_run_among_empty_samples_resumes_exactly(folders, end):
-    def make():
-        return loader_of(folders, mixing={"epoch_end": end})
-
-    loader, whole = make(), []
-    for batch in loader:
-        whole.append(batch["tokens"].tolist())
-        if len(whole) == 9:
-            state = loader.state_dict()
-    again = make()
-    again.load_state_dict(state)
-
-    assert [batch["tokens"].tolist() for batch in again] == whole[9:]
 
 
 @pytest.mark.parametrize("mixing", [{}, {"epoch_end": "carry"}, {"epoch_size": 5}])

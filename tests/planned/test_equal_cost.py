@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import ConfigError, PackedDataLoader, Packing
-from streampack.chapters import Chapter
-from streampack.errors import ResumeError
+from streampack import PackedDataLoader, Packing
 from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
 from streampack.report import synthetic_lengths
 from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH
-from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import all_rows
 from tests.helpers.planning import global_batches, recipe
@@ -62,21 +59,6 @@ def test_a_flat_row_has_a_few_sizes_below_that_of_all_slots(written, convert, nu
     assert sum(slots) < 0.9 * 2 * 384 * len(slots)
 
 
-@pytest.mark.parametrize(
-    ("changed", "field"),
-    [
-        ({"max_cost": 500}, "max_cost"),
-        ({"cost_hidden_size": 100}, "cost_hidden_size"),
-        ({"capacity": 300}, "capacity"),
-    ],
-)
-def test_a_state_of_another_bound_is_refused_by_name(written, changed, field):
-    state = make(written).state_dict()
-    assert state["fingerprint"]["capacity"] == 384
-    with pytest.raises(ResumeError, match=f"saved with {field}=.*; resume with"):
-        make(written, packing=changed).load_state_dict(state)
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 def test_an_epoch_that_carries_has_the_packs_that_its_tokens_fill(written, method):
@@ -106,16 +88,3 @@ def test_the_tokens_of_global_batches_vary_by_less_than_one_percent():
 
     assert len(tokens) > 20
     assert np.std(tokens) < 0.01 * np.mean(tokens)
-
-
-def test_a_bound_below_one_sample_is_refused_before_anything_is_read(written):
-    with pytest.raises(
-        ConfigError, match=r"max_cost=300 is less than .*=256 tokens; set it to at least"
-    ):
-        make(written, packing={"max_cost": 300})
-
-
-def test_ranks_that_share_rows_and_chapters_without_it_work(written):
-    make(written, world=World(rank=0, num_ranks=2, replication=2))
-    chapter = Chapter(weights={"s0": 1, "s1": 1}, steps=4)
-    make(written, packing={"max_cost": None, "cost_hidden_size": None}, chapters=[chapter])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Balance, Buffers, PackedDataLoader
-from streampack.config import Mixing, Order, Packing
-from streampack.errors import ConfigError, ResumeError
+from streampack import PackedDataLoader
+from streampack.errors import ResumeError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import simulate
-from streampack.streams import Stream
-from streampack.world import World
 from tests.helpers.conformance import (
     Written,
     all_rows,
@@ -74,45 +70,6 @@ def test_a_batch_holds_rows_of_its_streams_own_length(written, method):
     assert shapes == {(8, 32), (4, 64), (1, 256)}
 
 
-def test_a_smaller_batch_goes_on_with_the_same_packs(written):
-    first = shaped(written, batch_size=16)
-    batches = iter(first)
-    taken = [row for _ in range(3) for row in rows(next(batches))]
-    state = first.state_dict()
-    rest = [row for batch in batches for row in rows(batch)]
-
-    ranks = [shaped(written, world=world) for world in worlds(2)]
-    for rank in ranks:
-        rank.load_state_dict(state)
-
-    assert taken
-    assert all_rows(ranks, state["position"]) == rest
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("batch_format", ["native", "compact", "hf_flash", "torchtitan_flat"])
-def test_threads_and_one_process_give_the_same_batches(written, batch_format):
-    def batches(**options: Any) -> list[Any]:
-        dataset = shaped(written, batch_format=batch_format)
-        return [str(batch) for batch in PackedDataLoader(dataset, **options)]
-
-    assert batches(prefetch_threads=2) == batches(prefetch_threads=0)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("batch_format", ["native", "compact", "hf"])
-def test_workers_give_the_same_batches(written, batch_format):
-    def loader(num_workers: int) -> PackedDataLoader:
-        dataset = shaped(written, batch_format=batch_format)
-        return PackedDataLoader(dataset, num_workers=num_workers)
-
-    for alone, from_worker in zip(loader(0), loader(2), strict=True):
-        assert alone.keys() == from_worker.keys()
-        for key, value in alone.items():
-            assert str(value) == str(from_worker[key])
-            assert getattr(value, "shape", None) == getattr(from_worker[key], "shape", None)
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_labels_of_a_column_have_the_shape_of_the_rows(written, num_workers):
@@ -122,53 +79,6 @@ def test_labels_of_a_column_have_the_shape_of_the_rows(written, num_workers):
     for batch in PackedDataLoader(dataset, num_workers=num_workers):
         assert batch["labels"].shape == batch["tokens"].shape
         check_tokens(batch, written)
-
-
-def test_a_limited_cache_gives_the_same_packs(written, tmp_path):
-    def streams(folder: str) -> list[Stream]:
-        return [
-            Stream(remote=str(path), local=str(tmp_path / folder / path.name), **own)
-            for path, own in zip(written.paths, OWN, strict=True)
-        ]
-
-    def packs(folder: str, buffers: Buffers | None) -> list[Any]:
-        dataset = PackedStreamingDataset(
-            streams=streams(folder),
-            packing=Packing(max_seq_len=SIZE),
-            mixing=Mixing(batching_method="device_per_stream"),
-            order=Order(seed=3, shuffle_block_size=64, pack_shuffle=16),
-            batch_size=BATCH,
-            buffers=buffers,
-            world=World(),
-        )
-        return [row for batch in PackedDataLoader(dataset) for row in rows(batch)]
-
-    with pytest.raises(ConfigError, match="set cache_limit to at least") as refused:
-        packs("little", Buffers(cache_limit=1000))
-    [least] = re.findall(r"at least (\d+)", str(refused.value))
-
-    assert packs("limited", Buffers(cache_limit=int(least))) == packs("whole", None)
-
-
-@pytest.mark.parametrize("within", ["rank", "node", "batch"])
-def test_balance_keeps_the_packs_of_each_global_batch(written, within):
-    def global_batches(balance: Balance | None) -> list[list[Any]]:
-        ranks = [
-            shaped(written, world=world, balance=balance, mixing={"epoch_end": "carry"})
-            for world in worlds(2)
-        ]
-        steps = [
-            [row for batch in step for row in rows(batch)] for step in zip(*ranks, strict=True)
-        ]
-        return [
-            sorted(row for step in steps[first : first + 3] for row in step)
-            for first in range(0, len(steps), 3)
-        ]
-
-    dealt = global_batches(Balance(within=within))
-
-    assert dealt == global_batches(None)
-    assert len(dealt) > 3
 
 
 @pytest.mark.thorough
@@ -201,19 +111,6 @@ def test_simulation_counts_what_the_ranks_deliver(written, num_ranks, epoch_end)
     assert simulated["padding_packs"] * SIZE == slots - real
 
 
-def test_the_straggler_factor_is_that_of_the_same_packs_dealt(written):
-    mixing = {"epoch_end": "carry"}
-    ranks = [shaped(written, world=w, mixing=mixing, balance=Balance()) for w in worlds(3)]
-    loaders = [PackedDataLoader(rank) for rank in ranks]
-    for _ in zip(*loaders, strict=True):
-        pass
-
-    simulated = simulate(shaped(written, world=worlds(3)[0], mixing=mixing, balance=Balance()))
-
-    for key in ("planned", "dealt"):
-        assert simulated["straggler"][key] == pytest.approx(loaders[0].stats()["straggler"][key])
-
-
 def test_truncated_and_dropped_samples_are_those_longer_than_their_streams_packs(written):
     for overflow, key in (("truncate", "truncated"), ("drop", "dropped")):
         loader = PackedDataLoader(shaped(written, packing={"overflow": overflow}))
@@ -232,15 +129,6 @@ def test_a_length_equal_to_the_packings_changes_nothing(written):
 
     assert equal.state_dict() == plain.state_dict()
     assert [show(batch) for batch in equal] == [show(batch) for batch in plain]
-
-
-def test_a_state_of_other_lengths_is_refused(written):
-    state, plain = shaped(written).state_dict(), shaped(written, weights=[{}] * 3)
-
-    with pytest.raises(ResumeError, match=r"with the max_seq_len of each Stream"):
-        plain.load_state_dict(state)
-    with pytest.raises(ResumeError, match=r"with the max_seq_len of each Stream"):
-        shaped(written).load_state_dict(plain.state_dict())
 
 
 def test_a_world_whose_batches_would_mix_lengths_is_refused_with_sizes_that_work(written):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Chapter, Mixing, Order, PackedDataLoader, Stream, World
+from streampack import Chapter, Mixing, Order, PackedDataLoader, Stream
 from streampack.config import Packing
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.planned import build
@@ -115,15 +115,6 @@ def test_stats_count_what_a_rule_of_a_stream_cuts_and_drops(folders):
     assert streams["replay"]["dropped"] == sum(long)
 
 
-@pytest.mark.parametrize("packing", [{}, {"overflow": "truncate", "eos_id": EOS}])
-def test_own_options_that_are_the_packings_make_the_same_packs(folders, packing):
-    own = [{"overflow": packing.get("overflow", "split"), "eos_id": packing.get("eos_id")}] * 2
-    batches = list(dataset_of(folders, own))
-    for batch, other in zip(batches, dataset_of(folders, [{}, {}], packing), strict=True):
-        assert batch["segments"].equal(other["segments"])
-        assert batch["labels"].equal(other["labels"])
-
-
 def test_a_run_resumes_in_another_world_and_not_with_other_ends(folders):
     own = [{}, {"eos_id": EOS, "overflow": "drop"}]
     mixing = Mixing(global_batch_size=4)
@@ -139,18 +130,6 @@ def test_a_run_resumes_in_another_world_and_not_with_other_ends(folders):
             dataset_of(folders, changed, mixing=mixing).load_state_dict(state)
     with pytest.raises(ResumeError, match="chats"):  # its rule comes from the packing
         dataset_of(folders, own, {"overflow": "truncate"}, mixing=mixing).load_state_dict(state)
-
-
-def test_lanes_of_several_nodes_leave_out_what_is_dropped(folders):
-    own = [{"overflow": "drop"}, {"eos_id": EOS}]
-    found: dict[Any, Any] = {}
-    for rank in range(2):
-        world = World(rank=rank, num_ranks=2, ranks_per_node=1)
-        dataset = dataset_of(folders, own, world=world, order=Order(num_lanes=2))
-        found |= delivered(dataset)
-    long = {number for number, sample in enumerate(stored(folders[0])) if len(sample) > SIZE}
-    assert {sample for stream, sample in found if stream == 0} == set(range(60)) - long
-    assert len([key for key in found if key[0] == 1]) == 60
 
 
 def test_a_rule_that_refuses_long_samples_names_the_first(folders):

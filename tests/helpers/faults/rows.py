@@ -18,6 +18,8 @@ FORK = "faults/test_fork.py"
 JOBS = "faults/test_jobs.py"
 PROCESSES = "faults/test_processes.py"
 RESUME = "behaviour/test_resume.py"
+EPOCHS = "behaviour/test_epochs.py"
+STATE = "plan/test_state.py"
 
 STORES: dict[tuple[str, str], tuple[str, ...]] = {
     (NETWORK, "test_base_ok_an_epoch_without_faults_is_exact"): ("base_ok",),
@@ -106,7 +108,9 @@ STORES: dict[tuple[str, str], tuple[str, ...]] = {
     (INDEX, "test_pickle_opt_in_there_is_none_and_what_lies_beside_the_tokens_is_never_read"): (
         "pickle_opt_in",
     ),
-    (RESUME, "test_a_damaged_state_is_refused_by_its_field"): ("pickle_state_dict",),
+    (STATE, "test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else"): (
+        "pickle_state_dict",
+    ),
 }
 """Base, network, bytes, index and pickle: (file, function) to its rows."""
 
@@ -171,7 +175,7 @@ MACHINES: dict[tuple[str, str], tuple[str, ...]] = {
         "proc_restart_after_cgroup",
     ),
     (RESUME, "test_a_loader_goes_on_from_every_batch"): ("resume_same",),
-    (RESUME, "test_another_number_of_workers_goes_on_too"): (
+    (RESUME, "test_the_state_is_of_what_was_delivered_whatever_was_read_ahead"): (
         "resume_odd_stop_3_workers",
         "resume_workers_2_to_0",
         "resume_workers_2_to_3",
@@ -183,7 +187,7 @@ MACHINES: dict[tuple[str, str], tuple[str, ...]] = {
     (RESUME, "test_a_run_goes_on_in_batches_of_any_size_that_divides_its_position"): (
         "resume_batch_8_to_12",
     ),
-    (RESUME, "test_a_state_after_the_last_batch_resumes_at_the_next_epoch"): (
+    (EPOCHS, "test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader"): (
         "resume_epoch_boundary",
     ),
     (RESUME, "test_a_state_of_another_sequence_is_refused_by_the_differing_field"): (
