@@ -10,16 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader
 
-from streampack.config import Bucketing, Packing
 from streampack.errors import DataError
 from streampack.loader.loader import PackedDataLoader
-from streampack.online.bucketed import BucketedIterableDataset
-from streampack.online.dataset import PackedIterableDataset
-from streampack.runtime.resumable import engine_of
-from streampack.streams import IterableStream, Stream
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
 
@@ -92,38 +86,6 @@ def test_stats_are_what_a_recount_of_the_batches_gives(written, method, num_work
     assert stats["fill"] > 0.9
 
 
-def test_stats_of_all_ranks_add_up(written):
-    per_rank = []
-    for world in worlds(3):
-        loader = PackedDataLoader(conformance.make(written, world=world))
-        for _ in loader:
-            pass
-        per_rank.append(loader.stats())
-    assert sum(stats["tokens"] for stats in per_rank) == sum(map(sum, written.lengths))
-    for name, lengths in zip(("s0", "s1"), written.lengths, strict=True):
-        assert sum(stats["streams"][name]["samples"] for stats in per_rank) == len(lengths)
-
-
-@pytest.mark.parametrize("epoch_end", ["pad", "drop"])
-@pytest.mark.parametrize("overflow", ["truncate", "drop"])
-def test_truncated_and_dropped_samples_are_counted(written, overflow, epoch_end):
-    # With one pack per batch, the last one is never incomplete, so "drop" drops nothing.
-    mixing = {"epoch_end": epoch_end, "global_batch_size": 1}
-    loader = PackedDataLoader(
-        conformance.make(written, packing={"overflow": overflow}, mixing=mixing, batch_size=1)
-    )
-    for _ in loader:
-        pass
-    counted = {"truncated": 0, "dropped": 0, "split": 0}
-    num_long = sum(length > 64 for length in written.lengths[1])
-    assert num_long > 10
-    key = {"truncate": "truncated", "drop": "dropped"}[overflow]
-    own = loader.stats()["streams"]["s1"]
-    assert {name: own[name] for name in counted} == {**counted, key: num_long}
-    other = loader.stats()["streams"]["s0"]
-    assert {name: other[name] for name in counted} == counted
-
-
 def test_a_truncated_sample_is_counted_once_in_however_many_packs_it_lies(written):
     packing = {"overflow": "truncate", "method": "concat"}
     loader = PackedDataLoader(conformance.make(written, packing=packing))
@@ -171,17 +133,6 @@ def test_targets_are_the_shares_asked_for_in_their_unit(written, unit):
     for name, share in (("s0", 0.25), ("s1", 0.75)):
         assert streams[name]["target"] == pytest.approx(share, abs=0.01)
         assert streams[name][f"share_{unit}"] == pytest.approx(share, abs=0.03)
-
-
-def test_stats_begin_anew_when_a_state_is_loaded(written):
-    dataset = conformance.make(written)
-    loader = PackedDataLoader(dataset)
-    states = []
-    for _ in loader:
-        states.append(loader.state_dict())
-    loader.load_state_dict(states[9])
-    rest = list(iter(loader))
-    assert loader.stats()["packs"] == recount(rest, written, 64)["packs"]
 
 
 # Failures.
@@ -309,31 +260,6 @@ def test_an_iteration_that_nobody_took_a_batch_of_is_none(written, num_workers):
     assert next(begun)["epoch"] == 2
 
 
-@pytest.mark.processes
-def test_a_remote_stream_is_fetched_by_workers_that_find_it_missing(tmp_path):
-    written = write(tmp_path / "remote", compression="zstd")
-    streams = [
-        Stream(remote=str(path), local=str(tmp_path / "local" / path.name))
-        for path in written.paths
-    ]
-    blueprint = conformance.make(written)
-    dataset = type(blueprint)(
-        streams=streams,
-        packing=engine_of(blueprint).recipe.packing,
-        order=engine_of(blueprint).recipe.order,
-        batch_size=2,
-        world=blueprint.world,
-    )
-    loader = PackedDataLoader(dataset, num_workers=2)
-    assert [show(batch) for batch in loader] == [show(batch) for batch in blueprint]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to pin for")
-def test_pinning_memory_without_a_gpu_does_nothing(written):
-    loader = PackedDataLoader(conformance.make(written), pin_memory=True)
-    assert not next(iter(loader))["tokens"].is_pinned()
-
-
 class Scaled:
     """A custom format without a hash that can only be compared with its own kind."""
 
@@ -371,21 +297,3 @@ def test_a_copy_of_a_loader_goes_on_with_its_state_and_its_own_workers(written, 
     assert copied.stats()["packs"] == loader.stats()["packs"]
     copied.load_state_dict(loader.state_dict())
     assert [first, *map(show, copied)] == [first, *map(show, batches)]
-
-
-def test_datasets_and_loaders_show_in_a_line_what_they_are(written):
-    dataset = conformance.make(written, batch_size=2)
-    names = [path.name for path in written.paths]
-    shown = (
-        f"PackedStreamingDataset(streams={names}, max_seq_len=64, batch_size=2, "
-        "rank=0, num_ranks=1)"
-    )
-    assert repr(dataset) == shown
-    assert repr(PackedDataLoader(dataset)) == f"PackedDataLoader({shown}, num_workers=0)"
-    streams = [IterableStream([[1, 2]], name="a")]
-    assert repr(PackedIterableDataset(streams, packing=Packing(max_seq_len=8))) == (
-        "PackedIterableDataset(streams=['a'], max_seq_len=8, batch_size=1, rank=0, num_ranks=1)"
-    )
-    assert repr(BucketedIterableDataset(streams, bucketing=Bucketing(max_tokens=9))) == (
-        "BucketedIterableDataset(streams=['a'], max_tokens=9, batch_size=1, rank=0, num_ranks=1)"
-    )

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from streampack import (
     BucketedIterableDataset,
@@ -18,12 +17,8 @@ from streampack import (
     Mixing,
     Order,
     PackedDataLoader,
-    PackedIterableDataset,
-    Packing,
-    ResumeError,
     World,
 )
-from streampack.pack.length_buckets import LengthBucketPacker
 from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, WithState, rows_of, same
 
@@ -160,43 +155,6 @@ def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
         assert all(map(same, rest, batches[at:])), f"differs after {at}"
 
 
-@pytest.mark.thorough
-def test_a_state_in_the_middle_of_a_long_samples_pieces_goes_on_bit_for_bit():
-    bucketing = Bucketing(max_tokens=16, max_seq_len=8, buffer_samples=3)
-    original = dataset(bucketing=bucketing)
-    batches, states = [], []
-    for batch in original:
-        batches.append(batch)
-        states.append(json.dumps(original.state_dict()))
-
-    for at in range(0, len(batches), 13):
-        resumed = dataset(bucketing=bucketing)
-        resumed.load_state_dict(json.loads(states[at]))
-        assert all(map(same, list(resumed), batches[at + 1 :])), f"differs after {at}"
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_loader_resumes_exactly_with_its_workers(num_workers):
-    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
-    loader = PackedDataLoader(dataset(), num_workers=num_workers)
-    batches = iter(loader)
-    for _ in range(7):
-        next(batches)
-
-    resumed = PackedDataLoader(dataset(), num_workers=num_workers)
-    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-
-    assert all(map(same, list(resumed), whole[7:]))
-
-
-@pytest.mark.processes
-def test_torchs_own_loader_delivers_the_same_batches():
-    under_torch = DataLoader(dataset(), batch_size=None, num_workers=2)
-
-    assert all(map(same, under_torch, PackedDataLoader(dataset(), num_workers=2)))
-
-
 def test_stats_count_samples_tokens_and_padding():
     whole = list(PackedDataLoader(dataset()))
     loader = PackedDataLoader(dataset())
@@ -211,57 +169,3 @@ def test_stats_count_samples_tokens_and_padding():
     assert stats["packs"] == len(whole)
     assert stats["fill"] == stats["tokens"] / sum(batch["tokens"].numel() for batch in whole)
     assert stats["buffers"]["worker_tokens"] <= 20 * 128 + 2 * 128
-
-
-def test_mixing_keeps_the_shares_of_the_streams():
-    streams = [
-        IterableStream(Again(rows_of(n, LENGTHS)), proportion=share)
-        for n, share in enumerate((0.75, 0.25))
-    ]
-    mixed = BucketedIterableDataset(
-        streams,
-        bucketing=Bucketing(max_tokens=128, buffer_samples=20),
-        mixing=Mixing(epoch_size=160),
-    )
-
-    found = np.bincount([stream for stream, _, _ in samples_of(list(mixed))])
-
-    assert found.tolist() == [120, 40]
-
-
-def test_a_state_of_other_buckets_or_of_packs_is_refused():
-    state = dataset().state_dict()
-
-    with pytest.raises(ResumeError, match=r"bucketing=.*'max_tokens': 128"):
-        dataset(
-            bucketing=Bucketing(max_tokens=128, buffer_samples=20, max_samples=5)
-        ).load_state_dict(state)
-    packed = PackedIterableDataset(dataset().streams, packing=Packing(max_seq_len=128))
-    with pytest.raises(ResumeError, match="the state was saved with"):
-        packed.load_state_dict(state)
-
-
-@given(lengths=st.lists(st.integers(1, 40), max_size=60), at=st.integers(0, 60))
-def test_a_packer_goes_on_from_its_state_and_counts_what_it_holds(lengths, at):
-    rows = np.array([[0, 0, n, 0, length, length] for n, length in enumerate(lengths)], np.int64)
-    rows = rows.reshape(-1, 6)
-    bucketing = Bucketing(max_tokens=40, buffer_samples=8)
-    packer, resumed = LengthBucketPacker(bucketing), LengthBucketPacker(bucketing)
-    packer.add(rows[:at])
-    resumed.load_state_dict(json.loads(json.dumps(packer.state_dict())))
-
-    for each in (packer, resumed):
-        assert each.held[1] < 8
-        assert each.high_water[1] <= 8
-        assert each.held[0] <= each.high_water[0] <= 8 * 40
-    left = packer.held[1]
-    assert len(packer.buffered) == left
-    assert packer.buffered[:, 4].sum() == packer.held[0]
-    later, again = packer.add(rows[at:]), resumed.add(rows[at:])
-    flushed, flushed_again = packer.flush(), resumed.flush()
-
-    assert later.segments.tolist() == again.segments.tolist()
-    assert later.ends.tolist() == again.ends.tolist()
-    assert flushed.segments.tolist() == flushed_again.segments.tolist()
-    assert len(later.segments) + len(flushed.segments) == left + len(rows[at:])
-    assert packer.held == (0, 0)

@@ -14,11 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from streampack import (
     ConfigError,
-    DataError,
     IterableStream,
     PackedDataLoader,
     PackedIterableDataset,
@@ -232,25 +231,6 @@ def test_a_field_of_targets_that_nobody_asked_for_is_told_of_once(fields, option
         assert f"={name!r}) to read it, or, if it is omitted on purpose, silence" in caplog.text
 
 
-@pytest.mark.parametrize("value", [-100, 2, -1])
-@pytest.mark.parametrize("make", [list, np.array, tuple])
-def test_a_loss_mask_of_other_values_than_0_and_1_is_refused(value, make):
-    rows = [{"tokens": make([5, 6, 7]), "mask": make([1, 0, 1])}]
-    rows += [{"tokens": make([5, 6, 7]), "mask": make([0, value, 1])}]
-    stream = IterableStream(rows, loss_mask="mask", name="chat")
-    message = rf"stream 'chat', sample 1: 'mask' holds {value}, but a loss mask holds 1 .* labels="
-    with pytest.raises(DataError, match=message):
-        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
-
-
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "uint64"])
-def test_a_loss_mask_may_have_any_type_of_integers(dtype):
-    rows = [{"tokens": [5, 6, 7], "mask": np.array([1, 0, 1], dtype)}]
-    stream = IterableStream(rows, loss_mask="mask")
-    batch = next(iter(PackedIterableDataset([stream], packing=Packing(max_seq_len=3))))
-    assert batch["labels"].tolist() == [[-100, 7, -100]]
-
-
 def test_a_loss_mask_decides_the_label_before_its_token():
     stream = IterableStream([{"tokens": [5, 6, 7, 8], "mask": [1, 0, 1, 1]}], loss_mask="mask")
     [batch] = PackedIterableDataset([stream], packing=Packing(max_seq_len=6, bos_id=1, eos_id=2))
@@ -275,55 +255,6 @@ def test_a_pack_leaves_once_the_chunk_of_its_samples_is_read():
         assert len(given_out) == 64, number
     next(batches)
     assert len(given_out) == 100
-
-
-def test_labels_that_fit_both_ways_ask_to_be_told():
-    stream = IterableStream([{"tokens": [5, 5], "labels": [5, 5]}], labels="labels")
-
-    with pytest.raises(DataError, match="say so with labels_shifted=True"):
-        list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
-
-
-def test_a_generator_is_refused_at_its_second_epoch_with_the_way_out():
-    source = ([number] * 8 for number in range(10))
-    once = PackedIterableDataset(
-        [IterableStream([[1]]), IterableStream(source, name="once")], packing=Packing(max_seq_len=8)
-    )
-    assert len(list(once)) == 11
-
-    with pytest.raises(
-        DataError,
-        match=r"stream 'once': its source \(generator\) can be iterated only once and was, so "
-        r"epoch 1 would lack its samples; pass something that can be iterated again",
-    ):
-        list(once)
-
-
-def test_tiny_proportions_keep_their_ratio():
-    streams = [
-        IterableStream(itertools.repeat([number]), proportion=share)
-        for number, share in enumerate([3e-12, 1e-12])
-    ]
-    mixed = PackedIterableDataset(streams, packing=Packing(max_seq_len=1))
-
-    seen = [int(batch["tokens"][0, 0]) for batch in itertools.islice(mixed, 400)]
-
-    assert abs(sum(seen) - 100) <= 1
-
-
-def test_users_see_only_what_is_theirs():
-    shown = dataset([3, 4])
-    names = {name for name in dir(shown) if not name.startswith("_")}
-    assert names - set(dir(IterableDataset)) == {
-        "buffers",
-        "digest",
-        "load_state_dict",
-        "set_epoch",
-        "state_dict",
-        "stream_names",
-        "streams",
-        "world",
-    }
 
 
 class Switch:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from itertools import islice
 from typing import Any
@@ -10,15 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from streampack import (
-    BucketedIterableDataset,
-    Bucketing,
     ConfigError,
     DataError,
     IterableStream,
-    Mixing,
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
@@ -32,7 +27,6 @@ from tests.helpers.even_steps import (
     loader_of,
     loops,
     mixture,
-    rows_of_packs,
 )
 
 METHODS = ("random", "stratified", "device_per_stream")
@@ -163,23 +157,6 @@ def test_a_state_of_another_kind_of_steps_is_refused():
         PackedDataLoader(mixture(9)).load_state_dict(damaged)
 
 
-def test_a_copy_of_a_dataset_has_loops_of_its_own(alone):
-    original, wanted = mixture(5), in_order(alone["random", "pad"])
-    assert [digest_of(batch) for batch in original] == wanted[:5]
-    twin = copy.copy(original)
-    assert [digest_of(batch) for batch in twin] == wanted[5:10]
-    assert [digest_of(batch) for batch in original] == wanted[5:10]
-
-
-def test_another_loop_over_the_same_dataset_continues_where_the_first_is():
-    dataset = dataset_of(0, 1, 50, steps=10)
-    loader, other = PackedDataLoader(dataset), PackedDataLoader(dataset)
-    seen = [
-        int(batch["tokens"][0, 0]) for each in (loader, other, loader, dataset) for batch in each
-    ]
-    assert seen == list(range(40))
-
-
 class FailsOnce(Unsized):
     has_failed = False
 
@@ -202,30 +179,6 @@ def test_after_a_failure_the_next_loop_continues_behind_the_last_batch(threads):
     seen += [int(batch["tokens"][0, 0]) for batch in loader]
     assert seen == list(range(len(seen)))
     assert len(seen) > 20
-
-
-def test_a_rank_without_a_batch_is_refused():
-    for steps in (3, "equal"):
-        dataset = dataset_of(0, 1, 1, steps=steps, batch_size=2, mixing=Mixing(epoch_end="drop"))
-        with pytest.raises(DataError, match=r"no batch.*epoch_end='pad'"):
-            list(dataset)
-        # The way out.
-        assert list(dataset_of(0, 1, 1, steps=steps, batch_size=2))
-
-
-def test_buckets_have_steps_too():
-    dataset = BucketedIterableDataset(
-        [IterableStream(rows_of_packs(0, 7))], bucketing=Bucketing(max_tokens=8), steps=5
-    )
-    seen = [[int(batch["tokens"][0, 0]) for batch in dataset] for _ in range(3)]
-    assert seen == [[0, 1, 2, 3, 4], [5, 6, 0, 1, 2], [3, 4, 5, 6, 0]]
-
-
-@pytest.mark.processes
-def test_workers_of_torch_are_refused():
-    with pytest.raises(ConfigError, match=r"not in torch's workers; iterate with PackedDataLoader"):
-        list(DataLoader(mixture(5), batch_size=None, num_workers=1))
-    assert len(list(DataLoader(mixture(5), batch_size=None, num_workers=0))) == 5
 
 
 @pytest.mark.processes
@@ -254,10 +207,3 @@ def test_what_another_loaders_workers_hold_is_not_skipped():
     with pytest.raises(ConfigError, match="iterate that loader again"):
         list(PackedDataLoader(dataset))
     assert len(list(loader)) == 10
-
-
-def test_ranks_without_a_process_group_are_told_the_ways_out():
-    dataset = dataset_of(1, 4, 9, steps="equal")
-    with pytest.raises(ConfigError, match=r"init_process_group in all .* such as steps=1000"):
-        list(PackedDataLoader(dataset))
-    assert len(list(PackedDataLoader(dataset_of(1, 4, 9, steps=5)))) == 5

@@ -170,16 +170,6 @@ def test_epochs_ranks_and_workers_have_orders_of_their_own():
     assert order_of(0, 0) == orders[0]
 
 
-def test_loops_of_steps_lose_nothing():
-    wanted = list(dataset(8, batch_size=2))
-    loader = PackedDataLoader(dataset(8, batch_size=2, steps=5))
-    got = [batch for _ in range(2) for batch in loader]
-    assert all(map(same, got, wanted[:10]))
-    resumed = PackedDataLoader(dataset(8, batch_size=2, steps=5))
-    resumed.load_state_dict(loader.state_dict())
-    assert all(map(same, list(resumed), wanted[10:15]))
-
-
 @given(
     method=st.sampled_from(METHODS),
     batch_size=st.integers(1, 3),
@@ -226,10 +216,3 @@ def test_another_window_is_refused_at_a_resume():
     next(iter(plain))
     with pytest.raises(ResumeError, match=r"pack_shuffle=None, but .* pack_shuffle=8"):
         dataset(8).load_state_dict(plain.state_dict())
-
-
-def test_without_the_option_states_do_not_mention_windows():
-    own = dataset(None)
-    next(iter(own))
-    assert "pack_shuffle" not in own.state_dict()["fingerprint"]
-    assert PackedDataLoader(own).stats()["pack_shuffle"] == 0

@@ -100,23 +100,6 @@ def test_a_sources_state_may_be_what_it_goes_on_to_change():
     assert [json.dumps(state) for state in states] == saved
 
 
-@pytest.mark.parametrize("at", [33, 47, 60, 70])
-def test_a_source_with_a_state_is_put_there_twice(at):
-    make = lambda: dataset_of(KnowsLate(rows_of(0, [8] * 200)))  # noqa: E731
-    original = make()
-    states, batches = [], []
-    for batch in original:
-        batches.append(batch)
-        states.append(json.dumps(original.state_dict()))
-
-    for _ in range(2):
-        resumed = make()
-        resumed.load_state_dict(json.loads(states[at]))
-        at += 1
-        assert same(next(iter(resumed)), batches[at])
-        states[at] = json.dumps(resumed.state_dict())
-
-
 def test_a_source_with_a_state_is_put_there_and_not_gone_through_again():
     rows = rows_of(0, [8] * 900)
     make = lambda: WithState(rows)  # noqa: E731
@@ -195,21 +178,6 @@ def test_an_iteration_beside_a_later_one_is_refused_and_the_later_one_is_whole(n
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("persistent_workers", [True, False])
-@pytest.mark.parametrize("is_over", [True, False])
-def test_epochs_go_on_after_a_resume_with_workers(persistent_workers, is_over):
-    options = {"num_workers": 2, "persistent_workers": persistent_workers}
-    loader = PackedDataLoader(dataset(), **options)
-    states = [loader.state_dict() for _ in loader]
-    resumed = PackedDataLoader(dataset(), **options)
-    resumed.load_state_dict(states[-1 if is_over else 0])
-
-    got = [[batch["epoch"] for batch in resumed] for _ in range(3)]
-    assert [set(epochs) for epochs in got] == [{e} for e in ((1, 2, 3) if is_over else (0, 1, 2))]
-    assert len(got[1]) == len(got[2]) > 20
-
-
-@pytest.mark.processes
 def test_an_iteration_after_a_dead_worker_does_not_go_back_to_the_state():
     loader = PackedDataLoader(dataset(), num_workers=2)
     next(iter(loader))
@@ -271,21 +239,6 @@ def test_a_state_is_refused_where_workers_of_another_loader_iterate(has_iterated
         ours.state_dict()
     ours.set_epoch(3)
     assert ours.state_dict()["epoch"] == 3
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"kind": "other"}, "of kind 'other', not of a PackedIterableDataset"),
-        ({"version": 99}, "version 99, this release reads 6"),
-        ({"epoch": 1}, "the state is damaged, or was edited; load what"),
-    ],
-)
-def test_a_state_of_something_else_is_refused(change, message):
-    state = dataset().state_dict() | change
-
-    with pytest.raises(ResumeError, match=message):
-        dataset().load_state_dict(state)
 
 
 class ByChar:
@@ -409,18 +362,6 @@ def test_forged_packs_of_other_tokens_than_are_buffered_are_refused_and_not_copi
 
     with pytest.raises(DataError, match=r"is packed but not held"):
         list(loader)
-
-
-def test_a_source_that_refuses_its_own_state_is_named():
-    class Refuses(WithState):
-        def load_state_dict(self, state):
-            raise KeyError(*state)
-
-    original, resumed = (dataset_of(kind(rows_of(0, [8] * 200))) for kind in (WithState, Refuses))
-    list(islice(original, 40))
-    resumed.load_state_dict(original.state_dict())
-    with pytest.raises(ResumeError, match=r"is damaged, or a source cannot .* \(KeyError: 'at'\)"):
-        next(iter(resumed))
 
 
 def test_a_source_that_gives_other_samples_is_named():

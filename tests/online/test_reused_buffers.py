@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -158,28 +157,6 @@ def test_packs_are_those_of_fresh_items(pair, name, kind, samples):
 
     assert batches_of(reuses, options) == batches_of(fresh, options)
     assert batches_of(reuses, options, order=order) == batches_of(fresh, options, order=order)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("kind", ["list", "tensor"])
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("pair", PAIRS, ids=["iterable", "indexed"])
-def test_a_run_goes_on_over_a_reused_buffer(pair, name, kind):
-    fields, options = OPTIONS[name]
-    samples = [[(7 * n + k) % 90 + 1 for k in range(n % 11 + 1)] for n in range(60)]
-
-    def dataset(source):
-        streams = [IterableStream(source(samples, kind, fields), **options)]
-        return PackedIterableDataset(streams, packing=PACKING, batch_size=2)
-
-    expected = list(map(seen, dataset(pair[0])))
-    for taken in (1, 9):
-        first = dataset(pair[1])
-        for _ in itertools.islice(first, taken):
-            state = first.state_dict()
-        second = dataset(pair[1])
-        second.load_state_dict(state)
-        assert list(map(seen, second)) == expected[taken:]
 
 
 @examples(15)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import datasets
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,15 +17,12 @@ from streampack import (
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
-    World,
 )
-from streampack.online.item_decoder import are_integer_rows
 from streampack.online.sample_store import SampleStore
-from streampack.online.sample_store_kernels import DIGEST_BITS, FACTOR, digest_of
 from streampack.pack import fit_samples, make_packer
 from streampack.types import Packs
 from tests.helpers.examples import examples
-from tests.helpers.iterables import Again, pieces, rows_of, same
+from tests.helpers.iterables import pieces, rows_of, same
 
 
 def hold(store, key, tokens, num_tokens=None):
@@ -65,41 +61,6 @@ def test_samples_are_found_in_any_order_while_others_come_and_go(lengths, seed, 
         assert held.num_tokens == sum(len(tokens) for _, tokens in waiting.values())
     assert held.addresses[:, 2].tolist() == list(waiting)
     assert held.high_water_tokens >= held.num_tokens
-
-
-@pytest.mark.parametrize("num", [1, 2, 3, 4, 5, 8, 11, 400])
-@pytest.mark.parametrize("num_labels", [0, 7])
-def test_a_digest_is_the_polynomial_of_its_tokens(num, num_labels):
-    generator = np.random.default_rng(num)
-    tokens = generator.integers(0, 2**31, num)
-    labels = generator.integers(-100, 2**31, num_labels)
-    mixed = 99
-    for value in [*tokens.tolist(), *labels.tolist(), 5]:
-        mixed = mixed * FACTOR + value
-    expected = (mixed * FACTOR) % 2**64 >> (64 - DIGEST_BITS)
-
-    assert digest_of(tokens, labels, 5, 99) == expected
-
-
-def test_pieces_of_a_sample_join_in_a_pack():
-    held = SampleStore(Packing(max_seq_len=4), [], has_labels=False)
-    assert len(hold(held, (0, 0, 5), range(10, 20))) == 3
-    hold(held, (0, 0, 6), [7])
-
-    assert held.addresses[:, 2:5].tolist() == [[5, 0, 4], [5, 4, 4], [5, 8, 2], [6, 0, 1]]
-    rows, _ = held.pop_rows(one_pack([[0, 0, 5, 2, 4, 10]]), 1)
-    assert rows.tokens.tolist() == [[12, 13, 14, 15]]
-    assert rows.next_tokens.tolist() == [16], "what follows the cut"
-    assert held.addresses[:, 5].tolist() == [2, 2, 2, 1]
-
-
-def test_what_is_packed_twice_is_named():
-    held = SampleStore(Packing(max_seq_len=4), [], has_labels=True)
-    row = hold(held, (2, 0, 8), [7])
-    held.pop_rows(one_pack([row]), 1)
-
-    with pytest.raises(DataError, match="stream 2, sample 8 is packed but not held"):
-        held.pop_rows(one_pack([row]), 1)
 
 
 PACKERS = [
@@ -153,22 +114,6 @@ def test_a_source_is_read_at_most_a_chunk_ahead(make, length):
     assert len(drawn) % together == 0
 
 
-def test_a_source_may_give_the_same_array_again_and_again():
-    rows = rows_of(0, [5, 9, 2] * 20)
-
-    class SameArray(Again):
-        def __iter__(self):
-            array = np.zeros(9, np.int32)
-            for row in self.rows:
-                array[: len(row)] = row
-                yield array[: len(row)]
-
-    found = pieces(
-        PackedIterableDataset([IterableStream(SameArray(rows))], packing=Packing(max_seq_len=32))
-    )
-    assert [found[key] for key in sorted(found)] == rows
-
-
 def test_lists_and_arrays_of_every_integer_type_give_the_same_batches():
     rows = [[1, 0, 1], [0, 1], [1] * 5] * 9
 
@@ -183,28 +128,6 @@ def test_lists_and_arrays_of_every_integer_type_give_the_same_batches():
         assert all(map(same, batches(make), expected))
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
-        ([3, -1], "token -1 is negative"),
-        (np.array([2**63 + 1], np.uint64), "field 'tokens' holds 9223372036854775809, but"),
-    ],
-)
-def test_a_bad_token_is_named_before_what_is_wrong_behind_it(bad, message):
-    def source():
-        yield from ([1, 2], bad, [4])
-        raise OSError("gone")
-
-    with pytest.raises(DataError, match=f"stream 'mine', sample 1: {message}"):
-        list(
-            PackedIterableDataset(
-                [IterableStream(source(), name="mine")], packing=Packing(max_seq_len=64)
-            )
-        )
-    stream = IterableStream([[1, 2], bad, [4]], on_bad_sample="skip")
-    assert len(pieces(PackedIterableDataset([stream], packing=Packing(max_seq_len=64)))) == 2
-
-
 @pytest.mark.parametrize("options", [{}, {"overflow": "truncate", "max_seq_len": 2}])
 @pytest.mark.parametrize("token", [2**31, 2**40])
 @pytest.mark.parametrize("make", [list, np.array, tuple])
@@ -216,30 +139,6 @@ def test_a_token_beyond_int32_is_refused_in_every_format(make, token, options):
         list(PackedIterableDataset([IterableStream(rows, name="mine")], packing=packing))
     stream = IterableStream(rows, on_bad_sample="skip")
     assert len(pieces(PackedIterableDataset([stream], packing=packing))) == 2
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("form", [None, "numpy", "torch"])
-@pytest.mark.parametrize("order", [None, Order(seed=1, shuffle_block_size=24)])
-def test_rows_of_a_hugging_face_dataset_are_those_that_it_gives_one_by_one(form, order):
-    table = datasets.Dataset.from_dict({"input_ids": rows_of(0, [5, 9, 2, 20] * 15)})
-
-    def batches(source):
-        part = PackedIterableDataset(
-            [IterableStream(source)],
-            packing=Packing(max_seq_len=16),
-            order=order,
-            world=World(rank=1, num_ranks=3),
-        )
-        return list(part)
-
-    expected = batches(rows_of(0, [5, 9, 2, 20] * 15))
-    assert all(map(same, batches(table.with_format(form)), expected))
-    # What a transform sees is one row, however many could be read.
-    sizes = []
-    table.set_transform(lambda rows: sizes.append(len(rows["input_ids"])) or rows)
-    batches(table)
-    assert set(sizes) == {1}
 
 
 @pytest.mark.parametrize("options", [{}, {"overflow": "truncate", "max_seq_len": 2}])
@@ -258,15 +157,6 @@ def test_a_label_beyond_int32_is_refused_in_every_format(make, label, options, m
         list(PackedIterableDataset([IterableStream(rows, name="mine", **stream)], packing=packing))
     skipping = IterableStream(rows, on_bad_sample="skip", **stream)
     assert len(pieces(PackedIterableDataset([skipping], packing=packing))) == 2
-
-
-def test_a_label_beyond_int32_is_named_after_what_is_wrong_before_it():
-    good = {"tokens": [1, 2], "labels": [1, 2]}
-    rows = [good, {"tokens": [-3, 2], "labels": [-3, 2]}, good, {"tokens": [1], "labels": [2**31]}]
-    for first, message in ((0, "sample 1: token -3 is negative"), (2, "sample 1: 'labels' holds")):
-        stream = IterableStream(rows[first:], labels="labels", labels_shifted=False)
-        with pytest.raises(DataError, match=message):
-            list(PackedIterableDataset([stream], packing=Packing(max_seq_len=64)))
 
 
 @pytest.mark.parametrize("field", ["tokens", "labels", "mask"])
@@ -290,14 +180,6 @@ class OneByOne:
 
     def __getitem__(self, number):
         return self.rows[number]
-
-
-@pytest.mark.parametrize(
-    "other",
-    [[1], (1,), np.zeros(2), np.zeros((1, 2), int), np.zeros(2, np.uint64), np.array(7), None, "a"],
-)
-def test_other_items_are_not(other):
-    assert not are_integer_rows([np.zeros(3, int), other])
 
 
 MIXINGS = [

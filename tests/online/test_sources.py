@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from streampack import (
     Buffers,
-    ConfigError,
     DataError,
     IterableStream,
     Mixing,
@@ -22,10 +21,8 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.online.source_slice import SourceSlice
-from streampack.online.worker_slice import WorkerSlice
 from tests.helpers.builders import write_stream_files
-from tests.helpers.iterables import Again, WithState, pieces, rows_of, same
+from tests.helpers.iterables import Again, pieces, rows_of, same
 from tests.helpers.words import words
 
 PACKING = Packing(max_seq_len=16)
@@ -178,14 +175,6 @@ def test_texts_are_tokenized_in_batches_and_resume_exactly():
         assert all(map(same, list(resumed), batches[at:]))
 
 
-@pytest.mark.processes
-def test_texts_are_tokenized_in_workers():
-    texts = ["a text more " * (1 + n % 5) for n in range(100)]
-    loader = PackedDataLoader(dataset(IterableStream(texts, tokenizer=words())), num_workers=2)
-
-    assert tokens_of(loader) == sorted([1, 2, 3] * (1 + n % 5) for n in range(100))
-
-
 # Bad input.
 
 
@@ -243,16 +232,6 @@ def test_a_bad_sample_is_skipped_named_in_the_log_and_counted(stream, source, ca
     assert loader.stats()["streams"]["mine"]["skipped"] == 1
 
 
-def test_zero_length_samples_in_a_row_are_skipped_up_to_a_bound():
-    rows = [[1, 2], *[[]] * 11, [3]]
-    few = IterableStream(rows, on_bad_sample="skip", max_bad_samples=10)
-    enough = IterableStream(rows, on_bad_sample="skip", max_bad_samples=11)
-
-    assert tokens_of(dataset(enough)) == [[1, 2], [3]]
-    with pytest.raises(DataError, match="more than max_bad_samples=10 bad samples in a worker"):
-        list(dataset(few))
-
-
 def test_an_iterator_that_raises_is_named_with_its_sample_and_never_skipped():
     def source():
         yield [1, 2]
@@ -283,39 +262,6 @@ def test_a_sample_longer_than_a_pack_follows_the_overflow_policy(overflow, expec
     assert found == sorted([*expected, [7]])
 
 
-class CountsStates(WithState):
-    """Knows how often it was asked for its state."""
-
-    num_asked = 0
-
-    def state_dict(self):
-        self.num_asked += 1
-        return super().state_dict()
-
-
-@pytest.mark.processes
-def test_a_source_that_is_skipped_through_is_asked_for_its_state_once_where_that_ends():
-    rows = rows_of(0, [3] * 1000)
-    source = CountsStates(rows)
-    slice_ = SourceSlice(source, "a", WorkerSlice(worker=1, num_workers=2))
-
-    assert slice_.count() == 500
-    assert source.num_asked == 0
-
-    slice_.begin(0, 400)
-    assert source.num_asked == 1
-    items = slice_.read()
-    assert items.values == [rows[801]]
-    base = slice_.base(0, 400)
-    assert (base["taken"], source.num_asked) == (400, 1)
-
-    resumed = SourceSlice(WithState(rows), "a", WorkerSlice(worker=1, num_workers=2))
-    resumed.resume(base)
-    assert resumed.read() == items
-    slice_.begin(0, 600)  # the pass has only 500: no state is of its item 600
-    assert slice_.base(0, 500) == {"pass": 0, "taken": 0}
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [None, 0, 2])
 def test_an_epoch_that_drops_all_it_has_is_refused(num_workers):
@@ -344,13 +290,3 @@ def test_what_workers_and_the_rank_hold_stays_under_the_bounds(num_workers):
     for _ in loader:
         held = loader.stats()["buffers"]
         assert held["rank_tokens"] <= num_workers * least + 64 * num_workers
-
-
-@pytest.mark.processes
-def test_bounds_that_cannot_hold_all_workers_are_refused_with_the_least_that_works():
-    packing = Packing(max_seq_len=64, buffer_tokens=512)
-    bounded = dataset(
-        IterableStream([[1]]), packing=packing, buffers=Buffers(rank_tokens=1000), batch_size=2
-    )
-    with pytest.raises(ConfigError, match="set rank_tokens to at least 1280"):
-        PackedDataLoader(bounded, num_workers=2)

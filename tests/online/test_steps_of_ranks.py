@@ -37,10 +37,6 @@ from tests.helpers.ranks import on_ranks, on_ranks_that_die
 pytestmark = pytest.mark.processes
 
 
-def report(loader: Any, number: int) -> dict[str, Any]:
-    return {"loops": loops(loader, number), "state": loader.state_dict()}
-
-
 def load_equal(rank: int, folder: Path, *, workers: int, direct: bool = False) -> Any:
     del folder
     num = len(STEPS_OF_RANKS)
@@ -219,17 +215,6 @@ def load_with_one_resumed(rank: int, folder: Path) -> Any:
 def test_ranks_at_different_steps_are_refused(tmp_path):
     for seen in on_ranks(tmp_path, load_with_one_resumed, 2):
         assert seen.startswith("ResumeError: ranks are at different steps")
-
-
-def load_with_other_steps(rank: int, folder: Path) -> Any:
-    del folder
-    dataset = dataset_of(rank, 2, 20, steps="equal" if rank else None)
-    return in_order(loops(PackedDataLoader(dataset), 1))
-
-
-def test_ranks_with_other_steps_are_named(tmp_path):
-    for seen in on_ranks(tmp_path, load_with_other_steps, 2):
-        assert seen.startswith("ConfigError: ranks have different steps: rank 0 has None, rank 1")
 
 
 def load_without_a_batch(rank: int, folder: Path) -> Any:

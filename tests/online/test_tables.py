@@ -12,7 +12,6 @@ import pytest
 from streampack import (
     IterableStream,
     Order,
-    PackedDataLoader,
     PackedIterableDataset,
     Packing,
     World,
@@ -132,16 +131,6 @@ def test_batches_are_those_of_plain_lists_in_every_rank_and_after_a_resume(name)
         again.load_state_dict(json.loads(states[at]))
         if at + 1 < len(found):
             assert all(map(same, again, found[at + 1 :]))
-
-
-@pytest.mark.parametrize("name", ["select a range", "shuffle", "a range over chunks"])
-def test_workers_and_streamed_tables_give_the_same_rows(name):
-    table, rows = expected_of(name)
-    found = pieces(PackedDataLoader(packed(table), num_workers=2))
-    assert sorted(found.values()) == sorted(rows)
-
-    streamed = packed(table.to_iterable_dataset(num_shards=3))
-    assert sorted(pieces(streamed).values()) == sorted(rows)
 
 
 def test_a_table_from_disk_that_was_cut_gives_its_own_rows(tmp_path):

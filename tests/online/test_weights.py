@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -116,13 +115,6 @@ def test_an_epoch_ends_with_all_sources_with_the_first_or_never():
     assert num_packs("repeat") == 500
 
 
-def test_repeating_sources_keep_their_shares():
-    streams = [IterableStream(rows_of(n, [16] * size)) for n, size in ((0, 40), (1, 10))]
-    batches = list(itertools.islice(dataset(*streams, mixing=Mixing(stop="repeat")), 400))
-
-    assert Counter(stream for stream, _, _ in pieces(batches)) == {0: 200, 1: 200}
-
-
 @pytest.mark.parametrize(
     ("stream", "mixing", "message"),
     [
@@ -187,17 +179,6 @@ def test_per_stream_gives_all_ranks_the_same_stream_at_each_step_device_per_stre
 
     assert streams("per_stream", 0) == streams("per_stream", 1)
     assert streams("device_per_stream", 0) != streams("device_per_stream", 1)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_method_gives_every_sample_once(method, num_workers):
-    streams = [IterableStream(rows_of(n, [9, 16, 4, 30] * 8)) for n in range(3)]
-    mixed = dataset(*streams, mixing=Mixing(batching_method=method), batch_size=2)
-    loader = PackedDataLoader(mixed, num_workers=num_workers)
-
-    assert counts(list(loader)) == {(n, i): 1 for n in range(3) for i in range(32)}
 
 
 def test_a_seed_shuffles_sources_with_an_index_each_pass_anew():
@@ -329,23 +310,6 @@ def test_parts_that_split_themselves_take_their_fractions_over_epochs(sizes, rep
         ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 8, 16, 64])
-@pytest.mark.parametrize("kind", [list, Unsized])
-def test_half_of_an_unsized_source_is_half_of_it_in_any_world(kind, num_ranks):
-    rows = rows_of(0, [4] * 100)
-    seen: Counter[Any] = Counter()
-    for epoch in range(2):
-        before = seen.total()
-        for rank in range(num_ranks):
-            streams = [IterableStream(kind(rows), repeat=Fraction(1, 2))]
-            own = dataset(*streams, world=World(rank=rank, num_ranks=num_ranks))
-            own.set_epoch(epoch)
-            seen += counts(own)
-        assert seen.total() - before == 50
-    assert set(seen.values()) == {1}
-    assert len(seen) == 100
-
-
 TELLS = "streampack.online.stream_sampler"
 
 
@@ -385,27 +349,4 @@ def test_what_the_warning_names_keeps_the_proportions(caplog, kind, mixing):
     streams = [stream for stream, _, _ in pieces(batches)]
     assert len(streams) > 60
     assert abs(streams.count(0) - 0.7 * len(streams)) < 1 + 4  # one, and a pack that is cut off
-    assert warnings_of(caplog) == []
-
-
-def test_a_generator_is_told_only_what_it_can_do(caplog):
-    assert sum(counts(uneven(iter)).values()) == 100
-    [warning] = warnings_of(caplog)
-    assert "epoch_size" not in warning
-    assert "Mixing(stop='first_exhausted')" in warning
-
-
-@pytest.mark.parametrize("weights", [{}, {"choose": 20}, {"repeat": 2}])
-def test_no_source_is_named_that_ends_with_its_amount_or_without_a_proportion(caplog, weights):
-    rows = rows_of(0, [4] * 50)
-    list(dataset(IterableStream(rows, **weights), IterableStream(rows[:10], **weights)))
-    assert warnings_of(caplog) == []
-
-
-def test_sources_of_the_sizes_that_their_proportions_say_are_not_named(caplog):
-    streams = [
-        IterableStream(rows_of(number, [4] * size), proportion=size)
-        for number, size in enumerate((70, 30))
-    ]
-    assert sum(counts(dataset(*streams)).values()) == 100
     assert warnings_of(caplog) == []

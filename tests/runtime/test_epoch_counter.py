@@ -42,18 +42,6 @@ def test_a_worker_that_never_came_to_an_epoch_is_counted_in_the_next(order):
     assert {ledger.begin(worker, "second") for worker in order} == {1}
 
 
-def test_set_epoch_goes_back_as_well_as_on():
-    ledger = SharedEpochCounter()
-    assert not ledger.has_begun
-    assert ledger.begin(0, "a") == 0
-    assert ledger.has_begun
-    for epoch in (7, 2):
-        ledger.set_epoch(epoch)
-        assert not ledger.has_begun
-        assert ledger.next_epoch == epoch
-        assert ledger.begin(0, f"to {epoch}") == epoch
-
-
 def test_a_start_that_failed_can_be_taken_back():
     ledger = SharedEpochCounter()
     ledger.begin(0, "first")
@@ -62,13 +50,6 @@ def test_a_start_that_failed_can_be_taken_back():
     ledger.put_back(0, word)
     assert ledger.next_epoch == 1
     assert ledger.begin(0, "third") == 1
-
-
-def test_a_named_epoch_is_taken_as_it_is():
-    ledger = SharedEpochCounter()
-    assert ledger.begin(0, "resumed", epoch=4) == 4
-    assert ledger.begin(1, "resumed") == 4
-    assert ledger.begin(0, "next") == 5
 
 
 def test_a_copy_counts_for_itself():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch import distributed
-from torch.multiprocessing import start_processes
 
 from streampack import (
     IterableStream,
@@ -26,33 +23,15 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.errors import StreampackError
 from streampack.report import simulate
 from streampack.write import write_lengths, write_stream
 from tests.helpers.conformance import worlds
+from tests.helpers.ranks import on_ranks
 
 pytestmark = pytest.mark.processes
 
 NUM_RANKS = 2
 SIZES = {"text": (400, 500), "code": (90, 90)}  # samples of the older version, and of the newer
-
-
-def run_rank(rank: int, folder: Path, load: Callable[[int, Path], Any], backend: str) -> None:
-    meeting = f"file://{folder}/meeting"
-    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=NUM_RANKS)
-    try:
-        seen = load(rank, folder)
-    except StreampackError as error:
-        seen = f"{type(error).__name__}: {error}"
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
-    distributed.destroy_process_group()
-
-
-def on_ranks(folder: Path, load: Callable[[int, Path], Any], backend: str = "gloo") -> list[Any]:
-    """Return the result of `load` on each rank of a process group, or the error it raises."""
-    (folder / "meeting").unlink(missing_ok=True)
-    start_processes(run_rank, (folder, load, backend), nprocs=NUM_RANKS, start_method="fork")
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
 
 
 def write(folder: Path, number: int) -> None:
@@ -108,7 +87,7 @@ def load_in_workers(rank: int, folder: Path) -> Any:
 
 @pytest.mark.parametrize("load", [load_all, load_in_workers])
 def test_a_node_with_an_older_copy_is_named_and_once_it_is_deleted_all_samples_come(nodes, load):
-    for seen in on_ranks(nodes, load):
+    for seen in on_ranks(nodes, load, NUM_RANKS):
         assert seen.startswith("DataError: rank 1 has another index.json, or other columns of")
         assert "stream 'text' (streams[1])" in seen
         assert f"{nodes}/node1/text there, in {nodes}/node0/text on rank 0" in seen
@@ -116,7 +95,7 @@ def test_a_node_with_an_older_copy_is_named_and_once_it_is_deleted_all_samples_c
     # The way out.
     shutil.rmtree(nodes / "node1" / "text")
     shutil.copytree(nodes / "newer" / "text", nodes / "node1" / "text")
-    first, second = on_ranks(nodes, load)
+    first, second = on_ranks(nodes, load, NUM_RANKS)
     assert [sum(pair) for pair in zip(first, second, strict=True)] == [90, 500]
 
 
@@ -143,21 +122,11 @@ def load_twice(rank: int, folder: Path) -> Any:
     return next(iter(loader))["epoch"] if rank == 0 else 1
 
 
-def load_replicated(rank: int, folder: Path) -> Any:
-    world = World(rank=rank, num_ranks=NUM_RANKS, replication=2)
-    return epoch(PackedDataLoader(dataset(rank, folder, world=world)))
-
-
 # The second has no backend for the CPU, as "nccl".
 @pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
 def test_another_recipe_is_named(nodes, backend):
-    for seen in on_ranks(nodes, load_with_other_seeds, backend):
+    for seen in on_ranks(nodes, load_with_other_seeds, NUM_RANKS, backend=backend):
         assert seen.startswith("ConfigError: ranks have different seed: rank 0 has 3, rank 1 has 4")
-
-
-def test_replicated_ranks_are_compared_too(nodes):
-    for seen in on_ranks(nodes, load_replicated):
-        assert seen.startswith("DataError: rank 1 has another index.json")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +134,7 @@ def test_replicated_ranks_are_compared_too(nodes):
     [(load_other_world, [[90, 500], []]), (load_on_one_rank, [0, 0]), (load_twice, [1, 1])],
 )
 def test_a_rank_that_iterates_alone_is_not_waited_for(nodes, load, wanted):
-    assert on_ranks(nodes, load) == wanted
+    assert on_ranks(nodes, load, NUM_RANKS) == wanted
 
 
 def load_other_lengths(rank: int, folder: Path) -> Any:
@@ -186,7 +155,7 @@ def spoil_lengths(folder: Path) -> None:
 def test_another_length_file_is_named(nodes):
     shutil.copytree(nodes / "node0", nodes / "node2")
     spoil_lengths(nodes / "node2" / "text")
-    for seen in on_ranks(nodes, load_other_lengths):
+    for seen in on_ranks(nodes, load_other_lengths, NUM_RANKS):
         assert seen.startswith("DataError: rank 1 has another lengths.bin of stream 'text'")
 
 
@@ -201,7 +170,7 @@ def load_iterable(rank: int, folder: Path) -> Any:
 
 
 def test_recipes_of_iterables_are_compared(tmp_path):
-    for seen in on_ranks(tmp_path, load_iterable):
+    for seen in on_ranks(tmp_path, load_iterable, NUM_RANKS):
         assert seen.startswith("ConfigError: ranks have different max_seq_len: rank 0 has 8")
 
 

@@ -267,53 +267,6 @@ def test_a_forked_child_reads_with_workers_of_its_own(written):
     assert rest == wanted[1:]
 
 
-def test_a_forked_child_of_a_loader_whose_workers_last_has_workers_of_its_own():
-    pool = pool_of(1, persistent_workers=True)
-    items = pool.results(range(8))
-    assert next(items) == 0
-    pid = pool._session.kept.processes[0].pid
-
-    def begin() -> None:
-        assert list(pool.results(range(3))) == [0, 1, 2]
-        assert pool._session.kept.processes[0].pid != pid
-
-    child = multiprocessing.get_context("fork").Process(target=begin)
-    child.start()
-    child.join(20)
-    assert child.exitcode == 0
-    assert list(items) == list(range(1, 8))
-
-
-def test_a_worker_that_is_killed_between_epochs_is_named_too(written):
-    loader = PackedDataLoader(conformance.make(written), num_workers=2)
-    assert sum(1 for _ in loader) > 0
-    pid = worker_pids(loader)[1]
-    os.kill(pid, signal.SIGKILL)
-    until_dead(pid)
-    with pytest.raises(WorkerError, match=rf"worker 1 \(pid {pid}\) died: killed by SIGKILL"):
-        next(iter(loader))
-    assert sum(1 for _ in loader) > 0
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_a_killed_worker_of_the_buffered_way_is_named_too(num_workers):
-    samples = [{"tokens": np.arange(50, dtype=np.int32)} for _ in range(300)]
-    stream = IterableStream(samples)
-    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=64))
-    loader = PackedDataLoader(dataset, num_workers=num_workers)
-    before = set(multiprocessing.active_children())
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
-    victim = min(set(multiprocessing.active_children()) - before, key=lambda child: child.pid)
-    os.kill(victim.pid, signal.SIGKILL)
-    until_dead(victim.pid)
-    with pytest.raises(WorkerError, match=rf"worker 0 \(pid {victim.pid}\) died: killed by SIGKI"):
-        next(batches)
-    loader.load_state_dict(state)
-    assert sum(1 for _ in loader) > 0
-
-
 def children_since(before: set[Any]) -> list[Any]:
     """Children of this process started since then, in that order."""
     return sorted(set(multiprocessing.active_children()) - before, key=lambda child: child.pid)

@@ -151,25 +151,6 @@ def test_items_are_made_in_one_other_thread_and_so_are_results_that_nobody_waits
     assert threading.get_ident() not in makers
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_who_would_wait_helps(num_threads):
-    helped, workers = threading.Event(), []
-
-    def work(item: int) -> int:
-        workers.append(threading.get_ident())
-        if threading.get_ident() == caller:
-            helped.set()
-        else:
-            assert helped.wait(
-                60
-            )  # no thread finishes its first item before the caller has done one
-        return item
-
-    caller = threading.get_ident()
-    assert list(ordered_thread_map(range(9), work, 4, num_threads)) == list(range(9))
-    assert caller in workers
-
-
 def test_an_interrupt_while_the_caller_helps_is_raised_at_once():
     helped = threading.Event()
 

@@ -33,13 +33,6 @@ def test_torchs_loader_is_told_that_batches_are_whole(
         next(iter(loader))
 
 
-@pytest.mark.processes
-def test_torchs_loader_is_told_of_iterables_too() -> None:
-    dataset = PackedIterableDataset([IterableStream([[1, 2]])], packing=Packing(max_seq_len=4))
-    with pytest.raises(ConfigError, match=r"has batch_size=1 and would stack whole batches"):
-        next(iter(DataLoader(dataset)))
-
-
 def test_copies_are_plain_batches_that_can_be_loaded_without_this_package(stream: Any) -> None:
     batch = next(iter(dataset_of(stream)))
     expected = dict(batch)

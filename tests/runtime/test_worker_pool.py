@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
-from streampack import PackedDataLoader, PackedStreamingDataset, Packing
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from tests.helpers.builders import stream_of
@@ -154,15 +153,3 @@ def test_a_format_that_returns_lists_leaves_nothing_behind_however_the_job_ends(
     )
     assert done.returncode == (-9 if end == "kill" else 0), done.stderr
     assert list(temporary.iterdir()) == []
-
-
-def test_a_loader_with_spawned_workers_delivers_the_same(tmp_path):
-    stream = stream_of(tmp_path / "s", [50] * 40)
-
-    def loader(**options: Any) -> PackedDataLoader:
-        dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=64))
-        return PackedDataLoader(dataset, **options)
-
-    wanted = [batch["tokens"].tolist() for batch in loader()]
-    spawned = loader(num_workers=1, multiprocessing_context="spawn")
-    assert [batch["tokens"].tolist() for batch in spawned] == wanted
