@@ -63,31 +63,6 @@ def test_a_batch_is_what_filling_it_token_by_token_gives(
     assert shown == plain_batch(rows, packs, positions)
 
 
-def one_row() -> tuple[Rows, Packs]:
-    packs = Packs(segments=np.array([[0, 0, 4, 2, 3, 9]]), ends=np.array([1]))
-    tokens = np.array([[5, 6, 7, 0], [0, 0, 0, 0]])
-    return Rows(tokens=tokens, next_tokens=np.array([8]), labels=None), packs
-
-
-def test_labels_that_were_gathered_are_handed_on_untouched() -> None:
-    rows, packs = one_row()
-    labels = np.array([[-100, 7, 8, -100], [-100, -100, -100, -100]])
-    rows = Rows(tokens=rows.tokens, next_tokens=rows.next_tokens, labels=labels)
-    batch = make_batches(rows, packs, steps=[(0, 0)], positions="restart")[0]
-    assert batch["labels"].tolist() == labels.tolist()
-    assert batch["document_ids"].tolist() == [[1, 1, 1, 0], [0, 0, 0, 0]]
-
-
-def test_tensors_of_a_batch_do_not_overlap() -> None:
-    batch = make_batches(*one_row(), steps=[(0, 0)], positions="restart")[0]
-    before = {key: v.clone() for key, v in batch.items() if torch.is_tensor(v)}
-    for key in before:
-        batch[key].fill_(7)
-        changed = [k for k in before if not torch.equal(batch[k], before[k])]
-        assert changed == [key]
-        batch[key].copy_(before[key])
-
-
 def rows_with_labels(*labels: list[int]) -> tuple[Rows, Packs]:
     """Two packs with one segment each, and a row of padding, with these labels."""
     segments = [[4, 0, 0, 0, 2, 2], [7, 0, 1, 0, 2, 9]]

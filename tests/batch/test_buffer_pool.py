@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
-import threading
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.batch.buffer_pool import KEPT, KEPT_LAYOUTS, BufferPool, _lay_out
+from streampack.batch.buffer_pool import BufferPool
 
 SHAPES: list[Any] = [(np.int64, (3, 5)), (np.int32, (3, 5)), (np.uint16, (7,))]
 
@@ -45,40 +43,6 @@ def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
     assert others[0][0].ctypes.data != first
     del view
     assert blocks.take(*SHAPES)[0][0].ctypes.data == first
-
-
-def test_batches_of_many_sizes_leave_a_bounded_number_of_layouts() -> None:
-    blocks = BufferPool()
-    for size in range(1, 2 * KEPT_LAYOUTS):
-        [array], [[tensor]] = blocks.take((np.int64, (2, size)))
-        assert array.shape == tuple(tensor.shape) == (2, size)
-    assert _lay_out.cache_info().currsize <= KEPT_LAYOUTS
-
-
-def test_a_tensor_that_autograd_keeps_keeps_its_memory() -> None:
-    blocks = BufferPool()
-    [array], [[tensor]] = blocks.take((np.int64, (4,)))
-    array[:] = [1, 2, 3, 4]
-    weight = torch.ones(4, requires_grad=True)
-    loss = (weight * tensor.float().view(4)).sum() + weight[tensor - 1].sum()
-    del array, tensor
-    [other], _ = blocks.take((np.int64, (4,)))
-    other[:] = 0
-    loss.backward()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [2, 3, 4, 5]
-
-
-def test_blocks_that_die_in_other_threads_come_back() -> None:
-    blocks = BufferPool()
-    held = [blocks.take(*SHAPES) for _ in range(KEPT)]
-    places = {arrays[0].ctypes.data for arrays, _ in held}
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join()
-    gc.collect()
-    again = [blocks.take(*SHAPES) for _ in range(KEPT)]
-    assert {arrays[0].ctypes.data for arrays, _ in again} == places
 
 
 def test_a_copy_for_another_process_has_no_blocks_of_this_one() -> None:

@@ -12,13 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Packing, formats
-from streampack.batch.batch import make_batches
-from streampack.batch.formats.registry import check_format
+from streampack import formats
 from streampack.batch.layout import real_tokens
-from streampack.errors import ConfigError
-from streampack.gather.gather import Rows
-from streampack.types import Packs
 from tests.helpers.packs import ROWS_OF_4, native_batch, samples_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -129,33 +124,9 @@ def get_format(name: str) -> Any:
     return partial(made, dense=True) if name == "llama_factory" else made
 
 
-def test_the_table_has_all_formats() -> None:
-    assert set(TABLE) == set(formats.FORMATS)
-    assert set(TABLE) - {"olmo_core", "compact"} == SHIFTED | UNSHIFTED
-
-
 @pytest.mark.parametrize("name", TABLE)
 def test_a_format_has_the_keys_types_and_shapes_of_its_trainer(name: str) -> None:
     assert shown(get_format(name)(the_batch())) == TABLE[name]
-
-
-def test_the_tests_own_batches_are_those_of_the_library() -> None:
-    batch = the_batch()
-    rows = batch["segments"]
-    packs = Packs(
-        segments=torch.cat([rows[:, 1:], rows[:, 5:]], dim=1).numpy(),
-        ends=torch.bincount(rows[:, 0], minlength=B).cumsum(0).numpy(),
-    )
-    gathered = Rows(
-        tokens=batch["tokens"].numpy(),
-        next_tokens=torch.full((len(rows),), -100).numpy(),
-        labels=None,
-    )
-    made = make_batches(gathered, packs, steps=[(3, 40)], positions="restart")[0]
-    assert list(made) == list(batch)
-    for key, value in made.items():
-        same = torch.equal(value, batch[key]) if torch.is_tensor(value) else value == batch[key]
-        assert same, key
 
 
 def inputs_labels(made: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,12 +211,6 @@ def test_documents_are_found_again_where_they_were(name: str, rows: list[list[in
         padding = (batch["document_ids"].flatten() == 0).nonzero().flatten().tolist()
         expected = sorted({*expected, *padding})
     assert found == expected
-
-
-@pytest.mark.parametrize("name", ["hf", "hf_flash", "llama_factory", "llm_foundry", "megatron"])
-def test_epoch_and_position_are_handed_on_for_state_after(name: str) -> None:
-    made = get_format(name)(the_batch())
-    assert (made["epoch"], made["position"]) == (3, 40)
 
 
 # One by one.
@@ -431,29 +396,3 @@ def test_real_tokens_are_those_of_the_segments_not_their_padding(rows: list[list
 
 
 # Bad input.
-
-
-@pytest.mark.parametrize("name", sorted(set(TABLE) - {"native", "hf", "llama_factory"}))
-def test_a_format_that_cannot_carry_images_says_so(name: str) -> None:
-    batch = the_batch() | {"pixel_values": torch.ones(1)}
-    with pytest.raises(ConfigError, match=f"'{name}' cannot carry the field 'pixel_values'"):
-        get_format(name)(batch)
-
-
-@pytest.mark.parametrize("name", ["hf", "hf_flash", "torchtitan", "torchtitan_flat"])
-def test_positions_that_go_on_are_refused_where_they_are_the_edges(name: str) -> None:
-    batch = the_batch()
-    batch["input_pos"][0, 7:19] += 7
-    with pytest.raises(ConfigError, match=f"'{name}' .* begins at position 7; set Packing"):
-        get_format(name)(batch)
-    check_format(name, Packing(max_seq_len=8, positions="continue", overflow="drop"))
-
-
-@pytest.mark.parametrize("name", sorted(set(TABLE) - {"native"}))
-def test_what_is_no_native_batch_is_refused(name: str) -> None:
-    batch = the_batch()
-    del batch["document_ids"]
-    with pytest.raises(ConfigError, match=r"takes a native batch, but .* lacks 'document_ids'"):
-        get_format(name)(batch)
-    with pytest.raises(ConfigError, match=r"lacks 'tokens' \(it is a list\)"):
-        get_format(name)([])  # type: ignore[arg-type]

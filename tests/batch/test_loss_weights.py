@@ -82,16 +82,6 @@ def test_micro_batches_with_global_units_add_up_to_the_average_of_all(average: A
     assert abs(total - mean_loss(batches, losses, average)) < 1e-5
 
 
-def test_tokens_is_the_mean_that_cross_entropy_takes_and_packs_differ() -> None:
-    batch = masked_batch()
-    losses = token_losses(batch)
-    usual = float(losses.sum() / (batch["labels"] != -100).sum())
-    means = {a: float((loss_weights(batch, average=a) * losses).sum()) for a in AVERAGES}
-    assert abs(means["tokens"] - usual) < 1e-5
-    assert abs(means["samples"] - usual) > 1e-3
-    assert abs(means["packs"] - usual) > 1e-3
-
-
 @every_average
 def test_how_samples_share_packs_changes_only_the_average_over_packs(average: Any) -> None:
     lengths = [7, 12, 5, 9, 10]

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.data import DataLoader, Dataset
 
 from streampack.batch.layout import unpad
 from streampack.batch.masks import (
@@ -24,7 +23,6 @@ from streampack.batch.masks import (
     document_mask_mod,
     fixed_cu_seqlens,
 )
-from streampack.errors import ConfigError
 from tests.helpers.examples import examples
 from tests.helpers.packs import native_batch
 
@@ -223,18 +221,3 @@ def test_unpadded_attention_is_that_of_the_pack_and_finds_its_way_back(multiple:
 
 
 # Bad input.
-
-
-class _MasksInWorkers(Dataset[Any]):
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> Any:
-        return block_mask(torch.ones(1, 128, dtype=torch.int32))
-
-
-@pytest.mark.processes
-def test_a_block_mask_in_a_worker_is_refused() -> None:
-    loader = DataLoader(_MasksInWorkers(), batch_size=None, num_workers=1)
-    with pytest.raises(ConfigError, match="requested in worker 0 of 1; it belongs on the training"):
-        next(iter(loader))

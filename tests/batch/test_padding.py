@@ -62,20 +62,6 @@ def test_segments_lie_at_multiples_and_padding_behind_them_is_ignored(tmp_path, 
     assert num_tokens == sum(length + extra for length in LENGTHS[0])
 
 
-def test_cu_seqlens_are_multiples_and_say_what_document_ids_say(tmp_path):
-    found, _ = batches(tmp_path, pad_to_multiple=8)
-
-    for batch in found:
-        edges = batch["cu_seqlens"].numpy()
-        assert not (edges % 8).any()
-        assert batch["max_seqlen"] == np.diff(edges).max()
-        ids = batch["document_ids"].numpy()
-        changes = np.zeros(ids.shape, bool)
-        changes[:, 0] = True
-        changes[:, 1:] = np.diff(ids, axis=1) != 0
-        assert np.flatnonzero(changes.reshape(-1)).tolist() == edges[:-1].tolist()
-
-
 def test_labels_of_a_column_lie_where_the_tokens_lie(tmp_path):
     targets = [np.arange(n, dtype=np.int32) + 1000 for n in LENGTHS[0]]
     written = conformance.write_streams(

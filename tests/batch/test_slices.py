@@ -7,23 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import ConfigError, Packing, expand, loss_weights, merge_slices
-from streampack.batch.formats.registry import FORMATS
+from streampack import ConfigError, Packing, loss_weights, merge_slices
 from streampack.batch.slices import context_slice, slice_batch
 from streampack.formats import (
     count_units,
     to_megatron,
     to_torchtitan,
     to_torchtitan_flat,
-    unpad,
 )
 from streampack.gather.context_slice import ContextSlice
-from streampack.testing import assert_no_leak
 from tests.helpers.packs import native_batch
 from tests.helpers.slices import LAYOUTS, context_worlds
 
 PACKING = Packing(max_seq_len=16, pad_to_multiple=4)
-TAKEN = {"native", "compact", "megatron", "torchtitan", "torchtitan_flat"}
 WORLD = context_worlds(2)[0]
 
 
@@ -55,12 +51,6 @@ def test_what_slices_have_in_common_is_not_cut_or_merged_where_it_has_the_shape_
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(FORMATS) - TAKEN))
-def test_a_function_of_whole_rows_refuses_a_slice(name, slices):
-    with pytest.raises(ConfigError, match=r"takes whole rows, .*streampack\.merge_slices"):
-        FORMATS[name](slices[0])
-
-
 def test_torchtitans_one_row_is_cut_as_one():
     for convert, frame_tokens in ((to_torchtitan_flat, 48), (to_torchtitan, None)):
         context = context_slice(WORLD, PACKING, convert, 3)
@@ -85,14 +75,6 @@ def test_weights_of_tokens_take_slices_and_others_do_not(slices):
             loss_weights(slices[0], average=average)
 
 
-def test_views_of_whole_rows_refuse_a_slice(slices):
-    for take in (unpad, lambda own: assert_no_leak(lambda batch: batch, own)):
-        with pytest.raises(ConfigError, match="takes whole rows"):
-            take(slices[0])
-    with pytest.raises(ConfigError, match="expand takes a compact batch"):
-        expand(slices[0])
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fields_of_ones_own_are_merged(layout):
     batch = native_batch([[8, 4], [16]], 16) | {"loss": torch.rand(2, 16, 3), "name": ["a", "b"]}
@@ -103,17 +85,3 @@ def test_fields_of_ones_own_are_merged(layout):
     assert torch.equal(merged["loss"], batch["loss"])
     assert merged["name"] == ["a", "b"]
     assert "chunks" not in merged
-
-
-def test_merging_names_what_is_missing_or_mixed_up(slices):
-    whole, other = merge_slices(slices), [{**own, "position": 7} for own in slices]
-    for given, message in (
-        ([], "is empty"),
-        (slices[:1], "1 slices hold 16 of the 32 slots"),
-        ([slices[0], slices[0]], "2 slices hold 16 of the 32 slots"),
-        ([slices[0], other[1]], "different batches: position differs"),
-        ([whole], "it is whole"),
-        ([{"input_ids": 1}], "takes a native batch"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            merge_slices(given)

@@ -363,33 +363,6 @@ def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path: Pa
         batches_of(make_dataset(wrong, packing=packing))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"labels": "labels"}, "labels='labels': of token files only the tokens are read"),
-        ({"loss_mask": "mask"}, "loss_mask='mask': of token files"),
-        ({"split": "train", "format": "datatrove"}, "split='train': token files have no splits"),
-        ({"unit": "sequence"}, "unit='sequence': datatrove has documents alone"),
-        ({"tokens_dtype": "uint32"}, "tokens_dtype='uint32': .*has tokens of uint16"),
-    ],
-)
-def test_what_token_files_do_not_have_is_refused(
-    options: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    write_datatrove(tmp_path, make_documents(20))
-    with pytest.raises(ConfigError, match=message):
-        open_stream(Stream(local=tmp_path, **options), 0)
-
-
-@pytest.mark.parametrize("option", [{"samples": slice(0, 9)}, {"ends_with_eos": True}])
-def test_what_only_token_files_have_is_refused_for_shards(
-    option: dict[str, Any], tmp_path: Path
-) -> None:
-    write_stream(make_documents(20), tmp_path / "mds")
-    with pytest.raises(ConfigError, match=r"is for token files, and .* has shards; omit it"):
-        open_stream(Stream(local=tmp_path / "mds", **option), 0)
-
-
 def test_files_of_two_formats_need_a_format(tmp_path: Path) -> None:
     write_megatron(tmp_path, make_documents(10))
     write_arrow(tmp_path, make_documents(10))

@@ -257,10 +257,3 @@ def test_flat_rows_are_split_too(tmp_path: Path) -> None:
     assert lengths_of(stream) == np.diff(ends, prepend=0).tolist()
     with pytest.raises(DataError, match="was made for eos_id=7, but split_at=8"):
         open_stream(Stream(local=tmp_path / "data", split_at=8, index=tmp_path / "index"), 0)
-
-
-def test_split_at_needs_an_index_and_tokens_alone() -> None:
-    with pytest.raises(ConfigError, match="run `streampack index DATA --eos-id"):
-        Stream(local="x", split_at=0)
-    with pytest.raises(ConfigError, match="split_at does not work with loss_mask"):
-        Stream(local="x", split_at=0, index="y", loss_mask="mask")

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from streampack import Stream
 from streampack.errors import DataError, StreampackError
-from streampack.flat.files import matches, split_source
-from streampack.flat.token_file import Ends, TokenFile, bisect
+from streampack.flat.token_file import Ends, TokenFile
 from streampack.streams import open_stream
 from tests.helpers.flat import damage, make_documents, options_of, write, write_litdata, write_olmo
 
@@ -83,12 +82,6 @@ def test_a_missing_table_is_named(form: str, tmp_path: Path) -> None:
         open_stream(Stream(local=tmp_path, **options_of(form)), 0)
 
 
-def test_a_file_without_documents_is_refused(tmp_path: Path) -> None:
-    write("arrow", tmp_path, [])
-    with pytest.raises(DataError, match="have no documents"):
-        open_stream(Stream(local=tmp_path), 0)
-
-
 def test_tokens_after_olmos_last_document_are_not_read(tmp_path: Path) -> None:
     documents = make_documents(20)
     write_olmo(tmp_path, documents)
@@ -114,13 +107,6 @@ def test_litdatas_chunk_of_another_index_is_refused(tmp_path: Path) -> None:
         read_all(tmp_path / "b", "litdata")
 
 
-@given(st.lists(st.integers(0, 40), max_size=60), st.lists(st.integers(-5, 50), max_size=20))
-def test_bisect_finds_what_searchsorted_finds(values: list[int], targets: list[int]) -> None:
-    array, wanted = np.sort(np.array(values, np.int64)), np.array(targets, np.int64)
-    found = bisect(lambda index: array[index], len(array), wanted)
-    np.testing.assert_array_equal(found, np.searchsorted(array, wanted))
-
-
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 90_000_000), min_size=1, max_size=30), st.data())
 def test_virtual_shards_are_the_documents_that_begin_in_each_cell(
@@ -138,11 +124,3 @@ def test_virtual_shards_are_the_documents_that_begin_in_each_cell(
     assert shards.counts.sum() == stop - first
     assert (shards.extents[:, 0] == 2 * begins[shards.firsts]).all()
     assert (shards.extents[:, 1] == 2 * ends[shards.firsts + shards.counts - 1]).all()
-
-
-def test_sources_split_into_a_root_and_what_is_meant_in_it(tmp_path: Path) -> None:
-    assert split_source("s3://bucket/a/*/x-?.npy") == ("s3://bucket/a", None, "*/x-?.npy")
-    assert split_source([f"{tmp_path}/a/b.ds", f"{tmp_path}/ab/c.ds"])[0] == str(tmp_path)
-    assert split_source(f"{tmp_path}/") == (str(tmp_path), None, "")
-    assert matches("a/b/x-1.npy", "a/*/x-?.npy")
-    assert not matches("web2/a.bin", "web")

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,29 +306,6 @@ def test_a_segment_that_is_not_in_its_stream_is_an_error_that_names_it(
     assert TOTAL_OF_4 == 12
     with pytest.raises(DataError, match=message):
         gather_one(streams, *segment)
-
-
-class Damaged:
-    """A stream that moved the bounds of its shards after they were checked."""
-
-    def __init__(self, stream: TokenStream, **changes: Any) -> None:
-        self._stream = stream
-        self._changes = changes
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def open_shard(self, number: int) -> Any:
-        shard = self._stream.open_shard(number)
-        return replace(shard, tokens=replace(shard.tokens, **self._changes))
-
-
-def test_a_shard_with_fewer_places_than_index_json_says_is_an_error(
-    streams: list[TokenStream],
-) -> None:
-    damaged: Any = Damaged(streams[0], begins=np.zeros(1, np.int64), counts=np.ones(1, np.int64))
-    with pytest.raises(DataError, match=r"shard 0: it holds 1 samples, but index.json says \d+"):
-        gather_one([damaged], 0, 0, 0, 0, 1, 1)
 
 
 def labelled(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.errors import ResumeError
 from streampack.mix.deficit import Deficits
 
 amounts_of_some = st.lists(st.integers(0, 1000), min_size=1, max_size=9).filter(any)
@@ -63,8 +61,3 @@ def test_a_state_goes_on_where_it_was_taken(amounts, at, unit):
         assert second.next() == source
         first.serve(source, 1 if unit == "samples" else turn + 1)
         second.serve(source, 1 if unit == "samples" else turn + 1)
-
-
-def test_a_state_of_another_number_of_sources_is_refused():
-    with pytest.raises(ResumeError, match="of 2 sources and deficits of 2, but there are 3; load"):
-        Deficits([1, 2, 3], "samples").load_state_dict(Deficits([1, 2], "samples").state_dict())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -13,7 +12,6 @@ import streaming
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from streampack.errors import ConfigError
 from streampack.mix.weights import Weight, resolve_weights
 
 SEED_SIZES = [100, 200]
@@ -75,16 +73,6 @@ def test_the_shortfall_goes_to_the_largest_remainders_then_the_lower_index(weigh
     for index in by_rank[: total - sum(floors)]:
         floors[index] += 1
     assert amounts == floors
-
-
-@given(
-    weights=st.lists(st.sampled_from([0, 0.0, 1, 0.3, 7]), min_size=2, max_size=8).filter(any),
-    total=st.integers(1, 100),
-)
-def test_a_stream_of_no_proportion_never_gets_the_shortfall(weights, total):
-    amounts = resolve([{"proportion": w} for w in weights], [9] * len(weights), epoch_size=total)
-
-    assert all(amount == 0 for amount, w in zip(amounts, weights, strict=True) if w == 0)
 
 
 @given(percent=st.integers(0, 400), num_samples=st.integers(1, 10**7))
@@ -168,28 +156,6 @@ def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_repeat_and_choose(num_sam
     assert ours == mosaic_amounts(asked, num_samples, None, 1)
 
 
-def test_mosaicml_s_own_rounding_of_repeat_differs_from_the_exact_one():
-    assert resolve([{"repeat": 0.29}], [100], arithmetic="mosaicml") == [28]
-    assert resolve([{"repeat": 0.29}], [100], arithmetic="exact") == [29]
-
-
-@pytest.mark.parametrize("asked", [[{"repeat": 2}, {}], [{"choose": 5}, {"choose": 2}]])
-def test_an_epoch_size_beside_absolute_weights_is_refused(asked):
-    with pytest.raises(ConfigError, match=r"epoch_size=40 needs proportions, .* omit epoch_size"):
-        resolve(asked, SEED_SIZES, epoch_size=40)
-
-
-@pytest.mark.parametrize("arithmetic", ["exact", "mosaicml"])
-def test_resolving_writes_nothing_to_its_inputs_so_they_serve_twice(arithmetic):
-    weights = [Weight(name="a", proportion=0.1), Weight(name="b", proportion=0.7)]
-    held = [(100, 900), (200, 800)]
-    before = copy.deepcopy((weights, held))
-
-    first = resolve_weights(weights, held, epoch_size=33, arithmetic=arithmetic, seed=5)
-    assert (weights, held) == before
-    assert resolve_weights(weights, held, epoch_size=33, arithmetic=arithmetic, seed=5) == first
-
-
 KINDS = [
     float,
     np.float64,
@@ -204,16 +170,6 @@ def test_a_weight_of_any_kind_of_number_is_read_as_it_is_written(kind):
     assert resolve([{"repeat": kind("0.29")}, {}], [100, 1]) == [29, 1]
     thirds = [{"proportion": kind("0.1")}, {"proportion": kind("0.2")}]
     assert resolve(thirds, [1, 1], epoch_size=3 * 10**12) == [10**12, 2 * 10**12]
-
-
-@pytest.mark.parametrize("kind", [int, np.int64, np.uint8, float, np.float32, Decimal, Fraction])
-@pytest.mark.parametrize("arithmetic", ["exact", "mosaicml"])
-def test_whole_weights_of_any_kind_of_number_are_counts(kind, arithmetic):
-    asked = [{"choose": kind("7")}, {"repeat": kind("2")}]
-    amounts = resolve(asked, [1, 200], arithmetic=arithmetic)
-
-    assert amounts == [7, 400]
-    assert {type(amount) for amount in amounts} == {int}
 
 
 def test_relative_weights_of_thousands_of_streams_are_resolved_at_once():

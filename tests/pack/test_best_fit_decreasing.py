@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.pack import Packer, fit_samples, make_packer
+from streampack.pack import make_packer
 from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
@@ -107,21 +105,6 @@ def test_every_segment_leaves_once_at_the_latest_with_the_window_after_64_packs(
     assert sorted(left) == list(range(sum(map(len, windows))))
 
 
-@given(case=windows_of())
-def test_a_packer_saved_and_loaded_between_windows_goes_on_the_same(case):
-    packing, windows = case
-    straight, packer = make_packer(packing), make_packer(packing)
-
-    for window in windows:
-        state = json.loads(json.dumps(packer.state_dict()))
-        packer = make_packer(packing)
-        packer.load_state_dict(state)
-        assert as_lists(packer.add(window)) == as_lists(straight.add(window))
-
-    assert packer.state_dict() == straight.state_dict()
-    assert as_lists(packer.flush()) == as_lists(straight.flush())
-
-
 def test_packs_leave_in_the_order_in_which_their_longest_segments_arrived():
     lengths = np.random.default_rng(0).integers(1, 1025, 5000)
     packs = make_packer(Packing(max_seq_len=1024, method=METHOD)).add(rows_of(lengths))
@@ -136,26 +119,3 @@ def test_packs_leave_in_the_order_in_which_their_longest_segments_arrived():
     # So that the lengths of packs do not fall over a window.
     halves = np.array_split(longest_lengths, 2)
     assert abs(halves[0].mean() - halves[1].mean()) < 0.05 * longest_lengths.mean()
-
-
-def fill(packer: Packer, lengths: np.ndarray, size: int, window: int) -> float:
-    """The fill of all packs, the last ones included."""
-    samples = np.zeros((len(lengths), 4), np.int64)
-    samples[:, SAMPLE], samples[:, 3] = np.arange(len(lengths)), lengths
-    segments = fit_samples(samples, size, "split", ["samples"])
-    parts = [packer.add(segments[at : at + window]) for at in range(0, len(segments), window)]
-    num_packs = len(Packs.join([*parts, packer.flush()]))
-    return 100 * segments[:, LENGTH].sum() / (num_packs * size)
-
-
-def test_buffers_bound_what_passes_on():
-    # Three packs of 60 % each.
-    lengths = [60, 60, 60]
-    for options, passed in [
-        ({}, 3),
-        ({"buffer_tokens": 150}, 2),
-        ({"buffer_samples": 1}, 1),
-    ]:
-        packer = make_packer(Packing(max_seq_len=100, method=METHOD, **options))
-        assert len(packer.add(rows_of(lengths))) == 3 - passed
-        assert packer.held[1] == passed

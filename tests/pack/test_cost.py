@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.balance import AttentionCost
 from streampack.config import Packing
-from streampack.errors import ConfigError
 from streampack.pack import make_packer
 from streampack.pack.cost import check_max_cost, cost_of
 from streampack.report import synthetic_lengths
@@ -81,14 +79,3 @@ def test_packs_of_web_cost_nearly_the_same_and_hold_more_tokens():
     assert costs.max() <= 54_614
     assert costs.max() / costs.mean() < 1.1
     assert packs.segments[:, LENGTH].sum() / len(packs) > 1.3 * 32_768
-
-
-def test_a_bound_below_one_sample_is_refused_with_the_least():
-    with pytest.raises(
-        ConfigError, match=r"max_seq_len=1000 tokens; set it to at least (\d+)"
-    ) as info:
-        check_max_cost(Packing(max_seq_len=1000, max_cost=1000))
-    least = int(str(info.value).split("at least ")[1].split(",")[0])
-    check_max_cost(Packing(max_seq_len=1000, max_cost=least))
-    with pytest.raises(ConfigError):
-        check_max_cost(Packing(max_seq_len=1000, max_cost=least - 1))

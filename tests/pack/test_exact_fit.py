@@ -6,25 +6,15 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.pack import fit_samples, kernels, make_packer
+from streampack.pack import fit_samples, make_packer
 from streampack.report import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
-from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of
-
-
-def web_lengths(count: int, max_seq_len: int) -> np.ndarray:
-    """Lognormal lengths, median 400 and mean 900, as pieces no longer than a pack."""
-    bits = np.random.Generator(np.random.Philox(key=17))
-    samples = np.zeros((count, 4), np.int64)
-    samples[:, 3] = np.exp(np.log(400) + 1.2735 * bits.standard_normal(count)) + 1
-    rows = np.array(oracles.fit_samples(samples.tolist(), max_seq_len, "split"))
-    return rows[:, LENGTH]
 
 
 def samples_of(packs: Packs) -> list[list[int]]:
@@ -103,28 +93,6 @@ def test_full_samples_pass_through_and_change_no_other_pack(lengths, full, split
     assert [pack for pack in found if pack[0] >= 1000] == [[s] for s in extra[:, SAMPLE].tolist()]
 
 
-@pytest.mark.parametrize("max_seq_len", [512, 2048, 8192, 20_000])
-@pytest.mark.parametrize("buffer_packs", [1, 3, 8])
-@pytest.mark.parametrize("split_gap", [None, 0.01])
-def test_web_text_is_packed_as_plain_python_packs_it(max_seq_len, buffer_packs, split_gap):
-    packing = Packing(
-        max_seq_len=max_seq_len, buffer_tokens=buffer_packs * max_seq_len, split_gap=split_gap
-    )
-    rules = oracles.Rules(
-        max_seq_len=max_seq_len,
-        buffer_tokens=packing.buffer_limit,
-        buffer_samples=packing.buffer_samples,
-        split_gap=split_gap,
-    )
-    rows = rows_of(web_lengths(600, max_seq_len))
-    packer = make_packer(packing)
-
-    packs = Packs.join([packer.add(rows), packer.flush()])
-
-    oracle = oracles.exact_fit(rules, rows.tolist(), final=True)
-    assert [packs[pack].tolist() for pack in range(len(packs))] == oracle.packs
-
-
 @pytest.mark.parametrize("max_seq_len", [2048, 8192, 32768])
 @pytest.mark.parametrize("kind", ["web", "sft", "code"])
 def test_the_default_packer_and_buffer_fill_999_slots_of_a_thousand(kind, max_seq_len):
@@ -145,39 +113,3 @@ def test_a_gap_no_larger_than_split_gap_is_left():
 
     assert uncut.add(rows_of(lengths)).segments[:, LENGTH].tolist() == [71]
     assert cut.add(rows_of(lengths)).segments[:, LENGTH].tolist() == [71, 29]
-
-
-@examples(200)
-@given(
-    sums=st.sets(st.integers(0, 700), max_size=30),
-    length=st.one_of(st.integers(1, 700), st.sampled_from([63, 64, 65, 128, 640])),
-    limit=st.integers(1, 700),
-)
-def test_a_row_of_sums_is_the_row_before_or_its_shift(sums, length, limit):
-    assume(length <= limit)
-    num_words = limit // 64 + 1
-    before = sum(1 << s for s in sums if s < 64 * num_words)
-    words = np.zeros(2 * num_words + 1, np.uint64)
-    words[:num_words] = np.frombuffer(before.to_bytes(8 * num_words, "little"), np.uint64)
-    words[-1] = 12345
-
-    kernels.add_length(words, 0, num_words, num_words, length)
-
-    after = int.from_bytes(words[num_words : 2 * num_words].tobytes(), "little")
-    assert after == (before | before << length) & ((1 << 64 * num_words) - 1)
-    assert words[-1] == 12345
-
-
-@examples(200)
-@given(
-    sums=st.sets(st.integers(0, 319), max_size=20),
-    last=st.integers(0, 319),
-    span=st.integers(0, 319),
-)
-def test_the_highest_bit_is_the_largest_sum_in_its_range(sums, last, span):
-    first = max(last - span, 0)
-    words = np.frombuffer(sum(1 << s for s in sums).to_bytes(40, "little"), np.uint64)
-
-    found = kernels.highest_bit(np.append(np.uint64(1), words), 1, last, first)
-
-    assert found == max((s for s in sums if first <= s <= last), default=-1)

@@ -49,13 +49,6 @@ def test_with_pad_to_multiple_packs_of_concat_are_full_of_rooms(lengths):
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))
-def test_next_fit_keeps_arrival_order_and_whole_samples(lengths):
-    packs = packed("next_fit", rows_of(lengths), max_seq_len=20)
-
-    assert np.array_equal(packs.segments, rows_of(lengths))
-
-
-@given(lengths=st.lists(st.integers(1, 20), max_size=60))
 def test_with_split_gap_zero_only_short_fragments_leave_a_gap(lengths):
     packs = packed("next_fit", rows_of(lengths), max_seq_len=20, split_gap=0.0)
 

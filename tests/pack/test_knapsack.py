@@ -10,7 +10,7 @@ from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.pack import make_packer
 from streampack.pack.knapsack import greedy_knapsack
-from streampack.types import LENGTH, SAMPLE, Packs
+from streampack.types import SAMPLE, Packs
 from tests.helpers import oracles
 from tests.helpers.oracles import rows_of
 
@@ -64,16 +64,3 @@ def test_packs_of_a_window_are_the_bins_in_the_order_of_their_longest(lengths, p
         assert all(pack == sorted(pack) for pack in here)
         begin = end
     assert not made
-
-
-def test_a_window_has_128_packs_where_nothing_is_said():
-    packing = Packing(max_seq_len=1024, method="knapsack")
-    packer = make_packer(packing)
-
-    before = packer.add(rows_of([512] * 256))
-
-    assert packing.buffer_limit == 128 * 1024
-    assert len(before) == 0
-    assert len(packer.add(rows_of([1]))) == 128
-    assert packer.held[1] == 1
-    assert packer.flush().segments[:, LENGTH].tolist() == [1]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.errors import DataError
 from streampack.pack import count_dropped, fit_samples
 from tests.helpers import oracles
 
@@ -47,18 +45,6 @@ def test_samples_without_a_segment_are_counted_by_stream(samples, max_seq_len, o
         row[0] for row in samples.tolist() if not oracles.fit_samples([row], max_seq_len, overflow)
     ]
     assert counts.tolist() == [left_out.count(stream) for stream in range(len(NAMES))]
-
-
-def test_overflow_error_names_stream_sample_length_limit_and_way_out():
-    samples = np.array([[0, 0, 5, 8], [1, 2, 1812, 9], [1, 2, 7, 10]])
-
-    assert len(fit_samples(samples[:1], 8, "error", NAMES)) == 1
-    with pytest.raises(
-        DataError,
-        match=r"stream 'code', sample 1812 of 9 tokens .*max_seq_len=8; set overflow to split, "
-        r"truncate or drop",
-    ):
-        fit_samples(samples, 8, "error", NAMES)
 
 
 def test_a_sample_of_a_million_packs_is_split_without_a_loop():

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from streampack.config import Packing
 from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
-from streampack.errors import ResumeError
 from streampack.pack import Packer, make_packer
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Packs
 from tests.helpers import oracles
@@ -281,29 +280,6 @@ def test_a_packer_saved_and_loaded_between_any_two_calls_goes_on_the_same(case):
     assert as_lists(packer.flush()) == as_lists(straight.flush())
 
 
-@given(case=cases(STEADY), more=st.lists(st.integers(1, 8), max_size=10))
-def test_packs_depend_only_on_segments_that_came_before_them(case, more):
-    packing, rows = case
-    lengths = [min(length, packing.max_seq_len) for length in more]
-
-    first = as_lists(make_packer(packing).add(rows))
-    longer = np.concatenate([rows, rows_of(lengths)])
-
-    assert as_lists(make_packer(packing).add(longer))[: len(first)] == first
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_adding_leaves_the_callers_rows_alone(method):
-    rows = rows_of([70] * 50)
-    can_cut = method in OPTION_METHODS["split_gap"]
-    packer = make_packer(packing_of(method, 100, split_gap=0.0 if can_cut else None))
-
-    packs = pack_all(packer, rows)
-
-    assert (len(packs.segments) > len(rows)) == (can_cut or method == "concat")
-    assert np.array_equal(rows, rows_of([70] * 50))
-
-
 SCRIPT = """
 import hashlib, sys
 import numpy as np
@@ -334,33 +310,3 @@ def test_packs_are_the_same_in_every_process_and_with_every_hash_seed(monkeypatc
 
     assert capsys.readouterr().out == there
     assert len(there.splitlines()) == len(METHODS)
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", ["sorted", "reversed", "equal", "halves", "one", "multiples"])
-def test_hard_inputs_lose_nothing_and_fill_what_can_be_filled(method, kind):
-    size = 256
-    count = np.arange(400)
-    lengths = {
-        "sorted": 1 + count % size,
-        "reversed": size - count % size,
-        "equal": 0 * count + 64,
-        "halves": 0 * count + size // 2 + 1,
-        "one": count[:1] + 7,
-        "multiples": 1 + 3 * (1 + count % 80),
-    }[kind]
-    packs = pack_all(make_packer(packing_of(method, size)), rows_of(lengths))
-
-    assert packs.segments[:, LENGTH].sum() == lengths.sum()
-    fewest = -(-int(lengths.sum()) // size)
-    if kind in ("equal", "one"):
-        assert len(packs) == fewest
-    if kind == "halves":
-        assert len(packs) == (fewest if method == "concat" else len(lengths))
-
-
-def test_a_state_of_another_method_is_refused():
-    state = make_packer(Packing(max_seq_len=8, method="next_fit")).state_dict()
-
-    with pytest.raises(ResumeError, match="'next_fit', but this packer is 'exact_fit'; resume"):
-        make_packer(Packing(max_seq_len=8)).load_state_dict(state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -102,42 +101,6 @@ def test_what_mosaicml_has_cached_is_used(tmp_path):
     assert_reads(open_stream(theirs, 0), samples)
 
 
-DAMAGE = {
-    "index.json": lambda content: content[:-9],
-    "lengths.bin": lambda content: content[:-9],
-    "shard.00001.mds": lambda content: b"\xff" * len(content),
-    "shard.00001.mds.zstd": lambda content: b"\xff" * len(content),
-}
-
-
-@pytest.mark.parametrize("is_cut", [False, True])
-@pytest.mark.parametrize("name", DAMAGE)
-def test_an_error_carries_the_path_of_the_local_file_that_is_damaged(tmp_path, name, is_cut):
-    path, _ = builders.write_stream_files(
-        tmp_path / "s", LENGTHS, compression="zstd" if name.endswith("zstd") else None
-    )
-    file = path / name
-    content = file.read_bytes()
-    file.write_bytes(content[:-9] if is_cut else DAMAGE[name](content))
-
-    with pytest.raises(DataError) as caught:
-        open_stream(Stream(local=str(path)), 0).open_shard(1)
-
-    assert caught.value.uri == str(file)
-    assert caught.value.shard == (name if name.startswith("shard") else None)
-
-
-def test_a_missing_index_is_refused(tmp_path):
-    with pytest.raises(
-        DataError, match=r"index\.json: does not exist; give the folder of"
-    ) as caught:
-        open_stream(Stream(local=str(tmp_path)), 0)
-    assert caught.value.uri == str(tmp_path / "index.json")
-    stream = Stream(remote=str(tmp_path / "none"), local=str(tmp_path / "l"), download_retry=1)
-    with pytest.raises(DataError, match=r"none/index\.json: cannot be fetched, 1 attempt in"):
-        open_stream(stream, 0)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -173,14 +136,3 @@ def test_shards_are_decompressed_elsewhere_where_the_folder_cannot_be_written(
     assert_reads(open_stream(Stream(local=str(path)), 0), samples)
     assert names(path) == before
     assert list(elsewhere.rglob("shard.00000.mds.*"))
-
-
-def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    local = tmp_path / "l"
-    opened = open_stream(Stream(remote=str(path), local=str(local)), 0)
-    notes = cache_of(local) / NOTES
-    shutil.rmtree(notes)
-    notes.write_text("")
-    with pytest.raises(DataError, match=r"cannot be written \(.*\); \d+ bytes are needed: free"):
-        opened.open_shard(0)

@@ -12,14 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
 import pytest
 import streaming
 from botocore.exceptions import NoCredentialsError
-from fsspec.registry import _registry as drivers
 
 from streampack.errors import DataError
 from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
@@ -458,31 +457,6 @@ print(sorted(libraries & set(sys.modules)))
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_remote_of_an_unknown_kind_is_an_error_at_once(tmp_path):
-    stream = Stream(remote=str(tmp_path), local=str(tmp_path), download_timeout=60)
-    files = replace(StreamLocation.of(stream), remote="nonsense://bucket")
-    with pytest.raises(DataError, match=r"1 attempt in .*nonsense://bucket"):
-        fetch(files, "a.mds", tmp_path / "xyz.tmp")
-
-
-@pytest.mark.parametrize(
-    ("remote", "module", "package"),
-    [
-        ("gs://bucket", "gcsfs", r"'streampack\[gcs\]'"),
-        ("az://container", "adlfs", r"'streampack\[azure\]'"),
-        ("hf://datasets/a/b", "huggingface_hub", r"'streampack\[hf\]'"),
-        ("sftp://host/a", "paramiko", "paramiko"),
-    ],
-)
-def test_a_driver_that_is_missing_is_named(tmp_path, monkeypatch, remote, module, package):
-    monkeypatch.setitem(sys.modules, module, None)
-    # A driver that another test has already used.
-    monkeypatch.delitem(drivers, remote.partition(":")[0], raising=False)
-    files = replace(files_of(str(tmp_path), tmp_path / "l", 60.0), remote=remote)
-    with pytest.raises(DataError, match=rf"1 attempt in .*; install .*: pip install {package}$"):
-        fetch(files, "a.mds", tmp_path / "l" / "xyz.tmp")
 
 
 @only_s3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -118,18 +117,6 @@ def test_what_is_written_is_every_piece_as_it_was_when_it_was_asked_for(tmp_path
     LocalFilesystem().write(tmp_path / "b", filled_anew())
     expected = b"".join(pieces)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == expected
-
-
-def test_what_is_not_there_has_no_state_no_names_and_can_be_removed_and_touched(tmp_path):
-    disk = pickle.loads(pickle.dumps(LocalFilesystem()))
-    none = tmp_path / "none"
-    assert disk.state(none) is None
-    assert disk.names(none) == []
-    disk.remove(none)
-    disk.touch(none, 0.0)
-    (tmp_path / "file").write_text("")
-    assert disk.state(tmp_path / "file" / "x") is None
-    assert not none.exists()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")

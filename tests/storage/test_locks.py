@@ -177,17 +177,6 @@ def test_a_failure_is_heard_of_whatever_the_clocks_say(tmp_path, kinds):
     assert [str(error) for error in outcomes] == ["gone"]
 
 
-def test_a_note_is_read_as_it_was_written_until_it_is_removed(tmp_path):
-    manifest = Manifest(tmp_path, LocalFilesystem())
-    assert manifest.read("a.1b7e40d2") is None
-    manifest.write("a.1b7e40d2", ENTRY)
-    assert manifest.read("a.1b7e40d2") == ENTRY
-    assert [file.name for file in (tmp_path / ".streampack").iterdir()] == ["a.1b7e40d2.json"]
-    for _ in range(2):
-        manifest.remove("a.1b7e40d2")
-        assert manifest.read("a.1b7e40d2") is None
-
-
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", "null", "\x00" * 90, "[" * 10**5, '{"num_bytes": "3"}']
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import streaming
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import DataError
 from streampack.storage.cache import ShardCache
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
@@ -107,24 +107,6 @@ def test_the_scratch_folder_of_another_user_is_not_used(tmp_path, temporary, kin
     assert not list(root.rglob("*"))
     (own,) = [each for each in temporary.iterdir() if each != root]
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-
-
-@needs_root
-def test_a_user_whose_every_folder_is_taken_is_told_what_to_set(tmp_path, temporary):
-    path, samples = write_bare(tmp_path / "r", seed=0)
-    for number in range(100):
-        folder = temporary / (f"streampack-{os.getuid()}" + (f"-{number}" if number else ""))
-        folder.mkdir()
-        os.chown(folder, 65534, 65534)
-    with pytest.raises(ConfigError, match=r"local=None: .* other users.*; set local= or TMPDIR"):
-        open_stream(Stream(remote=str(path)), 0)
-    named = Stream(remote=str(path), local=str(tmp_path / "l"))
-    assert_reads(open_stream(named, 0), samples)
-    packed, _ = write_bare(tmp_path / "s", seed=0, compression="zstd")
-    (packed / NOTES).write_text("")
-    opened = open_stream(Stream(local=str(packed)), 0)
-    with pytest.raises(DataError, match=r"cannot be written \(.* belong to other users"):
-        opened.open_shard(0)
 
 
 def test_a_folder_of_ours_that_others_could_write_is_closed(tmp_path, temporary):

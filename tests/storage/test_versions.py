@@ -204,22 +204,6 @@ def test_of_a_stream_that_grew_only_the_new_shards_are_fetched(tmp_path, growing
     assert buckets.asked == []
 
 
-def test_two_versions_share_a_folder_and_each_reads_its_own(tmp_path, growing):
-    grow, buckets = growing
-    samples = grow(6)
-    before = in_store(buckets, tmp_path / "l")
-    assert_reads(before, samples)
-    others = grow(8, seed=1)
-    after = in_store(buckets, tmp_path / "l", check_remote=True)
-    assert_reads(after, others)
-    for opened, expected in ((before, samples), (after, others)):
-        buckets.asked.clear()
-        found = [opened.shards.open(shard) for shard in range(opened.num_shards)]
-        tokens = [data.tokens.read(data.data, i).tolist() for data in found for i in range(2)]
-        assert tokens == [sample.tolist() for sample in expected]
-        assert buckets.asked == []
-
-
 def test_without_hashes_no_shard_of_one_version_is_used_for_another(tmp_path):
     path, samples = write_bare(tmp_path / "b", [60] * 6, size_limit=900)
     buckets = Buckets(b=path)

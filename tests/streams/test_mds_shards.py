@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import shutil
 
@@ -52,13 +51,6 @@ def test_total_is_exact_with_lengths_and_near_with_bytes(tmp_path, dtype, extra_
     assert total == pytest.approx(sum(lengths), rel=0.03)
 
 
-def test_total_of_a_fixed_shape_is_exact_without_lengths(tmp_path):
-    path, _ = builders.write_stream_files(
-        tmp_path / "s", [7] * 30, encoding="ndarray:int32:7", lengths_file=False
-    )
-    assert open_stream(Stream(local=str(path)), 0).total_tokens() == (210, "bytes")
-
-
 def test_a_stream_is_never_written_to_and_opens_twice(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     for make in (Stream, streaming.Stream):
@@ -70,15 +62,6 @@ def test_a_stream_is_never_written_to_and_opens_twice(tmp_path):
         assert first.digest == second.digest
         assert (first.proportion, first.repeat, first.choose) == (None, 2, None)
         assert (first.number, second.number) == (0, 1)
-
-
-def test_weights_are_as_asked_for_even_after_mosaicml_wrote_its_own(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
-    stream = streaming.Stream(local=str(path), proportion=0.25)
-    streaming.Stream.apply_weights([stream], np.array([40]), 10, 0)
-    assert stream.choose == 10
-    opened = open_stream(stream, 0)
-    assert (opened.proportion, opened.repeat, opened.choose) == (0.25, None, None)
 
 
 def test_name_is_the_one_given_or_the_last_part_of_the_path(tmp_path):
@@ -114,22 +97,6 @@ def test_input_ids_are_found_where_no_column_is_named(tmp_path):
         open_stream(Stream(local=str(path), tokens="ids"), 0)
 
 
-def test_a_missing_column_is_refused_at_once_and_names_those_there_are(tmp_path):
-    path, _ = builders.write_stream_files(tmp_path / "web", LENGTHS, column="text_ids")
-    message = (
-        r"stream 'web' \(.*web/index\.json: shards\.0\): no column 'tokens' or 'input_ids'; "
-        r"it holds 'text_ids'; set tokens= to 'text_ids'$"
-    )
-    with pytest.raises(DataError, match=message):
-        open_stream(Stream(local=str(path)), 0)
-    for option in ("labels", "loss_mask"):
-        stream = Stream(local=str(path), tokens="text_ids", **{option: "nope"})
-        with pytest.raises(
-            DataError, match=f"no column 'nope'; it holds 'text_ids'; set {option}="
-        ):
-            open_stream(stream, 0)
-
-
 def test_bytes_need_a_stated_dtype(tmp_path):
     path, samples = builders.write_stream_files(
         tmp_path / "web", LENGTHS, encoding="bytes", dtype="uint16"
@@ -140,15 +107,6 @@ def test_bytes_need_a_stated_dtype(tmp_path):
         open_stream(Stream(local=str(path)), 0)
     shard = open_stream(Stream(local=str(path), tokens_dtype="uint16"), 0).open_shard(0)
     np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
-
-
-def test_bytes_of_another_dtype_than_stated_may_be_no_damage(tmp_path):
-    path, _ = builders.write_stream_files(
-        tmp_path / "web", [3, 5], encoding="bytes", dtype="uint16", lengths_file=False
-    )
-    stream = open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
-    with pytest.raises(DataError, match=r"not 1 x int32 \(if .*set its dtype, to 'uint16' by"):
-        stream.shard_lengths(0)
 
 
 def test_labels_and_masks_have_places_of_their_own(tmp_path):
@@ -214,25 +172,6 @@ def test_an_opened_stream_can_be_pickled(tmp_path, lengths_file):
     first = int(again.first_sample[1])
     np.testing.assert_array_equal(shard.tokens.read(shard.data, 0), samples[first])
     assert again.shard_lengths(1).tolist() == opened.shard_lengths(1).tolist()
-
-
-def test_tokens_in_columns_of_two_names_are_refused(tmp_path):
-    shards = []
-    for column in ("tokens", "input_ids"):
-        path, _ = builders.write_stream_files(
-            tmp_path / "web" / column, LENGTHS, column=column, lengths_file=False
-        )
-        for shard in json.loads((path / "index.json").read_text())["shards"]:
-            shard["raw_data"]["basename"] = f"{column}/{shard['raw_data']['basename']}"
-            shards.append(shard)
-    (tmp_path / "web" / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
-
-    message = (
-        "stream 'web': its shards hold tokens in columns 'input_ids' and 'tokens'; "
-        "rewrite the stream with one of them"
-    )
-    with pytest.raises(DataError, match=message):
-        open_stream(Stream(local=str(tmp_path / "web")), 0)
 
 
 def test_labels_and_masks_stored_as_bytes_have_types_of_their_own(tmp_path):

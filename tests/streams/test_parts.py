@@ -22,7 +22,6 @@ from streampack import (
 )
 from streampack.streams import Stream, open_stream
 from streampack.streams.parts import held_out
-from streampack.testing import assert_resumes
 from streampack.write import write_stream
 from tests.helpers import builders, flat
 from tests.helpers.verbs import call_verb
@@ -163,28 +162,6 @@ def test_a_run_of_chapters_resumes_on_one_side_of_a_stream_that_grew(tmp_path):
     grown.load_state_dict(old.state_dict())
     for one, other in zip(batches, grown, strict=True):
         assert one["tokens"].tolist() == other["tokens"].tolist()
-
-
-def test_one_side_of_the_documents_of_rows_resumes(tmp_path):
-    arguments, _ = written("split", tmp_path / "rows", 300)
-
-    def make():
-        dataset = PackedStreamingDataset(
-            [Stream(part="train", fraction=0.1, unit="sample", **arguments)],
-            packing=Packing(max_seq_len=128),
-            order=Order(num_lanes=2),
-            batch_size=2,
-            world=World(),
-        )
-        return PackedDataLoader(dataset)
-
-    assert assert_resumes(make, every=9) > 3
-
-
-@pytest.mark.parametrize("fraction", [0, 1, 1e-19, -0.5, float("nan"), True])
-def test_a_fraction_that_holds_out_nothing_or_all_is_refused(fraction):
-    with pytest.raises(ConfigError, match="from 1e-12 up to 1"):
-        Stream(local="x", part="train", fraction=fraction, unit="sample")
 
 
 def test_a_side_without_samples_is_refused_and_samples_are_the_way_out(tmp_path):

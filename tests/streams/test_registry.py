@@ -12,14 +12,14 @@ import pytest
 import streaming
 
 from streampack.config import Order, Packing
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import IterableStream, Stream
 from streampack.streams.registry import register_stream
 from streampack.world import World
-from tests.helpers import builders, conformance
+from tests.helpers import conformance
 from tests.helpers.caches import cached_shards
 from tests.helpers.conformance import Written, show
 
@@ -119,53 +119,6 @@ def test_a_class_of_an_installed_package_is_found_by_its_entry_point(written):
         dataset_of(stream_name="rian", local=str(written.paths[0]))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"stream_config": {"prefx": 1}}, r"stream_name='streampack'.*prefx=1"),
-        ({"stream_name": "prefixed", "stream_config": {"prefx": 1}}, r"prefixed.*prefx"),
-        ({"stream_config": {"local": "elsewhere"}}, r"stream_config\['local'\]='elsewhere' differ"),
-    ],
-)
-def test_arguments_that_a_class_does_not_take_are_refused(written, options, message):
-    with pytest.raises(ConfigError, match=message):
-        dataset_of(local=str(written.paths[0]), **options)
-
-
-def test_streams_with_different_columns_are_mixed_each_by_its_own(tmp_path):
-    lengths = [[30] * 40, [50] * 30, [20] * 50]
-    specs: list[dict[str, Any]] = [
-        {"column": "tokens", "dtype": "int32"},
-        {"column": "ids", "dtype": "uint16", "encoding": "bytes"},
-        {"column": "input_ids", "dtype": "int64", "extra_columns": True},
-    ]
-    tokens = []
-    for seed, (own, spec) in enumerate(zip(lengths, specs, strict=True)):
-        options = {key: value for key, value in spec.items() if key != "column"}
-        tokens.append(
-            builders.write_stream_files(
-                tmp_path / f"s{seed}", own, seed=seed, column=spec["column"], **options
-            )[1]
-        )
-    streams = [
-        Stream(local=str(tmp_path / "s0")),
-        Stream(local=str(tmp_path / "s1"), tokens="ids", tokens_dtype="uint16"),
-        Stream(local=str(tmp_path / "s2")),
-    ]
-    seen = []
-    for batch in PackedDataLoader(dataset_of(streams)):
-        filled = dict.fromkeys(range(2), 0)
-        for row, stream, _, sample, start, length in batch["segments"][:, :6].tolist():
-            begin = filled[row]
-            own = batch["tokens"][row, begin : begin + length].tolist()
-            assert own == tokens[stream][sample][start : start + length].tolist()
-            filled[row] += length
-            seen.append((stream, sample))
-    assert set(seen) == {(s, i) for s, own in enumerate(lengths) for i in range(len(own))}
-    with pytest.raises(DataError, match=r"'s1'.*'ids'"):
-        dataset_of([streams[0], Stream(local=str(tmp_path / "s1"))])
-
-
 # User classes that override methods that are never called.
 
 
@@ -223,13 +176,6 @@ class Speaks(streaming.Stream):
 def test_a_class_whose_code_would_be_ignored_is_refused_by_name(written, tmp_path, kind, message):
     stream = kind(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=message):
-        dataset_of([stream])
-
-
-def test_a_method_that_was_put_on_a_stream_is_refused(written):
-    stream = streaming.Stream(local=str(written.paths[0]))
-    stream.prepare_shard = len
-    with pytest.raises(ConfigError, match="Stream overrides prepare_shard, which streampack never"):
         dataset_of([stream])
 
 

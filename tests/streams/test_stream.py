@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from dataclasses import replace
 from unittest.mock import ANY
 
@@ -13,25 +12,6 @@ from streaming import StreamingDataset
 from streampack.storage.filesystem import private_root
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
-
-
-def test_a_stream_keeps_what_was_said_and_nothing_else(tmp_path):
-    stream = Stream(
-        remote=str(tmp_path / "r"),
-        local=str(tmp_path / "l"),
-        split="train",
-        proportion=0.5,
-        download_retry=3,
-        download_timeout=7.5,
-        validate_hash="xxh64",
-        keep_zip=True,
-    )
-    assert (stream.remote, stream.local) == (str(tmp_path / "r"), str(tmp_path / "l"))
-    assert (stream.proportion, stream.split, stream.keep_zip) == (0.5, "train", True)
-    assert (stream.download_retry, stream.download_timeout) == (3, 7.5)
-    assert stream.validate_hash == "xxh64"
-    assert stream.repeat is stream.choose is None
-    assert vars(pickle.loads(pickle.dumps(stream))) == vars(stream)
 
 
 def test_the_arguments_of_mosaicmls_stream_have_their_names_and_defaults():
@@ -68,12 +48,3 @@ def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypa
     assert (stream.remote, stream.local) == (f"{tmp_path}/far", f"{tmp_path}/near")
     stream = Stream(remote="s3://bucket/~/far", local=f"{tmp_path}/a~")
     assert (stream.remote, stream.local) == ("s3://bucket/~/far", f"{tmp_path}/a~")
-
-
-def test_a_stream_shows_where_it_is_and_what_it_weighs():
-    stream = Stream(name="code", remote="s3://bucket/code", local="cache", proportion=0.5)
-    assert (
-        repr(stream)
-        == "Stream(name='code', remote='s3://bucket/code', local='cache', proportion=0.5)"
-    )
-    assert repr(Stream(local="cache", repeat=0)) == "Stream(local='cache', repeat=0)"
