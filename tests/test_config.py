@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Bucketing, Buffers, ConfigError, Mixing, Order, Packing
+from streampack import Bucketing, Buffers, Mixing, Order, Packing
 from streampack._checks import parse_count
 
 CONFIGS = [Packing(max_seq_len=2048), Bucketing(max_tokens=64), Mixing(), Order(), Buffers()]
@@ -35,31 +34,6 @@ def test_a_packer_holds_eight_packs_and_no_less_than_65536_tokens(max_seq_len, l
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"max_seq_len": 0}, r"max_seq_len=0 must be at least 1"),
-        ({"method": "exactfit"}, r"method='exactfit' is not one of exact_fit\|next_fit.*exact_fit"),
-        ({"buffer_tokens": 31}, r"buffer_tokens=31 cannot hold one pack; .* max_seq_len=32"),
-        ({"split_gap": 1.0}, r"split_gap=1.0 is not a fraction of a pack: 0 <= split_gap < 1"),
-        ({"bos_id": -1}, r"bos_id=-1 is not a token id; .* None adds none"),
-        ({"eos_id": 2**31}, r"eos_id=2147483648 is not a token id; they go from 0 to 2147483647"),
-        ({"max_seq_len": None}, r"max_seq_len=None is not an integer; write a whole number"),
-        ({"split_gap": "0.1"}, r"split_gap='0.1' is not a fraction of a pack"),
-        ({"guard": 0}, r"guard=0 must be at least 1; omit it"),
-        ({"split_gap": 0.0, "min_fragment": 17}, r"min_fragment=17 leaves nothing .* 16 at most"),
-        ({"method": "two_tiers", "short_seq_len": 32}, r"short_seq_len=32 must be less than"),
-        (
-            {"method": "two_tiers", "short_seq_len": 8, "buffer_tokens": 39},
-            r"buffer_tokens=39 cannot hold a pack of each tier; .* short_seq_len = 40",
-        ),
-    ],
-)
-def test_packing_refuses_what_cannot_work(values, message):
-    with pytest.raises(ConfigError, match=message):
-        Packing(**{"max_seq_len": 32, **values})
-
-
-@pytest.mark.parametrize(
     ("text", "count"),
     [("7", 7), ("10k", 10_000), ("1.5M", 1_500_000), (" 2b ", 2 * 10**9), ("3t", 3 * 10**12)],
 )
@@ -77,12 +51,6 @@ def test_a_count_survives_being_written_as_text(count):
 def test_a_count_in_thousands_is_exact(thousandths):
     text = f"{thousandths // 1000}.{thousandths % 1000:03d}k"
     assert parse_count("epoch_size", text) == thousandths
-
-
-@pytest.mark.parametrize("text", ["", "k", "ten", "1e", "0x10", "-", "inf", "nan", "1e400"])
-def test_text_that_is_no_count_is_refused(text):
-    with pytest.raises(ConfigError, match="epoch_size"):
-        parse_count("epoch_size", text)
 
 
 COUNTS = [
@@ -121,26 +89,7 @@ def test_a_whole_number_of_any_kind_is_kept_as_an_int(config, name, number):
     assert kept == 10_000
 
 
-@pytest.mark.parametrize(("config", "name"), COUNTS)
-@pytest.mark.parametrize("value", [10.5, True, math.inf, math.nan, [8], np.True_])
-def test_what_is_no_whole_number_is_refused_with_what_to_write(config, name, value):
-    with pytest.raises(ConfigError, match=rf"{name}=.* not an integer; (write a whole|token ids)"):
-        with_count(config, name, value)
-
-
-@pytest.mark.parametrize("seed", [1.0, True, "17", None, Fraction(17), np.float64(17)])
-def test_a_seed_is_an_integer(seed):
-    with pytest.raises(ConfigError, match=r"seed=.* is not an integer; a seed is .* such as 17"):
-        Order(seed=seed)
-
-
 @pytest.mark.parametrize("seed", [0, np.int32(17), 2**80])
 def test_a_seed_is_kept_as_an_int(seed):
     assert type(Order(seed=seed).seed) is int
     assert Order(seed=seed).seed == seed
-
-
-@pytest.mark.parametrize("value", ["no", 0, None, 1.0])
-def test_shuffle_is_a_bool(value):
-    with pytest.raises(ConfigError, match=r"shuffle=.* is not a bool; write True or False"):
-        Order(shuffle=value)

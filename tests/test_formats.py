@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from streampack import formats
 from streampack.config import Packing
-from streampack.errors import ResumeError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
 from streampack.planned.dataset import PackedStreamingDataset
@@ -22,7 +19,6 @@ from streampack.streams import IterableStream
 from tests.helpers.batches import same
 from tests.helpers.builders import stream_of
 
-ROOT = Path(__file__).parent.parent
 PACKING = Packing(max_seq_len=64)
 LENGTHS = np.random.default_rng(4).integers(1, 90, 150).tolist()
 
@@ -61,17 +57,6 @@ def test_a_dataset_yields_the_format_that_the_function_alone_makes(stream: Any, 
     assert all(map(same, in_thread, expected))
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "batch_format", ["torchtitan", partial(formats.to_hf_flash, capacity=200)], ids=["name", "call"]
-)
-def test_workers_yield_the_same(stream: Any, batch_format: Any) -> None:
-    expected = list(dataset_of(stream, batch_format))
-    found = list(PackedDataLoader(dataset_of(stream, batch_format), num_workers=2))
-    assert len(found) == len(expected)
-    assert all(map(same, found, expected))
-
-
 def test_an_iterable_dataset_yields_formats_too() -> None:
     def batches(batch_format: Any) -> list[Any]:
         source = IterableStream([list(range(1, n % 30 + 2)) for n in range(50)])
@@ -104,16 +89,3 @@ def test_a_state_fits_every_format(stream: Any) -> None:
     other.load_state_dict(loader.state_dict())
     inputs, _ = next(batches)
     assert torch.equal(next(iter(other))["tokens"], inputs["input"])
-
-
-def test_a_batch_without_a_place_for_its_state_says_where_to_ask(stream: Any) -> None:
-    for name in ("torchtitan", "torchtune"):
-        dataset = dataset_of(stream, name)
-        batch = next(iter(dataset))
-        with pytest.raises(ResumeError, match=r"no epoch and no position; .*loader.state_dict\(\)"):
-            dataset.state_after(batch)
-
-
-def test_the_page_names_every_format() -> None:
-    text = (ROOT / "docs" / "formats.md").read_text()
-    assert [name for name in formats.FORMATS if f"| `{name}` |" not in text] == []

@@ -6,7 +6,6 @@ import logging
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,30 +92,6 @@ def test_torchruns_variables_are_read():
     assert (world.node, world.num_nodes, world.num_devices) == (1, 2, 4)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ({"rank": 4, "num_ranks": 4}, r"rank=4 is not one of num_ranks=4; ranks count from 0"),
-        (
-            {"num_ranks": 6, "ranks_per_node": 4},
-            r"num_ranks=6 is not a multiple of ranks_per_node=4; every node must run the same",
-        ),
-        (
-            {"num_ranks": 6, "replication": 4},
-            r"replication=4 does not divide num_ranks=6; set it to the number of ranks that share",
-        ),
-        ({"rank": "0"}, r"rank='0' is not an integer; write a whole number"),
-        (
-            {"num_ranks": 24, "ranks_per_node": 4, "replication": 6},
-            r"replication=6 and ranks_per_node=4: one must be a multiple of the other",
-        ),
-    ],
-)
-def test_numbers_of_no_job_are_refused(numbers, message):
-    with pytest.raises(ConfigError, match=message):
-        World(**numbers)
-
-
 def test_a_local_rank_that_contradicts_the_others_is_refused():
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "2"}
 
@@ -131,13 +106,6 @@ def test_a_local_rank_without_the_size_of_a_node_contradicts_nothing():
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 
     assert World.from_env(env) == World(rank=5, num_ranks=8)
-
-
-def test_numpy_numbers_are_kept_as_ints():
-    world = World(rank=np.int64(1), num_ranks=np.int32(2))
-
-    assert world == World(rank=1, num_ranks=2)
-    assert {type(world.rank), type(world.num_ranks), type(world.ranks_per_node)} == {int}
 
 
 @contextmanager

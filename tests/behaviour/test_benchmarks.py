@@ -126,18 +126,3 @@ def test_a_first_batch_and_a_steady_one_take_few_calls_and_changes_of_room(bench
     assert calls <= 650
     assert changes <= 100
     assert counts["online: steady batch"][2] <= 240
-
-
-@pytest.mark.usefixtures("bench")
-def test_workloads_are_the_same_for_every_bench_and_their_shards_are_written_once(data):
-    workloads = import_module("workloads")
-    for name, mean in (("web", 900), ("sft", 125), ("long", 3600)):
-        assert workloads.lengths(name).mean() == pytest.approx(mean, rel=0.05)
-        some = list(workloads.tokens(name, 20))
-        assert [len(sample) for sample in some] == workloads.lengths(name, 20).tolist()
-
-    first = workloads.write("sft", data, None, 50)
-    before = (first / "index.json").stat().st_mtime_ns
-
-    assert workloads.write("sft", data, None, 50) == first
-    assert (first / "index.json").stat().st_mtime_ns == before

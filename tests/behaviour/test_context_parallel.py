@@ -21,7 +21,6 @@ from torch.distributed.tensor.experimental._context_parallel._load_balancer impo
     _HeadTailLoadBalancer,
 )
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader
 
 from streampack import (
     Balance,
@@ -35,7 +34,6 @@ from streampack import (
 )
 from streampack.batch.compact import expand_on
 from streampack.formats import to_compact
-from streampack.report import simulate
 from tests.helpers import conformance
 from tests.helpers.batches import same
 from tests.helpers.conformance import show
@@ -184,24 +182,6 @@ def test_slices_are_what_torch_cuts_of_whole_batches(written, layout, num_ranks)
             assert torch.equal(own[key], expected)
 
 
-@pytest.mark.parametrize("layout", ["zigzag", "zigzag_per_document"])
-@pytest.mark.parametrize("kind", ["workers", "threads", "torch", "torch's workers"])
-def test_slices_are_the_same_with_every_loader(written, layout, kind):
-    options = {"packing": {"pad_to_multiple": 4}, "world": context_worlds(2, layout)[1]}
-
-    def make() -> Any:
-        return conformance.make(written["uint16"], **options)
-
-    expected = [show(batch) for batch in make()]
-    loaders = {
-        "workers": lambda: PackedDataLoader(make(), num_workers=2),
-        "threads": lambda: PackedDataLoader(make(), prefetch_threads=2),
-        "torch": lambda: DataLoader(make(), batch_size=None),
-        "torch's workers": lambda: DataLoader(make(), batch_size=None, num_workers=2),
-    }
-    assert [show(batch) for batch in loaders[kind]()] == expected
-
-
 @pytest.mark.parametrize("kind", ["masked", "uint16"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compact_slices_expand_to_native_ones(written, layout, kind):
@@ -293,18 +273,3 @@ def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name):
                 continue
             native = expand(batch) if name == "compact" else batch
             assert all(torch.equal(native[key], plain[key]) for key in PER_TOKEN)
-
-
-def test_statistics_count_whole_rows_once_for_the_ranks_that_share_them(written):
-    def stats(world: World) -> dict[str, Any]:
-        loader = PackedDataLoader(conformance.make(written["int32"], world=world))
-        assert all(len(batch["tokens"]) == 2 for batch in loader)
-        found = loader.stats()
-        return {key: found[key] for key in ("streams", "packs", "tokens", "fill", "digest")}
-
-    whole = stats(World())
-    assert all(stats(world) == whole for world in context_worlds(2))
-
-    [world, _] = context_worlds(2)
-    own = simulate(conformance.make(written["int32"], world=world))
-    assert own == simulate(conformance.make(written["int32"]))

@@ -36,7 +36,7 @@ PUBLIC = tuple(
     "streampack" + suffix
     for suffix in ("", ".formats", ".testing", ".write", ".report", ".hf", ".lightning")
 )
-RUN_ELSEWHERE = {"chat": "tests/write/test_chat.py", "migrating-mosaicml": "test_readme.py"}
+RUN_ELSEWHERE = {"migrating-mosaicml": "test_readme.py"}
 PAGES_WITH_CODE = sorted(
     path.relative_to(DOCS).with_suffix("").as_posix()
     for path in DOCS.rglob("*.md")

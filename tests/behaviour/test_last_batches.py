@@ -196,24 +196,3 @@ def test_a_stream_that_would_never_appear_is_refused_with_the_way_out(folders):
         options = {"streams": (0, 2), "batch_size": 32, "global_batch_size": 32}
         data = dataset(folders, "device_per_stream", epoch_end, **options)
         assert simulate(data, steps=100)["streams"]["2"]["samples"]
-
-
-SIZES = (1, 7, *range(10, 40, 5))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_stream_that_is_just_accepted_appears(folders, method):
-    def with_batches_of(size):
-        # Stream 2 has about 35 packs, in two lanes.
-        packs = {"batch_size": size, "global_batch_size": 2 * size, "streams": (0, 2)}
-        return simulate(dataset(folders, method, **packs))["streams"]["2"]["samples"]
-
-    sizes = []
-    for size in SIZES:
-        try:
-            assert with_batches_of(size), f"with batches of {size}"
-            sizes.append(size)
-        except ConfigError as error:
-            assert "stream '2' may never appear" in str(error)  # noqa: PT017 - some are accepted
-    assert sizes == [size for size in SIZES if size <= max(sizes)]
-    assert 10 < max(sizes) < 39

@@ -6,7 +6,6 @@ give the same packs, byte for byte.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.testing import assert_exactly_once, assert_same_in_every_world
 from tests.helpers import conformance
-from tests.helpers.conformance import Written, all_rows, show, worlds
+from tests.helpers.conformance import Written, all_rows, worlds
 from tests.helpers.examples import examples
 
 # Three workers on a machine of two cores.
@@ -192,18 +191,6 @@ def test_streams_of_one_to_five_packs_are_byte_equal_in_every_world(
         conformance.check_exactly_once(expected, own, [len(tokens) for tokens in own.tokens])
 
 
-@pytest.mark.parametrize("replication", [2, 4])
-def test_neighbouring_ranks_of_a_replica_get_the_same_batches(written, replication):
-    ranks = [make(written, 3, "random", world=w) for w in worlds(8, 2, replication)]
-    batches = [[show(batch) for batch in rank] for rank in ranks]
-    groups = [batches[i : i + replication] for i in range(0, 8, replication)]
-    assert all(own == group[0] for group in groups for own in group)
-    assert len({tuple(group[0]) for group in groups}) == 8 // replication
-    for rank in ranks:
-        rank.set_epoch(0)
-    assert all_rows(ranks) == all_rows([make(written, 3, "random")])
-
-
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_all_ranks_take_as_many_steps_to_the_same_positions(written, epoch_end, num_ranks):
@@ -275,54 +262,3 @@ def input_positions(batch: dict[str, Any], *, goes_on: bool) -> np.ndarray:
         first = start if goes_on else 0
         rows[row] += range(first, first + length)
     return np.array([own + list(range(num_slots - len(own))) for own in rows])
-
-
-def test_bos_and_eos_are_added_only_where_they_are_missing(written):
-    bos = int(written.tokens[0][3][0])
-    eos = int(written.tokens[1][5][-1])
-    added = []
-    changed: list[list[np.ndarray]] = []
-    for stream in written.tokens:
-        changed.append([])
-        for own in stream:
-            head = [] if own[0] == bos else [bos]
-            tail = [] if own[-1] == eos else [eos]
-            added.append((len(head), len(tail)))
-            changed[-1].append(np.concatenate([head, own, tail]).astype(np.int64))
-    assert {(0, 1), (1, 0), (1, 1)} <= set(added)
-    with_both = Written(paths=written.paths, tokens=tuple(changed))
-    dataset = conformance.make(written, packing={"bos_id": bos, "eos_id": eos})
-    for batch in dataset:
-        conformance.check_tokens(batch, with_both)
-    conformance.check_exactly_once(all_rows([dataset]), with_both, NUM_SAMPLES)
-
-
-@given(data=st.data())
-@examples(25)
-def test_no_pack_is_over_full_and_at_most_one_sample_a_pack_is_cut_without_need(written, data):
-    method = data.draw(st.sampled_from(["exact_fit", "next_fit"]))
-    gap = data.draw(st.sampled_from([None, 0.0, 0.02, 0.3]))
-    max_seq_len = data.draw(st.sampled_from([32, 64, 100]))
-    dataset = conformance.make(
-        written,
-        max_seq_len=max_seq_len,
-        packing={"method": method, "split_gap": gap, "overflow": "truncate"},
-        order={"seed": data.draw(st.integers(0, 99))},
-    )
-    lengths = written.lengths
-    for shown in all_rows([dataset]):
-        segments = conformance.segments_of([shown])
-        assert segments[:, 4].sum() <= max_seq_len
-        totals = np.array(
-            [min(lengths[s][i], max_seq_len) for s, i in segments[:, [0, 2]].tolist()]
-        )
-        cut = segments[:, 3] + segments[:, 4] < totals
-        assert cut.sum() <= (0 if gap is None else 1)
-
-
-def test_a_state_is_a_few_hundred_bytes_without_its_snapshots(written):
-    loader = PackedDataLoader(make(written, 8, "stratified"))
-    for _ in loader:
-        state = loader.state_dict()
-        del state["snapshots"]
-        assert len(json.dumps(state)) < 1000

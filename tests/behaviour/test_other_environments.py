@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import json
-import re
 import subprocess
 import sysconfig
 import venv
@@ -76,10 +74,3 @@ def test_trainers_are_the_same_with_transformers_4_57(tmp_path):
         timeout=2 * PATIENCE_S,
         check=True,
     )
-
-
-def statements(page: str, fence: str, needle: str) -> int:
-    """The statements in the block of a page that contains these words."""
-    blocks = re.findall(rf"```{fence}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    (block,) = [block for block in blocks if needle in block]
-    return len(ast.parse(block).body)

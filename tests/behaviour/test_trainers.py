@@ -21,7 +21,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,10 +28,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.functional import cross_entropy
 
 from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream, World
-from streampack.streams import open_stream
 from tests.helpers.packs import samples_of
 from tests.helpers.trainers_seen import MAX_SEQ_LEN, ROOT, Seen, digest_of, load_example, run
-from tests.helpers.worlds import consumed
 from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment, free_port, torchrun
 
 pytestmark = [
@@ -320,20 +317,6 @@ def test_two_ranks_train_on_each_pack_once(two_ranks, name):
 
     assert {len(step) for rank in ranks for step in rank} == {GLOBAL_BATCH // 2}
     assert of_both(ranks) == [sorted(map(digest_of, batch["tokens"])) for batch in batches]
-
-
-def test_an_epoch_of_these_packs_holds_each_sample_once(two_ranks):
-    out = two_ranks.out / RANKS[0] / "whole"
-    opened = [open_stream(stream, number) for number, stream in enumerate(streams_of(out))]
-    lengths = [
-        np.concatenate([each.shard_lengths(shard) for shard in range(each.num_shards)])
-        for each in opened
-    ]
-    batches = global_batches(out, num_epochs=1)
-    segments = torch.cat([batch["segments"] for batch in batches])[:, 1:].numpy()
-
-    assert len(batches) == STEPS_IN_EPOCH
-    consumed.check_whole_epoch(segments, lengths)
 
 
 @pytest.mark.parametrize("name", RANKS)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,39 +54,6 @@ def test_no_room_has_an_odd_turn(folder):
     assert reports(files) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "phrase"),
-    [
-        ("the copy is fetched Anew", "Anew"),
-        ("a count that is no integer", "is no integer"),
-        ("# read together and at\n    # once", "at once"),
-        ('("the seed is no "\n "number")', "is no number"),
-        ("it takes some 10 us", "some 10"),
-        ("Return what is held.", "Return what is"),
-    ],
-)
-def test_an_odd_turn_is_found_and_has_advice(text, phrase):
-    [(line, found)] = prose.odd_turns(text)
-
-    assert (line, found) == (1, phrase)
-    assert prose.instead(found)
-
-
-def test_the_hook_prints_the_place_and_fails(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text("One line.\nIt goes on at once.\n")
-
-    done = subprocess.run(
-        [sys.executable, prose.__file__, str(page)], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 1
-    assert done.stderr.splitlines() == [
-        f"{page}:2: 'goes on'; write: continue, resume",
-        f"{page}:2: 'at once'; write: immediately, together",
-    ]
-
-
 # The table of words.
 
 
@@ -125,19 +90,3 @@ def test_a_word_is_in_the_names_of_its_folders_only(word, rooms, allowed):
             found[str(path.relative_to(PACKAGE))] = names
 
     assert found == {}, f"{word!r} has another meaning; see the table of words in {PAGE.name}"
-
-
-@pytest.mark.parametrize("word", ["window", "run", "turn", "pass"])
-def test_the_table_says_where_a_word_of_many_meanings_may_be(word):
-    assert word in {each for each, *_ in words()}
-
-
-def test_a_word_is_found_in_its_forms_and_not_inside_others():
-    text = (
-        "shard_windows = windowed(PackWindow)\nfor truncated in runner: pass_over, PASSING, passed"
-    )
-
-    assert strangers(text, "window", set()) == ["PackWindow", "shard_windows", "windowed"]
-    assert strangers(text, "window", {"windowed"}) == ["PackWindow", "shard_windows"]
-    assert strangers(text, "pass", set()) == ["PASSING", "pass_over", "passed"]
-    assert strangers(text, "run", set()) == []

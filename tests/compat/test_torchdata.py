@@ -126,16 +126,6 @@ def test_no_sample_is_overtaken_more_often_than_max_age_allows(
         assert overtaken_by <= max_age + buffer_size
 
 
-def test_without_a_maximum_age_long_samples_wait_for_the_end():
-    lengths = [30] + [1] * 500
-
-    strict = MaxTokenBucketizer(lengths, 40, lambda n: n, buffer_size=8)
-    aged = MaxTokenBucketizer(lengths, 40, lambda n: n, buffer_size=8, max_age=20)
-
-    assert 30 in list(strict)[-1]
-    assert 30 in list(aged)[1]
-
-
 class Strided(IterableDataset):
     """Splits itself across workers, as an IterableDataset should."""
 

@@ -131,12 +131,6 @@ def test_packs_are_those_of_the_rules_applied_token_by_token(
     assert len(dataset) == len(expected)
 
 
-def test_a_sample_that_is_too_long_is_refused_by_its_number():
-    with pytest.raises(ValueError, match=r"Dataset sample is too long: sample 1 has 5 tok.* split"):
-        PackedDataset(samples_of([2, 5]), max_seq_len=4)
-    assert len(PackedDataset(samples_of([2, 5]), max_seq_len=4, split_across_pack=True)) == 2
-
-
 @examples(100)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=9), split=st.booleans())
 def test_a_token_attends_to_its_own_piece_and_padding_as_asked(lengths, split):

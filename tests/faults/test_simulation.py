@@ -5,13 +5,11 @@ About 25 s on an idle machine; a failure names the seed that reproduces it.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from tests.helpers.faults import simulation
-from tests.helpers.faults.memorydisk import MemoryDisk
 from tests.helpers.faults.setups import Setup, make_setups
 from tests.helpers.faults.simulation import BrokenPromiseError, simulate
 
@@ -86,30 +84,3 @@ def test_it_would_see_a_resume_that_skips(setups, monkeypatch):
 def test_it_would_see_damage_that_nobody_notices(setups, monkeypatch):
     monkeypatch.setattr("streampack.storage.verify.FileVerifier.problem", lambda *_: None)
     finds(setups, "was not noticed|raised without a fault|unbroken run|other bytes")
-
-
-def test_it_would_see_a_lock_that_is_never_given_back(setups, monkeypatch):
-    monkeypatch.setattr(MemoryDisk, "_release", lambda *_: None)
-    finds(setups, "still has locks|forever")
-
-
-def test_it_would_see_who_waits_for_itself(setups, monkeypatch):
-    def hold(self, basename, timeout_s):
-        path = self._folder / f"{basename}.lock"
-        with self._disk.lock(path, timeout_s), self._disk.lock(path, timeout_s):
-            yield
-
-    monkeypatch.setattr("streampack.storage.locks.FileLocks._lock", contextmanager(hold))
-    finds(setups, "waits forever for .* its own lock")
-
-
-def test_it_would_see_a_limit_that_is_passed(setups, monkeypatch):
-    monkeypatch.setattr("streampack.storage.eviction.CacheLimit._make_room", lambda *_: None)
-    monkeypatch.setattr(Setup, "limit_for", lambda *_: 1)
-    finds(setups, "bytes of shards on a node")
-
-
-def test_it_would_see_what_a_start_leaves_over(setups, monkeypatch):
-    monkeypatch.setattr("streampack.storage.locks.FileLocks.sweep", lambda _: None)
-    monkeypatch.setattr("streampack.storage.locks.FileLocks.remove_leftovers", lambda *_: None)
-    finds(setups, "is left over after a start")

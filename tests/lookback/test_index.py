@@ -6,7 +6,6 @@ import sqlite3
 import sys
 from contextlib import closing
 
-import numpy as np
 import pytest
 
 from streampack import (
@@ -147,21 +146,6 @@ def test_a_damaged_index_is_refused(folders, tmp_path, table, column):
             file.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (damaged, number))
     with pytest.raises(ConfigError, match="is damaged"):
         at(dataset(), 160, index=PlanIndex(path))
-
-
-def test_places_may_come_from_arrays_and_others_are_refused(folders):
-    dataset = chapter_dataset(folders, CHAPTERS, world=WORLD)
-    assert at(dataset, np.int64(3)).step == 3
-    sample = at(dataset, 3).rows[0].segments[0, 2]
-    name = dataset.stream_names[at(dataset, 3).rows[0].segments[0, 0]]
-    assert 3 in [found.step for found in where(dataset, name, sample)]
-    for step in (-1, 2.5, "3"):
-        with pytest.raises(ConfigError, match="must be a whole number, at least 0"):
-            at(dataset, step)
-    with pytest.raises(ConfigError, match="dataset is a PackedDataLoader"):
-        at(PackedDataLoader(dataset), 3)
-    with pytest.raises(ConfigError, match="does not exist; make it"):
-        build_index(dataset, "/no/such/folder/index")
 
 
 def epochs(folders, epoch_end):

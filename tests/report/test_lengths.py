@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from streampack.report import histogram_table, length_quantiles
 
@@ -32,14 +31,3 @@ def test_every_sample_is_counted_once_between_the_powers_of_two_around_it(length
     expected = [int(((lengths >= int(low)) & (lengths <= int(high))).sum()) for low, high in ranges]
     assert counts == expected
     assert sum(counts) == len(lengths)
-
-
-def test_the_longest_bar_is_the_commonest_length():
-    console = Console(width=100, color_system=None)
-    with console.capture() as captured:
-        console.print(histogram_table(np.array([3, 3, 3, 3, 5, 1])))
-
-    bars = {
-        line.split()[0]: line.count("█") for line in captured.get().splitlines() if " - " in line
-    }
-    assert bars == {"1": 10, "2": 40, "4": 10}

@@ -7,7 +7,6 @@ import pytest
 
 from streampack.config import Packing
 from streampack.report import (
-    packer_markdown,
     packer_result,
     packings_to_compare,
 )
@@ -45,16 +44,6 @@ def test_a_sample_that_waits_is_counted_with_the_packs_that_leave_before_it():
 
     # The packs are 1+2 and 3+4; then 0 closes, and the last two never leave.
     assert result.wait == (pytest.approx(2 / 5), 2, 2)
-
-
-def test_the_markdown_table_has_a_row_for_each_packer():
-    results = [packer_result("next_fit", np.array([3, 4]), Packing(max_seq_len=8))]
-
-    lines = packer_markdown({"web 8": results, "sft 8": results}).splitlines()
-
-    assert len(lines) == 4
-    assert len({line.count("|") for line in lines}) == 1
-    assert lines[3].startswith("| sft 8 | next_fit |")
 
 
 def test_the_verb_compares_made_up_lengths_and_those_of_a_stream(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streampack import AttentionCost, Balance, ConfigError, DataError, PackedDataLoader
+from streampack import AttentionCost, Balance, PackedDataLoader
 from streampack.report import simulate
 from streampack.report.simulate import simulate_until
 from streampack.runtime.resumable import engine_of
@@ -135,21 +135,6 @@ def test_a_simulation_opens_no_shard_where_there_are_length_files(written, monke
     assert simulate(conformance.make(written))["tokens"] == sum(map(sum, written.lengths))
 
 
-def test_epochs_without_a_batch_are_refused_as_the_loader_does(written):
-    mixing = {"epoch_end": "drop", "global_batch_size": 1000}
-    with pytest.raises(ConfigError, match="epoch_end='drop' leaves no batch"):
-        simulate(conformance.make(written, mixing=mixing), steps=1)
-    with pytest.raises(DataError, match="overflow='drop' leaves nothing"):
-        simulate(
-            conformance.make(
-                written,
-                max_seq_len=2,
-                packing={"overflow": "drop"},
-                weights=[{"choose": 0}, {"repeat": 1}],
-            )
-        )
-
-
 @pytest.mark.parametrize("key", ["random", "drop", "carry", "drop long"])
 @pytest.mark.parametrize("num_taken", [0, 3, None], ids=["new", "under way", "after an epoch"])
 def test_a_simulation_leaves_dataset_and_loader_as_they_are(written, key, num_taken):
@@ -230,21 +215,6 @@ def test_the_straggler_factor_is_that_of_the_batches_of_all_ranks(written, withi
     assert found["note"] is None
     if within == "batch":
         assert found["dealt"] <= found["planned"]
-
-
-def test_where_nothing_can_be_gained_is_said(written):
-    dataset = conformance.make(
-        written,
-        mixing={"global_batch_size": 4},
-        batch_size=1,
-        world=worlds(4, 4)[0],
-    )
-    found = simulate(dataset)["straggler"]
-    assert found["planned"] == found["dealt"]
-    assert not found["is_dealt"]
-    assert "nothing can be gained" in found["note"]
-    broken = conformance.make(written, mixing={"global_batch_size": 6}, world=worlds(4)[0])
-    assert simulate(broken)["straggler"] is None
 
 
 @pytest.mark.parametrize("num_ranks", [1, 4])

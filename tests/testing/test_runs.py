@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -72,16 +70,6 @@ def test_a_loader_that_resumes_is_tried_at_every_batch_but_the_last():
 def test_a_loader_that_does_not_resume_is_refused_with_its_first_wrong_batch(kind, message):
     with pytest.raises(AssertionError, match=message):
         assert_resumes(kind)
-
-
-def test_an_epoch_of_one_batch_proves_nothing():
-    def of_one() -> Any:
-        loader = Forgets()
-        loader._batches = [{"n": 0}]
-        return loader
-
-    with pytest.raises(AssertionError, match="an epoch has 1 batches; the check needs at least 2"):
-        assert_resumes(of_one)
 
 
 def test_each_sample_once_is_accepted_with_and_without_lengths():
