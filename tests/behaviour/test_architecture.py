@@ -1,17 +1,9 @@
-"""The code map: which room may import which, and which names are public.
-
-::
-
-    ground   errors types rng world config balance chapters, and modules with a leading _: for all
-    rooms    mds stores storage flat streams mix order pack plan gather batch runtime
-             planned | online     two wings that never import each other
-             loader               the one room that sees both wings
-    others   write report lookback compat cli formats testing hf lightning     see the rooms, unseen
-"""
+"""The code map of docs/ARCHITECTURE.md: which room may import which, and which names are public."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -25,52 +17,12 @@ import pytest
 import streampack
 
 PACKAGE = Path(streampack.__file__).parent
-GROUND = (
-    "errors",
-    "types",
-    "rng",
-    "world",
-    "config",
-    "balance",
-    "chapters",
-    "padding",
-    "special_ids",
-    "_checks",
-    "_extras",
-    "_numba",
-    "_paths",
-    "_state",
-    "_threads",
-)
-ROOMS = (
-    "mds",
-    "stores",
-    "storage",
-    "flat",
-    "streams",
-    "mix",
-    "order",
-    "pack",
-    "plan",
-    "gather",
-    "batch",
-    "runtime",
-    "planned",
-    "online",
-    "loader",
-)
+PAGE = PACKAGE.parent / "docs" / "ARCHITECTURE.md"
+CODE_MAP = PAGE.read_text(encoding="utf-8").partition("## Code map")[2].split("```")[1]
+UPPER, _, LOWER = CODE_MAP.partition(" ground ")
+ROOMS = tuple(re.findall(r"[a-z]+", UPPER.replace("integers only", "")))
+GROUND, BESIDE = (tuple(line.split()) for line in LOWER.split(" alongside "))
 WINGS = ("planned", "online")
-BESIDE = (
-    "formats",
-    "testing",
-    "write",
-    "report",
-    "lookback",
-    "compat",
-    "hf",
-    "lightning",
-    "cli",
-)
 FRONT_DOOR = "__init__"
 BELL = "__main__"  # next to the front door: all it does is start `cli`
 
