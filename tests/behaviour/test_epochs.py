@@ -99,6 +99,7 @@ def test_epochs_advance_by_themselves_and_hold_the_same_batches_in_every_loader(
     assert len({tuple(epoch) for epoch in reference}) == len(reference)
 
 
+# Faults: resume_epoch_boundary.
 @pytest.mark.parametrize(("workers", "persistent"), FEW)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader(

@@ -65,6 +65,7 @@ def loaded(dataset: PackedStreamingDataset, state: dict[str, Any] | str) -> Pack
     return dataset
 
 
+# Faults: resume_same.
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_loader_goes_on_from_every_batch(written, method, epoch_end):
@@ -91,6 +92,7 @@ def test_snapshots_are_only_a_speed_up(written, method, epoch_end, epoch):
             assert [show(b) for b in loaded(make(written, **options), small)] == shown[done:]
 
 
+# Faults: resume_odd_stop_3_workers, resume_workers_2_to_0, resume_workers_2_to_3.
 @pytest.mark.parametrize(("num_workers", "prefetch_factor"), [(0, 2), (2, 1), (2, 7)])
 def test_the_state_is_of_what_was_delivered_whatever_was_read_ahead(
     written, num_workers, prefetch_factor
@@ -170,6 +172,7 @@ def test_a_state_is_gathered_without_a_process_group_too(written):
     assert gathered == state
 
 
+# Faults: resume_ranks_1_to_2, resume_ranks_2_to_1.
 @given(data=st.data())
 @examples(30)
 def test_any_world_goes_on_where_another_world_stopped(written, data):
@@ -274,6 +277,7 @@ def state(written) -> dict[str, Any]:
     return json.loads(states_of(make(written))[1][4])
 
 
+# Faults: resume_block_size_changed, resume_shuffle_algo_changed.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -323,6 +327,7 @@ def other_streams(written: Written, tmp_path: Path) -> dict[str, list[Stream]]:
     }
 
 
+# Faults: resume_dataset_grew.
 def test_a_state_of_other_streams_is_refused(written, state, tmp_path):
     blueprint = make(written)
     for message, streams in other_streams(written, tmp_path).items():
@@ -356,6 +361,7 @@ def test_a_position_after_the_epoch_is_refused(written):
         next(iter(dataset))
 
 
+# Faults: resume_batch_8_to_12.
 @pytest.mark.parametrize(
     ("method", "epoch_end", "num_workers"),
     [
@@ -389,6 +395,7 @@ def mixing_of(options: dict[str, Any]) -> dict[str, Any]:
     return {"batching_method": options["method"], **options["mixing"]}
 
 
+# Faults: resume_list_collate.
 def test_a_collate_that_drops_the_place_leaves_no_wrong_state(written):
     # Under torch's own loader, only a batch knows its position.
     dataset = make(written)

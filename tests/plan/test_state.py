@@ -175,6 +175,7 @@ def put(state: dict, path: tuple, value: object) -> None:
     holder[path[-1]] = copy.deepcopy(value)  # so that it can be damaged further
 
 
+# Faults: pickle_state_dict.
 @pytest.mark.thorough
 @pytest.mark.parametrize("most", [1000, pytest.param(3000, marks=pytest.mark.slow)])
 def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(most):
