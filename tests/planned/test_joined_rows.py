@@ -48,16 +48,6 @@ def test_rows_as_long_as_a_pack_are_warned_of_once_with_both_effects(tmp_path, c
     assert "eos_id= or bos_id= mark each cut between rows as the end of a document" in message
 
 
-def test_rows_as_long_as_the_packs_of_their_stream_are_warned_of(tmp_path, caplog):
-    own = stream(tmp_path, [2 * SIZE] * 40, max_seq_len=2 * SIZE)
-    mixing = Mixing(batching_method="device_per_stream")
-    with caplog.at_level(logging.WARNING, logger="streampack"):
-        packing = Packing(max_seq_len=SIZE)
-        list(PackedStreamingDataset([own], packing=packing, mixing=mixing, batch_size=2))
-
-    assert "have 64 tokens" in caplog.text
-
-
 @pytest.mark.parametrize(
     "lengths",
     [[SIZE - 1] * 40, [SIZE] * 36 + [5] * 4, [SIZE] * 10, [7, 12, 30, 2] * 10],

@@ -162,16 +162,6 @@ def test_an_object_that_is_replaced_under_its_reader_is_an_error(server, root, h
         assert {text for batch in batches for text in batch.values} == {"x" * 1000}
 
 
-def test_an_object_in_memory_that_is_replaced_is_an_error(memory):
-    uri = f"{memory}/replaced.jsonl"
-    fsspec.filesystem("memory").pipe(uri, b'{"text": "a"}\n')
-    parts = split(uri)
-    fsspec.filesystem("memory").pipe(uri, b'{"text": "b"}\n')
-
-    with pytest.raises(DataError, match=r"replaced\.jsonl: changed since it was listed"):
-        rows_of(parts)
-
-
 @pytest.mark.parametrize("kind", ["status", "reset", "short", "stall_body", "down"])
 def test_passing_faults_of_the_store_change_no_row(server, kind):
     proxy, url = server
