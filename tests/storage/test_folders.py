@@ -1,4 +1,4 @@
-"""Folders with predictable names are private; what is no file in place of one is refused."""
+"""Predictable folders are private; folders, pipes and devices in place of files are refused."""
 
 from __future__ import annotations
 
