@@ -232,7 +232,8 @@ def run_rank(rank: int, told: dict[str, Any], port: int) -> None:
     packs = Packs(out / f"steps-{told['name']}-rank{rank}.jsonl")
     run = {"trainer": run_trainer, "lightning": run_lightning}[told["trainer"]]
     run(told["dataset"], out, world, watch, packs)
-    (out / f"events-{told['name']}").write_text(str(watch.num_events))
+    if rank == 0:  # which is the one to be killed
+        (out / f"events-{told['name']}").write_text(str(watch.num_events))
     sys.stdout.flush()
     os._exit(0)  # gloo's threads can keep a process from exiting
 
