@@ -1,9 +1,8 @@
-"""The parts of the demo: its texts, its model, its checkpoints and its processes."""
+"""The parts of the demo: its texts, its model, and the whole."""
 
 from __future__ import annotations
 
 import signal
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -15,12 +14,7 @@ from typer.testing import CliRunner
 from streampack.cli import demo
 from streampack.cli.app import build_app
 from streampack.cli.demo.prepare import SOURCES
-from streampack.cli.demo.processes import report_until
-from streampack.cli.demo.train import (
-    SmallDecoder,
-    load,
-    save,
-)
+from streampack.cli.demo.train import SmallDecoder
 from tests.helpers import builders
 
 CONFIG = Path(demo.__file__).with_name("demo.yaml")
@@ -65,57 +59,6 @@ def test_a_model_sees_a_sample_in_a_pack_as_it_sees_it_alone():
     ]
 
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=1e-5, rtol=0)
-
-
-def test_a_checkpoint_is_whole_or_not_there(tmp_path):
-    class Part:
-        def state_dict(self):
-            raise KeyboardInterrupt
-
-        def load_state_dict(self, state):
-            self.state = state
-
-    class Whole(Part):
-        def state_dict(self):
-            return {"weight": 7}
-
-    checkpoint, part = tmp_path / "checkpoint.pt", Whole()
-    assert load(checkpoint, {"part": part}) == 0
-    save(checkpoint, {"part": part}, 4)
-    with pytest.raises(KeyboardInterrupt):
-        save(checkpoint, {"part": Part()}, 8)
-
-    assert load(checkpoint, {"part": part}) == 4
-    assert part.state == {"weight": 7}
-
-
-@pytest.fixture
-def training(tmp_path):
-    """The command of a script that stands in for the training, which takes seconds to start."""
-
-    def replace(source):
-        script = tmp_path / "script.py"
-        script.write_text("import json, sys, time\n" + source)
-        return [sys.executable, str(script)]
-
-    return replace
-
-
-REPORTS = """
-for step in range(1, 100):
-    print(json.dumps({"step": step}), flush=True)
-"""
-
-
-def test_a_process_is_killed_by_a_signal_at_the_step_that_was_asked_for(training, tmp_path):
-    command = training(REPORTS + "time.sleep(60)")
-
-    reports, code = report_until(7, command, tmp_path / "log")
-
-    assert code == -signal.SIGKILL
-    steps = [report["step"] for report in reports]
-    assert steps[:7] == list(range(1, 8))
-    assert steps == list(range(1, len(steps) + 1))
 
 
 @pytest.mark.slow

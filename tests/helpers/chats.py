@@ -1,4 +1,4 @@
-"""Conversations of single letters, and a tokenizer with a template for them."""
+"""Conversations, and a tokenizer with a template for those of single letters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<assistant> {% endif %}"
 )
 PACKING = Packing(max_seq_len=32)
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
+
+
+def say(*contents: str, role: str = "user") -> list[dict[str, Any]]:
+    """Return a conversation in which user and assistant take turns."""
+    roles = [role, "assistant" if role == "user" else "user"]
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
+
+
+def learned(sample: dict[str, np.ndarray], tokenizer: Any) -> str:
+    """Return the text of the targets."""
+    return str(tokenizer.decode(sample["tokens"][sample["loss_mask"] == 1]))
 
 
 def words() -> Tokenizer:

@@ -182,19 +182,6 @@ def test_random_by_tokens_the_streams_that_are_left_keep_their_shares_of_each_ot
         assert np.abs(error[: len(error) * 8 // 10]).max() <= 60 + 1e-3
 
 
-@examples(20)
-@given(weights=WEIGHTS, num_lanes=st.sampled_from([1, 2, 3]), epoch=st.integers(0, 2))
-def test_random_by_samples_holds_each_stream_s_exact_count_in_every_epoch(
-    weights, num_lanes, epoch
-):
-    r = make("random", weights, num_lanes, 1, 4 * num_lanes)
-    counts = np.zeros(3, np.int64)
-    for lane in range(num_lanes):
-        counts += np.bincount(arriving(r, lane, epoch)[:, 0], minlength=3)
-
-    assert counts.tolist() == [stream.quota.amount for stream in r.streams]
-
-
 @pytest.mark.parametrize("method", ["random", "stratified"])
 def test_an_epoch_by_tokens_holds_the_tokens_asked_for_give_or_take_a_sample_a_lane(method):
     r = recipe(

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan.device_plan import DeviceView
-from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder
-from streampack.types import PASS, SAMPLE, START, STREAM
+from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     covered,
@@ -124,30 +123,6 @@ def test_fixed_takes_the_same_samples_in_every_epoch_and_balanced_goes_on(method
     assert samples("fixed", 0) == samples("fixed", 1) == samples("fixed", 2)
     for first, second in zip(samples("balanced", 0), samples("balanced", 1), strict=True):
         assert not first & second
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_stream_of_nothing_takes_no_part(method):
-    lengths = [np.full(300, 20), np.full(300, 30)]
-    r = make(lengths, [{"proportion": 0}, {"proportion": 1}], method, 2)
-
-    assert [len(pieces) for pieces in taken(r, 0)] == [0, 600]
-
-
-@pytest.mark.parametrize("num_lanes", [2, 5])
-def test_a_small_stream_is_one_order_whose_elements_go_to_the_lanes_in_turn(num_lanes):
-    r = make([np.full(30, 20), np.full(3000, 30)], [{}, {}], "random", num_lanes)
-    per_lane = 60 // num_lanes
-    lanes = [LaneStream(r, 0, lane).take(0, per_lane) for lane in range(num_lanes)]
-
-    in_turn = np.stack([own[:, SAMPLE] for own in lanes], axis=1).ravel()
-    assert [sorted(in_turn[:30]), sorted(in_turn[30:])] == [list(range(30))] * 2
-    assert (np.stack([own[:, PASS] for own in lanes], axis=1).ravel() == np.arange(60) // 30).all()
-    # With a common order, a lane gets different samples in each pass; with a deal it would not.
-    first = lanes[0]
-    assert set(first[first[:, PASS] == 0, SAMPLE]) != set(first[first[:, PASS] == 1, SAMPLE])
-    large = [set(samples) for samples in lane_samples(r, 1)]
-    assert sum(map(len, large)) == len(set.union(*large)) == 3000
 
 
 @examples(30)

@@ -29,7 +29,6 @@ C = CHAPTERS = [
     Chapter(weights={"math": 1, "code": 1}, steps=4),
 ]
 FIXED, RAMP = 20, 60  # batches before a position in the first chapter, and in the second
-LONGER = Packing(max_seq_len=128)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +75,6 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
         RUNNING.format(r"weights\['code'\]='1/4', but this run has '1/2'"),
         [{"chapters": [replace(C[0], steps=3), replace(C[0], weights={"web": 1, "code": 1})]}],
     ),
-    "longer packs now": (
-        FIXED,
-        with_chapter(0, packing=LONGER),
-        RUNNING.format(r"packing.max_seq_len=64, but this run has 128"),
-        [{"chapters": [replace(C[0], steps=3), replace(C[0], packing=LONGER)]}],
-    ),
     "too short now": (
         FIXED,
         with_chapter(0, steps=2),
@@ -125,29 +118,11 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
         "saved with seed=17, but this dataset has seed=18; it holds for all chapters: set what",
         [],
     ),
-    "another method": (
-        RAMP,
-        {"method": "per_stream"},
-        "with batching_method='stratified', but this dataset has batching_method='per_stream'",
-        [],
-    ),
     "a limit of passes": (
         RAMP,
         {"stream": {"max_passes": 50}},
         "saved with max_passes={}, but this dataset has max_passes={'.*; it holds for all chapters",
         [],
-    ),
-    "other lanes": (
-        RAMP,
-        {"order": {"num_lanes": 4}},
-        "the state was saved with num_lanes=2, but this dataset asks for 4; .*: set 2, or omit",
-        [{"order": {"num_lanes": None}}],
-    ),
-    "a batch size that does not fit": (
-        FIXED + 1,
-        {"batch_size": 4},
-        "the state's position 42 is not a multiple of batch_size=4; set batch_size to",
-        [{"batch_size": 1}],
     ),
 }
 

@@ -457,12 +457,3 @@ print(sorted(libraries & set(sys.modules)))
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
-
-
-@only_s3
-def test_the_users_own_stream_keeps_its_client(bucket):
-    theirs = streaming.Stream(remote=bucket.remote, local=str(bucket.local))
-    client = theirs._downloader
-    fetch(StreamLocation.of(theirs), "a.mds", bucket.to)
-    assert theirs._downloader is client
-    assert client._s3_client is None

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from streampack.errors import DataError
-from streampack.storage.filesystem import FileState, LocalFilesystem
-from streampack.storage.locks import CacheEntry, FileLocks, Manifest
-
-ENTRY = CacheEntry.of(FileState(num_bytes=3, mtime_ns=7, inode=1), "md5:0f", "boot")
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.locks import FileLocks
 
 
 class WaitedFor(LocalFilesystem):
@@ -175,13 +173,3 @@ def test_a_failure_is_heard_of_whatever_the_clocks_say(tmp_path, kinds):
         fail()
     thread.join(30)
     assert [str(error) for error in outcomes] == ["gone"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", "null", "\x00" * 90, "[" * 10**5, '{"num_bytes": "3"}']
-)
-def test_an_unreadable_note_is_none(tmp_path, text):
-    manifest = Manifest(tmp_path, LocalFilesystem())
-    manifest.write("a", ENTRY)
-    manifest.path("a").write_text(text)
-    assert manifest.read("a") is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,18 +14,14 @@ from hypothesis import strategies as st
 
 from streampack.errors import DataError
 from streampack.storage.location import StreamLocation
-from streampack.storage.names import LAST
 from streampack.streams import Stream, open_stream, open_streams
 from tests.helpers import builders
 from tests.helpers.caches import (
     LENGTHS,
-    NOTES,
     Buckets,
     assert_reads,
-    at_once,
     cache_of,
     cached_shards,
-    read_all,
     write_bare,
 )
 from tests.helpers.examples import examples
@@ -233,17 +228,6 @@ def test_a_cache_that_cannot_be_written_is_read_all_the_same(tmp_path):
     assert_reads(open_stream(stream, 0, disk=builders.ReadOnlyDisk()), samples)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00" * 9, '{"version": "../x"}'])
-def test_a_torn_note_of_the_last_version_is_written_again(tmp_path, text):
-    path, samples = write_bare(tmp_path / "b")
-    buckets = Buckets(b=path)
-    assert_reads(in_store(buckets, tmp_path / "l"), samples)
-    note = cache_of(tmp_path / "l") / NOTES / LAST
-    note.write_text(text)
-    assert_reads(in_store(buckets, tmp_path / "l"), samples)
-    assert json.loads(note.read_text())["remote"] == "s3://b/data"
-
-
 # ---------------------------------------------------------------------------- remotes
 
 
@@ -290,22 +274,6 @@ def test_one_remote_may_be_written_in_several_ways(tmp_path, one, other, is_same
         folders = {location(remote, split).folder for remote in (one, other)}
         assert (len(folders) == 1) is is_same, split
         assert "secret" not in location(one, split).identity
-
-
-def start(remote: str, local: str, barrier, results) -> None:
-    barrier.wait()
-    opened = open_stream(Stream(remote=remote, local=local), 0)
-    results.put((remote, sum(map(sum, read_all(opened)))))
-
-
-@pytest.mark.processes
-def test_jobs_of_two_remotes_that_start_at_once_share_a_local(tmp_path):
-    sums = {}
-    for seed, name in enumerate(("a", "b")):
-        path, samples = write_bare(tmp_path / name, seed=seed)
-        sums[str(path)] = sum(int(sample.sum()) for sample in samples)
-    jobs = [(remote, str(tmp_path / "l")) for remote in list(sums) * 2]
-    assert dict(at_once(start, jobs)) == sums
 
 
 # ---------------------------------------------------------------------------- MosaicML's layout

@@ -27,6 +27,7 @@ from streampack import (
 )
 from streampack.errors import ConfigError, DataError
 from streampack.write import ChatEncoder, ChatSamples, write_stream
+from tests.helpers.chats import CALL, TOOL, learned, say
 from tests.helpers.examples import examples
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>"]
@@ -130,17 +131,6 @@ def tokenizer_of(template: str | None = CHATML, kind: str = "byte_level") -> Any
     return tokenizer
 
 
-def learned(sample: dict[str, np.ndarray], tokenizer: Any) -> str:
-    """Return the text of the targets."""
-    return str(tokenizer.decode(sample["tokens"][sample["loss_mask"] == 1]))
-
-
-def say(*contents: str, role: str = "user") -> list[dict[str, Any]]:
-    """Return a conversation in which user and assistant take turns."""
-    roles = [role, "assistant" if role == "user" else "user"]
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
-
-
 # A text that begins with a space could share its first token with the header: see below.
 LETTERS = "abhu 5?\n[]<|é漢😀"
 texts = st.text(LETTERS, max_size=12).map(str.lstrip)
@@ -239,10 +229,6 @@ def test_a_token_over_the_edge_of_a_response_is_a_target() -> None:
     edge = sample["loss_mask"].tolist().index(1)
     assert pieces[edge] == "ĊĊ", "the header's line break and the response's first share a token"
     assert learned(sample, tokenizer) == "\n\n\nfine<|im_end|>"
-
-
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
 
 
 def test_calls_of_tools_are_responses_and_their_results_are_not() -> None:

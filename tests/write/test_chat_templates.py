@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
@@ -13,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from streampack.errors import ConfigError, DataError
 from streampack.write import ChatEncoder, chat_spans
+from tests.helpers.chats import CALL, TOOL, learned, say
 
 SPECIAL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|eot|>", "<|call|>"),
@@ -116,13 +116,6 @@ FAMILIES = {
 }
 
 
-def say(*contents: str) -> list[dict[str, Any]]:
-    roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)]
-
-
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
 CHATS: dict[str, list[dict[str, Any]]] = {
     "single": say("hello", "fine 漢😀!"),
     "multi": say("hello", "fine", "how are you?", "well, bye", "so?", "\nyes"),
@@ -170,10 +163,6 @@ def is_refused(name: str, case: str) -> type[Exception] | None:
     if name in NO_TOOLS and case == "tools":
         return DataError
     return ConfigError if name in DELETES and case == "reasoning" else None
-
-
-def learned(sample: dict[str, np.ndarray], tokenizer: Any) -> str:
-    return str(tokenizer.decode(sample["tokens"][sample["loss_mask"] == 1]))
 
 
 def responses_of(case: str) -> list[int]:
