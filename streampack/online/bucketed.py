@@ -18,7 +18,7 @@ from streampack.config import Bucketing, Buffers, Mixing, Order
 from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 from streampack.online.dataset import FlowDataset, check_options, flow_plan
-from streampack.online.even_steps import Steps, check_steps
+from streampack.online.plan import Steps, check_steps
 from streampack.runtime.arguments import check_configs, with_hints
 from streampack.streams import IterableStream
 from streampack.streams.registry import check_streams

@@ -13,8 +13,11 @@ fields, plus the source. Memory: the packers' bounds, one batch and one chunk of
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import get_worker_info
 
 from streampack.batch.formats.registry import BatchFormat, Formatter, check_format, to_native
 from streampack.batch.slices import context_slice
@@ -23,10 +26,12 @@ from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 from streampack.online.engine import OnlineEngine
 from streampack.online.epoch_quota import epoch_amounts
-from streampack.online.even_steps import Steps, check_steps
-from streampack.online.plan import FlowPlan
+from streampack.online.loading import OnlineLoading
+from streampack.online.plan import FlowPlan, Steps, check_steps
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
+from streampack.runtime.whole_batch import whole
+from streampack.runtime.worker_processes import WorkerOptions
 from streampack.streams import IterableStream
 from streampack.streams.registry import check_streams, unique_names
 from streampack.world import World
@@ -49,6 +54,17 @@ class FlowDataset(ResumableDataset[OnlineEngine]):
             plan, self.buffers, found, convert, context, finds_world=world is None
         )
         super().__init__(engine, list(plan.streams), list(plan.names))
+        self._session: OnlineLoading | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin an epoch at the first batch, or resume; in a torch worker, its share of it."""
+        if get_worker_info() is not None:
+            return self._engine.batches()
+        self._engine.check_world()
+        if self._session is None or self._session.engine is not self._engine:  # or of a copy
+            options = WorkerOptions(num_workers=0, prefetch_factor=1, prefetch_threads=0)
+            self._session = OnlineLoading(self._engine, options, whole)
+        return iter(self._session)
 
 
 class PackedIterableDataset(FlowDataset):

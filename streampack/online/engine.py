@@ -9,11 +9,9 @@ Each worker of each rank has a copy. It reads its own slice of each source.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from torch.utils.data import get_worker_info
 
@@ -30,14 +28,22 @@ from streampack.online.byte_budget import (
     footprint_of,
     format_bytes,
 )
-from streampack.online.even_steps import EvenSteps, Loops, Read, delivered
 from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.live_queue import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, most_empty_passes
 from streampack.online.source_view import source_view
-from streampack.online.state import check_state, flow_fingerprint, saved_state, worker_state
+from streampack.online.state import (
+    LoopPosition,
+    Position,
+    check_slice,
+    check_state,
+    flow_fingerprint,
+    read_loop,
+    saved_state,
+    worker_state,
+)
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
@@ -53,23 +59,25 @@ from streampack.world import World
 SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class OnlineIteration:
-    """An iteration of one process."""
+    """An iteration of one process, from a loaded position or an epoch's start."""
 
-    epoch: int
-    worker_slice: WorkerSlice
-    start: State | None
-    """The state to resume from, or None for the epoch's start."""
+    start: Position
 
 
-class OnlineEngine(ResumableRun[OnlineIteration, State]):
+Delivery: TypeAlias = tuple[int, Batch, State]
+"""A worker, its native batch, and its state after that."""
+
+
+class OnlineEngine(ResumableRun[OnlineIteration, Position]):
     """Iterates over a process's slice of the sources, and resumes from its states.
 
     `context` is the slice of each row that this rank gets, or None for whole rows.
     """
 
-    ROLLED_BACK: ClassVar = (*ResumableRun.ROLLED_BACK, "_start", "_has_moved_away")
+    # Not `_current`: sources that a failed start has read are not where an earlier iteration was.
+    ROLLED_BACK: ClassVar = ("at", "_epoch_after", "_start")
 
     def __init__(
         self,
@@ -94,25 +102,22 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         self._context = context
         self._format_bytes = format_bytes(convert, plan)
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
-        self._user: OnlineIteration | None = None  # the iteration that reads them
-        self._reading: Any = None  # its generator, if a thread prefetches
-        self._start: State | None = None
+        self._reading: Any = None  # what a prefetch thread reads
+        self._start: Position | None = None  # a loaded one, until an iteration begins there
         self._is_start_own = False  # loaded in this worker, not inherited from the main process
-        self._has_moved_away = False  # a loader's workers hold the position
-        self.epoch_of_loader: int | None = None
-        """In a loader's worker: the epoch of the iteration that the loader began."""
-        self.loops = Loops(
-            plan.steps,
-            max(most_empty_passes(each.source, is_sharded=each.sharded) for each in plan.streams),
-        )
+        self.last = Position(0)
+        """The position of the batch last delivered, or loaded, for statistics."""
+        self.loop = LoopPosition(0, 0)
         """This rank's position in loops of `steps`."""
-        self._even_steps: EvenSteps | None = None  # of a loop over the dataset itself
+        self.most_empty_epochs = max(
+            most_empty_passes(each.source, is_sharded=each.sharded) for each in plan.streams
+        )
+        """Epochs without a batch, one after the other, that end a loop of a number of steps."""
         max_prefetch(buffers, self.footprint(0), 1)
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay in the process that created them.
-        own = {"_slices": None, "_reading": None, "_even_steps": None}
-        return super().__getstate__() | own | {"loops": copy.copy(self.loops)}
+        return super().__getstate__() | {"_slices": None, "_reading": None}
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
@@ -181,90 +186,57 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
     # Iteration.
 
     def batches(self) -> Iterator[Any]:
-        if get_worker_info() is not None:
-            if self.plan.steps is not None:  # torch's workers know nothing of each other
-                raise ConfigError(
-                    f"steps={self.plan.steps!r} is counted in the process of the training loop, "
-                    "not in torch's workers; iterate with PackedDataLoader, or set num_workers=0"
-                )
-            # A worker begins immediately: its state may be requested before its first batch.
-            return delivered(self.read_epoch(self.begin()))
-        self.check_world()
-        if self.plan.steps is not None:
-            if self._even_steps is None:
-                self._even_steps = EvenSteps(self.loops, self, self.world, self.counter)
-            return self.until_moved(self._even_steps.loop())
-        self.ask()
-        return self.until_moved(delivered(self.read_epoch()))
+        """Return the batches of a torch worker's share of the next epoch."""
+        if self.plan.steps is not None:  # torch's workers know nothing of each other
+            raise ConfigError(
+                f"steps={self.plan.steps!r} is counted in the process of the training loop, "
+                "not in torch's workers; iterate with PackedDataLoader, or set num_workers=0"
+            )
+        # A worker begins immediately: its state may be requested before its first batch.
+        return self._batches(self.begin())
 
-    def until_moved(self, batches: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Yield batches; a ConfigError follows once a state is loaded or the epoch set."""
-        num_moves = self.num_moves
-        with closing(batches):
-            for batch in batches:
-                if num_moves != self.num_moves:
-                    raise self.moved()
+    def _batches(self, begun: OnlineIteration) -> Generator[Any, None, None]:
+        with self.iteration(begun) as iteration:
+            # Not noted at the end: the epoch may still run in other workers.
+            position = self.whole_position(iteration.start)
+            for _, native, state in self.deliveries(iteration, position.states[0]):
+                batch = whole(self.convert(native))
+                del native
+                self.note(iteration, replace(position, states=[state]))
                 yield batch
                 del batch  # free it before the next one is made
 
-    def read_epoch(self, begun: OnlineIteration | None = None) -> Generator[Read, None, None]:
-        """Read the next epoch, or the rest of the one in a loaded state, unless one has `begun`."""
-        with self.iteration(begun) as iteration:
-            for native, state in self.native_batches(iteration):
-                batch = whole(self.convert(native))
-                del native
-
-                def note(to: State = state) -> None:
-                    self.note(iteration, to)
-
-                yield Read(batch, int(state["epoch"]), note)
-                del batch  # free it before the next one is made
-            if get_worker_info() is None:  # a worker's epoch may still run in other workers
-                self.note(iteration, None)
-
     def _begin(self, worker: int, key: str) -> OnlineIteration:
-        info, worker_slice = get_worker_info(), self._own_slice()
+        info = get_worker_info()
         max_prefetch(self.buffers, self.footprint(info.num_workers if info else 0), 1)
-        if info is not None:
-            limit_tokenizer_threads(self.plan.streams)
         if self._reading is not None:
             self._reading.close()  # its thread would continue to read from the same sources
             self._reading = None
         start, self._start = self._unused_start, None
-        if start is not None and not self._is_start_own:
-            self.check(start, worker_slice)
-        wanted = self.epoch_of_loader if start is None else int(start["epoch"])
-        epoch = self.counter.begin(worker, key, wanted)
-        iteration = OnlineIteration(epoch=epoch, worker_slice=worker_slice, start=start)
-        self._user = iteration
-        self._has_moved_away = False
-        self.at = start or self._state_at_start(epoch, worker_slice)
-        return iteration
+        epoch = self.counter.begin(worker, key, None if start is None else start.epoch)
+        self.at = start or Position(epoch)
+        return OnlineIteration(self.at)
+
+    def adopt(self, start: Position) -> OnlineIteration:
+        """Begin an iteration of a loader in one of its workers."""
+        self._current = OnlineIteration(start)
+        return self._current
+
+    def note(self, iteration: OnlineIteration, position: Position | None) -> None:
+        """Record the position of an iteration after a batch, or None at its end."""
+        self.last = position or self.last
+        super().note(iteration, position)
 
     @property
-    def _unused_start(self) -> State | None:
-        # Each new worker, in every epoch, inherits a copy of the main process's loaded state.
+    def mark(self) -> tuple[int, int]:
+        """Changes with every start of an iteration, and wherever the position is set."""
+        return self.num_moves, self._num_iterations
+
+    @property
+    def _unused_start(self) -> Position | None:
+        # Each new worker, in every epoch, inherits a copy of the main process's loaded position.
         is_used = not self._is_start_own and self.counter.has_begun
         return None if is_used else self._start
-
-    def native_batches(
-        self, iteration: OnlineIteration, ahead: int = 1
-    ) -> Generator[tuple[Batch, State], None, None]:
-        """Yield the native batches of an iteration, each with the state after it."""
-        epoch, start = iteration.epoch, iteration.start
-        num_batches = yield from self._epoch(iteration, epoch, start, ahead)
-        if num_batches or get_worker_info() is not None:
-            return
-        if start is not None:
-            # The state was taken after the epoch's last batch, so continue with the next epoch.
-            key = f"after {epoch}:{self._num_iterations}"
-            self.counter.begin(iteration.worker_slice.worker, key, epoch + 1)
-            if self.is_current(iteration):
-                self._epoch_after = self.counter.next_epoch
-            epoch += 1
-            num_batches = yield from self._epoch(iteration, epoch, None, ahead)
-        if not num_batches:
-            self.check_drops(epoch)
 
     def check_drops(self, epoch: int) -> None:
         """Refuse an epoch of this rank without a batch, where `epoch_end` drops short ones."""
@@ -275,9 +247,10 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
                 "Mixing(epoch_end='pad'), lower batch_size, or use fewer workers"
             )
 
-    def read_ahead(self, iteration: OnlineIteration, ahead: int) -> Iterator[tuple[Batch, State]]:
-        """Yield `native_batches` from a prefetch thread, until a later iteration begins."""
-        batches = self.native_batches(iteration, ahead)
+    def read_ahead(
+        self, iteration: OnlineIteration, batches: Iterator[Delivery], ahead: int
+    ) -> Iterator[Delivery]:
+        """Yield `deliveries` from a prefetch thread, until a later iteration begins."""
         # The batch that the loop has counts towards `ahead`, and so does the one at hand.
         if all(has_index(stream.source) for stream in self.plan.streams):
             reading = prefetched(batches, ahead - 1)
@@ -289,28 +262,29 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
         yield from reading
         self._check_current(iteration)
 
-    def _epoch(
-        self, iteration: OnlineIteration, epoch: int, start: State | None, ahead: int
-    ) -> Generator[tuple[Batch, State], None, int]:
-        worker_slice = iteration.worker_slice
+    def deliveries(
+        self, iteration: OnlineIteration, start: State, ahead: int = 1
+    ) -> Generator[Delivery, None, None]:
+        """Yield the rest of this process's share of an epoch, after a state of its own."""
+        if get_worker_info() is not None:
+            limit_tokenizer_threads(self.plan.streams)
+        worker_slice, epoch = self._own_slice(), iteration.start.epoch
         fingerprint = self._fingerprint_at(worker_slice)
         flow = self._packer(epoch, worker_slice, ahead)
-        if start is None or start["flow"] is None:
+        if start["flow"] is None:
             flow.begin()
         else:
             flow.load_state_dict(start["flow"])
-        num_batches = 0
         while (batch := flow.next_batch()) is not None:
-            num_batches += 1
             if self._context is not None:
                 batch = slice_batch(batch, self._context)
-            yield batch, worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
-            del batch  # free it before the next one is made
+            state = worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
+            yield worker_slice.worker, batch, state
+            del batch, state  # free it before the next one is made
             self._check_current(iteration)
-        return num_batches
 
     def _check_current(self, iteration: OnlineIteration) -> None:
-        if self._user is not iteration:
+        if self._current is not iteration:
             raise ConfigError(
                 "a later iteration of this dataset has begun, and iterables are gone through "
                 "by one at a time; end one before the next, or make a dataset for each"
@@ -330,23 +304,14 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be this epoch; without effect if it is the next one anyway."""
-        is_next = self.plan.steps is not None and self.loops.next == (epoch, 0)
-        self.loops.go_to(epoch)
-        if not is_next:
+        if self.plan.steps is None or self.loop.next != (epoch, 0, False):
             self.num_moves += 1
-            self.restart(epoch)
+            self._resume_from(Position(epoch))
+        self.loop = LoopPosition(epoch, 0)
 
-    def restart(self, epoch: int, start: State | None = None) -> None:
-        """Read from a state in an epoch, or from the epoch's start."""
-        self._start, self._is_start_own = start, get_worker_info() is not None
-        self._has_moved_away = False
-        self.loops.num_moves += 1
-        self.go_to(epoch)
-
-    def move_away(self) -> None:
-        """Note that a loader's workers hold the run's position from now on."""
-        self.at = self._current = None
-        self._has_moved_away = True
+    def _resume_from(self, position: Position) -> None:
+        self._start, self._is_start_own = position, get_worker_info() is not None
+        self.go_to(position.epoch)
 
     def _state_at_start(self, epoch: int, worker_slice: WorkerSlice) -> State:
         return worker_state(self._fingerprint_at(worker_slice), worker_slice, epoch, None)
@@ -357,44 +322,58 @@ class OnlineEngine(ResumableRun[OnlineIteration, State]):
             return self._fingerprint
         return self._fingerprint | {"pack_shuffle": self.pack_window(worker_slice.num_workers)}
 
+    def whole_position(self, position: Position, num_workers: int = 0) -> Position:
+        """Return a position with the states of as many workers, or 0: of this process.
+
+        A ResumeError refuses those of others: only the workers that had them can continue.
+        """
+        slices = [self.slice_of(n, num_workers) for n in range(num_workers)] or [self._own_slice()]
+        for state, own in zip(position.states, slices, strict=False):
+            check_slice(state, own)
+        states = position.states or [self._state_at_start(position.epoch, own) for own in slices]
+        return replace(position, states=states)
+
+    @property
+    def position(self) -> Position:
+        """The position of the current iteration, or where the next one begins."""
+        return self.at or self._unused_start or Position(self.counter.next_epoch)
+
     def state_dict(self) -> State:
-        info = get_worker_info()
-        if self.is_elsewhere or (info is None and self._has_moved_away):
+        if self.is_elsewhere or len(self.position.states) > 1:
             raise ResumeError(
                 "batches were delivered by a loader's workers, so the dataset cannot know where "
                 "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
-        return saved_state(self.position() | ({} if info else self.loops.state_dict()))
-
-    def next_state(self, worker_slice: WorkerSlice) -> State:
-        return self._unused_start or self._state_at_start(self.counter.next_epoch, worker_slice)
-
-    def check(self, state: State, worker_slice: WorkerSlice) -> None:
-        check_state(state, self._fingerprint_at(worker_slice), worker_slice)
+        is_in_worker = get_worker_info() is not None
+        [state] = self.whole_position(self.position).states
+        return saved_state(state | ({} if is_in_worker else self.loop_state()))
 
     def load_state_dict(self, state: State) -> None:
-        self.check(state, self._own_slice())
-        loop = self.loops.read(state)
-        self.num_moves += 1
-        self.restart(int(state["epoch"]), saved_state(state))
-        self.loops.go_to(*loop)
+        self.load([state], 0, state)
 
-    def position(self) -> State:
-        """Return the state of this process's own iteration, without a copy or a check."""
-        return self.at if self.at is not None else self.next_state(self._own_slice())
+    def load(self, states: Sequence[State], next_worker: int, whole: State) -> None:
+        """Resume from the states of a loader's workers, or of this process, in a whole state."""
+        slices = [self.slice_of(n, len(states)) for n in range(len(states))]
+        if get_worker_info() is not None:
+            slices = [self._own_slice()]
+        for state, own in zip(states, slices, strict=True):
+            check_state(state, self._fingerprint_at(own), own)
+        epoch = max(int(state["epoch"]) for state in states)
+        loop = read_loop(whole, states, self.plan.steps)
+        position = Position(epoch, states, next_worker).saved()
+        self.num_moves += 1
+        self._resume_from(position)
+        self.last, self.loop = position, loop
+
+    def loop_state(self) -> State:
+        """Return the key of a state for the position in loops; none without `steps`."""
+        if self.plan.steps is None:
+            return {}
+        epoch, step, _ = self.loop
+        return {"loop": {"epoch": epoch, "step": step, "steps": self.plan.steps}}
 
     def reload(self) -> None:
-        """Let `read_epoch` continue where an earlier reading was left."""
-        self.check_not_moved_away()
+        """Let the next reading continue where an earlier one was left."""
         if self.at is not None:  # a reading that failed, or another loop over this dataset
-            self.restart(int(self.at["epoch"]), saved_state(self.at))
-
-    def check_not_moved_away(self) -> None:
-        """Refuse to continue a loop of a loader's workers; only they know where it ended."""
-        if self._has_moved_away:
-            raise ConfigError(
-                f"with steps={self.plan.steps!r} a loop continues where the last one ended, which "
-                "only the workers of the loader that ran it know; iterate that loader again, load "
-                "its state_dict() into this one, or call dataset.set_epoch(n)"
-            )
+            self._resume_from(self.at.saved())

@@ -1,13 +1,14 @@
-"""`PackedDataLoader` over online datasets: the workers that pack, and their combined state.
+"""Iterate an online dataset, with or without worker processes.
 
 ::
 
     worker 0   batch 0, its state    batch 2, its state ...
     worker 1   batch 1, its state    batch 3, its state ...
-    here       batch 0, 1, 2, 3 ...                state = the latest state of each worker
+    here       batch 0, 1, 2, 3 ...                position = the latest state of each worker
 
-A worker's state travels with its batch, so prefetched batches are not part of the loader's state.
-After a resume, the worker with the next batch delivers first.
+A worker's state travels with its batch, so prefetched batches are not part of the position, which
+the engine has. After a resume, the worker with the next batch delivers first. Without workers,
+there is one state, that of this process.
 
 Cost: the batch transfer, and a state of up to 30 KB per batch.
 """
@@ -15,19 +16,18 @@ Cost: the batch transfer, and a state of up to 30 KB per batch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from streampack.batch.batch import Batch
-from streampack.errors import ConfigError, ResumeError
-from streampack.online.engine import OnlineEngine, OnlineIteration
-from streampack.online.even_steps import EvenSteps, Read, delivered
-from streampack.online.state import LoaderPosition, read_position, saved_state
+from streampack.errors import ConfigError
+from streampack.online.engine import Delivery, OnlineEngine, OnlineIteration
+from streampack.online.even_steps import EvenSteps, Read
+from streampack.online.state import Position, read_workers
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.loader_session import LoaderSession
 from streampack.runtime.memory_budget import max_prefetch
@@ -39,17 +39,6 @@ from streampack.types import State
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _InTransit:
-    """A worker's state in transit, wrapped so that torch does not search it for tensors."""
-
-    state: State
-
-
-Start = tuple[LoaderPosition | None, int]  # a position, or None: the start of this epoch
-Delivered = tuple[int, Batch, _InTransit]  # worker, batch, the worker's state after it
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _WithStates:
     """The work of a `Pool` worker: batches, each with the worker's state after it."""
 
@@ -57,38 +46,34 @@ class _WithStates:
     ahead: int
     """The most batches not yet delivered."""
 
-    def __call__(self, given: Start) -> Callable[[Any], list[Delivered]]:
-        items = self._items(*given)
+    def __call__(self, start: Position) -> Callable[[Any], list[Delivery]]:
+        items = self._items(start)
         return lambda _: list(islice(items, 1))
 
-    def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
-        info, engine = get_worker_info(), self.engine
+    def _items(self, start: Position) -> Iterator[Delivery]:
+        info = get_worker_info()
         worker = info.id if info else 0
-        # A worker that missed an iteration would count one less than the others.
-        engine.epoch_of_loader = epoch
-        if start is not None:
-            engine.load_state_dict(start.states[worker])
-        with engine.iteration() as iteration:
-            for batch, state in engine.native_batches(iteration, self.ahead):
-                engine.note(iteration, state)
-                yield worker, batch, _InTransit(state)
-                del batch  # free it before the next one is made
+        iteration = self.engine.adopt(start)
+        return self.engine.deliveries(iteration, start.states[worker], self.ahead)
 
 
 class OnlineLoading(LoaderSession[OnlineEngine]):
-    """Iterates an online dataset with or without workers; see `PackedDataLoader`."""
+    """Iterates an online dataset with or without workers; see `PackedDataLoader`.
 
-    def __init__(self, engine: OnlineEngine, options: WorkerOptions) -> None:
+    `finish` changes each batch before it is delivered.
+    """
+
+    def __init__(
+        self,
+        engine: OnlineEngine,
+        options: WorkerOptions,
+        finish: Callable[[Any], Any] | None = None,
+    ) -> None:
         footprint = engine.footprint(options.num_workers)
         self._ahead = max_prefetch(engine.buffers, footprint, options.prefetch_factor)
         super().__init__(engine, replace(options, prefetch_factor=self._ahead))
+        self._finish = finish
         self._num_begun = 0
-        # With workers: where the next iteration starts, and the position once past it.
-        self._start: LoaderPosition | None = None
-        self._at: LoaderPosition | None = None
-        self._num_moves = engine.loops.num_moves  # as of these two
-        # The latest state of each worker, for the stats; kept until the next epoch's first batch.
-        self._flows: list[State | None] = [None] * max(options.num_workers, 1)
         self._even_steps: EvenSteps | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,185 +86,92 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         raise TypeError(f"a {self.engine.kind} has no len(): its samples are not known ahead")
 
     def state_dict(self) -> State:
-        return self._state(self._position())
-
-    def _position(self) -> LoaderPosition:
-        if not self.num_workers:
-            return LoaderPosition([self.engine.position()])
-        self._follow()
-        return self._at or self._next()
-
-    def _state(self, at: LoaderPosition) -> State:
-        return at.state_dict(self.num_workers) | self.engine.loops.state_dict()
-
-    def _next(self) -> LoaderPosition:
-        if self._start is not None:
-            return self._start
-        slices = (self.engine.slice_of(n, self.num_workers) for n in range(self.num_workers))
-        return LoaderPosition([self.engine.next_state(own) for own in slices])
-
-    def _follow(self) -> None:
-        """Drop the position if the dataset was given a state or an epoch since."""
-        if self._num_moves != self.engine.loops.num_moves:
-            self._num_moves = self.engine.loops.num_moves
-            self._start = self._at = None
-            self._end_workers()  # running workers would not see the change
+        position = self.engine.whole_position(self.engine.position, self.num_workers)
+        return position.state_dict(self.num_workers) | self.engine.loop_state()
 
     def load_state_dict(self, state: State) -> None:
-        engine, at = self.engine, read_position(state, self.num_workers)
-        for worker, worker_state in enumerate(at.states):
-            engine.check(worker_state, engine.slice_of(worker, len(at.states)))
-        loop = engine.loops.read(state)
-        self._num_begun += 1  # a running iteration no longer sets the position
-        engine.num_moves += 1  # nor does one over the dataset
-        self._resume(at)
-        engine.loops.go_to(*loop)
-
-    def _resume(self, at: LoaderPosition) -> None:
-        engine = self.engine
-        self._flows = at.flows
-        if not self.num_workers:
-            engine.load_state_dict(at.states[0])
-            return
-        engine.restart(at.epoch)
-        self._follow()
-        self._start = LoaderPosition(list(map(saved_state, at.states)), at.next_worker)
-        if any(at.flows):
-            engine.move_away()
+        states, next_worker = read_workers(state, self.num_workers)
+        self.engine.load(states, next_worker, state)
 
     def __iter__(self) -> Iterator[Any]:
         self._num_begun += 1
-        self._follow()
         if self.engine.plan.steps is None:
-            if self._at is not None:
-                self._start = None  # a batch was delivered since
-            self._at = None
-            if not self.num_workers:
-                self.engine.ask()
+            self.engine.ask()
         return close_at_exit(self._deliver(self._num_begun))
 
     def _deliver(self, number: int) -> Generator[Any, None, None]:
         # Not in iter(): some trainers call it only to test for support, and drop the result.
-        self._check_current(number)
-        batches = self._loop() if self.engine.plan.steps else delivered(self.read_epoch())
-        for batch in self.engine.until_moved(batches):
-            yield batch  # it counts as delivered: a call here would let an interrupt lose it
-            del batch  # free it before the next one is made
-            self._check_current(number)
+        num_moves = self.engine.num_moves
+        self._check_current(number, num_moves)
+        with closing(self._loop() if self.engine.plan.steps else self._epoch()) as batches:
+            for batch in batches:
+                yield batch  # it counts as delivered: a call here would let an interrupt lose it
+                del batch  # free it before the next one is made
+                self._check_current(number, num_moves)
+
+    def _check_current(self, number: int, num_moves: int) -> None:
+        if num_moves != self.engine.num_moves:
+            raise self.engine.moved()
+        # The workers, the sources and the saved state belong to one iteration only.
+        if number != self._num_begun:
+            raise ConfigError(
+                "a later iteration of this loader has begun, and iterables are gone through by one "
+                "at a time; end one before the next, or make a dataset and a loader for each"
+            )
 
     def _loop(self) -> Generator[Any, None, None]:
         if self._even_steps is None:
             # A loader that is dropped ends its workers: what is suspended must not keep it alive.
-            reader, engine = weakref.proxy(self), self.engine
-            self._even_steps = EvenSteps(engine.loops, reader, engine.world, engine.counter)
+            this = weakref.proxy(self)
+            self._even_steps = EvenSteps(self.engine, lambda: OnlineLoading._read(this))
         return self._even_steps.loop()
 
-    def read_epoch(self) -> Generator[Read, None, None]:
-        read = OnlineLoading._from_workers if self.num_workers else OnlineLoading._from_here
-        return read(weakref.proxy(self))
+    def _epoch(self) -> Generator[Any, None, None]:
+        with closing(self._read()) as reads:
+            for batch, _, iteration, position in reads:
+                self.engine.note(iteration, position)
+                yield batch
+                del batch
 
-    def _from_here(self) -> Generator[Read, None, None]:
-        engine = self.engine
-        is_ahead = self._ahead > 1 and self._options.prefetch_threads
-        read = engine.read_ahead if is_ahead else engine.native_batches
+    def _read(self) -> Generator[Read, None, None]:
+        """Read the next epoch, or the rest of the one in a loaded state."""
+        engine, num_read = self.engine, 0
         with engine.iteration() as iteration:
-            for native, state in read(iteration, self._ahead):
+            position = engine.whole_position(iteration.start, self.num_workers)
+            for worker, native, state in self._deliveries(iteration, position):
                 batch = engine.convert(self._pinned(native), self._ahead)
                 origin = engine.provenance(native)
-                self.recent.add(batch, origin)
                 del native
-
-                def note(to: State = state) -> None:
-                    self._note(iteration, to)
-
-                yield Read(batch, int(state["epoch"]), note, origin)
+                if self._finish is not None:
+                    batch = self._finish(batch)
+                self.recent.add(batch, origin)
+                position = position.after(worker, state)
+                num_read += 1
+                yield Read(batch, origin, iteration, position)
                 del batch  # free it before the next one is made
+            if not num_read and not iteration.start.states:
+                engine.check_drops(iteration.start.epoch)
             engine.note(iteration, None)
-
-    def _note(self, iteration: OnlineIteration, state: State) -> None:
-        self._flows = [state["flow"]]
-        self.engine.note(iteration, state)
-
-    def _from_workers(self) -> Generator[Read, None, None]:
-        engine, start, num_batches = self.engine, self._start, 0
-        before = at = self._next()
-        try:
-            for worker, native, told in self._items(start, engine.counter.next_epoch):
-                batch = engine.convert(self._pinned(native), self._ahead)
-                origin = engine.provenance(native)
-                self.recent.add(batch, origin)
-                del native
-                at = at.after(worker, told.state)
-                num_batches += 1
-
-                def move(to: LoaderPosition = at, is_first: bool = num_batches == 1) -> None:
-                    self._move_to(to, is_first=is_first)
-
-                yield Read(batch, at.epoch, move, origin)
-                del batch  # free it before the next one is made
-            if start is None and not num_batches:
-                engine.check_drops(at.epoch)
-        except GeneratorExit:
-            raise
-        except BaseException:
-            if not num_batches or (self._at is None and self._num_moves == engine.loops.num_moves):
-                self._undo(before)
-            raise
-        if self._num_moves == engine.loops.num_moves:
-            engine.restart(1 + at.epoch)
-            self._num_moves = engine.loops.num_moves
-            self._start = self._at = None
-        if start is not None and not num_batches:
+        if not num_read and iteration.start.states:
             # The state was taken after the epoch's last batch, so continue with the next epoch.
-            yield from self.read_epoch()
+            yield from self._read()
 
-    def _move_to(self, at: LoaderPosition, *, is_first: bool) -> None:
-        self._flows = at.flows
-        if is_first:
-            self.engine.move_away()
-            self._num_moves = self.engine.loops.num_moves
-        # Set last: an interrupt comes before this, or after the caller has the batch.
-        if self._num_moves == self.engine.loops.num_moves:
-            self._at = at
-
-    def _undo(self, before: LoaderPosition) -> None:
-        flows, loops = self._flows, self.engine.loops
-        at, following = loops.at, loops.next
-        with suppress(ResumeError):  # the start may have failed on this very state
-            self.load_state_dict(self._state(before))
-        loops.at, loops.next = at, following
-        self._flows = flows
-        self._end_workers()
-
-    def reload(self) -> None:
-        if not self.num_workers:
-            self.engine.reload()
-        elif self._at is not None:
-            self._resume(self._at)
-        elif self._start is None:
-            self.engine.check_not_moved_away()
-
-    def _check_current(self, number: int) -> None:
-        # The workers, the sources and the saved state belong to one iteration only.
-        if number != self._num_begun:
-            raise ConfigError(
-                "a later iteration of this loader has begun, or a state was loaded, and iterables "
-                "are gone through by one at a time; end one before the next, or make a dataset and "
-                "a loader for each"
-            )
-
-    def _items(self, start: LoaderPosition | None, epoch: int) -> Iterator[Delivered]:
-        if self._workers is None:
-            self._workers = Pool(_WithStates(self.engine, self._ahead), self._options)
-        first = 0
-        if start is not None:
-            self._workers.end()  # running workers must no longer write to the epoch counter
-            first = start.next_worker
-        return self._workers.results(repeat(None), first=first, given=(start, epoch))
+    def _deliveries(self, iteration: OnlineIteration, start: Position) -> Iterable[Delivery]:
+        engine, ahead = self.engine, self._ahead
+        if self.num_workers:
+            if self._workers is None:
+                self._workers = Pool(_WithStates(engine, ahead), self._options)
+            if iteration.start.states:
+                self._workers.end()  # new ones have sources that were not read yet
+            return self._workers.results(repeat(None), first=start.next_worker, given=start)
+        batches = engine.deliveries(iteration, start.states[0], ahead)
+        if ahead > 1 and self._options.prefetch_threads:
+            return engine.read_ahead(iteration, batches, ahead)
+        return batches
 
     def stats(self, over_ranks: OverRanks = alone) -> dict[str, Any]:
         """Return delivery statistics of the current epoch, or of the last one."""
-        engine, flows = self.engine, [flow for flow in self._flows if flow]
+        engine, flows = self.engine, self.engine.last.flows
         plan, footprint = engine.plan, engine.footprint(0)
         streams = range(len(plan.names))
         counts = {

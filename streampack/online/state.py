@@ -19,21 +19,29 @@ Cost: a few hundred integers per state; no tokens.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack._state import UNCHANGED, canonical_json, field_difference
+from streampack._state import (
+    MAX_EPOCH,
+    UNCHANGED,
+    FieldChecks,
+    canonical_json,
+    field_difference,
+)
 from streampack.errors import ResumeError, short_text
-from streampack.online.plan import FlowPlan
+from streampack.online.plan import FlowPlan, Steps
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import Packs, State
 
 STATE_VERSION = 6
 KIND = "iterable"
+CHECKS = FieldChecks("the state's loop.")
+MAX_STEP = 2**63 - 1
 # `IterableStream` fields that decide how its samples are read; saved unchanged.
 STREAM_FIELDS = (
     "labels",
@@ -137,12 +145,18 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
         )
     if state.get("digest") != _digest(state):
         raise ResumeError(f"the state is damaged, or was edited; {UNCHANGED}")
+    check_slice(state, worker_slice)
+    # States hold `pack_shuffle` only where packs are shuffled.
+    for key, value in {"pack_shuffle": None, **fingerprint}.items():
+        if state["fingerprint"].get(key) != value:
+            raise ResumeError(field_difference(key, state["fingerprint"].get(key), value))
+
+
+def check_slice(state: State, worker_slice: WorkerSlice) -> None:
+    """Refuse a state of another rank or worker."""
+    rank = "rank (of those with batches of their own)"
     for key, name, own in (
-        (
-            "device",
-            "rank (of those with batches of their own)",
-            [worker_slice.device, worker_slice.num_devices],
-        ),
+        ("device", rank, [worker_slice.device, worker_slice.num_devices]),
         ("worker", "worker", [worker_slice.worker, worker_slice.num_workers]),
     ):
         saved = state[key]
@@ -152,31 +166,72 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
                 f"{own[1]}; samples in buffers belong to their worker, so resume with as many "
                 "ranks and workers, each with its own state"
             )
-    # States hold `pack_shuffle` only where packs are shuffled.
-    for key, value in {"pack_shuffle": None, **fingerprint}.items():
-        if state["fingerprint"].get(key) != value:
-            raise ResumeError(field_difference(key, state["fingerprint"].get(key), value))
+
+
+class LoopPosition(NamedTuple):
+    """A position in the loops of a rank with `steps`."""
+
+    epoch: int
+    """Number of the loop; what the sources are at may lag behind."""
+    step: int
+    """Batches of the loop that were delivered."""
+    is_begun: bool = False
+    """Whether this process delivered the last of them, so that its next loop is another."""
+
+    @property
+    def next(self) -> LoopPosition:
+        """Where the next loop begins."""
+        return LoopPosition(self.epoch + 1, 0) if self.is_begun else self
+
+
+def read_loop(whole: State, states: Sequence[State], steps: Steps | None) -> LoopPosition:
+    """Return the position in loops of a whole state, which has these states of workers.
+
+    A state that was saved without `steps` is in the loop of its epoch. A ResumeError refuses
+    loops that ended by another rule.
+    """
+    loop = whole.get("loop")
+    if loop is None:
+        epoch = max(int(state["epoch"]) for state in states)
+        flows = [each["flow"] for each in states if each["flow"] and each["epoch"] == epoch]
+        return LoopPosition(epoch, sum(int(flow["num_batches"]) for flow in flows))
+    CHECKS.mapping("loop", loop)
+    saved = loop.get("steps")
+    if steps is not None and (saved == "equal") != (steps == "equal"):
+        raise ResumeError(
+            f"the state was saved with steps={saved!r:.80}, but this dataset has steps={steps!r}; "
+            "ranks would be in epochs of other numbers, so resume with "
+            f"{'steps=' + repr('equal') if saved == 'equal' else 'a number of steps'}"
+        )
+    return LoopPosition(
+        CHECKS.integer("epoch", loop.get("epoch"), 0, MAX_EPOCH),
+        CHECKS.integer("step", loop.get("step"), 0, MAX_STEP),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoaderPosition:
-    """A loader's position: the state of each worker, and the worker of the next batch."""
+class Position:
+    """A position in an epoch: the state of each worker, and the worker of the next batch."""
 
-    states: list[State]
+    epoch: int
+    states: Sequence[State] = ()
+    """One state without workers; none at the epoch's start, whatever the number of workers."""
     next_worker: int = 0
 
-    def after(self, worker: int, state: State) -> LoaderPosition:
+    def after(self, worker: int, state: State) -> Position:
         states = [*self.states[:worker], state, *self.states[worker + 1 :]]
-        return LoaderPosition(states, (worker + 1) % len(states))
+        return Position(self.epoch, states, (worker + 1) % len(states))
 
     @property
-    def epoch(self) -> int:
-        return max(int(state["epoch"]) for state in self.states)
+    def flows(self) -> list[State]:
+        """The states of the packing loops of workers that are not at an epoch's start."""
+        return [state["flow"] for state in self.states if state["flow"]]
 
-    @property
-    def flows(self) -> list[State | None]:
-        """The state of each worker's packing loop, or None at the start of an epoch."""
-        return [state["flow"] for state in self.states]
+    def saved(self) -> Position:
+        """Return a copy to be loaded later, with the states as they are handed over."""
+        if not self.flows:
+            return Position(self.epoch)
+        return replace(self, states=list(map(saved_state, self.states)))
 
     def state_dict(self, num_workers: int) -> State:
         """Return the state of a loader; without workers, `states` is that of the process."""
@@ -190,8 +245,8 @@ class LoaderPosition:
         }
 
 
-def read_position(state: State, num_workers: int) -> LoaderPosition:
-    """Return the position in a loader's state; the states of its workers are checked elsewhere."""
+def read_workers(state: State, num_workers: int) -> tuple[list[State], int]:
+    """Return the states of a loader's workers, which are checked elsewhere, and the next worker."""
     if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
         raise ResumeError(
             f"the state, {short_text(state)}, is not of a PackedDataLoader over a "
@@ -214,4 +269,4 @@ def read_position(state: State, num_workers: int) -> LoaderPosition:
         wrong = f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
     if wrong:
         raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
-    return LoaderPosition(workers, state["next_worker"])
+    return workers, int(state["next_worker"])

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from weakref import ref
 
 import numpy as np
@@ -145,28 +145,20 @@ class Provenance:
         return ids
 
 
-@dataclass(slots=True)
-class _Recent:
-    tensor: ref[torch.Tensor] | None
-    """The first tensor of the batch."""
-    provenance: Provenance | Callable[[], Provenance]
-
-    def made(self) -> Provenance:
-        if not isinstance(self.provenance, Provenance):
-            self.provenance = self.provenance()
-        return self.provenance
+Origin: TypeAlias = Provenance | Callable[[], Provenance]
 
 
 class RecentBatches:
     """The provenance of the batches that a loader delivered last."""
 
     def __init__(self, size: int = RECENT) -> None:
-        self._known: deque[_Recent] = deque(maxlen=size)
+        # With the first tensor of each batch, if it has one.
+        self._known: deque[tuple[ref[torch.Tensor] | None, Origin]] = deque(maxlen=size)
 
-    def add(self, batch: Any, provenance: Provenance | Callable[[], Provenance]) -> None:
+    def add(self, batch: Any, origin: Origin) -> None:
         """Record a batch, with its provenance or what makes it; its memory is freed as before."""
         tensor = _first_tensor(batch)
-        self._known.append(_Recent(None if tensor is None else ref(tensor), provenance))
+        self._known.append((None if tensor is None else ref(tensor), origin))
 
     def find(self, batch: Any) -> Provenance:
         """Return the provenance of a batch, by its tensors, or by its epoch and position.
@@ -175,13 +167,13 @@ class RecentBatches:
             ConfigError: If it is not one of the last batches, or has neither.
         """
         tensor = _first_tensor(batch)
-        for known in reversed(self._known):
-            if tensor is not None and known.tensor is not None and known.tensor() is tensor:
-                return known.made()
+        for known, origin in reversed(self._known):
+            if tensor is not None and known is not None and known() is tensor:
+                return _made(origin)
         if isinstance(batch, Mapping) and {"epoch", "position"} <= set(batch):
             place = int(batch["epoch"]), int(batch["position"])
-            for known in reversed(self._known):
-                provenance = known.made()
+            for _, origin in reversed(self._known):
+                provenance = _made(origin)
                 if (provenance.epoch, provenance.position) == place:
                     return provenance
         raise ConfigError(
@@ -191,11 +183,18 @@ class RecentBatches:
         )
 
 
+def _made(origin: Origin) -> Provenance:
+    return origin if isinstance(origin, Provenance) else origin()
+
+
 def _first_tensor(batch: Any) -> torch.Tensor | None:
-    if torch.is_tensor(batch):
+    if isinstance(batch, torch.Tensor):
         return batch
-    values = batch.values() if isinstance(batch, Mapping) else batch
-    for each in values if values is not batch or isinstance(batch, tuple | list) else ():
+    if isinstance(batch, Mapping):
+        batch = batch.values()
+    elif not isinstance(batch, (tuple, list)):
+        return None
+    for each in batch:
         if (found := _first_tensor(each)) is not None:
             return found
     return None

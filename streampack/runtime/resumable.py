@@ -148,8 +148,8 @@ class ResumableRun(Generic[Iteration, Position]):
         return has_begun and get_worker_info() is None
 
     def go_to(self, epoch: int) -> None:
-        self.at = self._current = self._before = None
         self.counter.set_epoch(epoch)
+        self.at = self._current = self._before = None
 
     def fingerprint(self) -> dict[str, Any]:
         """Return everything that determines the packs, as JSON."""

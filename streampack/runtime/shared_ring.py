@@ -17,7 +17,7 @@ Cost: a copy of 4 (or 2) bytes per token in the worker. Memory: the slots.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, TypeAlias
@@ -28,7 +28,6 @@ from torch import Tensor
 
 from streampack.plan.device_plan import DevicePlan
 from streampack.runtime.batch_reader import BatchReader
-from streampack.runtime.flat_batch import one_thread
 from streampack.types import Int64Array
 
 RingTask: TypeAlias = tuple[DevicePlan, int]
@@ -107,3 +106,17 @@ class RingReader:
         rows = self.reader.gatherer.rows_of(array, landed.next_tokens, labels)
         with one_thread() if self.reader.computes else nullcontext():
             return self.reader.finish(plan, rows, tokens)[0]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread: next to busy workers, waking others costs more than it gains."""
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        yield
+        return
+    try:  # an interrupt may arrive as soon as the number is set
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(num_threads)

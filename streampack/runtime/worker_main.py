@@ -6,7 +6,7 @@
 
     (n, True, start)     sets up the work of iteration n
     (n, False, task)     a task of iteration n
-    (n, results)         a pickle without tensors, then the bytes of all tensors, or None at first
+    (n, results)         a pickle without tensors, then the bytes of each tensor; nothing at first
 
 The threads let the training loop send to a busy worker, and the worker continue while the loop is
 busy. Workers ignore signals that schedulers send to a whole process group: the training process
@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch.utils.data import _utils
 
-from streampack.runtime.flat_batch import FlatBatch, by_value, flatten
+from streampack.runtime.transfer import by_value, parts_of, send
 
 ORPHANED_S = 5.0  # time limit for the task of a worker that is no longer needed
 
@@ -69,27 +69,6 @@ class Failed:
         return cls(error=error)
 
 
-def send_result(connection: Any, message: Any, block: torch.Tensor) -> None:
-    """Send a pickled result, then its block."""
-    connection.send_bytes(message)
-    left = memoryview(block.numpy())  # type: ignore[arg-type]
-    while len(left):
-        left = left[os.write(connection.fileno(), left) :]
-
-
-def receive_result(connection: Any) -> tuple[int, FlatBatch]:
-    """Wait for a result; return its iteration too. OSError: the socket broke, or time is over."""
-    iteration, content, num_bytes = connection.recv()
-    block = torch.empty(num_bytes, dtype=torch.uint8)
-    left = memoryview(block.numpy())  # type: ignore[arg-type]
-    while len(left):
-        num_read = os.readv(connection.fileno(), [left])
-        if not num_read:
-            raise EOFError
-        left = left[num_read:]
-    return iteration, FlatBatch(block, content)
-
-
 class _Inbox:
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs
@@ -115,24 +94,23 @@ class _Outbox:
 
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs
-        self._messages: queue.SimpleQueue[tuple[Any, torch.Tensor]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[int, list[memoryview]]] = queue.SimpleQueue()
         threading.Thread(target=self._send, name="streampack-results", daemon=True).start()
 
-    def put(self, iteration: int, result: Any) -> None:
-        flat = flatten(result)
+    def put(self, iteration: int, results: list[Any] | None) -> None:
+        """Send results, or None: an iteration was set up."""
         try:
-            message = ForkingPickler.dumps((iteration, flat.content, flat.block.nbytes))
+            parts = [] if results is None else parts_of(results)
         except Exception as error:  # of a batch that cannot be pickled
-            flat = flatten([Failed.of(error)])
-            message = ForkingPickler.dumps((iteration, flat.content, 0))
-        self._messages.put((message, flat.block))
+            parts = parts_of([Failed.of(error)])
+        self._messages.put((iteration, parts))
 
     def _send(self) -> None:
         with suppress(OSError):  # the reader is gone
             while True:
-                message, block = self._messages.get()
-                send_result(self._theirs, message, block)
-                del message, block
+                iteration, parts = self._messages.get()
+                send(self._theirs, iteration, parts)
+                del parts
 
 
 def run_worker(

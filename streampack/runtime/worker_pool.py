@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError, WorkerError
-from streampack.runtime.worker_main import Failed, Serve, receive_result
+from streampack.runtime.transfer import receive, result_of
+from streampack.runtime.worker_main import Failed, Serve
 from streampack.runtime.worker_processes import LEAVE_S, WorkerOptions, WorkerProcesses
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -117,11 +118,11 @@ class _Session:
             if any(fd != ours.fileno() for fd, _ in ready):
                 raise self._death(ready)
             try:
-                iteration, result = receive_result(ours)
+                iteration, parts = receive(ours)
             except (EOFError, OSError) as error:
                 raise self._broken(worker, error) from error
-            if iteration == self.iteration and (result.content is None) == is_begin:
-                return result.unfold()
+            if iteration == self.iteration and (not parts) == is_begin:
+                return None if is_begin else result_of(parts)
 
     def _broken(self, worker: int, error: Exception) -> Exception:
         if isinstance(error, BlockingIOError):

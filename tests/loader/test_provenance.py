@@ -172,7 +172,8 @@ def test_a_loop_may_be_ahead_and_move_a_batch_that_has_a_position(folders):
     loader = PackedDataLoader(dataset)
     for batch in loader:
         moved = {k: v.clone() if torch.is_tensor(v) else v for k, v in batch.items()}
-        assert loader.provenance(moved) is loader.provenance(batch)
+        segments = loader.provenance(batch).segments
+        np.testing.assert_array_equal(loader.provenance(moved).segments, segments)
 
 
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])

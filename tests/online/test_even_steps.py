@@ -204,6 +204,6 @@ def test_what_another_loaders_workers_hold_is_not_skipped():
     dataset = dataset_of(0, 1, 50, steps=10)
     loader = loader_of(dataset, 2)
     list(loader)
-    with pytest.raises(ConfigError, match="iterate that loader again"):
+    with pytest.raises(ResumeError, match=r"of worker 0 of 2, but is loaded in 0 of 1; .* as many"):
         list(PackedDataLoader(dataset))
     assert len(list(loader)) == 10
