@@ -46,7 +46,7 @@ from streampack.online.state import (
 )
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
-from streampack.runtime.provenance import Provenance
+from streampack.runtime.provenance import NativeOrigin
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map, prefetched
@@ -101,6 +101,12 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         self._convert = convert
         self._context = context
         self._format_bytes = format_bytes(convert, plan)
+        self._origin = {
+            "stream_names": plan.names,
+            "packing": plan.packing,
+            "context": context,
+            "convert": convert,
+        }
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
         self._reading: Any = None  # what a prefetch thread reads
         self._start: Position | None = None  # a loaded one, until an iteration begins there
@@ -159,17 +165,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
                 )
         return converted
 
-    def provenance(self, native: Batch) -> Provenance:
-        """Return the provenance of a native batch."""
-        return Provenance.of_native(
-            native,
-            run=f"a {self.kind} with steps={self.plan.steps!r}",
-            stream_names=self.plan.names,
-            packing=self.plan.packing,
-            context=self._context,
-            num_slices=self.world.context_parallel,
-            convert=self._convert,
-        )
+    def origin(self, native: Batch) -> NativeOrigin:
+        """Return what makes the provenance of a native batch."""
+        return NativeOrigin(native, self.world.context_parallel, self._origin)
 
     def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
         return WorkerSlice(

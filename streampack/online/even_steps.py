@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +31,7 @@ from streampack.errors import ConfigError, DataError, ResumeError, StreampackErr
 from streampack.online.engine import OnlineEngine, OnlineIteration
 from streampack.online.state import LoopPosition, Position
 from streampack.runtime.at_exit import close_at_exit
-from streampack.runtime.provenance import Provenance
+from streampack.runtime.provenance import NativeOrigin
 from streampack.runtime.rank_digest import other_ranks
 from streampack.world import World, process_group
 
@@ -45,7 +44,7 @@ class Read(NamedTuple):
     """A batch that was read, and is delivered once the engine notes its position."""
 
     batch: Any
-    origin: Provenance
+    origin: NativeOrigin
     iteration: OnlineIteration
     position: Position
     """Behind the batch."""
@@ -92,7 +91,7 @@ class EvenSteps:
         if held is None:
             raise RuntimeError("no batch was read")
         if isinstance(self._steps, int):
-            held.origin.step_of = partial(int, at.epoch * self._steps + at.step - 1)
+            held.origin.step = at.epoch * self._steps + at.step - 1
         engine.note(held.iteration, held.position)
         # The batch counts as delivered: a call here would let an interrupt lose it.
         engine.loop, self._held = at, None

@@ -92,7 +92,6 @@ class LiveQueue:
         has_payloads = self._chunk_samples == 1
         self._chunk_tokens = 1 if has_payloads else max(plan.batch_size * row_tokens, CHUNK_TOKENS)
         self._waiting = NO_SEGMENTS  # drawn, and not given to the packer yet
-        self._num_waiting = 0  # tokens of these
         self._window = window
         self._seed_path = seed_path
         self._num_windows = 0
@@ -125,12 +124,11 @@ class LiveQueue:
             num_packs = min(self._window - len(self._arrived), self._plan.batch_size)
         needed = min(num_packs * self._plan.packing.row_tokens, self._chunk_tokens)
         has_more = True
-        while self._num_waiting < needed and (has_more := self._draw()):
+        while self._waiting[:, LENGTH].sum() < needed and (has_more := self._draw()):
             pass
         packs, num_added = self._packer.add_until(self._waiting, num_packs)
         num_tokens = int(self._waiting[:num_added, LENGTH].sum())
         self._waiting = self._waiting[num_added:]
-        self._num_waiting -= num_tokens
         self._store.count(num_tokens)
         if not has_more and not len(self._waiting):
             self._has_ended = True
@@ -162,7 +160,7 @@ class LiveQueue:
             self._counts[:, TRUNCATED] += np.bincount(rows[is_cut, STREAM], minlength=num)
         if len(self._waiting):
             segments = np.concatenate([self._waiting, segments])
-        self._waiting, self._num_waiting = segments, int(segments[:, LENGTH].sum())
+        self._waiting = segments
         return True
 
     # Windows.
@@ -202,7 +200,6 @@ class LiveQueue:
         self._packer.load_state_dict(state["packer"])
         self._ready = _packs_of(state["full"])
         self._waiting = np.array(state["waiting"], np.int64).reshape(-1, NO_SEGMENTS.shape[1])
-        self._num_waiting = int(self._waiting[:, LENGTH].sum())
         self._has_ended = bool(state["has_ended"])
         if self._window:
             self._arrived = _packs_of(state["arrived"])

@@ -18,7 +18,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice, repeat
 from typing import Any
 
@@ -38,23 +39,12 @@ from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _WithStates:
-    """The work of a `Pool` worker: batches, each with the worker's state after it."""
-
-    engine: OnlineEngine
-    ahead: int
-    """The most batches not yet delivered."""
-
-    def __call__(self, start: Position) -> Callable[[Any], list[Delivery]]:
-        items = self._items(start)
-        return lambda _: list(islice(items, 1))
-
-    def _items(self, start: Position) -> Iterator[Delivery]:
-        info = get_worker_info()
-        worker = info.id if info else 0
-        iteration = self.engine.adopt(start)
-        return self.engine.deliveries(iteration, start.states[worker], self.ahead)
+def _serve(engine: OnlineEngine, ahead: int, start: Position) -> Callable[[Any], list[Delivery]]:
+    """Set up a worker of a `Pool`; return what gives its next batch, with its state after that."""
+    info = get_worker_info()
+    state = start.states[info.id if info else 0]
+    items = engine.deliveries(engine.adopt(start), state, ahead)
+    return lambda _: list(islice(items, 1))
 
 
 class OnlineLoading(LoaderSession[OnlineEngine]):
@@ -140,7 +130,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             position = engine.whole_position(iteration.start, self.num_workers)
             for worker, native, state in self._deliveries(iteration, position):
                 batch = engine.convert(self._pinned(native), self._ahead)
-                origin = engine.provenance(native)
+                origin = engine.origin(native)
                 del native
                 if self._finish is not None:
                     batch = self._finish(batch)
@@ -160,7 +150,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         engine, ahead = self.engine, self._ahead
         if self.num_workers:
             if self._workers is None:
-                self._workers = Pool(_WithStates(engine, ahead), self._options)
+                self._workers = Pool(partial(_serve, engine, ahead), self._options)
             if iteration.start.states:
                 self._workers.end()  # new ones have sources that were not read yet
             return self._workers.results(repeat(None), first=start.next_worker, given=start)

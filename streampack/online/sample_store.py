@@ -207,9 +207,8 @@ class SampleStore:
     @property
     def addresses(self) -> Int64Array:
         """Stream, pass, sample, start, length, tokens left, digest of each piece; shape (n, 7)."""
-        pieces = self._table[: self._num_lines, :OFFSET]
-        live: Int64Array = pieces[pieces[:, LEFT] > 0]
-        return live
+        live = np.flatnonzero(self._table[: self._num_lines, LEFT])
+        return self._table.take(live, axis=0)[:, :OFFSET]
 
     def keep(self, held: Sequence[Sequence[int]], last: Sequence[Sequence[int]]) -> int | None:
         """Free all pieces but those at `held` addresses of the store that was saved.

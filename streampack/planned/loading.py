@@ -31,7 +31,7 @@ from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
 from streampack.planned.deliveries import IterationPlans, PlannedBatches
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.at_exit import close_at_exit
-from streampack.runtime.loader_session import LoaderSession, Reads, SharedMemory, task_groups
+from streampack.runtime.loader_session import LoaderSession, SharedMemory, serve_reads, task_groups
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.runtime.shared_ring import Ring, RingReader
@@ -107,7 +107,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
     def _make_workers(self) -> None:
         self._handing = self._choose_handing()
         # A worker has no GPU to pin for.
-        self._workers = Pool(Reads(self._handing or self.engine.reader()), self._options)
+        read = self._handing or self.engine.reader()
+        self._workers = Pool(partial(serve_reads, read), self._options)
 
     def _most_together(self) -> int:
         """Return how many batches are read or transferred together, if there is room for them."""

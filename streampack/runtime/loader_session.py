@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic
@@ -43,24 +42,19 @@ class LoaderSession(Generic[Engine]):
             self._workers.end()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Reads:
-    """Work of a `Pool`: reads a group of tasks, up to the first that fails."""
+def serve_reads(read: Callable[[Any], Any], _given: None) -> Callable[[Any], list[Any]]:
+    """Return the work of a `Pool` that reads groups of tasks, each up to the first that fails."""
 
-    read: Callable[[Any], Any]
-    """Reads one planned batch; picklable."""
-
-    def __call__(self, _given: None) -> Callable[[tuple[Any, ...]], list[Any]]:
-        return self._results
-
-    def _results(self, tasks: tuple[Any, ...]) -> list[Any]:
+    def results_of(tasks: tuple[Any, ...]) -> list[Any]:
         results = []
         try:
             for task in tasks:
-                results.append(self.read(task))
+                results.append(read(task))
         except Exception as error:
             results.append(Failed.of(error))
         return results
+
+    return results_of
 
 
 def task_groups(tasks: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:

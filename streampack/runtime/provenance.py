@@ -62,34 +62,6 @@ class Provenance:
     position: int
     step_of: Callable[[], int]
 
-    @classmethod
-    def of_native(
-        cls, native: Mapping[str, Any], *, run: str, num_slices: int, **fields: Any
-    ) -> Provenance:
-        """Return the provenance of a native batch, one of `num_slices` slices of its rows."""
-
-        def no_step() -> int:
-            raise ConfigError(
-                f"the step of {run} is not known, as its epochs have no known length; set steps "
-                "to a number, such as steps=1000, or count the optimizer's steps"
-            )
-
-        rows = native["segments"].numpy().copy()  # may be a view of a buffer that is used again
-        num_rows, row_tokens = native["tokens"].shape
-
-        def packs() -> Packs:
-            segments = np.column_stack([rows[:, ROW + 1 :], rows[:, -1]])
-            return Packs(segments=segments, ends=np.cumsum(np.bincount(rows[:, ROW])))
-
-        return cls(
-            epoch=native["epoch"],
-            position=native["position"],
-            packs_of=packs,
-            shape=(num_rows, row_tokens * num_slices),
-            step_of=no_step,
-            **fields,
-        )
-
     @property
     def step(self) -> int:
         """The step of the run: the number of its global batch, over all epochs or chapters, from 0.
@@ -143,6 +115,48 @@ class Provenance:
         made = made if isinstance(made, Mapping) else made[0]
         ids: Int64Array = next(made[name] for name in TOKENS if name in made).numpy() - 1
         return ids
+
+
+class NativeOrigin:
+    """Makes the provenance of a native batch of iterables, one of `num_slices` slices of its rows.
+
+    `fields` are those of a `Provenance` that all batches share.
+    """
+
+    def __init__(
+        self, native: Mapping[str, Any], num_slices: int, fields: Mapping[str, Any]
+    ) -> None:
+        self._rows = native["segments"].numpy().copy()  # a view of a buffer that is used again
+        num_rows, row_tokens = native["tokens"].shape
+        self._shape = num_rows, row_tokens * num_slices
+        self._place = native["epoch"], native["position"]
+        self._fields = fields
+        self.step: int | None = None
+        """The step of the run, once the batch is delivered, if steps are counted."""
+
+    def __call__(self) -> Provenance:
+        epoch, position = self._place
+        return Provenance(
+            epoch=epoch,
+            position=position,
+            packs_of=self._packs,
+            shape=self._shape,
+            step_of=self._known_step,
+            **self._fields,
+        )
+
+    def _packs(self) -> Packs:
+        rows = self._rows
+        segments = np.column_stack([rows[:, ROW + 1 :], rows[:, -1]])
+        return Packs(segments=segments, ends=np.cumsum(np.bincount(rows[:, ROW])))
+
+    def _known_step(self) -> int:
+        if self.step is None:
+            raise ConfigError(
+                "the step of this batch of iterables is not known, as their epochs have no known "
+                "length; set steps to a number, such as steps=1000, or count the optimizer's steps"
+            )
+        return self.step
 
 
 Origin: TypeAlias = Provenance | Callable[[], Provenance]

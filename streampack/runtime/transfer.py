@@ -82,8 +82,8 @@ def receive(connection: Any) -> tuple[int, list[Any]]:
     OSError: the socket broke, or time is over.
     """
     iteration, sizes = connection.recv()
-    parts = [memoryview(np.empty(size, np.uint8)) for size in sizes]
-    _move(os.readv, connection, parts)
+    parts: list[Any] = [np.empty(size, np.uint8) for size in sizes]
+    _move(os.readv, connection, list(map(memoryview, parts)))
     return iteration, parts
 
 

@@ -212,7 +212,7 @@ def test_steps_of_iterables_are_known_where_they_are_a_number():
     assert steps == list(range(15))
     loader = PackedDataLoader(online())
     origin = loader.provenance(next(iter(loader)))
-    with pytest.raises(ConfigError, match=r"PackedIterableDataset with steps=None .* set steps to"):
+    with pytest.raises(ConfigError, match=r"batch of iterables is not known, .* set steps to"):
         _ = origin.step
 
 
