@@ -32,7 +32,7 @@ SMALL_BYTES = 4096  # an array of less is part of the pickle
 MOST_PARTS = 1000  # of a call; Linux takes 1,024
 
 
-def parts_of(result: Any) -> list[memoryview]:
+def pickled_parts(result: Any) -> list[memoryview]:
     """Return a result as a pickle and the memory of its large arrays."""
     out, parts = BytesIO(), list[memoryview]()
 
@@ -46,13 +46,13 @@ def parts_of(result: Any) -> list[memoryview]:
     return [out.getbuffer(), *parts]
 
 
-def result_of(parts: list[Any]) -> Any:
+def unpickled(parts: list[Any]) -> Any:
     """Return the result of received parts.
 
-    >>> sent = parts_of({"tokens": np.arange(1000), "epoch": 3})
+    >>> sent = pickled_parts({"tokens": np.arange(1000), "epoch": 3})
     >>> [part.nbytes > 1000 for part in sent]
     [False, True]
-    >>> result_of([np.array(part) for part in sent])["tokens"][-1]
+    >>> unpickled([np.array(part) for part in sent])["tokens"][-1]
     np.int64(999)
     """
     return pickle.loads(parts[0], buffers=parts[1:])
@@ -71,12 +71,13 @@ def _tensor_of(flat: IntArray, dtype: torch.dtype, shape: tuple[int, ...]) -> Te
     return torch.from_numpy(flat).view(dtype).reshape(shape)
 
 
-def send(connection: Any, iteration: int, parts: list[memoryview]) -> None:
+def send_parts(connection: Any, iteration: int, parts: list[memoryview]) -> None:
+    """Send the parts of a result of an iteration."""
     connection.send((iteration, [part.nbytes for part in parts]))
     _move(os.writev, connection, parts)
 
 
-def receive(connection: Any) -> tuple[int, list[Any]]:
+def receive_parts(connection: Any) -> tuple[int, list[Any]]:
     """Wait for the parts of a result; return its iteration too.
 
     OSError: the socket broke, or time is over.

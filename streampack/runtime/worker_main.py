@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch.utils.data import _utils
 
-from streampack.runtime.transfer import by_value, parts_of, send
+from streampack.runtime.transfer import by_value, pickled_parts, send_parts
 
 ORPHANED_S = 5.0  # time limit for the task of a worker that is no longer needed
 
@@ -100,16 +100,16 @@ class _Outbox:
     def put(self, iteration: int, results: list[Any] | None) -> None:
         """Send results, or None: an iteration was set up."""
         try:
-            parts = [] if results is None else parts_of(results)
+            parts = [] if results is None else pickled_parts(results)
         except Exception as error:  # of a batch that cannot be pickled
-            parts = parts_of([Failed.of(error)])
+            parts = pickled_parts([Failed.of(error)])
         self._messages.put((iteration, parts))
 
     def _send(self) -> None:
         with suppress(OSError):  # the reader is gone
             while True:
                 iteration, parts = self._messages.get()
-                send(self._theirs, iteration, parts)
+                send_parts(self._theirs, iteration, parts)
                 del parts
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError, WorkerError
-from streampack.runtime.transfer import receive, result_of
+from streampack.runtime.transfer import receive_parts, unpickled
 from streampack.runtime.worker_main import Failed, Serve
 from streampack.runtime.worker_processes import LEAVE_S, WorkerOptions, WorkerProcesses
 
@@ -118,11 +118,11 @@ class _Session:
             if any(fd != ours.fileno() for fd, _ in ready):
                 raise self._death(ready)
             try:
-                iteration, parts = receive(ours)
+                iteration, parts = receive_parts(ours)
             except (EOFError, OSError) as error:
                 raise self._broken(worker, error) from error
             if iteration == self.iteration and (not parts) == is_begin:
-                return None if is_begin else result_of(parts)
+                return None if is_begin else unpickled(parts)
 
     def _broken(self, worker: int, error: Exception) -> Exception:
         if isinstance(error, BlockingIOError):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
-    ConfigError,
     DataError,
     IterableStream,
     PackedDataLoader,

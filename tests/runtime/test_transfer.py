@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from streampack import IterableStream, PackedDataLoader, PackedIterableDataset, Packing
-from streampack.runtime.transfer import SMALL_BYTES, by_value, parts_of, result_of
+from streampack.runtime.transfer import SMALL_BYTES, by_value, pickled_parts, unpickled
 
 
 def test_every_dtype_and_shape_comes_out_as_it_went_in(monkeypatch):
@@ -26,9 +26,9 @@ def test_every_dtype_and_shape_comes_out_as_it_went_in(monkeypatch):
     }
 
     monkeypatch.setitem(ForkingPickler._extra_reducers, torch.Tensor, by_value)
-    parts = parts_of(batch)
+    parts = pickled_parts(batch)
     assert len(parts) == 2, "a pickle, and the memory of the large tensor"
-    found = result_of([np.array(part) for part in parts])
+    found = unpickled([np.array(part) for part in parts])
 
     assert found.keys() == batch.keys()
     assert (found["images"], found["epoch"]) == (batch["images"], 7)
