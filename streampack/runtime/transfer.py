@@ -84,7 +84,7 @@ def receive_parts(connection: Any) -> tuple[int, list[Any]]:
     """
     iteration, sizes = connection.recv()
     parts: list[Any] = [np.empty(size, np.uint8) for size in sizes]
-    _move(os.readv, connection, list(map(memoryview, parts)))
+    _move(os.readv, connection, [memoryview(part) for part in parts])
     return iteration, parts
 
 
