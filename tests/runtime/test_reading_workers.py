@@ -19,8 +19,8 @@ from torch.utils.data import get_worker_info
 from streampack.config import Packing
 from streampack.errors import ConfigError, DataError, WorkerError
 from streampack.loader.loader import PackedDataLoader
-from streampack.online import loading
 from streampack.online.dataset import PackedIterableDataset
+from streampack.online.engine import OnlineEngine
 from streampack.planned import loading as planned_loading
 from streampack.runtime.loader_session import SharedMemory, pin
 from streampack.runtime.worker_pool import Pool
@@ -315,18 +315,18 @@ def test_a_worker_that_is_stopped_is_named_once_time_is_up_and_the_run_goes_on_e
 
 def test_a_worker_that_missed_an_iteration_begins_the_next_with_the_others(monkeypatch):
     """A worker drops the tasks of an iteration that was left before it reached them."""
-    begin = loading._WithStates.__call__
+    begin = OnlineEngine.adopt
     has_begun: list[bool] = []
 
-    def late(self: Any, given: Any) -> Any:
+    def late(self: Any, start: Any) -> Any:
         if not has_begun and get_worker_info().id == 1:
             time.sleep(1)
         has_begun.append(True)
-        return begin(self, given)
+        return begin(self, start)
 
     loader = PackedDataLoader(of_iterables(), num_workers=2)
     wanted = [show(batch) for _ in range(2) for batch in loader][len(list(loader)) :]
-    monkeypatch.setattr(loading._WithStates, "__call__", late)
+    monkeypatch.setattr(OnlineEngine, "adopt", late)
     loader = PackedDataLoader(of_iterables(), num_workers=2)
     next(iter(loader))
     assert [show(batch) for batch in loader] == wanted
