@@ -144,7 +144,7 @@ class HeldBytes:
         self._limit = limit
         self._fixed = fixed
         # For each batch that may be undelivered: tensors plus payloads, and payloads alone.
-        self._batches: deque[tuple[int, int]] = deque(maxlen=max(ahead - 1, 0))
+        self._batches: deque[tuple[int, int]] = deque(maxlen=min(max(ahead - 1, 0), sys.maxsize))
         self.high_water = 0
         """Peak bytes of batches and payloads."""
 
