@@ -21,7 +21,7 @@ import numpy as np
 
 from streampack._extras import import_extra
 from streampack.errors import DataError
-from streampack.flat.token_file import Table, TokenFile
+from streampack.flat.token_file import FoundFile, Options, Table, TokenFile
 from streampack.padding import PADDING_MASK
 from streampack.types import Int64Array
 
@@ -64,51 +64,53 @@ class ArrowBatches:
         return offsets
 
 
-def open_arrow(name: str, path: Path, columns: tuple[str, ...]) -> TokenFile:
-    """Open the Arrow file at `path`; its tokens are in the first of `columns` that it has.
+class Arrow:
+    """`.arrow`, as `Dataset.save_to_disk` writes it."""
 
-    Raises:
-        DataError: If it is not an Arrow file, or has no such column of lists of integers, stored
-            uncompressed and without nulls.
-    """
-    pa: Any = import_extra("pyarrow", "tables", f"{path}: reading an Arrow file")
-    try:
-        with pa.memory_map(str(path)) as file:
-            base = file.read_buffer().address
-            file.seek(0)
-            is_file = file.read(len(FILE_MAGIC)) == FILE_MAGIC
-            file.seek(0)
-            reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
-            column = _column_of(pa, reader.schema, columns, path)
-            numbers = range(reader.num_record_batches) if is_file else ()
-            batches = map(reader.get_batch, numbers) if is_file else reader
-            others = tuple(name for name in reader.schema.names if name != column.name)
-            found: list[tuple[int, int, int]] = []
-            for batch in batches:
-                if PADDING_MASK in others and not found:
-                    _check_padding(batch.column(PADDING_MASK), path)
-                found.append(_buffers_of(batch.column(column.name), base, path))
-    except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: is not a whole Arrow file ({error}); make a new copy") from error
-    dtype = str(column.type.value_type)
-    num_bytes, itemsize = path.stat().st_size, np.dtype(dtype).itemsize
-    table = np.array([row for row in found if row[0]], np.int64).reshape(-1, 3)
-    if (table[:, 1:] < 0).any() or (table[:, 1:] >= num_bytes).any():
-        raise DataError(
-            f"{path}: the buffers of column {column.name!r} are compressed, so they cannot be "
-            "mapped; save it without compression, or write a stream: streampack write --tokens"
+    name, suffix = "arrow", ".arrow"
+
+    def open(self, file: FoundFile, options: Options) -> TokenFile:
+        path = file.table(file.name)
+        pa: Any = import_extra("pyarrow", "tables", f"{path}: reading an Arrow file")
+        try:
+            with pa.memory_map(str(path)) as mapped:
+                base = mapped.read_buffer().address
+                mapped.seek(0)
+                is_file = mapped.read(len(FILE_MAGIC)) == FILE_MAGIC
+                mapped.seek(0)
+                reader = pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+                column = _column_of(pa, reader.schema, options.tokens, path)
+                numbers = range(reader.num_record_batches) if is_file else ()
+                batches = map(reader.get_batch, numbers) if is_file else reader
+                others = tuple(name for name in reader.schema.names if name != column.name)
+                found: list[tuple[int, int, int]] = []
+                for batch in batches:
+                    if PADDING_MASK in others and not found:
+                        _check_padding(batch.column(PADDING_MASK), path)
+                    found.append(_buffers_of(batch.column(column.name), base, path))
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path}: is not a whole Arrow file ({error}); make a new copy"
+            ) from error
+        dtype = str(column.type.value_type)
+        num_bytes, itemsize = path.stat().st_size, np.dtype(dtype).itemsize
+        table = np.array([row for row in found if row[0]], np.int64).reshape(-1, 3)
+        if (table[:, 1:] < 0).any() or (table[:, 1:] >= num_bytes).any():
+            raise DataError(
+                f"{path}: the buffers of column {column.name!r} are compressed, so they cannot be "
+                "mapped; save it without compression, or write a stream: streampack write --tokens"
+            )
+        boundaries = ArrowBatches(
+            path=path,
+            first_samples=np.concatenate([[0], np.cumsum(table[:, 0])]),
+            offsets_at=table[:, 1],
+            values_at=table[:, 2] // itemsize,
+            offset_dtype="<i8" if pa.types.is_large_list(column.type) else "<i4",
+            num_bytes=num_bytes,
         )
-    boundaries = ArrowBatches(
-        path=path,
-        first_samples=np.concatenate([[0], np.cumsum(table[:, 0])]),
-        offsets_at=table[:, 1],
-        values_at=table[:, 2] // itemsize,
-        offset_dtype="<i8" if pa.types.is_large_list(column.type) else "<i4",
-        num_bytes=num_bytes,
-    )
-    return TokenFile(
-        name=name, dtype=dtype, num_bytes=num_bytes, boundaries=boundaries, columns=others
-    )
+        return TokenFile(
+            name=file.name, dtype=dtype, num_bytes=num_bytes, boundaries=boundaries, columns=others
+        )
 
 
 def _check_padding(masks: Any, path: Path) -> None:

@@ -15,34 +15,45 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import Ends, Table, TokenFile
+from streampack.flat.token_file import Ends, FoundFile, Options, Table, TokenFile
 
 DTYPES = {2: "uint16", 4: "uint32"}
 MAX_METADATA = 65_536
 
 
-def open_datatrove(name: str, num_bytes: int, index: Path, metadata: Path | None) -> TokenFile:
-    """Open the index of the tokens `name`, which have `num_bytes`.
+class Datatrove:
+    """`.ds` with `.ds.index`."""
 
-    Raises:
-        DataError: If the index does not fit the tokens, or their type is unknown.
-    """
-    size = index.stat().st_size
-    if size % 8 or not size:
-        raise DataError(
-            f"{index}: has {size} bytes, but must have 8 for each document, of one or more; it is "
-            "cut short: make a new copy"
+    name, suffix = "datatrove", ".ds"
+
+    def open(self, file: FoundFile, options: Options) -> TokenFile:  # noqa: ARG002
+        if file.path_of(f"{file.name}.loss") is not None:
+            raise DataError(
+                f"{file.name}: has a loss mask, {file.name}.loss, which cannot be read, and "
+                "without it all tokens would be learned; remove it if that is right, or write a "
+                "stream with a loss_mask column"
+            )
+        index = file.table(f"{file.name}.index", "write it with save_index=True")
+        size = index.stat().st_size
+        if size % 8 or not size:
+            raise DataError(
+                f"{index}: has {size} bytes, but must have 8 for each document, of one or more; it "
+                "is cut short: make a new copy"
+            )
+        ends = Table(path=index, dtype="<u8", offset=0, count=size // 8)
+        last = int(ends[np.array([ends.count - 1])][0])
+        stated = _stated_itemsize(file.path_of(f"{file.name}.metadata"))
+        itemsize = stated or (file.num_bytes // last if last else 2)
+        if itemsize not in DTYPES or last * itemsize != file.num_bytes:
+            raise DataError(
+                f"{index}: its documents end at token {last}, but {file.name} has "
+                f"{file.num_bytes} bytes, and a token has 2 or 4; they do not belong together, or "
+                "one was cut short: copy both again"
+            )
+        dtype = DTYPES[itemsize]
+        return TokenFile(
+            name=file.name, dtype=dtype, num_bytes=file.num_bytes, boundaries=Ends(ends)
         )
-    ends = Table(path=index, dtype="<u8", offset=0, count=size // 8)
-    last = int(ends[np.array([ends.count - 1])][0])
-    itemsize = _stated_itemsize(metadata) or (num_bytes // last if last else 2)
-    if itemsize not in DTYPES or last * itemsize != num_bytes:
-        raise DataError(
-            f"{index}: its documents end at token {last}, but {name} has {num_bytes} bytes, and a "
-            "token has 2 or 4; they do not belong together, or one was cut short: copy both again"
-        )
-    dtype = DTYPES[itemsize]
-    return TokenFile(name=name, dtype=dtype, num_bytes=num_bytes, boundaries=Ends(ends))
 
 
 def _stated_itemsize(metadata: Path | None) -> int | None:

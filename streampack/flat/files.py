@@ -10,132 +10,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Protocol
 
 from streampack.errors import ConfigError, DataError
-from streampack.flat.arrow import open_arrow
-from streampack.flat.datatrove import open_datatrove
-from streampack.flat.megatron import open_megatron
-from streampack.flat.olmo import open_olmo
-from streampack.flat.token_file import TokenFile
+from streampack.flat.arrow import Arrow
+from streampack.flat.datatrove import Datatrove
+from streampack.flat.megatron import Megatron
+from streampack.flat.olmo import Olmo
+from streampack.flat.token_file import TokenFormat
 
 ENTRY_POINTS = "streampack.formats"
 DATASET_DICT, DATASET_STATE = "dataset_dict.json", "state.json"
 GLOB = frozenset("*?[")
-INDEX_IT = (
-    "find the ends once with `streampack index FILES --eos-id ID --tokens-dtype TYPE "
-    "--out FOLDER`, and set Stream(index=FOLDER)"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a `Stream` says about its token files."""
-
-    tokens: tuple[str, ...]
-    """Names of the column of tokens, for formats with columns."""
-    dtype: str | None
-    """Type of the tokens, for formats that do not state it."""
-    unit: str
-    """"document" or "sequence"."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
-    """A token file, and the files that describe it."""
-
-    name: str
-    """Its path below the root."""
-    num_bytes: int
-    path_of: Callable[[str], Path | None]
-    """Returns the path on this disk of another file below the root, which it fetches if necessary;
-    None without one."""
-    version: str | None = None
-
-    def table(self, name: str, way_out: str = "copy it too") -> Path:
-        """Return the path on this disk of a file that says where documents end.
-
-        Raises:
-            DataError: If there is none.
-        """
-        path = self.path_of(name)
-        if path is None:
-            raise DataError(
-                f"{self.name}: has no {name}, which says where its documents end; {way_out}"
-            )
-        return path
-
-
-class TokenFormat(Protocol):
-    """A format of token files. Register one of your own as an entry point `streampack.formats`."""
-
-    name: str
-    suffix: str
-    """The ending of files with tokens."""
-
-    def open(self, file: FoundFile, options: Options) -> TokenFile:
-        """Return the type of a file's tokens, and where its documents begin.
-
-        Raises:
-            DataError: If a table is missing or damaged.
-        """
-
-
-class Megatron:
-    """`.bin` with `.idx`."""
-
-    name, suffix = "megatron", ".bin"
-
-    def open(self, file: FoundFile, options: Options) -> TokenFile:
-        path = file.table(file.name.removesuffix(".bin") + ".idx")
-        return open_megatron(file.name, file.num_bytes, path, unit=options.unit)
-
-
-class Datatrove:
-    """`.ds` with `.ds.index`."""
-
-    name, suffix = "datatrove", ".ds"
-
-    def open(self, file: FoundFile, options: Options) -> TokenFile:  # noqa: ARG002
-        if file.path_of(f"{file.name}.loss") is not None:
-            raise DataError(
-                f"{file.name}: has a loss mask, {file.name}.loss, which cannot be read, and "
-                "without it all tokens would be learned; remove it if that is right, or write a "
-                "stream with a loss_mask column"
-            )
-        path = file.table(f"{file.name}.index", "write it with save_index=True")
-        metadata = file.path_of(f"{file.name}.metadata")
-        return open_datatrove(file.name, file.num_bytes, path, metadata)
-
-
-class Olmo:
-    """`.npy` without a header, with `.csv.gz`."""
-
-    name, suffix = "olmo", ".npy"
-
-    def open(self, file: FoundFile, options: Options) -> TokenFile:
-        if options.dtype is None:
-            raise ConfigError(
-                f"{file.name}: the type of its tokens is in no file; set tokens_dtype='uint16' or "
-                "'uint32', as in the config that wrote it"
-            )
-        stem = file.name.removesuffix(".npy")
-        path = file.path_of(f"{file.name}.csv.gz") or file.table(f"{stem}.csv.gz", INDEX_IT)
-        return open_olmo(file.name, file.num_bytes, path, dtype=options.dtype)
-
-
-class Arrow:
-    """`.arrow`, as `Dataset.save_to_disk` writes it."""
-
-    name, suffix = "arrow", ".arrow"
-
-    def open(self, file: FoundFile, options: Options) -> TokenFile:
-        return open_arrow(file.name, file.table(file.name), options.tokens)
 
 
 FORMATS: tuple[TokenFormat, ...] = (Megatron(), Datatrove(), Olmo(), Arrow())

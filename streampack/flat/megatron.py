@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import Table, TokenFile, map_table
+from streampack.flat.token_file import FoundFile, Options, Table, TokenFile, map_table
 from streampack.types import Int64Array
 
 HEAD = struct.Struct("<9sQBQQ")
@@ -71,48 +71,53 @@ class MegatronIndex:
         return np.where(is_end, self.num_tokens, bytes_before // self.itemsize)
 
 
-def open_megatron(name: str, num_bytes: int, path: Path, *, unit: str) -> TokenFile:
-    """Open the `.idx` file at `path` of the tokens `name`, which have `num_bytes`.
+class Megatron:
+    """`.bin` with `.idx`."""
 
-    Raises:
-        DataError: If the header, a size or the end of the last sequence is wrong.
-    """
-    data = map_table(path)
-    size, head = len(data), data[: HEAD.size].tobytes()
-    if size < HEAD.size or not head.startswith(MAGIC):
-        raise DataError(f"{path}: {size} bytes that are not a Megatron index; make a new copy")
-    _, version, code, n, d = HEAD.unpack(head)
-    if version != 1 or code not in DTYPES:
-        shown = OTHER_DTYPES.get(code, f"code {code}")
-        raise DataError(
-            f"{path}: has version {version} and tokens of type {shown}, but only version 1 and the "
-            f"types {', '.join(DTYPES.values())} can be read; rewrite it"
+    name, suffix = "megatron", ".bin"
+
+    def open(self, file: FoundFile, options: Options) -> TokenFile:
+        path = file.table(file.name.removesuffix(".bin") + ".idx")
+        data = map_table(path)
+        size, head = len(data), data[: HEAD.size].tobytes()
+        if size < HEAD.size or not head.startswith(MAGIC):
+            raise DataError(f"{path}: {size} bytes that are not a Megatron index; make a new copy")
+        _, version, code, n, d = HEAD.unpack(head)
+        if version != 1 or code not in DTYPES:
+            shown = OTHER_DTYPES.get(code, f"code {code}")
+            raise DataError(
+                f"{path}: has version {version} and tokens of type {shown}, but only version 1 "
+                f"and the types {', '.join(DTYPES.values())} can be read; rewrite it"
+            )
+        begin = HEAD.size + 4 * n
+        expected = begin + 8 * n + 8 * d
+        # Indexes of multimodal data have a byte more for each sequence.
+        if size not in (expected, expected + n) or not n or d < 2:
+            raise DataError(
+                f"{path}: has {size} bytes, but {n} sequences and {d} - 1 documents take "
+                f"{expected}, and at least one of each is needed; it is cut short or damaged: make "
+                "a new copy"
+            )
+        itemsize = np.dtype(DTYPES[code]).itemsize
+        lengths = Table(path=path, dtype="<i4", offset=HEAD.size, count=n)
+        pointers = Table(path=path, dtype="<i8", offset=begin, count=n)
+        documents = Table(path=path, dtype="<i8", offset=begin + 8 * n, count=d)
+        end = int(pointers[np.array([n - 1])][0] + itemsize * lengths[np.array([n - 1])][0])
+        edges = documents[np.array([0, d - 1])].tolist()
+        if end != file.num_bytes or edges != [0, n]:
+            raise DataError(
+                f"{path}: its sequences end at byte {end} and its documents are sequences "
+                f"{edges[0]} to {edges[1]} of {n}, but {file.name} has {file.num_bytes} bytes; "
+                "they do not belong together, or one was cut short: copy both again"
+            )
+        boundaries = MegatronIndex(
+            path=path,
+            itemsize=itemsize,
+            num_tokens=file.num_bytes // itemsize,
+            sequence_lengths=lengths,
+            pointers=pointers,
+            first_sequences=documents if options.unit == "document" else None,
         )
-    begin = HEAD.size + 4 * n
-    expected = begin + 8 * n + 8 * d
-    if size not in (expected, expected + n) or not n or d < 2:  # a byte each: modes of multimodal
-        raise DataError(
-            f"{path}: has {size} bytes, but {n} sequences and {d} - 1 documents take {expected}, "
-            "and at least one of each is needed; it is cut short or damaged: make a new copy"
+        return TokenFile(
+            name=file.name, dtype=DTYPES[code], num_bytes=file.num_bytes, boundaries=boundaries
         )
-    itemsize = np.dtype(DTYPES[code]).itemsize
-    lengths = Table(path=path, dtype="<i4", offset=HEAD.size, count=n)
-    pointers = Table(path=path, dtype="<i8", offset=begin, count=n)
-    documents = Table(path=path, dtype="<i8", offset=begin + 8 * n, count=d)
-    end = int(pointers[np.array([n - 1])][0] + itemsize * lengths[np.array([n - 1])][0])
-    edges = documents[np.array([0, d - 1])].tolist()
-    if end != num_bytes or edges != [0, n]:
-        raise DataError(
-            f"{path}: its sequences end at byte {end} and its documents are sequences {edges[0]} "
-            f"to {edges[1]} of {n}, but {name} has {num_bytes} bytes; they do not belong together, "
-            "or one was cut short: copy both again"
-        )
-    boundaries = MegatronIndex(
-        path=path,
-        itemsize=itemsize,
-        num_tokens=num_bytes // itemsize,
-        sequence_lengths=lengths,
-        pointers=pointers,
-        first_sequences=documents if unit == "document" else None,
-    )
-    return TokenFile(name=name, dtype=DTYPES[code], num_bytes=num_bytes, boundaries=boundaries)

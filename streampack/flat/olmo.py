@@ -19,11 +19,15 @@ from pathlib import Path
 
 import numpy as np
 
-from streampack.errors import DataError
-from streampack.flat.token_file import TokenFile
+from streampack.errors import ConfigError, DataError
+from streampack.flat.token_file import FoundFile, Options, TokenFile
 from streampack.types import Int64Array
 
 MAX_LINE = 65_536
+INDEX_IT = (
+    "find the ends once with `streampack index FILES --eos-id ID --tokens-dtype TYPE "
+    "--out FOLDER`, and set Stream(index=FOLDER)"
+)
 
 
 class DocumentTable:
@@ -40,26 +44,36 @@ class DocumentTable:
         return self._ends[samples] - self._starts[samples]
 
 
-def open_olmo(name: str, num_bytes: int, table: Path, *, dtype: str) -> TokenFile:
-    """Open the table at `table` of the tokens `name`, which have `num_bytes`.
+class Olmo:
+    """`.npy` without a header, with `.csv.gz`."""
 
-    Raises:
-        DataError: If the table cannot be parsed, its documents overlap, or they end after the
-            file.
-    """
-    starts, ends = _read_table(table)
-    num_tokens = num_bytes // np.dtype(dtype).itemsize
-    if num_bytes % np.dtype(dtype).itemsize or not len(ends) or int(ends[-1]) > num_tokens:
-        raise DataError(
-            f"{table}: has {len(ends)} documents up to token {ends[-1] if len(ends) else 0}, but "
-            f"{name} has {num_bytes} bytes, {num_tokens} tokens of {dtype}; set tokens_dtype= to "
-            "the type that the tokenizer's ids were written in"
+    name, suffix = "olmo", ".npy"
+
+    def open(self, file: FoundFile, options: Options) -> TokenFile:
+        if options.dtype is None:
+            raise ConfigError(
+                f"{file.name}: the type of its tokens is in no file; set tokens_dtype='uint16' or "
+                "'uint32', as in the config that wrote it"
+            )
+        stem, itemsize = file.name.removesuffix(".npy"), np.dtype(options.dtype).itemsize
+        table = file.path_of(f"{file.name}.csv.gz") or file.table(f"{stem}.csv.gz", INDEX_IT)
+        starts, ends = _read_table(table)
+        num_tokens = file.num_bytes // itemsize
+        if file.num_bytes % itemsize or not len(ends) or int(ends[-1]) > num_tokens:
+            raise DataError(
+                f"{table}: has {len(ends)} documents up to token {ends[-1] if len(ends) else 0}, "
+                f"but {file.name} has {file.num_bytes} bytes, {num_tokens} tokens of "
+                f"{options.dtype}; set tokens_dtype= to the type that the tokenizer's ids were "
+                "written in"
+            )
+        if (ends < starts).any() or (starts[1:] < ends[:-1]).any() or starts[0] < 0:
+            raise DataError(f"{table}: its documents overlap or are not in order; make a new copy")
+        return TokenFile(
+            name=file.name,
+            dtype=options.dtype,
+            num_bytes=file.num_bytes,
+            boundaries=DocumentTable(starts, ends),
         )
-    if (ends < starts).any() or (starts[1:] < ends[:-1]).any() or starts[0] < 0:
-        raise DataError(f"{table}: its documents overlap or are not in order; make a new copy")
-    return TokenFile(
-        name=name, dtype=dtype, num_bytes=num_bytes, boundaries=DocumentTable(starts, ends)
-    )
 
 
 def _read_table(path: Path) -> tuple[Int64Array, Int64Array]:

@@ -206,6 +206,59 @@ class TokenFile:
         return FileShards(firsts[:-1], np.diff(firsts), extents)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a `Stream` says about its token files."""
+
+    tokens: tuple[str, ...]
+    """Names of the column of tokens, for formats with columns."""
+    dtype: str | None
+    """Type of the tokens, for formats that do not state it."""
+    unit: str
+    """"document" or "sequence"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A token file, and the files that describe it."""
+
+    name: str
+    """Its path below the root."""
+    num_bytes: int
+    path_of: Callable[[str], Path | None]
+    """Returns the path on this disk of another file below the root, which it fetches if necessary;
+    None without one."""
+    version: str | None = None
+
+    def table(self, name: str, way_out: str = "copy it too") -> Path:
+        """Return the path on this disk of a file that says where documents end.
+
+        Raises:
+            DataError: If there is none.
+        """
+        path = self.path_of(name)
+        if path is None:
+            raise DataError(
+                f"{self.name}: has no {name}, which says where its documents end; {way_out}"
+            )
+        return path
+
+
+class TokenFormat(Protocol):
+    """A format of token files. Register one of your own as an entry point `streampack.formats`."""
+
+    name: str
+    suffix: str
+    """The ending of files with tokens."""
+
+    def open(self, file: FoundFile, options: Options) -> TokenFile:
+        """Return the type of a file's tokens, and where its documents begin.
+
+        Raises:
+            DataError: If a table is missing or damaged.
+        """
+
+
 class FileShards(NamedTuple):
     """The virtual shards of one file."""
 

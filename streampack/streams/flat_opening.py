@@ -24,16 +24,21 @@ from streampack.flat.files import (
     DATASET_STATE,
     FORMATS,
     GLOB,
-    FoundFile,
-    Options,
-    TokenFormat,
     choose,
     format_named,
     matches,
     order_of_dataset,
     split_source,
 )
-from streampack.flat.token_file import FileShards, TokenFile, VirtualShards, tables_mapped
+from streampack.flat.token_file import (
+    FileShards,
+    FoundFile,
+    Options,
+    TokenFile,
+    TokenFormat,
+    VirtualShards,
+    tables_mapped,
+)
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import ShardPart, fetch, fetch_part

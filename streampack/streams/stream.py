@@ -26,7 +26,7 @@ from streampack.chapters import OnExhausted
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Overflow
 from streampack.errors import ConfigError, suggest
-from streampack.flat.files import TokenFormat
+from streampack.flat.token_file import TokenFormat
 from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known

@@ -11,7 +11,7 @@ import numpy as np
 
 from streampack.config import Order, Packing
 from streampack.errors import StreampackError
-from streampack.flat.files import TokenFormat
+from streampack.flat.token_file import TokenFormat
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream, open_stream

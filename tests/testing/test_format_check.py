@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from streampack import Stream
-from streampack.flat.files import Datatrove, FoundFile, Megatron, Options
-from streampack.flat.token_file import Ends, TokenFile
+from streampack.flat.files import Datatrove, Megatron
+from streampack.flat.token_file import Ends, FoundFile, Options, TokenFile
 from streampack.streams import open_stream
 from streampack.testing import assert_format
 from tests.helpers.flat import make_documents, options_of, write, write_megatron
