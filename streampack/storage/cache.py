@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from streampack.errors import DataError
-from streampack.mds.index import INDEX_FILE, MdsIndex, Shard
+from streampack.mds.index import MdsIndex, Shard
 from streampack.storage.checksum import is_hashed
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks, Manifest
-from streampack.storage.materialize import CachedPaths, Downloader, ShardMaterializer
+from streampack.storage.materialize import Downloader, ShardMaterializer
 from streampack.storage.metadata import StreamMetadata
-from streampack.storage.names import ShardNames, index_version, shard_names, without_hash
+from streampack.storage.names import ShardNames, shard_names
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
 from streampack.types import ByteArray
 
@@ -101,9 +101,6 @@ class ShardCache:
         self.metadata = StreamMetadata(location, disk, store, verifier)
         """The stream's index.json and length file."""
         self._cache = location.folder if self.is_remote else location.folder / NOTES_FOLDER
-        # Whether shards without hashes in MosaicML's layout are of the opened version.
-        self._is_plain_same = False
-        self._not_linked: set[str] = set()
         self._names: dict[str, ShardNames] = {}
         self._touched_s: dict[str, float] = {}
         # State of a local stream's files without hashes, as of when the stream was opened.
@@ -136,9 +133,6 @@ class ShardCache:
             ]
             self.needs_fetch = any(waiting)
             return
-        with suppress(OSError, DataError):
-            plain = self._disk.read(self.location.plain_folder / INDEX_FILE) or b""
-            self._is_plain_same = index_version(plain, None) == self.metadata.version[:8]
         num_bare = sum(not is_hashed(shard) for shard in index.shards)
         if num_bare:
             logger.warning(
@@ -306,46 +300,34 @@ class ShardCache:
             if shard.packed is None or self.file_state(path) is not None:
                 self._verifier.raise_if_damaged(path, shard.raw)
                 return path, False
-        paths = self._cached_paths(shard, self._cache)
+        paths = raw, _ = self._cached_paths(shard, self._cache)
         if self.is_remote:
-            with as_data_error(paths.raw, shard.raw.num_bytes):
-                return paths.raw, self._materializer.materialize(shard, paths)
+            with as_data_error(raw, shard.raw.num_bytes):
+                return raw, self._materializer.materialize(shard, *paths)
         try:
-            return paths.raw, self._materializer.materialize(shard, paths)
+            return raw, self._materializer.materialize(shard, *paths)
         except OSError as error:
-            logger.debug("%s: cannot be written: %s", paths.raw, error)
-        with as_data_error(paths.raw, shard.raw.num_bytes):
+            logger.debug("%s: cannot be written: %s", raw, error)
+        with as_data_error(raw, shard.raw.num_bytes):
             scratch = self._scratch
             # The system's temporary folder is shared: another user may have taken the name.
             self._disk.make_folder(scratch.parent, is_private=True)
             FileLocks(scratch, self._disk).sweep()
             paths = self._cached_paths(shard, scratch)
-            return paths.raw, self._materializer.materialize(shard, paths)
+            return paths[0], self._materializer.materialize(shard, *paths)
 
-    def _cached_paths(self, shard: Shard, folder: Path) -> CachedPaths:
-        names, has_hash = self._names_of(shard), is_hashed(shard)
-        other = None
-        if has_hash and shard.raw.hashes_from != INDEX_FILE:
-            # Its name before there was a length file with hashes.
-            other = folder / shard_names(without_hash(shard), self.metadata.version).raw
-        is_plain = self.is_remote and shard.raw.basename not in self._not_linked
-        is_plain = is_plain and (has_hash or self._is_plain_same)
-        return CachedPaths(
-            raw=folder / names.raw,
-            packed=folder / names.packed,
-            other=other,
-            plain=self.location.plain_folder if is_plain else None,
-        )
+    def _cached_paths(self, shard: Shard, folder: Path) -> tuple[Path, Path]:
+        names = self._names_of(shard)
+        return folder / names.raw, folder / names.packed
 
     def remove_damaged(self, shard: Shard, damaged: CachedFile) -> bool:
         """Remove a damaged raw file that we created; return whether there may be a new copy."""
         path = Path(damaged.path)
         if (path, True) not in self._paths_of(shard):
             return False
-        self._not_linked.add(shard.raw.basename)  # it may have come from there
         with as_data_error(path, is_retried=False):
             paths = self._cached_paths(shard, path.parent)
-            self._materializer.remove_damaged(paths, damaged.state)
+            self._materializer.remove_damaged(*paths, damaged.state)
         return True
 
     def mark_planned(self, shards: Iterable[Shard]) -> None:

@@ -19,7 +19,7 @@ from streampack.storage.eviction import evict, shards_in
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import NOTES_FOLDER
 from streampack.storage.metadata import last_version
-from streampack.storage.names import LAST, shard_names, without_hash
+from streampack.storage.names import LAST, shard_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,11 @@ def _version(folder: Path, name: str, last: str, here: dict[str, int]) -> Cached
         shards = index.with_hashes("xxh64", lengths.hashes, LENGTH_FILE).shards
     except (OSError, DataError):
         pass  # there is none
-    # Without a length file's hashes, a shard has another name.
-    both = [(shard_names(one, name), shard_names(without_hash(one), name)) for one in shards]
-    files = {file for names in both for one in names for file in one}
+    names = [shard_names(shard, name) for shard in shards]
     return CachedVersion(
         name=name,
         is_last=name == last,
-        files=frozenset(files & here.keys()),
+        files=frozenset(here.keys() & {file for shard in names for file in shard}),
         num_shards=len(shards),
-        num_here=sum(one.raw in here or other.raw in here for one, other in both),
+        num_here=sum(shard.raw in here for shard in names),
     )

@@ -185,9 +185,6 @@ class LocalFilesystem:
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
 
-    def link(self, source: Path, target: Path) -> None:
-        target.hardlink_to(source)
-
     def remove(self, path: Path) -> None:
         """Remove a file, or a folder and its contents, if it exists."""
         try:

@@ -49,10 +49,8 @@ class StreamLocation:
     """A copy of the `Stream`, with defaults set; the user's object is never modified."""
     folder: Path
     """Folder of its local files: of a remote stream, the remote's own folder in `local`."""
-    plain_folder: Path
-    """`local` with the split, where MosaicML's loader and a stream without a remote keep files."""
     remote: str | None
-    """Its remote folder, including the split; None if that is `plain_folder`."""
+    """Its remote folder, including the split; None if that is `local` with the split."""
     temporary_root: Path | None = None
     """The folder under the system's temporary one that was chosen for an unset `local`."""
     own_download: Callable[[str, Path], None] | None = None
@@ -74,7 +72,7 @@ class StreamLocation:
         copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
         split = copied.split or ""
         remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
-        plain = folder = Path(copied.local, split)
+        folder = Path(copied.local, split)
         own_download = None
         is_needed = urlsplit(remote or "").scheme in MOSAICML_SCHEMES
         if is_theirs or is_needed:
@@ -82,14 +80,13 @@ class StreamLocation:
             own_download = compat.own_download(stream, copied, is_needed=is_needed)
         if remote:
             identity = remote_identity(remote)
-            if own_download is None and identity == os.path.realpath(plain):
+            if own_download is None and identity == os.path.realpath(folder):
                 remote = None
             else:
                 folder = Path(copied.local, remote_digest(identity))
         return cls(
             stream=copied,
             folder=folder,
-            plain_folder=plain,
             remote=remote,
             temporary_root=root,
             own_download=own_download,

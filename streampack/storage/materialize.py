@@ -2,9 +2,8 @@
 
 ::
 
-    lock --> still missing? --> room --> in MosaicML's layout? --> link it
-                                         else fetch --> size, hash --> unpack --> size, hash
-                                                ^------ damaged: again ---'
+    lock --> still missing? --> room --> fetch --> size, hash --> unpack --> size, hash
+                                           ^------ damaged: again ---'
          --> note: this size, time and hash --> rename --> unlock
 
 Cost: one copy, one decompression, one hash of each file that has one; a few MiB of memory.
@@ -16,10 +15,10 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from streampack.errors import DataError
-from streampack.mds.index import Shard, ShardFile
+from streampack.mds.index import Shard
 from streampack.storage.checksum import Digest, is_hashed
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
@@ -46,18 +45,6 @@ class Downloader:
     fetch_if_there: Callable[..., bool] = fetch_if_there
 
 
-class CachedPaths(NamedTuple):
-    """The paths of one shard's files in a cache folder."""
-
-    raw: Path
-    packed: Path
-    """Its compressed form, which is kept with `keep_zip` only."""
-    other: Path | None = None
-    """Another name that its raw file may have there."""
-    plain: Path | None = None
-    """A folder in MosaicML's layout that may have its files, under their own names."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardMaterializer:
     """Makes the shards of one stream available; safe to pickle."""
@@ -68,12 +55,14 @@ class ShardMaterializer:
     verifier: FileVerifier
     limit: CacheLimit | None = None
 
-    def materialize(self, shard: Shard, paths: CachedPaths) -> bool:
+    def materialize(self, shard: Shard, raw: Path, packed: Path) -> bool:
         """Make a shard's raw file available; return whether it was fetched or unpacked.
+
+        `packed` is where its compressed form is kept, with `keep_zip` only.
 
         An OSError says that a local stream's shard cannot be unpacked in this folder.
         """
-        raw, num_bytes = paths.raw, shard.stored.num_bytes
+        num_bytes = shard.stored.num_bytes
         locks = FileLocks(raw.parent, self.disk)
         with locks.hold(raw.name, lock_s(self.location, num_bytes)):
             if self.verifier.verify(raw, shard.raw) is not None:
@@ -82,16 +71,15 @@ class ShardMaterializer:
             # Inside the lock, so that waiting processes also get the error for a full disk.
             errors = as_data_error(raw, num_bytes + shard.raw.num_bytes)
             with errors if self.location.remote is not None else nullcontext():
-                return self._make(shard, paths, locks)
+                return self._make(shard, raw, packed, locks)
 
-    def remove_damaged(self, paths: CachedPaths, damaged: FileState) -> None:
-        with FileLocks(paths.raw.parent, self.disk).hold(paths.raw.name, lock_s(self.location)):
-            if self.disk.state(paths.raw) == damaged:
-                self.disk.remove(paths.packed)
-                self.disk.remove(paths.raw)
+    def remove_damaged(self, raw: Path, packed: Path, damaged: FileState) -> None:
+        with FileLocks(raw.parent, self.disk).hold(raw.name, lock_s(self.location)):
+            if self.disk.state(raw) == damaged:
+                self.disk.remove(packed)
+                self.disk.remove(raw)
 
-    def _make(self, shard: Shard, paths: CachedPaths, locks: FileLocks) -> bool:
-        raw, packed = paths.raw, paths.packed
+    def _make(self, shard: Shard, raw: Path, packed: Path, locks: FileLocks) -> bool:
         incoming = {raw: shard.raw.num_bytes}
         if self.location.remote is not None and shard.packed is not None:
             incoming[packed] = shard.packed.num_bytes
@@ -103,7 +91,7 @@ class ShardMaterializer:
         try:
             # Both temporary names use the raw file's name, because its lock guards them.
             with locks.temporary(raw.name) as new, locks.temporary(raw.name) as new_packed:
-                is_new = self._bring(shard, paths, new, new_packed)
+                is_new = self._bring(shard, packed, new, new_packed)
                 self.verifier.raise_if_rewritten(shard)
                 self.publish(new, raw, self.verifier.expected(shard.raw))
                 if self.location.stream.safe_keep_zip and self.disk.state(new_packed) is not None:
@@ -118,48 +106,26 @@ class ShardMaterializer:
     def _is_missing(self, path: Path) -> bool:
         return self.disk.state(path) is None
 
-    def _bring(self, shard: Shard, paths: CachedPaths, new: Path, new_packed: Path) -> bool:
+    def _bring(self, shard: Shard, packed: Path, new: Path, new_packed: Path) -> bool:
         if self.location.remote is None:
             source = self.location.folder / shard.stored.basename
             self.verifier.raise_if_damaged(source, shard.stored)
             with attach_uri(source, shard.stored.basename):
                 self._unpack(source, str(source), shard, new)
             return True
-        plain = paths.plain
-        if self._link(paths.other, shard.raw, new) or (
-            plain is not None and self._link(plain / shard.raw.basename, shard.raw, new)
-        ):
-            return False
         if shard.packed is None:
             self._fetch(shard, new, None)
             return True
-        name, source = shard.packed.basename, paths.packed
-        is_here = self.verifier.verify(source, shard.packed) is not None
-        if not is_here and plain is not None:
-            source, is_here = new_packed, self._link(plain / name, shard.packed, new_packed)
-        if is_here:
+        if self.verifier.verify(packed, shard.packed) is not None:
             try:
-                self._unpack(source, str(source), shard, new)
+                self._unpack(packed, str(packed), shard, new)
             except DataError:  # refetched
-                self.disk.remove(source)
+                self.disk.remove(packed)
             else:
                 return False
+        name = shard.packed.basename
         self._fetch(shard, new_packed, lambda path: self._unpack(path, name, shard, new))
         return True
-
-    def _link(self, source: Path | None, file: ShardFile, to: Path) -> bool:
-        try:
-            state = None if source is None else self.disk.state(source)
-            if source is None or state is None or state.num_bytes != file.num_bytes:
-                return False
-            self.disk.link(source, to)
-            if self.verifier.problem(to, file) is None:
-                return True
-            self.disk.remove(to)
-        except OSError:  # e.g. of another user, or a file system without links: fetch it
-            with suppress(OSError):
-                self.disk.remove(to)
-        return False
 
     def _unpack(self, source: Path, where: str, shard: Shard, raw: Path) -> None:
         # Hashed in the same pass: a second pass over the file would cost half as much as unpacking.

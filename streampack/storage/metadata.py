@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from streampack.errors import DataError
 from streampack.mds.index import INDEX_FILE, MdsIndex, parse_index
-from streampack.mds.length_file import LENGTH_FILE, describes
+from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.checksum import is_hashed
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
@@ -203,20 +203,17 @@ class StreamMetadata:
                 self._locks.replace(LAST, path, json.dumps(note).encode())
         return _Version(version, text)
 
-    def length_file_path(self, text: bytes) -> Path | None:
+    def length_file_path(self) -> Path | None:
         """Return the path of the length file, fetched if the remote has one; None if there is none.
 
-        One of MosaicML's layout is used if it describes an index.json of the bytes `text`. A
-        DataError says that the store neither returns it nor reports that it does not exist.
+        A DataError says that the store neither returns it nor reports that it does not exist.
         """
-        path, plain = self.length_path, self._location.plain_folder / LENGTH_FILE
+        path = self.length_path
         with as_data_error(path, is_retried=False):
             if self._disk.state(path) is not None:
                 return path
             if self._location.remote is None:
                 return None
-            if describes(plain, text):
-                return plain
             locks = self._locks
             with locks.hold(path.name, lock_s(self._location)), locks.temporary(path.name) as new:
                 if self._disk.state(path) is not None:
@@ -242,7 +239,7 @@ class StreamMetadata:
                 is_gone = isinstance(failure, FileNotFoundError)
                 if not is_gone and not self._remove_damaged_lengths(failure, state):
                     raise
-                return None if self.length_file_path(b"") is None else read()
+                return None if self.length_file_path() is None else read()
 
     def _remove_damaged_lengths(self, failure: Exception, damaged: FileState | None) -> bool:
         is_ours = damaged is not None and self._location.remote is not None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import replace
 from typing import NamedTuple
 
 from streampack.mds.index import Shard
@@ -79,11 +78,6 @@ def versioned_name(name: str, version: str) -> str:
     'web.idx.c2e59fbc'
     """
     return f"{name}.{_hex(version)}"
-
-
-def without_hash(shard: Shard) -> Shard:
-    """Return a shard without its raw file's hashes, as it was before they were known."""
-    return replace(shard, raw=replace(shard.raw, hashes={}))
 
 
 def _hex(text: str) -> str:

@@ -200,7 +200,7 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
     copied.remote, copied.local = (root, stream.local) if here is None else (None, here)
     location = StreamLocation.of(copied)
     ShardCache(location).metadata.make_root_private()
-    folder = location.plain_folder if location.remote is None else None
+    folder = location.folder if location.remote is None else None
     of_name = (
         _found_in_store(location, listed, pattern)
         if folder is None

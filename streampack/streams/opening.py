@@ -163,7 +163,7 @@ def open_streams(
 def _with_lengths(
     cache: ShardCache, text: bytes, index: MdsIndex, column: str
 ) -> tuple[MdsIndex, LengthFile | None]:
-    path = cache.metadata.length_file_path(text)
+    path = cache.metadata.length_file_path()
     if path is None:
         return index, None
     found = cache.metadata.read_lengths(partial(open_length_file, path, text, index))

@@ -98,19 +98,6 @@ def test_without_a_limit_plans_leave_no_trace_and_nothing_goes(tmp_path):
     assert len(here(tmp_path / "l")) == opened.num_shards
 
 
-def test_a_linked_file_of_mosaicmls_layout_goes_and_the_original_stays(tmp_path):
-    opened, _ = limited(tmp_path, 2)
-    local = tmp_path / "l"
-    for name in ("index.json", *(f"shard.{shard:05}.mds" for shard in (3, 4, 5))):
-        shutil.copy(tmp_path / "r" / name, local)
-    opened.cache.check(opened.shards.index)
-    for shard in range(opened.num_shards):
-        assert bool(opened.fetch(shard)) == (shard not in (3, 4, 5))
-        opened.mark_finished(np.array([shard]))
-        assert len(here(local)) <= 2
-    assert {3, 4, 5} == {int(file.name.split(".")[1]) for file in local.glob("*.mds")}
-
-
 @pytest.mark.processes
 def test_room_kept_by_a_process_that_was_killed_is_given_back(tmp_path):
     def die(*_, **__):

@@ -17,7 +17,6 @@ from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream, open_streams
 from tests.helpers import builders
 from tests.helpers.caches import (
-    LENGTHS,
     Buckets,
     assert_reads,
     cache_of,
@@ -279,60 +278,14 @@ def test_one_remote_may_be_written_in_several_ways(tmp_path, one, other, is_same
 # ---------------------------------------------------------------------------- MosaicML's layout
 
 
-@pytest.mark.parametrize("split", [None, "train"])
-@pytest.mark.parametrize("options", [{}, {"hashes": ["xxh64"]}, {"compression": "zstd"}])
-def test_files_of_mosaicmls_layout_are_linked_and_stay(tmp_path, options, split):
-    path, samples = write_bare(tmp_path / "b" / (split or ""), **options)
-    buckets = Buckets(b=path)
-    plain = tmp_path / "l" / (split or "")
-    shutil.copytree(path, plain, dirs_exist_ok=True)
-    before = {file: (file.stat().st_ino, file.read_bytes()) for file in plain.glob("*.*")}
-    opened = in_store(buckets, tmp_path / "l", split=split)
-    assert_reads(opened, samples)
-    assert [opened.fetch(shard) for shard in range(opened.num_shards)] == [0] * opened.num_shards
-    assert shards_asked(buckets) == []
-    shutil.rmtree(cache_of(tmp_path / "l"))
-    assert {f: (f.stat().st_ino, f.read_bytes()) for f in plain.glob("*.*")} == before
-
-
-def test_of_mosaicmls_layout_what_does_not_match_is_fetched_and_left_alone(tmp_path):
+def test_files_of_mosaicmls_layout_are_neither_used_nor_changed(tmp_path):
     path, samples = write_bare(tmp_path / "b", hashes=["xxh64"])
     shutil.copytree(path, tmp_path / "l")
-    theirs = tmp_path / "l" / "shard.00001.mds"
-    flip_last(theirs)
-    damaged = theirs.read_bytes()
-    (tmp_path / "l" / "shard.00002.mds").write_bytes(b"short")
+    before = {file: file.read_bytes() for file in (tmp_path / "l").iterdir()}
     buckets = Buckets(b=path)
     assert_reads(in_store(buckets, tmp_path / "l"), samples)
-    assert shards_asked(buckets) == ["shard.00001.mds", "shard.00002.mds"]
-    assert theirs.read_bytes() == damaged
-
-
-def flip_last(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-
-
-def test_without_hashes_only_files_beside_the_same_index_are_linked(tmp_path):
-    one, _ = write_bare(tmp_path / "one", [60] * 6, size_limit=900)
-    two, others = write_bare(tmp_path / "two", [60] * 8, seed=1, size_limit=900)
-    shutil.copytree(one, tmp_path / "l")  # its shards have the sizes of the first ones of the other
-    assert_reads(in_store(Buckets(two=two), tmp_path / "l", "two"), others)
-
-
-def test_a_length_file_of_mosaicmls_layout_is_used_if_it_is_of_this_index(tmp_path):
-    path, _ = write_bare(tmp_path / "b")
-    os.rename(path / "lengths.bin", tmp_path / "lengths.bin")
-    buckets = Buckets(b=path)
-    (tmp_path / "l").mkdir()
-    for name, is_used in (("of another index", False), ("of this index", True)):
-        if not is_used:
-            other, _ = write_bare(tmp_path / name, LENGTHS[:-1])
-            shutil.copy(other / "lengths.bin", tmp_path / "l")
-        else:
-            shutil.copy(tmp_path / "lengths.bin", tmp_path / "l")
-        assert in_store(buckets, tmp_path / "l").has_length_file is is_used
+    assert len(shards_asked(buckets)) == len(list(path.glob("*.mds")))
+    assert {file: file.read_bytes() for file in before} == before
 
 
 # ---------------------------------------------------------------------------- old versions

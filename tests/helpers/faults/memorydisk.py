@@ -153,10 +153,6 @@ class MemoryDisk(LocalFilesystem):
         del self._folders[str(source.parent)][source.name]
         self._folders[str(target.parent)][target.name] = file
 
-    def link(self, source: Path, target: Path) -> None:
-        self._use("link", target)
-        self._folders[str(target.parent)][target.name] = self._existing(source)
-
     def remove(self, path: Path) -> None:
         self._use("remove", path)
         self._folders.get(str(path.parent), {}).pop(path.name, None)
