@@ -52,7 +52,7 @@ def _row_dtype(streams: Sequence[TokenStream], packing: Packing) -> type[np.inte
     """Return the dtype of rows: uint16 if the ids of all streams fit, else int32."""
     own = [stream.ends.packing_of(packing) for stream in streams]
     largest = max(packing.padding_id, *(max(special_ids(each)) for each in own))
-    stored = {dtype for stream in streams for dtype in stream.token_dtypes}
+    stored = {dtype for stream in streams for dtype in stream.shards.token_dtypes}
     is_short = stored <= {"uint8", "uint16"} and largest < 2**16
     return np.uint16 if is_short else np.int32
 

@@ -15,15 +15,13 @@ Cost: a sort and about 50 ns a segment. Memory: the window, which is always fill
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from streampack._numba import kernel_allocating
 from streampack.config import Packing
-from streampack.errors import DataError
 from streampack.pack.buffered import BufferedPacker, limits_of, rooms, without_padding
-from streampack.pack.kernels import NO_LIMIT
 from streampack.types import LENGTH, Int64Array, Packs
 
 
@@ -63,26 +61,6 @@ def _bins(lengths: Int64Array, capacity: int, max_items: int) -> tuple[Int64Arra
     bins = np.empty(len(lengths), np.int64)
     bins[order] = of_sorted
     return bins, num_bins
-
-
-def greedy_knapsack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Return LLaMA-Factory's bins of `lengths`, none over `capacity`; each is in descending order.
-
-    Raises:
-        DataError: If an item is negative or longer than a bin.
-
-    >>> greedy_knapsack([1000, 500, 1024, 2048, 41, 1023, 500, 1000, 500, 500, 40], 2048)
-    [[2048], [1024, 1023], [1000, 1000, 41], [500, 500, 500, 500, 40]]
-    """
-    items = np.array(lengths, np.int64).reshape(-1)
-    bad = np.flatnonzero((items < 0) | (items > capacity))
-    if len(bad):
-        raise DataError(
-            f"item {bad[0]} has length {items[bad[0]]}, but a bin holds 0 to {capacity}; "
-            "drop or cut such items first, or raise the capacity"
-        )
-    bins, num_bins = _bins(items, capacity, NO_LIMIT)
-    return [sorted(items[bins == number].tolist(), reverse=True) for number in range(num_bins)]
 
 
 class KnapsackPacker(BufferedPacker):

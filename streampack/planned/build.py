@@ -125,7 +125,7 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             overflow=stream.ends.overflow,
             whole_lengths_of=None if stream.ends.overflow is None else lengths_of.whole,
             quota=quota,
-            may_be_empty=stream.may_be_empty or stream.ends.overflow == "drop",
+            may_be_empty=stream.shards.may_be_empty or stream.ends.overflow == "drop",
             prepare=lengths_of.prepare,
             shard_tokens=lengths_of.shard_tokens(quota),
             max_passes=(None if stream.max_passes is None else exact_share(stream.max_passes)),

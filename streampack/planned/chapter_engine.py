@@ -70,7 +70,7 @@ class ChapterEngine(PlanEngine):
         plans = [plan for plan in run.chapters if plan.number >= first]
         for number, stream in enumerate(self._whole.streams):
             if stream.cache.is_emptied and any(plan.uses(number) for plan in plans):
-                stream.check_files()
+                stream.cache.check(stream.shards.index)
 
     def _use_run(self, run: RunPlan, chapters: RunChapters, walk: WalkState | None = None) -> None:
         """Plan these chapters from now on; the walk resumes from `walk`, if it is known."""

@@ -46,7 +46,7 @@ class StreamLengths:
         self._size = stream.max_seq_len or packing.max_seq_len
         self._fetched = fetched
         self._adds_ids = adds_ids(packing)
-        if not stream.knows_edges(packing.bos_id, packing.eos_id):
+        if not stream.shards.knows_edges(packing.bos_id, packing.eos_id):
             raise ConfigError(
                 f"stream {stream.name!r}: bos_id={packing.bos_id} and eos_id={packing.eos_id} are "
                 "added to samples without them, and token files do not say which those are; set "
@@ -143,7 +143,7 @@ def with_own_overflow(
     if all(stream.ends.overflow is None for stream in streams):
         return streams, packing
     own = tuple(
-        each.with_ends(replace(each.ends, overflow=each.ends.overflow or packing.overflow))
+        replace(each, ends=replace(each.ends, overflow=each.ends.overflow or packing.overflow))
         for each in streams
     )
     return own, replace(packing, overflow="split")

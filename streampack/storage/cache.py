@@ -12,7 +12,6 @@ a note at the first.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import os
@@ -161,12 +160,9 @@ class ShardCache:
         self._verifier.raise_if_damaged(path, file, where)
         return True
 
-    def under(self, limit: CacheLimit) -> ShardCache:
-        limited = copy.copy(self)
-        limited._touched_s = {}
-        limited.needs_fetch = True  # files here now may be evicted
-        limited._materializer = replace(self._materializer, limit=limit)
-        return limited
+    def keep_within(self, limit: CacheLimit) -> None:
+        self.needs_fetch = True  # files here now may be evicted
+        self._materializer = replace(self._materializer, limit=limit)
 
     @property
     def is_limited(self) -> bool:

@@ -12,7 +12,7 @@ Cost: a shard's lengths are read from its table when the order reaches it, about
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,6 @@ from streampack.mds.columns import Spans
 from streampack.mds.index import Layout, MdsIndex
 from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
-from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import ByteArray, Int64Array
@@ -69,9 +68,6 @@ class FlatShards:
     def token_dtypes(self) -> set[str | None]:
         return {file.dtype for file in self.files}
 
-    def under(self, limit: CacheLimit) -> FlatShards:
-        return replace(self, cache=self.cache.under(limit))
-
     def lengths_digest(self) -> str:
         return ""
 
@@ -87,6 +83,7 @@ class FlatShards:
         return self._spans(shard)[1]
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
+        """Return whether `edges` knows where these ids are without reading the tokens."""
         if self._has_edges:
             return True
         is_known = bos_id is None or self.begins_with_bos is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from streampack.mds.columns import Column, check_layout, sample_spans
 from streampack.mds.index import Layout, MdsIndex
 from streampack.mds.length_file import LengthFile
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
-from streampack.storage.eviction import CacheLimit
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard
@@ -61,15 +60,14 @@ class MdsShards:
 
     @property
     def may_be_empty(self) -> bool:
+        """Whether lengths that are known may be 0."""
         return self.length_file is not None and not self.length_file.min_tokens
 
     @property
     def token_dtypes(self) -> set[str | None]:
+        """Types of the token ids, or None if each value states its own."""
         layouts = {shard.layout for shard in self.index.shards}
         return {self._columns_of(layout)["tokens"].dtype for layout in layouts}
-
-    def under(self, limit: CacheLimit) -> MdsShards:
-        return replace(self, cache=self.cache.under(limit))
 
     def lengths_digest(self) -> str:
         return "" if self.length_file is None else self.length_file.digest()

@@ -141,7 +141,7 @@ def open_streams(
         open_stream(stream, number, disk=disk, store=store, may_be_emptied=may_be_emptied)
         for number, stream in enumerate(streams)
     )
-    folders = [stream.cache_folders() for stream in opened]
+    folders = [stream.cache.cache_folders(stream.shards.index) for stream in opened]
     if cache_limit is None or not any(folders):
         return opened
     shared = tuple(dict.fromkeys(chain.from_iterable(folders)))  # streams may share a folder
@@ -154,10 +154,10 @@ def open_streams(
                 "or omit cache_limit"
             )
     limit = CacheLimit(cache_limit, shared, disk)
-    return tuple(
-        stream.under(limit) if is_evictable else stream
-        for stream, is_evictable in zip(opened, folders, strict=True)
-    )
+    for stream, is_evictable in zip(opened, folders, strict=True):
+        if is_evictable:
+            stream.cache.keep_within(limit)
+    return opened
 
 
 def _with_lengths(

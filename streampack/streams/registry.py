@@ -13,7 +13,7 @@ installed packages, and in MosaicML's `streams_registry`, in this order.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -134,14 +134,7 @@ def check_streams(streams: object, stream_type: type) -> None:
     """
     kind = stream_type.__name__
     if not isinstance(streams, list | tuple):
-        if _is_a(streams, stream_type):
-            way_out = f"pass a list: [{kind}(...)]"
-        elif isinstance(streams, str):
-            way_out = _way_out(streams, kind)
-        elif _is_of_samples(streams, stream_type):
-            way_out = f"pass a list; {_way_out(streams, kind)}"
-        else:
-            way_out = f"pass a list of {kind}: [{kind}(...), ...]"
+        way_out = _way_out(streams, stream_type)
         raise ConfigError(f"streams={short_text(streams)} is not a list of streams; {way_out}")
     if not streams:
         raise ConfigError(f"streams={streams!r} is empty; pass at least one Stream")
@@ -149,7 +142,7 @@ def check_streams(streams: object, stream_type: type) -> None:
         if not _is_a(stream, stream_type):
             raise ConfigError(
                 f"streams[{number}]={short_text(stream)} is not of type {kind}; "
-                f"{_way_out(stream, kind)}"
+                f"{_way_out(stream, stream_type)}"
             )
 
 
@@ -175,33 +168,23 @@ def _is_a(value: object, stream_type: type) -> bool:
     return isinstance(value, stream_type) or is_theirs
 
 
-def _is_of_samples(streams: object, stream_type: type) -> bool:
-    """Return whether this looks like a dataset, not like streams in the wrong container."""
-    if isinstance(streams, Mapping):
-        return not any(_is_a(value, stream_type) for value in streams.values())
-    return isinstance(streams, Iterable) and not isinstance(streams, type)
-
-
-def _way_out(stream: object, kind: str) -> str:
-    if isinstance(stream, str) and kind == "Stream":
+def _way_out(value: object, stream_type: type) -> str:
+    """Return how to pass what a wrong value in `streams` was meant to be."""
+    kind, others = stream_type.__name__, {base.__name__ for base in type(value).__mro__}
+    others = DATASETS.keys() & others - {kind}
+    if isinstance(value, str) and kind == "Stream":
         return "pass a path as remote= or local=, or [Stream(local=...)]"
-    if isinstance(stream, str):
+    if isinstance(value, str):
         return (
             "IterableStream takes samples; for a path, PackedStreamingDataset takes remote= or "
             "local="
         )
-    if isinstance(stream, type):
-        return f"pass an object of a class: {kind}(...)"
-    for base in type(stream).__mro__:
-        if base.__name__ in DATASETS and base.__name__ != kind:
-            return f"{DATASETS[base.__name__]} takes it, {DATASETS.get(kind)} takes {kind} objects"
-    if not isinstance(stream, Iterable):
-        return f"pass {kind} objects: [{kind}(...)]"
-    if kind == "Stream":  # it reads only MDS shards
+    if others:
+        taker = DATASETS[others.pop()]
+        return f"{taker} takes it, {DATASETS.get(kind)} takes {kind} objects"
+    if kind == "Stream" and not _is_a(value, stream_type) and hasattr(type(value), "__iter__"):
         return (
             "Stream reads MDS shards; PackedIterableDataset([IterableStream(...)]) packs anything "
             "else that can be iterated, or write it as MDS once: write_stream(samples, folder)"
         )
-    if isinstance(stream, Mapping):
-        return f"wrap one of its values: {kind}(...)"
-    return f"wrap it: {kind}(...)"
+    return f"pass a list of {kind} objects: [{kind}(...)]"

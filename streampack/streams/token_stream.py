@@ -17,14 +17,12 @@ a fork; shard_pool.py limits them and says their cost.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from streampack.errors import DataError
 from streampack.storage.cache import ShardCache
-from streampack.storage.eviction import CacheLimit
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.ends import StreamEnds
@@ -135,16 +133,6 @@ class TokenStream:
         return self.shards.has_lengths
 
     @property
-    def may_be_empty(self) -> bool:
-        """Whether lengths that are known may be 0."""
-        return self.shards.may_be_empty
-
-    @property
-    def token_dtypes(self) -> set[str | None]:
-        """Types of the token ids, or None if each value states its own."""
-        return self.shards.token_dtypes
-
-    @property
     def full_digest(self) -> str:
         """`digest`, followed by a colon and the length file's digest if there is one.
 
@@ -161,10 +149,6 @@ class TokenStream:
         digest = self.ends.digest_of(digest)
         lengths = "" if self.is_part else self.shards.lengths_digest()
         return f"{digest}:{lengths}" if lengths else digest
-
-    def with_ends(self, ends: StreamEnds) -> TokenStream:
-        """Return a copy with other ends."""
-        return replace(self, ends=ends)
 
     def total_tokens(self) -> tuple[int, str]:
         """Return the stream's number of tokens, and its source.
@@ -189,10 +173,6 @@ class TokenStream:
         return (
             self.open_shard(shard).tokens.counts if lengths is None else self._own(lengths, shard)
         )
-
-    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
-        """Return whether `shard_edges` knows where these ids are without reading the tokens."""
-        return self.shards.knows_edges(bos_id, eos_id)
 
     def shard_edges(
         self, shard: int, bos_id: int | None = None, eos_id: int | None = None
@@ -234,18 +214,6 @@ class TokenStream:
     def file_of(self, shard: int) -> tuple[str, str]:
         """Return the address and the name of the file with a shard, for messages."""
         return self.shards.file_of(shard)
-
-    def check_files(self) -> None:
-        """Compare the local files with what the stream states."""
-        self.cache.check(self.shards.index)
-
-    def cache_folders(self) -> tuple[Path, ...]:
-        """Return the folders that may have files that we created."""
-        return self.cache.cache_folders(self.shards.index)
-
-    def under(self, limit: CacheLimit) -> TokenStream:
-        """Return a copy with a limit on its cache."""
-        return replace(self, shards=self.shards.under(limit))
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard is on this node."""
