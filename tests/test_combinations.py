@@ -32,7 +32,7 @@ from streampack import (
     World,
 )
 from streampack.config.combinations import RULES, Rule
-from streampack.formats import FORMATS, to_hf_flash, to_llama_factory, to_megatron
+from streampack.formats import FORMATS, to_hf_flash, to_llama_factory
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.write import write_stream
 
@@ -127,7 +127,6 @@ MISTAKES: list[Callable[[Path], Any]] = [
         for name in set(FORMATS) - {"compact", "hf_flash", "megatron", "torchtitan_flat"}
     ),
     partial(planned, batch_format="llama_factory", batch_size=2),
-    partial(online, batch_format=partial(to_hf_flash, dense=True)),
     *(
         partial(dataset, world=SHARED, batch_format=name)
         for dataset in (planned, online)
@@ -136,12 +135,6 @@ MISTAKES: list[Callable[[Path], Any]] = [
     ),
     partial(online, world=SHARED, batch_format=partial(to_llama_factory, dense=True)),
     partial(online, world=SHARED, batch_format="megatron"),
-    partial(
-        online,
-        world=PER_DOCUMENT,
-        packing=replace(PACKING, pad_to_multiple=4),
-        batch_format=partial(to_megatron, pad_segments_to=4),
-    ),
     partial(online, world=SHARED, packing=Packing(max_seq_len=6)),
     partial(online, world=SHARED, packing=Packing(max_seq_len=6), batch_format="torchtitan_flat"),
     partial(online, world=PER_DOCUMENT),

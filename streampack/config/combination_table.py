@@ -73,10 +73,6 @@ TABLE: Mapping[str, Mapping[str, str]] = {
             "batch_format='hf_flash', or for sdpa and eager "
             "batch_format=functools.partial(to_llama_factory, dense=True)"
         ),
-        "batch_format=hf_flash excludes dense": (
-            "flash attention takes cu_seq_lens instead of a dense mask; omit dense, or use "
-            "batch_format='hf' with sdpa or eager"
-        ),
     },
     "Context parallelism": {
         "context_parallel excludes "
@@ -88,10 +84,6 @@ TABLE: Mapping[str, Mapping[str, str]] = {
         "batch_format=megatron needs context_layout=zigzag_per_document": (
             "TransformerEngine cuts each document by cu_seqlens; set "
             "context_layout='zigzag_per_document', or use batch_format='native'"
-        ),
-        "context_parallel excludes pad_segments_to": (
-            "it pads whole rows, and context parallelism cuts them; set "
-            "Packing(pad_to_multiple=...) in its place"
         ),
         "context_layout=zigzag|contiguous divides max_seq_len by the chunks of a row": (
             "each rank gets equal chunks of a row, one of them or, with zigzag, two"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -187,28 +186,10 @@ class Stream:
         ends_with_eos: bool | None = None,
         **unknown: object,
     ) -> None:
-        _check_names(unknown)
-        _check(locals())
-        self.remote = None if remote is None else _each(remote, _checked_remote)
-        self.local = None if local is None else _each(local, _checked_local)
-        self.split, self.name = split or "", name
-        self.proportion, self.repeat, self.choose = proportion, repeat, choose
-        self.loss_weight, self.download_retry = loss_weight, download_retry
-        self.download_timeout = download_timeout
-        self.validate_hash, self.keep_zip = validate_hash, keep_zip
-        self.tokens, self.tokens_dtype = tokens, tokens_dtype
-        self.labels, self.labels_dtype, self.labels_shifted = labels, labels_dtype, labels_shifted
-        self.loss_mask, self.loss_mask_dtype = loss_mask, loss_mask_dtype
-        self.max_seq_len = read_optional_count("max_seq_len", max_seq_len)
-        self.shards, self.samples, self.part, self.fraction = shards, samples, part, fraction
-        self.max_passes, self.on_exhausted, self.overflow = max_passes, on_exhausted, overflow
-        self.check_dtypes, self.check_remote = check_dtypes, check_remote
-        self.bos_id, self.eos_id = read_token_id("bos_id", bos_id), read_token_id("eos_id", eos_id)
-        self.rows, self.tokenizer, self.chat, self.text = rows, tokenizer, chat, text
-        self.on_bad_row = on_bad_row
-        self.format, self.unit = format, unit
-        self.index, self.split_at = index, read_token_id("split_at", split_at)
-        self.begins_with_bos, self.ends_with_eos = begins_with_bos, ends_with_eos
+        given = dict(locals())
+        del given["self"], given["unknown"]
+        _check_names(unknown, known=given)
+        vars(self).update(_checked(given))
 
     def __repr__(self) -> str:
         keys = ("name", "remote", "local", "split", "proportion", "repeat", "choose")
@@ -228,8 +209,8 @@ CHOICES = {
 """The values of options, where they are set."""
 
 
-def _check(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that are invalid, or contradict each other."""
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as they are kept; refuse what is invalid, or contradicts another."""
     # Not the values of these: rows of pandas compare element by element.
     is_set = {name: given[name] is not None and given[name] is not False for name in OPTIONS}
     split = {name: given[name] for name in ("part", "fraction", "unit", "samples", "on_bad_row")}
@@ -260,6 +241,14 @@ def _check(given: Mapping[str, Any]) -> None:
     _check_weights({name: given[name] for name in ("proportion", "repeat", "choose")})
     _check_download(given["download_retry"], given["download_timeout"])
     _check_part(given["max_passes"], given["fraction"], {name: given[name] for name in SLICES})
+    return {
+        **given,
+        "remote": None if remote is None else _each(remote, _checked_remote),
+        "local": None if local is None else _each(local, _checked_local),
+        "split": given["split"] or "",
+        "max_seq_len": read_optional_count("max_seq_len", given["max_seq_len"]),
+        **{name: read_token_id(name, given[name]) for name in ("bos_id", "eos_id", "split_at")},
+    }
 
 
 def _check_part(max_passes: Any, fraction: Any, slices: Mapping[str, object]) -> None:
@@ -280,12 +269,11 @@ def _check_part(max_passes: Any, fraction: Any, slices: Mapping[str, object]) ->
         )
 
 
-def _check_names(unknown: dict[str, object]) -> None:
-    known = sorted(set(signature(Stream).parameters) - {"unknown"})
+def _check_names(unknown: Mapping[str, object], known: Mapping[str, object]) -> None:
     for name, value in unknown.items():
         raise ConfigError(
             f"{name}={value!r}: not an argument of Stream{suggest(name, known)}; "
-            f"it takes {', '.join(known)}"
+            f"it takes {', '.join(sorted(known))}"
         )
 
 

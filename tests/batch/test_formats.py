@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -236,7 +235,7 @@ def test_hf_flash_without_padding_is_what_transformers_own_collator_makes() -> N
         return_flash_attn_kwargs=True, return_tensors="pt"
     )
     expected = collate(samples)
-    made = formats.to_hf_flash(batch, drop_padding=True)
+    made = formats.to_hf_flash(batch, pad_to=1)
     assert set(made) - set(expected) == {"use_cache", "epoch", "position"}
     for key, value in expected.items():
         if torch.is_tensor(value):
@@ -301,43 +300,6 @@ def test_megatron_fills_cu_seqlens_with_s_and_masks_what_is_no_target() -> None:
     assert made["max_seqlen"].tolist() == [12, 14, 24, 24]
     assert torch.equal(made["loss_mask"] == 1, batch["labels"] != -100)
     assert torch.equal(made["loss_mask"] == 0, batch["labels"] == -100)
-
-
-@pytest.mark.parametrize("rows", [[[7, 5], [9, 1], [12], []], ROWS_OF_4], ids=["fits", "grows"])
-@pytest.mark.parametrize("already", [1, 4])
-def test_megatron_pads_every_sample_to_a_multiple(rows: list[list[int]], already: int) -> None:
-    if already == 4 and rows is ROWS_OF_4:
-        rows = [[7, 12], [9, 1], [24], []]
-    batch = native_batch(rows, 24, multiple=already, cuts=[(0, 0)])
-    made = formats.to_megatron(batch, pad_segments_to=4)
-    row_tokens = made["tokens"].shape[1]
-    assert row_tokens == (28 if (already, rows) == (1, ROWS_OF_4) else 24)
-    assert made["cu_seqlens"].shape == made["cu_seqlens_padded"].shape == (4, row_tokens + 1)
-    assert made["cu_seqlens"].dtype == made["cu_seqlens_padded"].dtype == torch.int32
-    before = {(row, k): sample for (row, k), sample in numbered(samples_of(batch))}
-    for row, lengths in enumerate(rows):
-        padded = made["cu_seqlens_padded"][row]
-        assert (padded % 4 == 0).all()
-        assert padded[-1] == row_tokens
-        assert made["cu_seqlens"][row].diff()[: len(lengths)].tolist() == list(lengths)
-        assert made["max_seqlen"][row] == padded.diff().max()
-        for number, length in enumerate(lengths):
-            begin, end = padded[number].item(), padded[number + 1].item()
-            _, first, _ = before[row, number]
-            for key, own in (("tokens", "tokens"), ("labels", "labels")):
-                there = made[key][row, begin : begin + length]
-                assert torch.equal(there, batch[own][row, first : first + length])
-            assert (made["labels"][row, begin + length : end] == -100).all()
-            assert made["position_ids"][row, begin:end].tolist() == list(range(end - begin))
-    assert int(made["loss_mask"].sum()) == int((batch["labels"] != -100).sum())
-
-
-def numbered(samples: list[tuple[int, int, int]]) -> Iterator[tuple[tuple[int, int], Any]]:
-    """Each sample, with its row and its number in the row."""
-    counts: dict[int, int] = {}
-    for sample in samples:
-        counts[sample[0]] = counts.get(sample[0], -1) + 1
-        yield (sample[0], counts[sample[0]]), sample
 
 
 @pytest.mark.parametrize("multiple", [1, 4])

@@ -36,9 +36,9 @@ NAMES = ["web", "code", "chat"]
 FORMATS: list[Any] = [
     *("native", "compact", "hf", "hf_flash", "torchtune", "torchtitan", "torchtitan_flat"),
     *("megatron", "olmo_core", "llm_foundry", "llama_factory"),
-    partial(to_hf_flash, drop_padding=True),
+    partial(to_hf_flash, pad_to=1),
     partial(to_torchtitan_flat, pad_to=8),
-    partial(to_megatron, pad_segments_to=8),
+    partial(to_megatron, pad_to=8),
     lambda batch: [batch["labels"], batch["tokens"]],
 ]
 

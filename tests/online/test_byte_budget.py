@@ -141,7 +141,7 @@ def test_a_function_of_ones_own_is_measured_at_each_batch(num_workers):
         list(loader(40_000))
     least = int(LEAST.search(str(refused.value))[1])
     assert sum(1 for _ in loader(least)) > 3
-    assert sum(1 for _ in loader(40_000, partial(to_megatron, pad_segments_to=4))) > 3
+    assert sum(1 for _ in loader(40_000, partial(to_megatron, pad_to=4))) > 3
 
 
 def images(num: int, sizes=itertools.repeat(IMAGE)):  # noqa: B008 - never changes

@@ -69,7 +69,7 @@ def test_slices_of_rows_have_the_weights_of_their_tokens(tmp_path):
                 torch.testing.assert_close(loss_weights(batch, units=1), wanted)
 
 
-@pytest.mark.parametrize("options", [{}, {"pad_segments_to": 4}, {"pad_to": 8}])
+@pytest.mark.parametrize("options", [{}, {"pad_to": 8}])
 def test_megatrons_loss_mask_has_the_weights(tmp_path, options):
     convert = partial(to_megatron, **options)
     dataset, of_token = with_weights(tmp_path, [2.0, 0.5], batch_format=convert)

@@ -76,11 +76,9 @@ def to_hf(
 def to_hf_flash(
     batch: Batch,
     *,
-    drop_padding: bool = False,
     pad_to: int | None = None,
     capacity: int | None = None,
     shift_labels: bool = False,
-    dense: bool = False,
 ) -> dict[str, Any]:
     """Return the inputs of transformers' causal models with flash attention, all packs in one row.
 
@@ -88,12 +86,10 @@ def to_hf_flash(
 
     Args:
         batch: A native batch.
-        drop_padding: Leave padding out, so that T differs between batches. A batch of padding only
-            is kept, as no model takes T = 0.
-        pad_to: Leave padding out, then pad the row to a multiple of this: few values of T.
+        pad_to: Leave padding out, then pad the row to a multiple of this: few values of T. 1: no
+            padding, so T differs between batches. A batch of padding only keeps some.
         capacity: Give cu_seq_lens the constant shape (capacity + 1,), for CUDA graphs.
         shift_labels: Also add the shifted labels, as in `to_hf`.
-        dense: Not supported; the error names the alternative.
 
     Returns:
         input_ids, labels, position_ids: int64, shape (1, T); T is B * S, or less as above.
@@ -105,11 +101,8 @@ def to_hf_flash(
         ConfigError: If positions do not restart in every segment, there are more segments than
             `capacity`, the batch has a field that this format cannot carry, or it is not native.
     """
-    check_combination({"batch_format": "hf_flash", "dense": dense})
     check_carried(batch, "hf_flash")
     check_restarts(batch, "hf_flash")
-    if pad_to is None and drop_padding and len(batch["segments"]):
-        pad_to = 1
     batch = in_one_row(batch, pad_to)
     inputs = _inputs(batch, shift_labels=shift_labels)
     cu_seqlens = batch["cu_seqlens"]

@@ -18,16 +18,13 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from streampack._checks import read_count
 from streampack.batch.batch import Batch
-from streampack.batch.kernels import ROW, ROW_LENGTH
 from streampack.batch.layout import (
     CARRIED,
     check_carried,
     in_one_row,
     real_tokens,
     row_edges,
-    segment_starts,
     token_weights,
     unshifted_labels,
 )
@@ -35,17 +32,13 @@ from streampack.errors import ConfigError
 from streampack.types import IGNORED
 
 
-def to_megatron(
-    batch: Batch, *, pad_segments_to: int | None = None, pad_to: int | None = None
-) -> dict[str, Any]:
+def to_megatron(batch: Batch, *, pad_to: int | None = None) -> dict[str, Any]:
     """Return the inputs of Megatron-LM for packed sequences (thd); Megatron-LM takes B = 1.
 
     Labels are shifted; they are -100 where loss_mask is 0.
 
     Args:
         batch: A native batch.
-        pad_segments_to: Pad every segment to a multiple of this, as context parallelism needs
-            (2 * its size). Rows keep their length if the segments still fit, else they grow.
         pad_to: First put all samples into one row, B = 1, padded to a multiple of this.
 
     Returns:
@@ -54,8 +47,6 @@ def to_megatron(
             Megatron-LM divides the loss by the sum of the mask.
         cu_seqlens: int32, shape (B, S + 1): segment edges in each row, then S.
         max_seqlen: int32, shape (B,): the longest segment of each row.
-        cu_seqlens_padded: with `pad_segments_to`, int32, shape (B, S + 1): segment edges with
-            padding. cu_seqlens then excludes padding, and repeats its last value.
         epoch, position: ints.
         For a slice, the first four have shape (B, S / n), and the edges are those of whole rows:
         TransformerEngine divides them by the context-parallel size itself.
@@ -63,80 +54,20 @@ def to_megatron(
     Raises:
         ConfigError: If the batch has a field that this format cannot carry, or is not native.
     """
-    check_carried(batch, "megatron", takes_slices=pad_segments_to is None and pad_to is None)
+    check_carried(batch, "megatron", takes_slices=pad_to is None)
     batch = in_one_row(batch, pad_to)
-    if (weights := token_weights(batch)) is not None:
-        batch = {**batch, "token_weights": weights}
-    if pad_segments_to is not None:
-        multiple = read_count("pad_segments_to", pad_segments_to)
-        return _with_padded_segments(batch, multiple)
-    edges = row_edges(batch)
-    return _megatron(batch, edges, int(edges[0][-1]))
-
-
-def _megatron(batch: Batch, edges: list[torch.Tensor], row_tokens: int) -> dict[str, Any]:
+    weights, edges = token_weights(batch), row_edges(batch)
+    most = int(edges[0][-1]) + 1
+    filled = [torch.cat([row, row[-1:].expand(most - len(row))]) for row in edges]
     return {
         "tokens": batch["tokens"],
         "labels": batch["labels"],
         "position_ids": batch["input_pos"],
-        "loss_mask": (batch["labels"] != IGNORED).float() * batch.get("token_weights", 1),
-        "cu_seqlens": _filled(edges, row_tokens),
+        "loss_mask": (batch["labels"] != IGNORED).float() * (1 if weights is None else weights),
+        "cu_seqlens": torch.stack(filled).int(),
         "max_seqlen": torch.stack([row.diff().max() for row in edges]).int(),
         **{key: batch[key] for key in CARRIED},
     }
-
-
-def _filled(edges: list[torch.Tensor], row_tokens: int) -> torch.Tensor:
-    """Return the edges of rows, each filled with its last value; int32, shape (B, S + 1)."""
-    filled = [torch.cat([row, row[-1:].expand(row_tokens + 1 - len(row))]) for row in edges]
-    return torch.stack(filled).int()
-
-
-def _with_padded_segments(batch: Batch, multiple: int) -> dict[str, Any]:
-    tokens, segments = batch["tokens"], batch["segments"].to(batch["tokens"].device)
-    rows, lengths = segments[:, ROW], segments[:, ROW_LENGTH]
-    padded = -(-lengths // multiple) * multiple  # (n,)
-    used = torch.zeros(len(tokens), dtype=torch.int64, device=tokens.device)
-    used.index_add_(0, rows, padded)  # (B,)
-    whole = -(-tokens.shape[1] // multiple) * multiple
-    row_tokens = max(whole, int(used.max()))
-
-    # Start of each segment in its new row, and index of each of its tokens, including padding.
-    before = padded.cumsum(0) - padded  # over all rows, (n,)
-    first_of_row = used.cumsum(0) - used  # (B,)
-    begin = rows * row_tokens + before - first_of_row[rows]
-    of = torch.repeat_interleave(torch.arange(len(segments), device=tokens.device), padded)
-    offset = torch.arange(len(of), device=tokens.device) - before[of]
-    is_real = offset < lengths[of]
-    source = segment_starts(batch)
-    new, old = (begin[of] + offset), (source[of] + offset)
-
-    shape = (len(tokens), row_tokens)
-    tail = torch.arange(row_tokens, device=tokens.device) - used[:, None]  # positions of padding
-    moved = {
-        "tokens": torch.zeros(shape, dtype=torch.int64, device=tokens.device),
-        "labels": torch.full(shape, IGNORED, dtype=torch.int64, device=tokens.device),
-        "input_pos": tail.clamp(min=0),
-    }
-    if "token_weights" in batch:
-        moved["token_weights"] = torch.zeros(shape, device=tokens.device)
-    for key in moved.keys() - {"input_pos"}:
-        moved[key].view(-1)[new[is_real]] = batch[key].flatten()[old[is_real]]
-    moved["input_pos"].view(-1)[new] = batch["input_pos"].flatten()[source][of] + offset
-
-    edges, padded_edges = [], []
-    for row in range(len(tokens)):
-        rest = row_tokens - used[row : row + 1]
-        rest = rest[rest > 0]  # padding at the row's end, if any
-        edges.append(_edges(torch.cat([lengths[rows == row], rest])))
-        padded_edges.append(_edges(torch.cat([padded[rows == row], rest])))
-    inputs = _megatron({**batch, **moved}, padded_edges, row_tokens)
-    cu_seqlens = _filled(edges, row_tokens)
-    return inputs | {"cu_seqlens": cu_seqlens, "cu_seqlens_padded": inputs["cu_seqlens"]}
-
-
-def _edges(lengths: torch.Tensor) -> torch.Tensor:
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
 
 
 def to_olmo_core(batch: Batch) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def get_format(batch_format: BatchFormat) -> Formatter:
 
     Args:
         batch_format: One of `FORMATS`, or a function of the native batch. To set a format's
-            options, use ``functools.partial(to_megatron, pad_segments_to=4)``.
+            options, use ``functools.partial(to_megatron, pad_to=64)``.
 
     Raises:
         ConfigError: If the name is unknown. The message suggests the nearest.
@@ -109,13 +109,12 @@ def options_of(convert: Formatter) -> dict[str, Any]:
     """Return the name and the options of a built-in format, for the table of combinations.
 
     >>> options_of(partial(to_hf, dense=True))
-    {'batch_format': 'hf', 'dense': True, 'pad_segments_to': None}
+    {'batch_format': 'hf', 'dense': True}
     """
     bare, options = unwrapped(convert)
     if not is_builtin(bare):
         return {}
-    own = {name: options.get(name) for name in ("dense", "pad_segments_to")}
-    return {"batch_format": bare.__name__.removeprefix("to_"), **own}
+    return {"batch_format": bare.__name__.removeprefix("to_"), "dense": options.get("dense")}
 
 
 def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 1) -> Formatter:
