@@ -130,16 +130,6 @@ def begins(batch: Batch) -> torch.Tensor:
     return is_begin.view(tokens.shape)
 
 
-def segment_starts(batch: Batch) -> torch.Tensor:
-    """Return the index of each segment's first token in the B * S, int64, shape (n,)."""
-    edges = batch["cu_seqlens"].long()[:-1]
-    edges = edges[edges < batch["tokens"].numel()]
-    # cu_seqlens also has edges of padding, which `segments` omits.
-    is_sample = batch["document_ids"].flatten()[edges] > 0
-    starts: torch.Tensor = edges[is_sample]
-    return starts
-
-
 def real_tokens(batch: Batch) -> torch.Tensor:
     """Return the mask of tokens that belong to samples, not padding; bool, shape (B, S).
 
@@ -148,8 +138,10 @@ def real_tokens(batch: Batch) -> torch.Tensor:
     >>> real_tokens(batch).int().tolist()
     [[1, 1, 0, 0]]
     """
-    tokens = batch["tokens"]
-    starts = segment_starts(batch)
+    tokens, edges = batch["tokens"], batch["cu_seqlens"].long()[:-1]
+    edges = edges[edges < tokens.numel()]
+    # cu_seqlens also has edges of padding, which `segments` omits.
+    starts = edges[batch["document_ids"].flatten()[edges] > 0]
     steps = torch.zeros(tokens.numel() + 1, dtype=torch.int64, device=tokens.device)
     ones = torch.ones_like(starts)
     steps.index_add_(0, starts, ones)

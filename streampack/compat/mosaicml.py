@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from inspect import getattr_static
 from pathlib import Path
 from typing import Any
@@ -29,30 +30,25 @@ AZURE_SCOPE = "https://storage.azure.com/.default"
 EXTRAS = {"alipan": "alipan", "dbfs": "databricks"}
 
 
-@dataclass(frozen=True, slots=True)
-class OwnDownload:
-    """Fetches one file of a stream by its class's `_download_file`, in one attempt."""
-
-    stream: Any
-    """A copy of the `streaming.Stream`, with defaults set and without a client."""
-
-    def __call__(self, basename: str, to: Path) -> None:
-        """Fetch the file `basename` to a path."""
-        stream = copy.copy(self.stream)
-        stream._downloader = client = CloudDownloader.get(stream.remote)
-        stream.download_retry = 1  # how often to try again is decided by the caller
-        try:
-            if hasattr(credential := getattr(client, "credential", ""), "get_token"):
-                # Azure's clients try a request without credentials again for more than a minute.
-                credential.get_token(AZURE_SCOPE)
-            folder = os.path.join(stream.local, stream.split or "")
-            stream._download_file(basename, os.path.relpath(to, folder))
-        finally:
-            with suppress(Exception):
-                client.clean_up()
+def _download(stream: Any, basename: str, to: Path) -> None:
+    """Fetch one file of a stream without a client, by its class's method, in one attempt."""
+    stream = copy.copy(stream)
+    stream._downloader = client = CloudDownloader.get(stream.remote)
+    stream.download_retry = 1  # how often to try again is decided by the caller
+    try:
+        if hasattr(credential := getattr(client, "credential", ""), "get_token"):
+            # Azure's clients try a request without credentials again for more than a minute.
+            credential.get_token(AZURE_SCOPE)
+        folder = os.path.join(stream.local, stream.split or "")
+        stream._download_file(basename, os.path.relpath(to, folder))
+    finally:
+        with suppress(Exception):
+            client.clean_up()
 
 
-def own_download(stream: Any, copied: Any, *, is_needed: bool) -> OwnDownload | None:
+def own_download(
+    stream: Any, copied: Any, *, is_needed: bool
+) -> Callable[[str, Path], None] | None:
     """Return what fetches a stream by MosaicML's rules, or by those of a user's class.
 
     For a `streaming.Stream`, None unless it `is_needed`, its class overrides `_download_file`, or
@@ -60,12 +56,12 @@ def own_download(stream: Any, copied: Any, *, is_needed: bool) -> OwnDownload | 
     ConfigError names the overrides that would be ignored, or the missing library of a store.
     """
     if not isinstance(stream, Stream):
-        return OwnDownload(_theirs(copied))
+        return partial(_download, _theirs(copied))
     _check_overrides(stream)
     client = type(getattr(stream, "_downloader", None))
     is_registered = client is not type(None) and not client.__module__.startswith("streaming.")
     is_own = getattr_static(stream, "_download_file") is not vars(Stream)["_download_file"]
-    return OwnDownload(copied) if is_needed or is_registered or is_own else None
+    return partial(_download, copied) if is_needed or is_registered or is_own else None
 
 
 def _theirs(stream: Any) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -185,8 +185,8 @@ class TokenFile:
     def _itemsize(self) -> int:
         return np.dtype(self.dtype).itemsize
 
-    def cut(self, first: int, stop: int) -> FileShards:
-        """Return the virtual shards of documents [first, stop)."""
+    def cut(self, first: int, stop: int) -> VirtualShards:
+        """Return the virtual shards of documents [first, stop), with this file as number 0."""
         num, cell = self.boundaries.num_samples, CELL_BYTES // self._itemsize
         targets = np.arange(cell, self.num_tokens, cell)  # the borders between cells
         with tables_mapped():
@@ -203,7 +203,12 @@ class TokenFile:
                 uri=self.name,
             )
         extents = np.stack([begins, ends], axis=1) * self._itemsize
-        return FileShards(firsts[:-1], np.diff(firsts), extents)
+        return VirtualShards(
+            file=np.zeros(num_shards, np.int64),
+            first_document=firsts[:-1],
+            extents=extents,
+            first_sample=firsts - first,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,17 +264,6 @@ class TokenFormat(Protocol):
         """
 
 
-class FileShards(NamedTuple):
-    """The virtual shards of one file."""
-
-    firsts: Int64Array
-    """The first document of each, shape (n,)."""
-    counts: Int64Array
-    """The documents of each, shape (n,)."""
-    extents: Int64Array
-    """The first and one past the last byte of each, shape (n, 2)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VirtualShards:
     """The virtual shards of a stream, in order."""
@@ -284,12 +278,12 @@ class VirtualShards:
     """The first sample of each in the stream, and one past the last; shape (n + 1,)."""
 
     @classmethod
-    def of(cls, files: Sequence[int], parts: Sequence[FileShards]) -> VirtualShards:
+    def of(cls, files: Sequence[int], parts: Sequence[VirtualShards]) -> VirtualShards:
         """Return the shards of several files, given by number."""
-        counts = np.concatenate([part.counts for part in parts])
+        counts = np.concatenate([np.diff(part.first_sample) for part in parts])
         return cls(
-            file=np.repeat(np.array(files), [len(part.counts) for part in parts]),
-            first_document=np.concatenate([part.firsts for part in parts]),
+            file=np.repeat(np.array(files), [len(part.file) for part in parts]),
+            first_document=np.concatenate([part.first_document for part in parts]),
             extents=np.concatenate([part.extents for part in parts]),
             first_sample=np.concatenate([[0], np.cumsum(counts)]),
         )

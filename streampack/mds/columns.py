@@ -24,7 +24,7 @@ import numpy as np
 from streampack.errors import DataError, suggest
 from streampack.mds.dtype_check import dtype_of_sizes
 from streampack.mds.index import MAX_SHARD_BYTES, Layout, Shard
-from streampack.mds.litdata import LITDATA, Leaf, litdata_spans
+from streampack.mds.litdata import LITDATA, litdata_spans
 from streampack.types import BoolArray, ByteArray, Int64Array, IntArray
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
@@ -235,9 +235,9 @@ def sample_spans(
     Header, sizes and values that do not fit each other are a DataError.
     """
     if layout.format != "mds":
-        has_size, stated = layout.format == LITDATA, str(column.dtype)  # every index.json states it
-        leaf = Leaf(column.number, len(layout.names), has_size, stated)
-        begins, counts = litdata_spans(data, num_samples, leaf, where)
+        num_sizes = len(layout.names) if layout.format == LITDATA else 0
+        stated = str(column.dtype)  # by every index.json
+        begins, counts = litdata_spans(data, num_samples, column.number, num_sizes, stated, where)
         return Spans(begins=begins, counts=counts, dtype=stated)
     offsets = _sample_offsets(data, num_samples, where)
     begins, sizes = _value_spans(data, offsets, layout, column, where)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -109,41 +109,33 @@ def _files(chunk: Any, config: Mapping[str, Any], uri: str) -> dict[str, Any]:
     return files
 
 
-class Leaf(NamedTuple):
-    """One array of an item."""
-
-    number: int
-    num_leaves: int
-    has_size: bool
-    """Whether an item begins with the sizes of its arrays."""
-    dtype: str
-
-
 def litdata_spans(
-    data: ByteArray, num_samples: int, leaf: Leaf, where: str
+    data: ByteArray, num_samples: int, leaf: int, num_sizes: int, dtype: str, where: str
 ) -> tuple[Int64Array, Int64Array]:
     """Return byte offsets and lengths of one leaf of a chunk's items, shape (num_samples,) each.
+
+    An item begins with `num_sizes` sizes of its leaves: 0, or one for each.
 
     Raises:
         DataError: If the chunk's offsets or sizes do not fit it.
     """
-    leaves, itemsize, head = leaf.num_leaves, np.dtype(leaf.dtype).itemsize, 4 * (num_samples + 2)
+    itemsize, head = np.dtype(dtype).itemsize, 4 * (num_samples + 2)
     if len(data) < head or int(data[:4].view("<u4")[0]) != num_samples:
         raise DataError(f"{where}: does not begin with its number of items, {num_samples}; {COPY}")
     offsets = data[4:head].view("<u4").astype(np.int64)
     if offsets[0] < head or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
         raise DataError(f"{where}: an item begins or ends outside of the chunk; {COPY}")
     begins, ends = offsets[:-1], offsets[1:]
-    if leaf.has_size:
-        heads = begins + 4 * leaves
+    if num_sizes:
+        heads = begins + 4 * num_sizes
         if (heads > ends).any():
             raise DataError(f"{where}: an item has no room for its sizes; {COPY}")
-        places = begins[:, None] + np.arange(4 * leaves)
-        sizes = data[places].view("<u4").reshape(num_samples, leaves).astype(np.int64)
+        places = begins[:, None] + np.arange(4 * num_sizes)
+        sizes = data[places].view("<u4").reshape(num_samples, num_sizes).astype(np.int64)
         if not np.array_equal(heads + sizes.sum(axis=1), ends):
             raise DataError(f"{where}: the sizes of an item's arrays do not fill it; {COPY}")
-        begins = heads + sizes[:, : leaf.number].sum(axis=1)
-        ends = begins + sizes[:, leaf.number]
+        begins = heads + sizes[:, :leaf].sum(axis=1)
+        ends = begins + sizes[:, leaf]
     if ((ends - begins) % itemsize).any():
-        raise DataError(f"{where}: an array is not a whole number of {leaf.dtype} values; {COPY}")
+        raise DataError(f"{where}: an array is not a whole number of {dtype} values; {COPY}")
     return begins, (ends - begins) // itemsize

@@ -166,49 +166,43 @@ class KernelPacker(BufferedPacker):
     def _call_kernel(
         self, segments: Int64Array, *, final: bool = False, most_packs: int = NO_LIMIT
     ) -> tuple[Packs, int]:
-        multiple = self._limits.multiple
-        rows = np.concatenate([self._buffered, segments])  # a copy: cuts modify it
-        if multiple > 1:
-            rows = rooms(rows, multiple)
-        num_rows, num_buffered = len(rows), len(self._buffered)
-        pool = np.empty((3, num_rows), np.int64)
-        pool[kernels.ORDER, :num_buffered] = np.arange(num_buffered)
-        pool[kernels.BORN, :num_buffered] = -self._waited
-        cursor = np.empty(kernels.NUM_CURSORS + num_rows, np.int64)
-        cursor[: kernels.NUM_CURSORS] = 0
-        cursor[kernels.MOST_PACKS] = most_packs
-        cursor[kernels.TAIL] = cursor[kernels.NEXT] = num_buffered
-        cursor[kernels.TOKENS] = rows[:num_buffered, LENGTH].sum()
-        cursor[kernels.HIGH_TOKENS], cursor[kernels.HIGH_SAMPLES] = self._high_water
-        out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
-        self._kernel(self._limits, Work(rows=rows, pool=pool, out=out, cursor=cursor), final)
-        held = pool[kernels.ORDER, cursor[kernels.HEAD] : cursor[kernels.TAIL]]
-        self._buffered = rows[held]
-        self._waited = cursor[kernels.POOL_PACKS] - pool[kernels.BORN, held]
-        self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
+        multiple, num_held = self._limits.multiple, len(self._buffered)
+        num_rows = num_held + len(segments)
+        work = self.open_work(num_rows)
+        work.rows[num_held:] = rooms(segments, multiple)
+        cursor = work.cursor
+        cursor[kernels.MOST_PACKS], cursor[kernels.NUM_ROWS] = most_packs, num_rows
+        self._kernel(self._limits, work, final)
+        self.close_work(work)
         ends = cursor[kernels.NUM_CURSORS : kernels.NUM_CURSORS + cursor[kernels.NUM_PACKS]]
         # Copies, because views would keep the scratch arrays of this call alive.
-        packs = Packs(segments=out[: cursor[kernels.NUM_OUT]].copy(), ends=ends.copy())
-        if multiple > 1:
-            without_padding(self._buffered, multiple)
-            without_padding(packs.segments, multiple)
-        return packs, int(cursor[kernels.NEXT]) - num_buffered
+        out = without_padding(work.out[: cursor[kernels.NUM_OUT]].copy(), multiple)
+        return Packs(segments=out, ends=ends.copy()), int(cursor[kernels.NEXT]) - num_held
 
-    def lend(self, num_rows: int) -> kernels.Tier:
-        """Return the buffer for kernels of several packers, with room for `num_rows` segments."""
-        num_buffered = len(self._buffered)
+    def open_work(self, num_rows: int) -> Work:
+        """Return the buffer for a kernel, with room for `num_rows` segments in all."""
+        num_held = len(self._buffered)
         rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
-        waited = np.empty(num_rows, np.int64)
-        rows[:num_buffered], waited[:num_buffered] = self._buffered, self._waited
-        counts = np.array([num_buffered, *self._high_water], np.int64)
-        return kernels.Tier(limits=self._limits, rows=rows, waited=waited, counts=counts)
+        rows[:num_held] = held = rooms(self._buffered, self._limits.multiple)
+        pool = np.empty((3, num_rows), np.int64)
+        pool[kernels.ORDER, :num_held] = np.arange(num_held)
+        pool[kernels.BORN, :num_held] = -self._waited
+        cursor = np.empty(kernels.NUM_CURSORS + num_rows, np.int64)
+        cursor[: kernels.NUM_CURSORS] = 0
+        cursor[[kernels.TAIL, kernels.NEXT, kernels.NUM_ROWS]] = num_held
+        cursor[kernels.MOST_PACKS] = NO_LIMIT
+        cursor[kernels.TOKENS] = held[:, LENGTH].sum()
+        cursor[kernels.HIGH_TOKENS], cursor[kernels.HIGH_SAMPLES] = self._high_water
+        out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
+        return Work(rows=rows, pool=pool, out=out, cursor=cursor)
 
-    def take_back(self, tier: kernels.Tier) -> None:
-        """Store the segments that a tier has after the kernel ran."""
-        num_buffered, tokens, samples = tier.counts.tolist()
-        self._buffered = tier.rows[:num_buffered].copy()
-        self._waited = tier.waited[:num_buffered].copy()
-        self._high_water = (tokens, samples)
+    def close_work(self, work: Work) -> None:
+        """Buffer the segments that are left in the pool after a kernel ran."""
+        cursor = work.cursor
+        held = work.pool[kernels.ORDER, cursor[kernels.HEAD] : cursor[kernels.TAIL]]
+        self._buffered = without_padding(work.rows[held], self._limits.multiple)
+        self._waited = cursor[kernels.POOL_PACKS] - work.pool[kernels.BORN, held]
+        self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
 
 
 def rooms(segments: Int64Array, multiple: int) -> Int64Array:

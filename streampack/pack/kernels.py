@@ -31,8 +31,8 @@ from streampack._numba import compiled, compiled_inline, kernel_allocating
 from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, START, TOTAL, Int64Array
 
 HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS = range(9)
-SEEN, MOST_PACKS = 9, 10
-NUM_CURSORS = 11
+SEEN, MOST_PACKS, NUM_ROWS = 9, 10, 11
+NUM_CURSORS = 12
 NO_LIMIT = 2**62
 ORDER, BORN, CHOSEN = range(3)  # rows of `Work.pool`
 PULLED, FULL, EMPTY = range(3)
@@ -90,8 +90,8 @@ class Work(NamedTuple):
     cursor: Int64Array
     """HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS. SEEN is
     one past the last row that was looked at. No further row is examined when MOST_PACKS packs are
-    closed. From NUM_CURSORS on, one past the last segment of each closed pack. Shape
-    (NUM_CURSORS + n,)."""
+    closed, or after NUM_ROWS. From NUM_CURSORS on, one past the last segment of each closed pack.
+    Shape (NUM_CURSORS + n,)."""
 
 
 @compiled_inline
@@ -165,7 +165,7 @@ def note_high_water(cursor: Int64Array) -> None:
 def pull(limits: Limits, work: Work, final: bool) -> int:
     """Pull one row into the pool. Full rows before it become packs of their own."""
     rows, pool, cursor = work.rows, work.pool, work.cursor
-    while cursor[NEXT] < len(rows):
+    while cursor[NEXT] < cursor[NUM_ROWS]:
         row = cursor[NEXT]
         if cursor[NUM_PACKS] >= cursor[MOST_PACKS] and row >= cursor[SEEN]:
             break
@@ -529,7 +529,7 @@ def empty_pool(work: Work) -> None:
 def fit_in_order(limits: Limits, work: Work, final: bool) -> None:
     """Add rows to the open pack, which is the whole pool. Close it if a row does not fit."""
     rows, pool, cursor = work.rows, work.pool, work.cursor
-    while cursor[NEXT] < len(rows) and cursor[NUM_PACKS] < cursor[MOST_PACKS]:
+    while cursor[NEXT] < cursor[NUM_ROWS] and cursor[NUM_PACKS] < cursor[MOST_PACKS]:
         row = cursor[NEXT]
         cursor[NEXT] += 1
         gap = limits.pack_tokens - cursor[TOKENS]
@@ -551,37 +551,21 @@ def fit_in_order(limits: Limits, work: Work, final: bool) -> None:
         close(cursor)
 
 
-ADD, FLUSH, CLOSE_OLDEST, FILL_ROOM = (cast(int, np.int64(task)) for task in range(4))  # of a tier
-SHORT, LONG = cast(bool, np.bool_(True)), cast(bool, np.bool_(False))  # selects a tier
-HELD, MOST_TOKENS, MOST_SAMPLES = range(3)  # of a tier: segments held, and its high-water marks
-# Of both tiers together. TURN, TURN_TOKENS: collected segments and tokens. HIGH_TURN: most tokens
-# ever collected. HIGH_HELD: most segments ever held. ITEMS: items ever made. ITEM_ROWS: segments in
-# all of these. ITEM_SAMPLES: segments in buffered items. OUT, ROWS: segments and rows emitted.
+ADD, FLUSH, CLOSE_OLDEST = (cast(int, np.int64(task)) for task in range(3))  # of a tier
 TURN, TURN_TOKENS, HIGH_TURN, HIGH_HELD, ITEMS, ITEM_ROWS, ITEM_SAMPLES, OUT, ROWS = range(9)
 NUM_COUNTS = 9
 TURN_SAMPLES = 64  # short segments collected before they are passed to the short tier
 
 
-class Tier(NamedTuple):
-    """The buffer of one tier, oldest first, in arrays with room for all arriving segments."""
-
-    limits: Limits
-    rows: Int64Array
-    """Segment rows, shape (n, 6)."""
-    waited: Int64Array
-    """Packs that the tier emitted since each segment arrived, shape (n,)."""
-    counts: Int64Array
-    """HELD, MOST_TOKENS, MOST_SAMPLES."""
-
-
 class Tiers(NamedTuple):
-    """The arrays that both tiers use in one call."""
+    """The arrays of one call of `fit_tiers`: each tier's work, and what passes between them."""
 
-    short: Tier
-    long: Tier
+    short_limits: Limits
+    long_limits: Limits
+    short: Work
+    """Its rows from NUM_ROWS on are collected for its next turn."""
+    long: Work
     """Its rows represent items. The sample column is the item's number."""
-    turn: Int64Array
-    """Collected short segments, shape (n, 6)."""
     items: Int64Array
     """Segments of the items, one item after the other, shape (n, 6)."""
     spans: Int64Array
@@ -595,146 +579,100 @@ class Tiers(NamedTuple):
 
 
 @compiled
-def copy_rows(source: Int64Array, first: int, last: int, target: Int64Array, place: int) -> int:
-    """Copy rows [first, last) to `place` in `target`; return the place after them."""
-    for row in range(first, last):
-        for column in range(NUM_COLUMNS):
-            target[place, column] = source[row, column]
-        place += 1
-    return place
-
-
-@compiled
 def room_of(length: int, multiple: int) -> int:
     """Return the slots that a segment takes in a pack."""
     return (length + multiple - 1) // multiple * multiple
 
 
-@kernel_allocating
-def fill_tier(
-    tier: Tier, added: Int64Array, task: tuple[int, int]
-) -> tuple[Int64Array, Int64Array]:
-    """Run a tier on its buffer and the added segments; return `out` and `cursor` of its `Work`.
+@compiled
+def copy_rows(source: Int64Array, first: int, last: int, target: Int64Array, place: int) -> int:
+    """Copy rows [first, last) without padding to `place` in `target`; return the place after them.
 
-    `task`: ADD, FLUSH, CLOSE_OLDEST or FILL_ROOM; and the room to fill.
+    Only the last piece of a sample is followed by padding.
     """
-    limits, held, waited, counts = tier
-    num_buffered, multiple = counts[HELD], limits.multiple
-    num_rows = num_buffered + len(added)
-    rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
-    copy_rows(added, 0, len(added), rows, copy_rows(held, 0, num_buffered, rows, 0))
-    for row in range(num_rows):
-        rows[row, LENGTH] = room_of(rows[row, LENGTH], multiple)
-    pool = np.empty((3, num_rows), np.int64)
-    cursor = np.empty(NUM_CURSORS + num_rows, np.int64)
-    cursor[:NUM_CURSORS] = 0
-    cursor[MOST_PACKS] = NO_LIMIT
-    for row in range(num_buffered):
-        pool[ORDER, row], pool[BORN, row] = row, -waited[row]
-        cursor[TOKENS] += rows[row, LENGTH]
-    cursor[TAIL] = cursor[NEXT] = num_buffered
-    cursor[HIGH_TOKENS], cursor[HIGH_SAMPLES] = counts[MOST_TOKENS], counts[MOST_SAMPLES]
-    out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
-    work = Work(rows, pool, out, cursor)
-    what, room = task
-    if what == FILL_ROOM:
-        fill_room(limits, work, room)
-    elif what == CLOSE_OLDEST:
+    for row in range(first, last):
+        for column in range(NUM_COLUMNS):
+            target[place, column] = source[row, column]
+        left = source[row, TOTAL] - source[row, START]
+        target[place, LENGTH] = min(source[row, LENGTH], left)
+        place += 1
+    return place
+
+
+@compiled
+def add_item(tiers: Tiers, segments: Int64Array, first: int, last: int) -> None:
+    """Store segments as an item, and add the row that represents it to the long tier."""
+    counts, rows, cursor = tiers.counts, tiers.long.rows, tiers.long.cursor
+    item, begin, place = counts[ITEMS], counts[ITEM_ROWS], cursor[NUM_ROWS]
+    num_slots = 0
+    for row in range(first, last):
+        num_slots += room_of(segments[row, LENGTH], tiers.long_limits.multiple)
+    for column in range(NUM_COLUMNS):
+        rows[place, column] = 0
+    rows[place, SAMPLE], rows[place, LENGTH], rows[place, TOTAL] = item, num_slots, num_slots
+    counts[ITEM_ROWS] = copy_rows(segments, first, last, tiers.items, begin)
+    tiers.spans[item, 0], tiers.spans[item, 1] = begin, counts[ITEM_ROWS]
+    counts[ITEM_SAMPLES] += last - first
+    counts[ITEMS] += 1
+    cursor[NUM_ROWS] += 1
+
+
+@kernel_allocating
+def close_packs(limits: Limits, work: Work, what: int) -> int:
+    """Run a tier on its rows; return the number of packs that it closed, in `work.out`."""
+    work.cursor[NUM_OUT] = work.cursor[NUM_PACKS] = 0
+    if what == CLOSE_OLDEST:
         one_pack(limits, work, first_sums(limits), FINAL)
     else:
         fit_exactly(limits, work, what == FLUSH)
-    head = cursor[HEAD]
-    counts[HELD] = cursor[TAIL] - head
-    for place in range(counts[HELD]):
-        row = pool[ORDER, head + place]
-        copy_rows(rows, row, row + 1, held, place)
-        waited[place] = cursor[POOL_PACKS] - pool[BORN, row]
-    counts[MOST_TOKENS], counts[MOST_SAMPLES] = cursor[HIGH_TOKENS], cursor[HIGH_SAMPLES]
-    without_rooms(held, counts[HELD])
-    without_rooms(out, cursor[NUM_OUT])
-    return out, cursor
-
-
-@compiled
-def without_rooms(rows: Int64Array, num_rows: int) -> None:
-    """Remove the padding from lengths. Only the last piece of a sample is followed by padding."""
-    for row in range(num_rows):
-        rows[row, LENGTH] = min(rows[row, LENGTH], rows[row, TOTAL] - rows[row, START])
+    return int(work.cursor[NUM_PACKS])
 
 
 @kernel_allocating
-def number_items(tiers: Tiers, segments: Int64Array, ends: Int64Array) -> Int64Array:
-    """Store groups of segments as items; return the rows that represent them, shape (n, 6)."""
-    counts, multiple = tiers.counts, tiers.long.limits.multiple
-    numbered = np.zeros((len(ends), NUM_COLUMNS), np.int64)
+def fill_long(tiers: Tiers, what: int) -> None:
+    """Run the long tier, and emit the segments of the rows that it closes."""
+    counts, spans, packed = tiers.counts, tiers.spans, tiers.long.out
+    short, ends = tiers.short, tiers.long.cursor
     first = 0
-    for number in range(len(ends)):
-        item = counts[ITEMS]
-        for row in range(first, ends[number]):
-            numbered[number, LENGTH] += room_of(segments[row, LENGTH], multiple)
-        numbered[number, SAMPLE], numbered[number, TOTAL] = item, numbered[number, LENGTH]
-        begin = counts[ITEM_ROWS]
-        counts[ITEM_ROWS] = copy_rows(segments, first, ends[number], tiers.items, begin)
-        tiers.spans[item, 0], tiers.spans[item, 1] = begin, counts[ITEM_ROWS]
-        counts[ITEM_SAMPLES] += ends[number] - first
-        counts[ITEMS] += 1
-        first = ends[number]
-    return numbered
-
-
-@compiled
-def emit_items(tiers: Tiers, packed: Int64Array, first: int, last: int) -> int:
-    """Emit the segments of the items in one pack of the long tier; return the room left."""
-    counts, spans = tiers.counts, tiers.spans
-    room = tiers.long.limits.pack_tokens
-    for row in range(first, last):
-        item = packed[row, SAMPLE]
-        begin, end = spans[item, 0], spans[item, 1]
-        counts[OUT] = copy_rows(tiers.items, begin, end, tiers.out, counts[OUT])
-        counts[ITEM_SAMPLES] -= end - begin
-        room -= packed[row, LENGTH]
-    return int(room)
-
-
-@kernel_allocating
-def fill_tiers(tiers: Tiers, added: Int64Array, is_short: bool, what: int) -> None:
-    """Run a tier. Packs of the short tier become items of the long tier, which closes rows.
-
-    `added` contains collected segments for the short tier, or one item for the long tier.
-    """
-    counts = tiers.counts
-    nothing = added[:0]
-    ends = np.full(min(len(added), 1), len(added), np.int64)
-    if is_short:
-        added, cursor = fill_tier(tiers.short, added, (what, NOTHING))
-        ends = cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]
-        if len(ends) == 0:
-            return
-        what = ADD
-    packed, cursor = fill_tier(tiers.long, number_items(tiers, added, ends), (what, NOTHING))
-    first = 0
-    for last in cursor[NUM_CURSORS : NUM_CURSORS + cursor[NUM_PACKS]]:
-        room = emit_items(tiers, packed, first, last)
-        if tiers.short.counts[HELD]:
-            shorts, taken = fill_tier(tiers.short, nothing, (FILL_ROOM, room))
-            counts[OUT] = copy_rows(shorts, 0, taken[NUM_OUT], tiers.out, counts[OUT])
+    for pack in range(close_packs(tiers.long_limits, tiers.long, what)):
+        room = tiers.long_limits.pack_tokens
+        last = ends[NUM_CURSORS + pack]
+        for row in range(first, last):
+            begin, end = spans[packed[row, SAMPLE]]
+            counts[OUT] = copy_rows(tiers.items, begin, end, tiers.out, counts[OUT])
+            counts[ITEM_SAMPLES] -= end - begin
+            room -= packed[row, LENGTH]
+        first = last
+        if short.cursor[HEAD] < short.cursor[TAIL]:
+            short.cursor[NUM_OUT] = short.cursor[NUM_PACKS] = 0
+            fill_room(tiers.short_limits, short, room)
+            num_taken = short.cursor[NUM_OUT]
+            counts[OUT] = copy_rows(short.out, 0, num_taken, tiers.out, counts[OUT])
         tiers.ends[counts[ROWS]] = counts[OUT]
         counts[ROWS] += 1
+
+
+@kernel_allocating
+def fill_short(tiers: Tiers, what: int) -> None:
+    """Run the short tier on the collected segments; its packs become items of the long tier."""
+    counts, cursor = tiers.counts, tiers.short.cursor
+    cursor[NUM_ROWS] += counts[TURN]
+    counts[TURN] = counts[TURN_TOKENS] = 0
+    num_packs = close_packs(tiers.short_limits, tiers.short, what)
+    first = 0
+    for pack in range(num_packs):
+        last = cursor[NUM_CURSORS + pack]
+        add_item(tiers, tiers.short.out, first, last)
         first = last
+    if num_packs > 0:
+        fill_long(tiers, ADD)
 
 
 @compiled
 def num_held(tiers: Tiers) -> int:
     """Return the number of segments in the buffer, including collected ones."""
-    return int(tiers.counts[TURN] + tiers.short.counts[HELD] + tiers.counts[ITEM_SAMPLES])
-
-
-@kernel_allocating
-def collected(tiers: Tiers) -> Int64Array:
-    """Take the collected segments out of the buffer and return them."""
-    num_collected = tiers.counts[TURN]
-    tiers.counts[TURN] = tiers.counts[TURN_TOKENS] = 0
-    return tiers.turn[:num_collected]
+    cursor = tiers.short.cursor
+    return int(tiers.counts[TURN] + cursor[TAIL] - cursor[HEAD] + tiers.counts[ITEM_SAMPLES])
 
 
 @kernel_allocating
@@ -746,30 +684,35 @@ def fit_tiers(
     `turn_tokens` limits the collected short segments, `buffer_samples` the segments of both tiers.
     Nesting of kernels is kept shallow: each one recompiles everything that it calls.
     """
-    counts = tiers.counts
-    short_seq_len, multiple = tiers.short.limits.pack_tokens, tiers.short.limits.multiple
-    nothing = tiers.turn[:0]
+    counts, short, long = tiers.counts, tiers.short, tiers.long.cursor
+    short_seq_len, multiple = tiers.short_limits.pack_tokens, tiers.short_limits.multiple
     for row in range(len(segments)):
         while num_held(tiers) >= buffer_samples:
             if counts[TURN]:
-                fill_tiers(tiers, collected(tiers), SHORT, ADD)
+                fill_short(tiers, ADD)
+            elif long[HEAD] == long[TAIL]:
+                fill_short(tiers, CLOSE_OLDEST)
             else:
-                fill_tiers(tiers, nothing, tiers.long.counts[HELD] == 0, CLOSE_OLDEST)
+                fill_long(tiers, CLOSE_OLDEST)
         length = room_of(segments[row, LENGTH], multiple)
         is_long = length > short_seq_len
         if counts[TURN] and (is_long or counts[TURN_TOKENS] + length > turn_tokens):
-            fill_tiers(tiers, collected(tiers), SHORT, ADD)
+            fill_short(tiers, ADD)
         if is_long:
-            fill_tiers(tiers, segments[row : row + 1], LONG, ADD)
+            add_item(tiers, segments, row, row + 1)
+            fill_long(tiers, ADD)
         else:
-            counts[TURN] = copy_rows(segments, row, row + 1, tiers.turn, counts[TURN])
+            place = short.cursor[NUM_ROWS] + counts[TURN]
+            copy_rows(segments, row, row + 1, short.rows, place)
+            short.rows[place, LENGTH] = length
+            counts[TURN] += 1
             counts[TURN_TOKENS] += length
             if counts[TURN] == TURN_SAMPLES or length > turn_tokens:
-                fill_tiers(tiers, collected(tiers), SHORT, ADD)
+                fill_short(tiers, ADD)
         counts[HIGH_TURN] = max(counts[HIGH_TURN], counts[TURN_TOKENS])
         counts[HIGH_HELD] = max(counts[HIGH_HELD], num_held(tiers))
     if final:
         if counts[TURN]:
-            fill_tiers(tiers, collected(tiers), SHORT, ADD)
-        fill_tiers(tiers, nothing, SHORT, FLUSH)
-        fill_tiers(tiers, nothing, LONG, FLUSH)
+            fill_short(tiers, ADD)
+        fill_short(tiers, FLUSH)
+        fill_long(tiers, FLUSH)

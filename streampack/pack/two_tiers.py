@@ -23,8 +23,15 @@ import numpy as np
 from streampack.config import Packing
 from streampack.config.packing import BUFFER_PACKS
 from streampack.pack import kernels
-from streampack.pack.buffered import TOLERANCE, BufferedPacker, KernelPacker, limits_of, rooms
-from streampack.pack.kernels import NO_LIMIT, Limits, Tiers
+from streampack.pack.buffered import (
+    TOLERANCE,
+    BufferedPacker,
+    KernelPacker,
+    limits_of,
+    rooms,
+    without_padding,
+)
+from streampack.pack.kernels import NO_LIMIT, Tiers
 from streampack.types import (
     LENGTH,
     NO_SEGMENTS,
@@ -55,22 +62,22 @@ class TwoTiersPacker(BufferedPacker):
         short_tokens = max(short_seq_len, tokens // 2)
         self._turn_tokens = tokens - short_tokens
         self._short_seq_len = short_seq_len
-        self._short = _pool(
-            limits._replace(
-                pack_tokens=short_seq_len,
-                buffer_tokens=short_tokens,
-                search_tokens=min(short_seq_len, limits.search_tokens),
-                tolerance=short_seq_len // TOLERANCE,
-                split_gap=short_seq_len,
-            )
+        short = limits._replace(
+            pack_tokens=short_seq_len,
+            buffer_tokens=short_tokens,
+            search_tokens=min(short_seq_len, limits.search_tokens),
+            tolerance=short_seq_len // TOLERANCE,
+            split_gap=short_seq_len,
         )
         # A gap smaller than a block does not matter: shorts will fill it.
-        self._long = _pool(
-            limits._replace(
-                buffer_tokens=limits.buffer_tokens - tokens,
-                buffer_samples=NO_LIMIT,
-                tolerance=short_seq_len,
-            )
+        long = limits._replace(
+            buffer_tokens=limits.buffer_tokens - tokens,
+            buffer_samples=NO_LIMIT,
+            tolerance=short_seq_len,
+        )
+        self._tier_limits = short, long
+        self._short, self._long = (
+            KernelPacker("exact_fit", own, kernels.fit_exactly) for own in self._tier_limits
         )
         self._items: list[Int64Array] = []  # segments of each item that the long tier buffers
 
@@ -112,7 +119,7 @@ class TwoTiersPacker(BufferedPacker):
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         num_rows = self.held[1] + len(segments)
-        tiers = self._lend(num_rows)
+        tiers = self._open(num_rows)
         kernels.fit_tiers(
             tiers,
             np.ascontiguousarray(segments),
@@ -120,29 +127,33 @@ class TwoTiersPacker(BufferedPacker):
             self._limits.buffer_samples,
             final,
         )
-        self._take_back(tiers)
+        self._close(tiers)
         num_out, num_packs = tiers.counts[[kernels.OUT, kernels.ROWS]].tolist()
         return Packs(segments=tiers.out[:num_out].copy(), ends=tiers.ends[:num_packs].copy())
 
-    def _lend(self, num_rows: int) -> Tiers:
+    def _open(self, num_rows: int) -> Tiers:
         # Segments are never cut here, so each one is in at most one item and in one row.
-        turn, items, out = np.empty((3, num_rows, NUM_COLUMNS), np.int64)
+        items, out = np.empty((2, num_rows, NUM_COLUMNS), np.int64)
         spans, ends = np.empty((num_rows, 2), np.int64), np.empty(num_rows, np.int64)
-        turn[: len(self._buffered)] = self._buffered
+        short, num_short = self._short.open_work(num_rows), len(self._short.buffered)
+        collected = rooms(self._buffered, self._limits.multiple)
+        short.rows[num_short : num_short + len(collected)] = collected
         sizes = np.array([len(item) for item in self._items], np.int64)
         bounds = np.cumsum([0, *sizes])
         items[: bounds[-1]] = np.concatenate([NO_SEGMENTS, *self._items])
         spans[: len(sizes)] = np.stack([bounds[:-1], bounds[1:]], axis=1)
         counts = np.zeros(kernels.NUM_COUNTS, np.int64)
-        counts[kernels.TURN] = len(self._buffered)
-        counts[kernels.TURN_TOKENS] = super().held[0]
+        counts[kernels.TURN], counts[kernels.TURN_TOKENS] = (
+            len(collected),
+            collected[:, LENGTH].sum(),
+        )
         counts[[kernels.HIGH_TURN, kernels.HIGH_HELD]] = self._high_water
         counts[kernels.ITEMS] = len(sizes)
         counts[[kernels.ITEM_ROWS, kernels.ITEM_SAMPLES]] = bounds[-1]
         return Tiers(
-            short=self._short.lend(num_rows),
-            long=self._long.lend(num_rows),
-            turn=turn,
+            *self._tier_limits,
+            short=short,
+            long=self._long.open_work(num_rows),
             items=items,
             spans=spans,
             out=out,
@@ -150,22 +161,19 @@ class TwoTiersPacker(BufferedPacker):
             counts=counts,
         )
 
-    def _take_back(self, tiers: Tiers) -> None:
-        num_collected = int(tiers.counts[kernels.TURN])
-        self._buffered = tiers.turn[:num_collected].copy()
+    def _close(self, tiers: Tiers) -> None:
+        first, num_collected = tiers.short.cursor[kernels.NUM_ROWS], tiers.counts[kernels.TURN]
+        collected = tiers.short.rows[first : first + num_collected].copy()
+        self._buffered = without_padding(collected, self._limits.multiple)
         self._waited = np.zeros(num_collected, np.int64)
         high_water = tiers.counts[[kernels.HIGH_TURN, kernels.HIGH_HELD]].tolist()
         self._high_water = (high_water[0], high_water[1])
-        self._short.take_back(tiers.short)
-        self._long.take_back(tiers.long)
+        self._short.close_work(tiers.short)
+        self._long.close_work(tiers.long)
         numbers = self._long.buffered[:, SAMPLE]
         spans = tiers.spans[numbers].tolist()
         self._items = [tiers.items[begin:end].copy() for begin, end in spans]
         numbers[:] = np.arange(len(numbers))
-
-
-def _pool(limits: Limits) -> KernelPacker:
-    return KernelPacker("exact_fit", limits, kernels.fit_exactly)
 
 
 def _numbered(items: list[Int64Array], multiple: int) -> Int64Array:

@@ -21,7 +21,7 @@ from typing import Any
 
 from streampack.errors import ConfigError
 from streampack.stores.failures import ChangedError, NoRangesError, NoStoreError
-from streampack.stores.objects import Page, StoredObject, fetch_parts, is_large, version_of_tag
+from streampack.stores.objects import StoredObject, fetch_parts, is_large, version_of_tag
 from streampack.stores.s3 import S3_SCHEMES
 from streampack.stores.threads import seconds_left
 
@@ -70,7 +70,7 @@ class DriverStore:
         self._scheme = scheme
         self.has_served = False
 
-    def list(self, prefix: str, after: str = "") -> Page:  # noqa: ARG002 - there is one page
+    def list(self, prefix: str, _after: str = "") -> tuple[list[StoredObject], None]:
         self._files.invalidate_cache()
         folder = prefix.rpartition("/")[0]
         path = self._path(folder).rstrip("/")
@@ -81,7 +81,7 @@ class DriverStore:
         # Paths of some drivers lack the host, so they say only what follows the folder.
         names = {f"{folder}{name.removeprefix(path)}": name for name in facts}
         shown = sorted(url for url in names if url.startswith(prefix))
-        return Page([self._found(url, facts[names[url]]) for url in shown], None)
+        return [self._found(url, facts[names[url]]) for url in shown], None
 
     def stat(self, url: str) -> StoredObject:
         # Drivers cache listings, and would report the version that they saw first.

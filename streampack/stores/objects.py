@@ -28,14 +28,6 @@ class StoredObject(NamedTuple):
     """Its size; -1 if the store does not state it."""
 
 
-class Page(NamedTuple):
-    """A part of a listing."""
-
-    found: list[StoredObject]
-    after: str | None
-    """Where the next page begins; None after the last."""
-
-
 def version_of_tag(tag: str) -> str:
     """Return the version of an object that its store has tagged.
 

@@ -216,8 +216,8 @@ def list_objects(prefix: str, *, way_out: str = "") -> Iterator[StoredObject]:
             return store.list(prefix, after)
 
         page = request(prefix, "listed", operation, way_out=way_out, attempt_s=LISTING_S)
-        yield from page.found
-        after = page.after
+        found, after = page
+        yield from found
 
 
 def kind_of(error: DataError) -> FailureKind:

@@ -28,7 +28,6 @@ from typing import Any
 from streampack.stores.failures import CHANGED, ChangedError, DamagedError, codes_of, status_of
 from streampack.stores.objects import (
     PART_BYTES,
-    Page,
     StoredObject,
     fetch_parts,
     is_large,
@@ -70,7 +69,7 @@ class S3Store:
         self._client = session.client("s3", config=config, endpoint_url=endpoint)
         self.has_served = False
 
-    def list(self, prefix: str, after: str = "") -> Page:
+    def list(self, prefix: str, after: str = "") -> tuple[list[StoredObject], str | None]:
         token = {"ContinuationToken": after} if after else {}
         page = self._client.list_objects_v2(**self._options(), Prefix=self._key(prefix), **token)
         found = [
@@ -79,7 +78,7 @@ class S3Store:
             # A console makes an empty object with such a name for a folder.
             if not entry["Key"].endswith("/")
         ]
-        return Page(found, page.get("NextContinuationToken"))
+        return found, page.get("NextContinuationToken")
 
     def stat(self, url: str) -> StoredObject:
         answer = self._client.head_object(**self._address(url))
@@ -125,7 +124,7 @@ class S3Store:
                 return False
             if not codes & UNSUPPORTED:
                 raise
-        if any(found.url == url for found in self.list(url).found):
+        if any(found.url == url for found in self.list(url)[0]):
             return False
         self._put(url, data)
         return True

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from streampack.stores.drivers import DriverStore
-from streampack.stores.objects import Page, StoredObject
+from streampack.stores.objects import StoredObject
 from streampack.stores.s3 import S3_SCHEMES, S3Store
 
 TIMEOUT_S = 60.0
@@ -36,10 +36,11 @@ class Store(Protocol):
     has_served: bool
     """Whether an operation has succeeded."""
 
-    def list(self, prefix: str, after: str = "") -> Page:
-        """Return a page of the objects with a URL that begins with `prefix`, sorted by name.
+    def list(self, prefix: str, after: str = "") -> tuple[list[StoredObject], str | None]:
+        """Return objects with a URL that begins with `prefix`, sorted by name, and `after`.
 
-        Markers of folders are omitted. `after` is that of the page before.
+        With this `after`, the next call continues; None: these are the last. Markers of folders are
+        omitted.
         """
 
     def stat(self, url: str) -> StoredObject:

@@ -31,7 +31,6 @@ from streampack.flat.files import (
     split_source,
 )
 from streampack.flat.token_file import (
-    FileShards,
     FoundFile,
     Options,
     TokenFile,
@@ -279,7 +278,7 @@ def _unit(stream: Any) -> str:
     return "sequence" if stream.unit == "sequence" else "document"
 
 
-def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, FileShards]]:
+def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualShards]]:
     """Open the token files of a stream, and cut them; errors as of `open_flat`."""
     if stream.unit == "sequence" and found.form.name in ("olmo", "datatrove", "arrow"):
         raise ConfigError(
@@ -300,7 +299,7 @@ def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, FileShar
         return list(threads.map(open_one, found.names))
 
 
-def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, FileShards]:
+def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
     """Return one token file of a stream with its virtual shards; errors as of `open_flat`."""
     file = found.file(name)
     with tables_mapped():
@@ -324,7 +323,7 @@ def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, Fi
 
 
 def _cut(
-    opened: Sequence[tuple[TokenFile, FileShards]], stream: Any, name: str
+    opened: Sequence[tuple[TokenFile, VirtualShards]], stream: Any, name: str
 ) -> tuple[VirtualShards, SamplePart | None]:
     """Return the virtual shards of files, of the samples or shards that a `Stream` chooses."""
     counts = [file.boundaries.num_samples for file, _ in opened]

@@ -191,6 +191,9 @@ class Stream:
         _check_names(unknown, known=given)
         vars(self).update(_checked(given))
 
+    def __getattr__(self, name: str) -> Any:  # tells type checkers that there are attributes
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __repr__(self) -> str:
         keys = ("name", "remote", "local", "split", "proportion", "repeat", "choose")
         shown = {key: getattr(self, key) for key in keys}

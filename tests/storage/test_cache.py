@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import streaming
 
 from streampack.errors import DataError
 from streampack.storage.location import StreamLocation
@@ -80,25 +79,6 @@ def test_merged_index_with_subfolders_is_read(tmp_path):
     assert_reads(open_stream(Stream(local=str(tmp_path / "r")), 0), samples)
     remote = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"))
     assert_reads(open_stream(remote, 0), samples)
-
-
-# MosaicML does not close the files that it decompresses.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_what_mosaicml_has_cached_is_used(tmp_path):
-    path, samples = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    local = tmp_path / "l"
-    theirs = streaming.Stream(
-        remote=str(path), local=str(local), keep_zip=False, download_retry=2, download_timeout=60
-    )
-    theirs.safe_keep_zip = False
-    from streaming.base.world import World
-
-    for shard in theirs.get_shards(World.detect(), False):
-        theirs.prepare_shard(shard)
-    for file in path.glob("shard*"):
-        file.unlink()
-    assert_reads(open_stream(theirs, 0), samples)
 
 
 @pytest.mark.parametrize(

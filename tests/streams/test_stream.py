@@ -34,7 +34,6 @@ def test_an_unset_local_follows_from_the_remote_in_a_folder_of_this_users_alone(
     location = StreamLocation.of(stream)
     assert stream.local is None
     assert location.folder.is_relative_to(private_root())
-    assert location.folder.name == "train"
     assert location.temporary_root == private_root()
     assert StreamLocation.of(Stream(remote=f"file://{remote}", split="train")) == replace(
         location, stream=ANY
