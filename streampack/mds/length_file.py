@@ -147,14 +147,6 @@ class LengthFile:
         text = repr(head).encode() + entries.tobytes()
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
-    def before(self, index: MdsIndex) -> LengthFile | None:
-        """Return the lengths of the first shards, if they are those of `index`, else None."""
-        firsts = self._entries()[: len(index.shards) + 1, 0].astype(np.int64)
-        if not np.array_equal(firsts, index.first_sample):
-            return None
-        own = replace(self, first_sample=firsts).take(np.arange(len(index.shards)))
-        return replace(own, min_tokens=int(self._read(("lengths", 0, own.num_samples))[0].min()))
-
     def _entries(self) -> npt.NDArray[np.uint64]:
         """Return first sample and tokens of each shard, shape (num_shards, 2)."""
         [entries] = self._read(("shards", 0, int(self.numbers.max()) + 1))
@@ -182,35 +174,6 @@ class LengthFile:
                     )
                 read.append(values.reshape(-1, 2) if width > 1 else values)
         return read
-
-
-def describes(path: Path, text: bytes) -> bool:
-    """Return whether a path is a length file of an index.json of the bytes `text`."""
-    try:
-        with open_file(path) as file:
-            head = file.read(HEAD.size)
-    except (OSError, DataError):
-        return False
-    return len(head) == HEAD.size and HEAD.unpack(head)[6] == index_digest(text)
-
-
-def shard_counts(path: Path, text: bytes, way_out: str) -> list[int]:
-    """Return the samples of each shard that a length file describes.
-
-    Raises:
-        DataError: If it is not a whole length file of an index.json of the bytes `text`.
-    """
-    if not describes(path, text):
-        raise DataError(f"{path}: is damaged, or of another index.json; run {way_out}")
-    with open_file(path) as file:
-        _, _, samples, shards, _, _, _, name_bytes = HEAD.unpack(file.read(HEAD.size))
-        file.seek(min(HEAD.size + _padded(name_bytes), MAX_OFFSET))
-        firsts = np.frombuffer(file.read(min(16 * shards, MAX_OFFSET)), np.uint64)[::2]
-    counts = np.diff(firsts.astype(np.int64), append=samples)
-    if len(firsts) != shards or not shards or (counts < 1).any() or firsts[0]:
-        raise DataError(f"{path}: is damaged; run {way_out}")
-    found: list[int] = counts.tolist()
-    return found
 
 
 def write_length_file(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
@@ -264,13 +227,14 @@ def _padded(num_bytes: int) -> int:
     return -(-num_bytes // 8) * 8
 
 
-def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
+def open_length_file(path: Path, text: bytes, index: MdsIndex, way_out: str = "") -> LengthFile:
     """Open a length file; refuse one that is truncated or not of an index.json of bytes `text`.
 
-    One with more shards after those of the index.json is not refused.
+    One with more shards after those of the index.json is not refused. With a `way_out`, how to make
+    the file again, its samples are documents in the index.json's rows, and it has their numbers.
     """
-    origin = os.path.dirname(index.uri)
-    way_out = _way_out(origin)
+    has_documents, origin = bool(way_out), os.path.dirname(index.uri)
+    way_out = way_out or _way_out(origin)
     with open_file(path) as file:
         head = file.read(HEAD.size)
         file_bytes = os.fstat(file.fileno()).st_size
@@ -278,22 +242,20 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
             raise DataError(f"{path}: {file_bytes} bytes that are not a length file; {way_out}")
         _, version, samples, shards, tokens, shortest, digest, name_bytes = HEAD.unpack(head)
         if version not in (VERSION, VERSION_WITH_HASHES):
+            raise DataError(f"{path}: has version {version}, but only 1 and 2 are known; {way_out}")
+        head_bytes = HEAD.size + _padded(name_bytes)
+        hashes_begin = head_bytes + 16 * shards + 12 * samples
+        expected = hashes_begin + 8 * shards * (version == VERSION_WITH_HASHES)
+        if file_bytes != expected:
             raise DataError(
-                f"{path}: has version {version}, but only {VERSION} and {VERSION_WITH_HASHES} "
-                f"are known; {way_out}"
+                f"{path}: has {file_bytes} bytes, but should have {expected}; {way_out}"
             )
-        name = file.read(min(name_bytes, file_bytes))
-        num_hashes = shards if version == VERSION_WITH_HASHES else 0
-        hashes_begin = file_bytes - 8 * num_hashes
-        hashes = b""
-        if hashes_begin > 0:
-            # Not numpy.fromfile, which needs a second descriptor and leaks its file without one.
-            file.seek(hashes_begin)
-            hashes = file.read()
-    head_bytes = HEAD.size + _padded(name_bytes)
-    expected = head_bytes + 16 * shards + 12 * samples + 8 * num_hashes
-    if file_bytes != expected:
-        raise DataError(f"{path}: has {file_bytes} bytes, but should have {expected}; {way_out}")
+        name = file.read(name_bytes)
+        # Not numpy.fromfile, which needs a second descriptor and leaks its file without one.
+        file.seek(head_bytes)
+        entries = np.frombuffer(file.read(16 * shards), "<i8")
+        file.seek(hashes_begin)
+        hashes = np.frombuffer(file.read(), "<u8")
     opened = LengthFile(
         path=path,
         origin=origin,
@@ -303,15 +265,23 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex) -> LengthFile:
         num_tokens=tokens,
         min_tokens=shortest,
         head_bytes=head_bytes,
-        hashes=tuple(f"{value:016x}" for value in np.frombuffer(hashes, "<u8").tolist()),
-        first_sample=index.first_sample,
+        hashes=tuple(f"{value:016x}" for value in hashes.tolist()),
+        first_sample=np.append(entries[::2], np.int64(samples)),
         numbers=np.arange(shards),
     )
-    if (digest, samples, shards) == (index_digest(text), index.num_samples, len(index.shards)):
+    count = len(index.shards)
+    firsts = opened.first_sample[: count + 1]
+    is_same = digest == index_digest(text) and shards == count
+    if has_documents:
+        is_ours = is_same and not firsts[0] and bool((np.diff(firsts) > 0).all())
+    else:
+        is_ours = (is_same or shards > count) and np.array_equal(firsts, index.first_sample)
+    if not is_ours:
+        raise DataError(
+            f"{path}: is stale or damaged: it describes {samples} samples in {shards} shards of "
+            f"another index.json than {index.uri} ({index.num_samples} in {count}); {way_out}"
+        )
+    if shards == count:
         return opened
-    if (before := opened.before(index)) is not None:
-        return before
-    raise DataError(
-        f"{path}: is stale: it describes {samples} samples in {shards} shards of another "
-        f"index.json than {index.uri} ({index.num_samples} in {len(index.shards)}); {way_out}"
-    )
+    first = opened.take(np.arange(count))
+    return replace(first, min_tokens=int(first._read(("lengths", 0, first.num_samples))[0].min()))

@@ -31,7 +31,7 @@ from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks, Manifest
 from streampack.storage.materialize import Downloader, ShardMaterializer
 from streampack.storage.metadata import StreamMetadata
-from streampack.storage.names import ShardNames, shard_names
+from streampack.storage.names import PACKED, shard_name
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
 from streampack.types import ByteArray
 
@@ -100,7 +100,7 @@ class ShardCache:
         self.metadata = StreamMetadata(location, disk, store, verifier)
         """The stream's index.json and length file."""
         self._cache = location.folder if self.is_remote else location.folder / NOTES_FOLDER
-        self._names: dict[str, ShardNames] = {}
+        self._names: dict[str, str] = {}
         self._touched_s: dict[str, float] = {}
         # State of a local stream's files without hashes, as of when the stream was opened.
         self._at_start: dict[str, FileState] = {}
@@ -189,11 +189,11 @@ class ShardCache:
             return (self._cache, self._scratch)
         return (self._cache,)
 
-    def _names_of(self, shard: Shard) -> ShardNames:
+    def _name_of(self, shard: Shard) -> str:
         key = shard.raw.basename
         if key not in self._names:
             tied = self._at_start.get(shard.stored.basename) or self.metadata.version
-            self._names[key] = shard_names(shard, tied)
+            self._names[key] = shard_name(shard, tied)
         return self._names[key]
 
     def _paths_of(self, shard: Shard) -> Iterator[tuple[Path, bool]]:
@@ -201,7 +201,7 @@ class ShardCache:
         if not self.is_remote:
             yield self.folder / shard.raw.basename, False
         for folder in self._folders_of(shard):
-            yield folder / self._names_of(shard).raw, True
+            yield folder / self._name_of(shard), True
 
     def is_here(self, shard: Shard) -> bool:
         """Return whether a shard's raw file exists with the right size; usually one `stat`."""
@@ -215,7 +215,7 @@ class ShardCache:
     def is_free(self, shard: Shard) -> bool:
         try:
             locks = FileLocks(self._cache, self._disk)
-            with locks.try_hold(self._names_of(shard).raw) as is_held:
+            with locks.try_hold(self._name_of(shard)) as is_held:
                 return is_held
         except OSError:
             return True  # no lock yet, or the fetching process will report the error
@@ -313,8 +313,8 @@ class ShardCache:
             return paths[0], self._materializer.materialize(shard, *paths)
 
     def _cached_paths(self, shard: Shard, folder: Path) -> tuple[Path, Path]:
-        names = self._names_of(shard)
-        return folder / names.raw, folder / names.packed
+        name = self._name_of(shard)
+        return folder / name, folder / f"{name}{PACKED}"
 
     def remove_damaged(self, shard: Shard, damaged: CachedFile) -> bool:
         """Remove a damaged raw file that we created; return whether there may be a new copy."""
@@ -344,6 +344,6 @@ class ShardCache:
     def _touch(self, shard: Shard, time_s: float) -> None:
         for folder in self._folders_of(shard):
             manifest = Manifest(folder, self._disk)
-            for name in self._names_of(shard):
+            for ending in ("", PACKED):
                 with suppress(OSError):
-                    self._disk.touch(manifest.path(name), time_s)
+                    self._disk.touch(manifest.path(f"{self._name_of(shard)}{ending}"), time_s)

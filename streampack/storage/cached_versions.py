@@ -19,7 +19,7 @@ from streampack.storage.eviction import evict, shards_in
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import NOTES_FOLDER
 from streampack.storage.metadata import last_version
-from streampack.storage.names import LAST, shard_names
+from streampack.storage.names import LAST, PACKED, shard_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,11 @@ def _version(folder: Path, name: str, last: str, here: dict[str, int]) -> Cached
         shards = index.with_hashes("xxh64", lengths.hashes, LENGTH_FILE).shards
     except (OSError, DataError):
         pass  # there is none
-    names = [shard_names(shard, name) for shard in shards]
+    names = {shard_name(shard, name) for shard in shards}
     return CachedVersion(
         name=name,
         is_last=name == last,
-        files=frozenset(here.keys() & {file for shard in names for file in shard}),
+        files=frozenset(file for file in here if file.removesuffix(PACKED) in names),
         num_shards=len(shards),
-        num_here=sum(shard.raw in here for shard in names),
+        num_here=len(names & here.keys()),
     )

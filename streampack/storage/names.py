@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import NamedTuple
 
 from streampack.mds.index import Shard
 from streampack.mds.length_file import index_digest
@@ -29,13 +28,6 @@ VERSION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{8})?")
 PACKED = ".zip"
 LAST = "last"
 """The note that names the remote and the last version of its index.json, as JSON."""
-
-
-class ShardNames(NamedTuple):
-    """Names of a shard's files in a cache."""
-
-    raw: str
-    packed: str
 
 
 def remote_digest(remote: str) -> str:
@@ -57,8 +49,8 @@ def index_version(text: bytes, source: FileState | None) -> str:
     return version if source is None else f"{version}-{_hex(f'{source.mtime_ns} {source.inode}')}"
 
 
-def shard_names(shard: Shard, source: object) -> ShardNames:
-    """Return the names of a shard's files.
+def shard_name(shard: Shard, source: object) -> str:
+    """Return the name of a shard's raw file; its compressed one has the ending `PACKED`.
 
     `source` identifies the version of a shard without hashes.
     """
@@ -67,8 +59,7 @@ def shard_names(shard: Shard, source: object) -> ShardNames:
     text = json.dumps(
         [shard.num_samples, shard.compression, files, layout, "" if is_hashed(shard) else source]
     )
-    raw = f"{note_name(shard.raw.basename)}.{_hex(text)}"
-    return ShardNames(raw, raw + PACKED)
+    return f"{note_name(shard.raw.basename)}.{_hex(text)}"
 
 
 def versioned_name(name: str, version: str) -> str:

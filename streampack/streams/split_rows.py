@@ -24,7 +24,7 @@ from streampack._paths import local_path
 from streampack.errors import DataError
 from streampack.mds.columns import Spans
 from streampack.mds.index import MdsIndex
-from streampack.mds.length_file import LengthFile, open_length_file, shard_counts
+from streampack.mds.length_file import LengthFile, open_length_file
 from streampack.types import ByteArray, Int64Array
 
 SPLIT_FILE = "documents-{eos_id}.bin"
@@ -44,16 +44,14 @@ def open_split(stream: Any, text: bytes, rows: MdsIndex) -> tuple[MdsIndex, Leng
         raise DataError(
             f"{path}: does not exist, so the documents of {rows.uri} are not known; run {way_out}"
         )
-    index = with_counts(rows, shard_counts(path, text, way_out))
-    found = open_length_file(path, text, index)
+    found = open_length_file(path, text, rows, f"run {way_out}")
+    index = with_counts(rows, np.diff(found.first_sample).tolist())
     return index.with_hashes("xxh64", found.hashes, path.name), found
 
 
 def with_counts(rows: MdsIndex, counts: Sequence[int]) -> MdsIndex:
     """Return an index with other numbers of samples in its shards."""
-    if len(counts) < len(rows.shards):
-        raise DataError(f"{rows.uri}: has more shards than were indexed; rerun streampack index")
-    shards = zip(rows.shards, counts, strict=False)
+    shards = zip(rows.shards, counts, strict=True)
     return replace(rows, shards=tuple(replace(shard, num_samples=count) for shard, count in shards))
 
 
