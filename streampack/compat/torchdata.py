@@ -6,8 +6,8 @@ With max_token_count=5 and buffer_size=4::
     open batch  a b                         3 tokens
                 + c would be 6: a b leaves, c opens the next batch
 
-Strict: equal lengths leave in heap order, and long samples wait until the end of the source. With
-`max_age` (an addition), a sample that this many others have overtaken leaves next.
+Strict: equal lengths leave in heap order, and long samples wait until the end of the source; in
+batches of `BucketedIterableDataset` they do not.
 
 It works under ``DataLoader(bucketizer, batch_size=None)``, also with workers: each takes every n-th
 item of a source that does not shard itself. Unlike torchdata, it copies the samples that wait.
@@ -20,7 +20,6 @@ Semantics: torchdata 0.9, `datapipes/iter/transform/bucketbatcher.py`.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -41,8 +40,6 @@ class _Waiting(Generic[Sample]):
 
     length: int
     sample: Sample = field(compare=False)
-    number: int = field(compare=False)
-    has_left: bool = field(compare=False, default=False)
 
 
 class MaxTokenBucketizer(IterableDataset[list[Sample]]):
@@ -58,7 +55,6 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
         max_len: Longer samples are omitted; max_token_count by default.
         buffer_size: Maximum number of samples that wait.
         include_padding: Count a batch as its number of samples times the longest of them.
-        max_age: Maximum number of samples that may overtake one; None, as in torchdata: no limit.
 
     Raises:
         ConfigError: A ValueError: the limits contradict each other.
@@ -68,7 +64,7 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
     [['a', 'bb'], ['ccc'], ['dddd']]
     """
 
-    def __init__(  # noqa: PLR0913 - torchdata's arguments, and max_age
+    def __init__(
         self,
         datapipe: Iterable[Sample],
         max_token_count: int,
@@ -77,7 +73,6 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
         max_len: int | None = None,
         buffer_size: int = 1000,
         include_padding: bool = False,
-        max_age: int | None = None,
     ) -> None:
         max_len = max_token_count if max_len is None else max_len
         if min_len < 0 or min_len > max_len:
@@ -96,8 +91,6 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
                 f"'buffer_size' is required to be a positive integer, but is {buffer_size}; "
                 "1 keeps the order, and more sorts further"
             )
-        if max_age is not None and max_age < 1:
-            raise ConfigError(f"max_age={max_age} must be at least 1; None sets no limit")
         super().__init__()
         self.datapipe = datapipe
         self.max_token_count = max_token_count
@@ -106,7 +99,6 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
         self.max_len = max_len
         self.buffer_size = buffer_size
         self.include_padding = include_padding
-        self.max_age = max_age
 
     def __iter__(self) -> Iterator[list[Sample]]:
         """Read the source from its start; waiting samples belong to this iteration."""
@@ -124,22 +116,14 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
 
     def _leaving(self) -> Iterator[_Waiting[Sample]]:
         heap: list[_Waiting[Sample]] = []
-        arrived: deque[_Waiting[Sample]] = deque()  # for max_age; includes some that have left
-        num_arrived = num_left = 0
         for sample in self._own_part():
             length = self.len_fn(sample)
-            if not self.min_len <= length <= self.max_len:
-                continue
-            waiting = _Waiting(length, own_copy(sample), num_arrived)
-            num_arrived += 1
-            heapq.heappush(heap, waiting)
-            if self.max_age is not None:
-                arrived.append(waiting)
-            if num_arrived - num_left == self.buffer_size:
-                yield self._next(heap, arrived, num_left)
-                num_left += 1
-        for number in range(num_left, num_arrived):
-            yield self._next(heap, arrived, number)
+            if self.min_len <= length <= self.max_len:
+                heapq.heappush(heap, _Waiting(length, own_copy(sample)))
+                if len(heap) == self.buffer_size:
+                    yield heapq.heappop(heap)
+        while heap:
+            yield heapq.heappop(heap)
 
     def _own_part(self) -> Iterable[Sample]:
         info, source = get_worker_info(), self.datapipe
@@ -151,18 +135,3 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
         if isinstance(source, IterableDataset) or is_hugging_face(source):
             return source
         return islice(source, info.id, None, info.num_workers)
-
-    def _next(
-        self, heap: list[_Waiting[Sample]], arrived: deque[_Waiting[Sample]], num_left: int
-    ) -> _Waiting[Sample]:
-        while arrived and arrived[0].has_left:
-            arrived.popleft()
-        # Among the num_left samples that left, those with higher numbers overtook the oldest.
-        if self.max_age is not None and num_left - arrived[0].number >= self.max_age:
-            waiting = arrived.popleft()
-        else:
-            waiting = heapq.heappop(heap)
-            while waiting.has_left:
-                waiting = heapq.heappop(heap)
-        waiting.has_left = True
-        return waiting

@@ -18,20 +18,18 @@ Semantics: torchtune 0.6, `datasets/_packed.py` and `data/_collate.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from streampack._checks import check_choice, read_count, read_integer
+from streampack._checks import read_count, read_integer
 from streampack.batch.masks import dense_mask
 from streampack.errors import ConfigError, DataError
 from streampack.streams.source_traits import own_copy
 from streampack.types import IGNORED
-
-PadMask = Literal["causal", "identity"]
 
 Pack = dict[str, Tensor]
 
@@ -182,39 +180,27 @@ class PackedDataset(Dataset[Pack]):
         }
 
 
-def padded_collate_packed(batch: Sequence[Pack], *, pad_mask: PadMask = "causal") -> Pack:
+def padded_collate_packed(batch: Sequence[Pack]) -> Pack:
     """Stack packs and build their block-causal mask: torchtune's function of this name.
 
     Args:
         batch: Items of `PackedDataset`.
-        pad_mask: Attention of padding: "causal", to earlier padding, as in torchtune's code;
-            "identity", to itself only, as in its documentation.
 
     Returns:
-        `tokens`, `labels`, `input_pos` of shape (B, S), and `mask`, bool of shape (B, S, S).
+        `tokens`, `labels`, `input_pos` of shape (B, S), and `mask`, bool of shape (B, S, S). As in
+        torchtune's code, padding attends to the padding before it, too.
 
     >>> item = {name: torch.zeros(3) for name in ("tokens", "labels", "input_pos")}
     >>> padded_collate_packed([item | {"seq_lens": torch.tensor([2, 1])}])["mask"].int().tolist()
     [[[1, 0, 0], [1, 1, 0], [0, 0, 1]]]
     """
-    check_choice("pad_mask", pad_mask, PadMask)
     stacked = {
         name: torch.stack([item[name] for item in batch])
         for name in ("tokens", "labels", "input_pos")
     }
-    document_ids = torch.stack([_document_ids(item) for item in batch])
-    return stacked | {"mask": dense_mask(document_ids, padding=pad_mask)}
-
-
-def _document_ids(item: Pack) -> Tensor:
-    """Return the number of each token's piece, from 1; 0 is padding."""
-    seq_lens, positions = item["seq_lens"], item["input_pos"]
-    ids = torch.repeat_interleave(torch.arange(1, len(seq_lens) + 1), seq_lens)
-    is_last = ids == len(seq_lens)
-    # After the first piece, only padding can start at a nonzero position: it keeps counting.
-    if len(seq_lens) > 1 and positions[is_last][:1].any():
-        ids[is_last] = 0
-    return ids
+    pieces = (item["seq_lens"] for item in batch)  # padding is the last one of a pack
+    ids = torch.stack([torch.arange(len(one)).repeat_interleave(one) for one in pieces])
+    return stacked | {"mask": dense_mask(ids, padding="causal")}
 
 
 def _own_ids(ids: Any) -> Any:

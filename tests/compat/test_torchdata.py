@@ -99,33 +99,6 @@ def test_batches_are_those_of_the_rules(
     assert [[number for number, _ in batch] for batch in batches] == expected
 
 
-@examples(200)
-@given(
-    lengths=st.lists(st.integers(1, 30), max_size=120),
-    buffer_size=st.integers(1, 16),
-    max_age=st.integers(1, 40),
-    include_padding=st.booleans(),
-)
-def test_no_sample_is_overtaken_more_often_than_max_age_allows(
-    lengths, buffer_size, max_age, include_padding
-):
-    batches = MaxTokenBucketizer(
-        list(enumerate(lengths)),
-        40,
-        lambda sample: sample[1],
-        buffer_size=buffer_size,
-        include_padding=include_padding,
-        max_age=max_age,
-    )
-
-    order = [number for batch in batches for number, _ in batch]
-    assert sorted(order) == list(range(len(lengths)))
-    for place, number in enumerate(order):
-        overtaken_by = sum(other > number for other in order[:place])
-        # Samples that become overdue together leave one by one, oldest first.
-        assert overtaken_by <= max_age + buffer_size
-
-
 class Strided(IterableDataset):
     """Splits itself across workers, as an IterableDataset should."""
 
