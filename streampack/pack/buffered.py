@@ -79,7 +79,6 @@ class BufferedPacker(ABC):
 
     @property
     def buffered(self) -> Int64Array:
-        """All segment rows in the buffer, shape (n, 6). Do not modify."""
         return self._buffered
 
     @property
@@ -91,11 +90,9 @@ class BufferedPacker(ABC):
 
     @property
     def high_water(self) -> tuple[int, int]:
-        """Most tokens and most segments ever buffered."""
         return self._high_water
 
     def add(self, segments: Int64Array) -> Packs:
-        """Add segment rows in arrival order, shape (n, 6); return the packs they complete."""
         return self._pack(segments, final=False) if len(segments) else NO_PACKS
 
     def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
@@ -108,7 +105,6 @@ class BufferedPacker(ABC):
         return Packs.join(packs), num_added
 
     def flush(self) -> Packs:
-        """Pack the whole buffer and leave it empty."""
         return self._pack(NO_SEGMENTS, final=True)
 
     def state_dict(self) -> State:

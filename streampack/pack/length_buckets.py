@@ -44,20 +44,16 @@ class LengthBucketPacker:
 
     @property
     def buffered(self) -> Int64Array:
-        """Segment rows in the buffer, shape (n, 6), in arrival order."""
         return np.array(list(self._rows.values()), np.int64).reshape(-1, NUM_COLUMNS)
 
     @property
     def held(self) -> tuple[int, int]:
-        """Tokens and segments in the buffer."""
         return self._num_tokens, len(self._rows)
 
     def add(self, segments: Int64Array) -> Packs:
-        """Add segment rows in arrival order, shape (n, 6); return the batches they complete."""
         return self.add_until(segments, NO_LIMIT)[0]
 
     def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
-        """Add segments until `num_packs` batches are complete; see `Packer.add_until`."""
         batches: list[list[list[int]]] = []
         num_added = 0
         for row in segments.tolist():
@@ -76,7 +72,6 @@ class LengthBucketPacker:
         return _as_packs(batches), num_added
 
     def flush(self) -> Packs:
-        """Return the remaining segments as batches."""
         batches = []
         while self._rows:
             batches.append(self._next_batch())
@@ -113,14 +108,12 @@ class LengthBucketPacker:
         return min(neighbours)[1:] if neighbours else None
 
     def state_dict(self) -> State:
-        """Return the buffered segments as JSON-compatible values. The packer is not changed."""
         return {
             "waiting": [list(row) for row in self._rows.values()],  # in arrival order
             "high_water": list(self.high_water),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a state of `state_dict`."""
         self._rows, self._by_length = OrderedDict(), []
         # Arrival numbers restart at 0: only their order matters.
         self._num_arrived = self._num_tokens = 0

@@ -77,7 +77,7 @@ def written_rows(stream: Stream) -> Stream:
         folder = root / _digest(stream, rows)
         if not (folder / INDEX_FILE).exists():
             _build(stream, rows, folder)
-    made = copy.copy(stream)
+    made: Any = copy.copy(stream)
     asked = {name: getattr(stream, name) for name in ("name", "local", "tokens", "chat")}
     # Not the rows in memory, which may be large; a class says that there were some.
     kept = {"rows": stream.rows, "tokenizer": stream.tokenizer, "loss_mask": None}

@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -141,23 +142,23 @@ def _write(
     """Write an index file, shard by shard; return the tokens of its documents."""
     num_documents, itemsize = file.boundaries.num_samples, np.dtype(file.dtype).itemsize
     shards = file.cut(0, num_documents)
-    counts = (split, file.num_bytes, len(shards.firsts), num_documents)
-    hashes = np.zeros(len(shards.firsts), SHARD)
+    counts = (split, file.num_bytes, len(shards.extents), num_documents)
+    hashes = np.zeros(len(shards.extents), SHARD)
     hashes["f0"], hashes["f1"] = shards.extents[:, 0], shards.extents[:, 1]
     out.write(HEAD.pack(MAGIC, VERSION, *counts, file.dtype.encode()))
     out.write(hashes.tobytes())
     num_tokens = 0
-    for number, (first, count) in enumerate(zip(shards.firsts, shards.counts, strict=True)):
+    for number, (first, end) in enumerate(pairwise(shards.first_sample.tolist())):
         start, stop = shards.extents[number].tolist()
         data = np.frombuffer(read(start, stop), np.uint8)
         if len(data) != stop - start:
             raise DataError(f"{file.name}: was cut short while it was read; make a new copy")
-        begins, lengths = file.spans(int(first), int(first + count))
+        begins, lengths = file.spans(first, end)
         if lengths.max() >= NO_TOKEN:
             raise DataError(f"{file.name}: a document has {lengths.max()} tokens; split it")
         spans = Spans(begins=begins - start, counts=lengths, dtype=file.dtype)
         edges = edges_of(data, spans, file.name)
-        rows = np.empty(int(count), DOCUMENT)
+        rows = np.empty(end - first, DOCUMENT)
         rows["f0"], rows["f1"] = begins // itemsize, lengths
         rows["f2"], rows["f3"] = edges[:, 0], edges[:, 1]
         out.write(rows.tobytes())
