@@ -140,6 +140,39 @@ class BufferedPacker(ABC):
         tokens, samples = np.array(state["high_water"], np.int64).tolist()
         self._high_water = (tokens, samples)
 
+    def open_work(self, segments: Int64Array, num_rows: int = 0) -> Work:
+        """Return the buffer and these segments for a kernel, with room for `num_rows` in all."""
+        num_held, multiple = len(self._buffered), self._limits.multiple
+        num_known = num_held + len(segments)
+        num_rows = max(num_rows, num_known)
+        rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
+        rows[:num_held], rows[num_held:num_known] = (
+            rooms(each, multiple) for each in (self._buffered, segments)
+        )
+        pool = np.empty((3, num_rows), np.int64)
+        pool[kernels.ORDER, :num_held] = np.arange(num_held)
+        pool[kernels.BORN, : len(self._waited)] = -self._waited
+        cursor = np.empty(kernels.NUM_CURSORS + num_rows, np.int64)
+        cursor[: kernels.NUM_CURSORS] = 0
+        cursor[kernels.TAIL] = cursor[kernels.NEXT] = num_held
+        cursor[kernels.NUM_ROWS], cursor[kernels.MOST_PACKS] = num_known, NO_LIMIT
+        cursor[kernels.TOKENS] = rows[:num_held, LENGTH].sum()
+        cursor[kernels.HIGH_TOKENS], cursor[kernels.HIGH_SAMPLES] = self._high_water
+        out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
+        return Work(rows=rows, pool=pool, out=out, cursor=cursor)
+
+    def close_work(self, work: Work) -> Packs:
+        """Buffer the segments that a kernel left in the pool; return the packs that it closed."""
+        cursor, multiple = work.cursor, self._limits.multiple
+        held = work.pool[kernels.ORDER, cursor[kernels.HEAD] : cursor[kernels.TAIL]]
+        self._buffered = without_padding(work.rows[held], multiple)
+        self._waited = cursor[kernels.POOL_PACKS] - work.pool[kernels.BORN, held]
+        self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
+        ends = cursor[kernels.NUM_CURSORS : kernels.NUM_CURSORS + cursor[kernels.NUM_PACKS]]
+        # Copies, because views would keep the scratch arrays of this call alive.
+        out = without_padding(work.out[: cursor[kernels.NUM_OUT]].copy(), multiple)
+        return Packs(segments=out, ends=ends.copy())
+
 
 Kernel: TypeAlias = Callable[[Limits, Work, bool], None]
 """Closes packs; if the bool is True, also those that no further segment will fill."""
@@ -162,43 +195,10 @@ class KernelPacker(BufferedPacker):
     def _call_kernel(
         self, segments: Int64Array, *, final: bool = False, most_packs: int = NO_LIMIT
     ) -> tuple[Packs, int]:
-        multiple, num_held = self._limits.multiple, len(self._buffered)
-        num_rows = num_held + len(segments)
-        work = self.open_work(num_rows)
-        work.rows[num_held:] = rooms(segments, multiple)
-        cursor = work.cursor
-        cursor[kernels.MOST_PACKS], cursor[kernels.NUM_ROWS] = most_packs, num_rows
+        num_held, work = len(self._buffered), self.open_work(segments)
+        work.cursor[kernels.MOST_PACKS] = most_packs
         self._kernel(self._limits, work, final)
-        self.close_work(work)
-        ends = cursor[kernels.NUM_CURSORS : kernels.NUM_CURSORS + cursor[kernels.NUM_PACKS]]
-        # Copies, because views would keep the scratch arrays of this call alive.
-        out = without_padding(work.out[: cursor[kernels.NUM_OUT]].copy(), multiple)
-        return Packs(segments=out, ends=ends.copy()), int(cursor[kernels.NEXT]) - num_held
-
-    def open_work(self, num_rows: int) -> Work:
-        """Return the buffer for a kernel, with room for `num_rows` segments in all."""
-        num_held = len(self._buffered)
-        rows = np.empty((num_rows, NUM_COLUMNS), np.int64)
-        rows[:num_held] = held = rooms(self._buffered, self._limits.multiple)
-        pool = np.empty((3, num_rows), np.int64)
-        pool[kernels.ORDER, :num_held] = np.arange(num_held)
-        pool[kernels.BORN, :num_held] = -self._waited
-        cursor = np.empty(kernels.NUM_CURSORS + num_rows, np.int64)
-        cursor[: kernels.NUM_CURSORS] = 0
-        cursor[[kernels.TAIL, kernels.NEXT, kernels.NUM_ROWS]] = num_held
-        cursor[kernels.MOST_PACKS] = NO_LIMIT
-        cursor[kernels.TOKENS] = held[:, LENGTH].sum()
-        cursor[kernels.HIGH_TOKENS], cursor[kernels.HIGH_SAMPLES] = self._high_water
-        out = np.empty((2 * num_rows, NUM_COLUMNS), np.int64)
-        return Work(rows=rows, pool=pool, out=out, cursor=cursor)
-
-    def close_work(self, work: Work) -> None:
-        """Buffer the segments that are left in the pool after a kernel ran."""
-        cursor = work.cursor
-        held = work.pool[kernels.ORDER, cursor[kernels.HEAD] : cursor[kernels.TAIL]]
-        self._buffered = without_padding(work.rows[held], self._limits.multiple)
-        self._waited = cursor[kernels.POOL_PACKS] - work.pool[kernels.BORN, held]
-        self._high_water = (int(cursor[kernels.HIGH_TOKENS]), int(cursor[kernels.HIGH_SAMPLES]))
+        return self.close_work(work), int(work.cursor[kernels.NEXT]) - num_held
 
 
 def rooms(segments: Int64Array, multiple: int) -> Int64Array:

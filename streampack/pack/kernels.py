@@ -31,8 +31,8 @@ from streampack._numba import compiled, compiled_inline, kernel_allocating
 from streampack.types import LENGTH, NUM_COLUMNS, SAMPLE, START, TOTAL, Int64Array
 
 HEAD, TAIL, NEXT, TOKENS, HIGH_TOKENS, HIGH_SAMPLES, NUM_OUT, NUM_PACKS, POOL_PACKS = range(9)
-SEEN, MOST_PACKS, NUM_ROWS = 9, 10, 11
-NUM_CURSORS = 12
+SEEN, MOST_PACKS, NUM_ROWS, NUM_OPEN = 9, 10, 11, 12
+NUM_CURSORS = 13
 NO_LIMIT = 2**62
 ORDER, BORN, CHOSEN = range(3)  # rows of `Work.pool`
 PULLED, FULL, EMPTY = range(3)
@@ -84,7 +84,7 @@ class Work(NamedTuple):
     pool: Int64Array
     """Shape (3, n). ORDER: the pool, as places in `rows`, in [head, tail). BORN: value of
     POOL_PACKS when each row was pulled. CHOSEN: by place in the pool from head, 1 for segments of
-    the current pack."""
+    the current pack; of open packs, by row, the next row of the same pack."""
     out: Int64Array
     """Segment rows of closed packs, shape (2n, 6): every row may be cut once."""
     cursor: Int64Array
@@ -549,6 +549,115 @@ def fit_in_order(limits: Limits, work: Work, final: bool) -> None:
     if final and cursor[HEAD] < cursor[TAIL]:
         empty_pool(work)
         close(cursor)
+
+
+FREE, COUNT, OPENED, FIRST, LAST = range(5)  # of an open pack: OPENED is POOL_PACKS at that time
+NUM_OPEN_COLUMNS = 5
+NO_ROW = -1
+
+
+@compiled
+def close_slot(limits: Limits, work: Work, opened: Int64Array, slot: int, row: int) -> None:
+    """Close an open pack, and fill its gap with the head of `row` if there is one.
+
+    Later open packs move up.
+    """
+    cursor, place = work.cursor, opened[slot, FIRST]
+    while place != NO_ROW:
+        emit(work, place, work.rows[place, LENGTH])
+        place = work.pool[CHOSEN, place]
+    if row != NO_ROW:
+        cut_head(limits, work, row, opened[slot, FREE])
+    close(cursor)
+    cursor[TOKENS] -= limits.pack_tokens - opened[slot, FREE]
+    cursor[HEAD] += opened[slot, COUNT]
+    cursor[POOL_PACKS] += 1
+    cursor[NUM_OPEN] -= 1
+    for later in range(slot, cursor[NUM_OPEN]):
+        for column in range(NUM_OPEN_COLUMNS):
+            opened[later, column] = opened[later + 1, column]
+
+
+@compiled
+def find_slot(work: Work, opened: Int64Array, length: int, fullest: bool) -> int:
+    """Return the fullest or the oldest open pack with room for a segment, or -1."""
+    best = -1
+    for slot in range(work.cursor[NUM_OPEN]):
+        free = opened[slot, FREE]
+        if free >= length and (best < 0 or free < opened[best, FREE]):
+            best = slot
+            if not fullest:
+                break
+    return best
+
+
+@compiled
+def close_waiting(limits: Limits, work: Work, opened: Int64Array) -> None:
+    """Close the packs that have seen `guard` packs close since they were opened."""
+    cursor = work.cursor
+    while cursor[NUM_OPEN] > 0 and cursor[POOL_PACKS] - opened[0, OPENED] >= limits.guard:
+        close_slot(limits, work, opened, 0, NO_ROW)
+
+
+@compiled
+def put_row(limits: Limits, work: Work, opened: Int64Array, row: int, fullest: bool) -> None:
+    """Place a row that is shorter than a pack, and close packs as necessary."""
+    cursor = work.cursor
+    while True:
+        length = work.rows[row, LENGTH]
+        slot = find_slot(work, opened, length, fullest)
+        has_room = slot >= 0 or cursor[NUM_OPEN] < len(opened)
+        is_bound_kept = (
+            cursor[TOKENS] + length <= limits.buffer_tokens
+            and cursor[TAIL] - cursor[HEAD] < limits.buffer_samples
+        )
+        if has_room and is_bound_kept:
+            break
+        # Every pack has room for 0 tokens, so this finds the fullest or the oldest.
+        close_slot(limits, work, opened, find_slot(work, opened, 0, fullest), row)
+        close_waiting(limits, work, opened)
+    if slot < 0:
+        slot = cursor[NUM_OPEN]
+        opened[slot, FREE], opened[slot, COUNT] = limits.pack_tokens, 0
+        opened[slot, OPENED], opened[slot, FIRST] = cursor[POOL_PACKS], row
+        cursor[NUM_OPEN] += 1
+    else:
+        work.pool[CHOSEN, opened[slot, LAST]] = row
+    work.pool[CHOSEN, row] = NO_ROW
+    opened[slot, LAST] = row
+    opened[slot, FREE] -= length
+    opened[slot, COUNT] += 1
+    cursor[TOKENS] += length
+    cursor[TAIL] += 1
+    note_high_water(cursor)
+    if opened[slot, FREE] == 0 or opened[slot, COUNT] == limits.max_samples:
+        close_slot(limits, work, opened, slot, NO_ROW)
+        close_waiting(limits, work, opened)
+
+
+@compiled
+def fit_open(limits: Limits, work: Work, opened: Int64Array, fullest: bool, final: bool) -> None:
+    """Place rows into open packs, shape (open_packs, NUM_OPEN_COLUMNS), oldest first.
+
+    A full row becomes a pack by itself. `fullest`: best fit, not first fit; `final`: close all.
+    """
+    pool, cursor = work.pool, work.cursor
+    while cursor[NEXT] < cursor[NUM_ROWS]:
+        row = cursor[NEXT]
+        cursor[NEXT] += 1
+        if work.rows[row, LENGTH] < limits.pack_tokens:
+            put_row(limits, work, opened, row, fullest)
+        else:
+            emit(work, row, work.rows[row, LENGTH])
+            close(cursor)
+    while final and cursor[NUM_OPEN] > 0:
+        close_slot(limits, work, opened, 0, NO_ROW)
+    place = cursor[HEAD]
+    for slot in range(cursor[NUM_OPEN]):
+        row = opened[slot, FIRST]
+        while row != NO_ROW:
+            pool[ORDER, place] = row
+            place, row = place + 1, pool[CHOSEN, row]
 
 
 ADD, FLUSH, CLOSE_OLDEST = (cast(int, np.int64(task)) for task in range(3))  # of a tier

@@ -135,7 +135,7 @@ class TwoTiersPacker(BufferedPacker):
         # Segments are never cut here, so each one is in at most one item and in one row.
         items, out = np.empty((2, num_rows, NUM_COLUMNS), np.int64)
         spans, ends = np.empty((num_rows, 2), np.int64), np.empty(num_rows, np.int64)
-        short, num_short = self._short.open_work(num_rows), len(self._short.buffered)
+        short, num_short = self._short.open_work(NO_SEGMENTS, num_rows), len(self._short.buffered)
         collected = rooms(self._buffered, self._limits.multiple)
         short.rows[num_short : num_short + len(collected)] = collected
         sizes = np.array([len(item) for item in self._items], np.int64)
@@ -153,7 +153,7 @@ class TwoTiersPacker(BufferedPacker):
         return Tiers(
             *self._tier_limits,
             short=short,
-            long=self._long.open_work(num_rows),
+            long=self._long.open_work(NO_SEGMENTS, num_rows),
             items=items,
             spans=spans,
             out=out,
