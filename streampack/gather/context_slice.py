@@ -29,28 +29,6 @@ from streampack.types import LENGTH, START, Int64Array, IntArray, Packs
 from streampack.world import ContextLayout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pieces:
-    """What one rank's chunks take of the segments and the padding of some packs."""
-
-    rows: Int64Array
-    """Pieces in the order of the slice, shape (p, PIECE_COLUMNS); see slice_kernels.py."""
-    ends: Int64Array
-    """One past the last piece of each frame, shape (num_frames,)."""
-
-    def to_read(self, packs: Packs) -> tuple[Packs, Int64Array]:
-        """Return the segments of the tokens to read, and the first slot of each in its frame."""
-        has_tokens = self.rows[:, kernels.TOKENS] > 0
-        pieces = self.rows[has_tokens]
-        segments = packs.segments[pieces[:, kernels.SEGMENT]]
-        segments[:, START] += pieces[:, kernels.SKIPPED]
-        segments[:, LENGTH] = pieces[:, kernels.TOKENS]
-        # Pieces of padding are omitted, so each end moves forward by those before it.
-        before = np.concatenate([[0], np.cumsum(has_tokens)])
-        slots = np.ascontiguousarray(pieces[:, kernels.AT])
-        return Packs(segments=segments, ends=before[self.ends]), slots
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSlice:
     """The share of one context-parallel rank in every row.
@@ -114,10 +92,17 @@ class ContextSlice:
         chunks: Int64Array = np.stack([begins, begins + sizes[:, None]], axis=-1)
         return chunks.reshape(-1, 2)
 
-    def pieces(self, packs: Packs, shape: tuple[int, ...], multiple: int) -> Pieces:
-        """Cut the rows of packs; rows after the packs are padding.
+    def cut(self, packs: Packs, shape: tuple[int, ...], multiple: int) -> tuple[Packs, Int64Array]:
+        """Return the segments that this rank reads of the rows of packs, and where they belong.
 
-        `shape` is that of their slices; each segment takes a multiple of `multiple` slots.
+        Args:
+            packs: The plan of the rows; rows after them are padding.
+            shape: That of the slices of the rows.
+            multiple: Each segment takes a multiple of this many slots.
+
+        Returns:
+            For each frame, the parts of segments in it.
+            The first slot of each in its frame, shape (n,).
         """
         num_rows, slots = shape
         num_frames, frame_slots = self.framed(shape)
@@ -125,17 +110,22 @@ class ContextSlice:
         num_units = len(packs.segments) + num_rows
         num_spans = num_units if self.is_per_document else num_frames
         # A chunk begins inside at most one unit, which gives one more piece.
-        rows = np.empty((num_units + self.num_chunks * num_spans, kernels.PIECE_COLUMNS), np.int64)
+        most = num_units + self.num_chunks * num_spans
+        pieces = np.empty((most, kernels.PIECE_COLUMNS), np.int64)
         ends = np.zeros(num_frames, np.int64)
         kernels.cut_rows(
             (np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)),
             (slots * self.num_ranks, multiple, frame_slots // slots),
             (self.rank, self.num_chunks, self.num_parts, self.is_per_document),
             np.empty((num_units, kernels.UNIT_COLUMNS), np.int64),
-            rows,
+            pieces,
             ends,
         )
-        return Pieces(rows=rows[: ends.max(initial=0)], ends=ends)
+        pieces = pieces[: ends.max(initial=0)]
+        segments = packs.segments[pieces[:, kernels.SEGMENT]]
+        segments[:, START] += pieces[:, kernels.SKIPPED]
+        segments[:, LENGTH] = pieces[:, kernels.TOKENS]
+        return Packs(segments=segments, ends=ends), np.ascontiguousarray(pieces[:, kernels.AT])
 
 
 @lru_cache(maxsize=16)  # they are the same in every batch
