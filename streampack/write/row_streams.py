@@ -77,7 +77,7 @@ def written_rows(stream: Stream) -> Stream:
         folder = root / _digest(stream, rows)
         if not (folder / INDEX_FILE).exists():
             _build(stream, rows, folder)
-    made: Any = copy.copy(stream)
+    made = copy.copy(stream)
     asked = {name: getattr(stream, name) for name in ("name", "local", "tokens", "chat")}
     # Not the rows in memory, which may be large; a class says that there were some.
     kept = {"rows": stream.rows, "tokenizer": stream.tokenizer, "loss_mask": None}
@@ -85,11 +85,13 @@ def written_rows(stream: Stream) -> Stream:
         name: value if value is None or _is_path(value) else type(value)
         for name, value in kept.items()
     }
-    made.rows = made.tokenizer = made.chat = None
-    made.name = stream.name or _default_name(stream.rows)
-    made.local, made.tokens = str(folder), COLUMN
-    if rows.chat is not None:
-        made.loss_mask = LOSS_MASK
+    vars(made).update(
+        dict.fromkeys(("rows", "tokenizer", "chat")),
+        name=stream.name or _default_name(stream.rows),
+        local=str(folder),
+        tokens=COLUMN,
+        loss_mask=stream.loss_mask if rows.chat is None else LOSS_MASK,
+    )
     return made
 
 
