@@ -14,7 +14,7 @@ docs/distributed.md names the trainers that cut alike, by ``_HeadTailLoadBalance
 ``get_pretrain_batch_on_this_cp_rank`` (Megatron-LM) and ``thd_partition_indices_kernel``
 (TransformerEngine). docs/adr/0032 explains why the plan is cut and not the batch.
 
-Cost: 15 us per gather of 300 segments.
+Cost: 50 us per gather of 1,400 segments, 0.3 ms if documents are cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from streampack.gather import slice_kernels as kernels
 from streampack.types import LENGTH, START, Int64Array, IntArray, Packs
 from streampack.world import ContextLayout
 
@@ -104,28 +103,31 @@ class ContextSlice:
             For each frame, the parts of segments in it.
             The first slot of each in its frame, shape (n,).
         """
-        num_rows, slots = shape
-        num_frames, frame_slots = self.framed(shape)
-        # Each segment is a unit, and so is the padding at the end of each row.
-        num_units = len(packs.segments) + num_rows
-        num_spans = num_units if self.is_per_document else num_frames
-        # A chunk begins inside at most one unit, which gives one more piece.
-        most = num_units + self.num_chunks * num_spans
-        pieces = np.empty((most, kernels.PIECE_COLUMNS), np.int64)
-        ends = np.zeros(num_frames, np.int64)
-        kernels.cut_rows(
-            (np.ascontiguousarray(packs.segments), np.ascontiguousarray(packs.ends)),
-            (slots * self.num_ranks, multiple, frame_slots // slots),
-            (self.rank, self.num_chunks, self.num_parts, self.is_per_document),
-            np.empty((num_units, kernels.UNIT_COLUMNS), np.int64),
-            pieces,
-            ends,
-        )
-        pieces = pieces[: ends.max(initial=0)]
-        segments = packs.segments[pieces[:, kernels.SEGMENT]]
-        segments[:, START] += pieces[:, kernels.SKIPPED]
-        segments[:, LENGTH] = pieces[:, kernels.TOKENS]
-        return Packs(segments=segments, ends=ends), np.ascontiguousarray(pieces[:, kernels.AT])
+        (num_rows, slots), (num_frames, frame_slots) = shape, self.framed(shape)
+        row_tokens, lengths = slots * self.num_ranks, packs.segments[:, LENGTH]
+        room = -(-lengths // multiple) * multiple
+        sizes = np.diff(packs.ends, prepend=0)
+        before = np.cumsum(room) - room
+        firsts = np.append(before, 0)[packs.ends - sizes]  # before the first of each row
+        begins = before + np.repeat(np.arange(len(sizes)) * row_tokens - firsts, sizes)
+        if self.is_per_document:
+            rows = np.arange(num_rows + 1) * row_tokens
+            chunks = self._chunks(np.unique(np.concatenate([begins, begins + room, rows])))
+        else:
+            chunks = _chunks_of_frames(self, num_frames, num_rows * row_tokens)
+        low, high = chunks.T
+        # The segments in each chunk: from the first that ends behind its begin on.
+        first = np.searchsorted(begins + lengths, low, "right")
+        counts = np.maximum(np.searchsorted(begins, high) - first, 0)
+        chunk = np.repeat(np.arange(len(chunks)), counts)
+        own = first[chunk] + np.arange(len(chunk)) - (np.cumsum(counts) - counts)[chunk]
+        begin = np.maximum(begins[own], low[chunk])
+        segments = packs.segments[own]
+        segments[:, START] += begin - begins[own]
+        segments[:, LENGTH] = np.minimum((begins + lengths)[own], high[chunk]) - begin
+        at = (np.cumsum(high - low) - high)[chunk] + begin
+        ends = np.searchsorted(at, np.arange(1, num_frames + 1) * frame_slots)
+        return Packs(segments=segments, ends=ends), at % frame_slots
 
 
 @lru_cache(maxsize=16)  # they are the same in every batch
