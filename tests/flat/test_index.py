@@ -241,7 +241,7 @@ def test_rows_that_are_not_those_of_the_index_are_refused(tmp_path: Path) -> Non
     index(tmp_path / "rows", tmp_path / "index", "--eos-id", EOS)
     write_stream(rows[::-1][:-1], tmp_path / "other")
     stream = Stream(local=tmp_path / "other", split_at=EOS, index=tmp_path / "index")
-    with pytest.raises(DataError, match=r"documents-7\.bin: is damaged, or of another"):
+    with pytest.raises(DataError, match=r"documents-7\.bin: is stale or damaged"):
         open_stream(stream, 0)
 
 

@@ -120,7 +120,8 @@ def test_virtual_shards_are_the_documents_that_begin_in_each_cell(
     begins = ends - np.array(lengths)
     cells = begins[first:stop] // (32 << 20)
     borders = np.flatnonzero(np.diff(cells)) + 1 + first
-    assert shards.firsts.tolist() == [first, *borders.tolist()]
-    assert shards.counts.sum() == stop - first
-    assert (shards.extents[:, 0] == 2 * begins[shards.firsts]).all()
-    assert (shards.extents[:, 1] == 2 * ends[shards.firsts + shards.counts - 1]).all()
+    firsts, stops = shards.first_document, first + shards.first_sample[1:]
+    assert firsts.tolist() == [first, *borders.tolist()]
+    assert stops[-1] == stop
+    assert (shards.extents[:, 0] == 2 * begins[firsts]).all()
+    assert (shards.extents[:, 1] == 2 * ends[stops - 1]).all()

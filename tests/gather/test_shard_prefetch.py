@@ -287,7 +287,7 @@ def test_a_cache_that_was_emptied_in_between_is_filled_again(stream):
 
 def test_a_shard_that_another_process_brings_is_left_to_it_while_there_are_others(stream):
     fetcher = ShardPrefetcher([stream], FetchLimits(num_threads=1))
-    name = stream.cache._names_of(stream.shards.index.shards[0]).raw
+    name = stream.cache._name_of(stream.shards.index.shards[0])
     with FileLocks(stream.cache.folder, LocalFilesystem()).hold(name, 60):
         fetcher.update_plan(ShardDelta(ahead=rows(0, 1, 2)))
         fetcher.wait_for([(0, 1), (0, 2)])

@@ -147,7 +147,7 @@ def test_local_files_are_compared_with_the_index_at_construction(tmp_path, compr
 def test_a_shard_that_somebody_else_brings_is_skipped_by_who_will_not_wait(tmp_path):
     path, _ = written(tmp_path)
     opened = open_stream(remote(tmp_path), 0, store=Buckets(bucket=path).store)
-    name = opened.cache._names_of(opened.shards.index.shards[0]).raw
+    name = opened.cache._name_of(opened.shards.index.shards[0])
     with LocalFilesystem().lock(cache_of(tmp_path / "l") / NOTES / f"{name}.lock", 1):
         assert opened.fetch(0, is_waiting=False) is None
         assert opened.fetch(1, is_waiting=False)
