@@ -24,7 +24,7 @@ import numpy as np
 from streampack.errors import DataError, suggest
 from streampack.mds.dtype_check import dtype_of_sizes
 from streampack.mds.index import MAX_SHARD_BYTES, Layout, Shard
-from streampack.mds.litdata import LITDATA, litdata_spans
+from streampack.mds.litdata import LITDATA_BARE
 from streampack.types import BoolArray, ByteArray, Int64Array, IntArray
 
 DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
@@ -234,19 +234,18 @@ def sample_spans(
 
     Header, sizes and values that do not fit each other are a DataError.
     """
-    if layout.format != "mds":
-        num_sizes = len(layout.names) if layout.format == LITDATA else 0
-        stated = str(column.dtype)  # by every index.json
-        begins, counts = litdata_spans(data, num_samples, column.number, num_sizes, stated, where)
-        return Spans(begins=begins, counts=counts, dtype=stated)
+    # litData's chunks differ in two ways: one has no sizes of columns, and arrays have no shapes.
     offsets = _sample_offsets(data, num_samples, where)
-    begins, sizes = _value_spans(data, offsets, layout, column, where)
+    if layout.format == LITDATA_BARE:
+        begins, sizes = offsets[:-1], np.diff(offsets)
+    else:
+        begins, sizes = _value_spans(data, offsets, layout, column, where)
     dtype = column.dtype
     if dtype is None:
         dtype = _dynamic_dtype(data, begins, sizes, column, where)
         begins, sizes = begins + 1, sizes - 1
     itemsize = np.dtype(dtype).itemsize
-    if column.has_shape:
+    if column.has_shape and layout.format == "mds":
         num_values, head_bytes = _stated_shapes(data, begins, sizes, where)
         begins, sizes = begins + head_bytes, sizes - head_bytes
     elif column.num_values is not None:

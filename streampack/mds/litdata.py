@@ -1,4 +1,4 @@
-"""litData's chunks as shards: their index.json, and where an item's tokens are in a chunk.
+"""litData's chunks as shards, by their index.json; columns.py finds an item's tokens in a chunk.
 
 ::
 
@@ -16,10 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from streampack.errors import DataError
-from streampack.types import ByteArray, Int64Array
 
 LITDATA = "litdata"
 LITDATA_BARE = "litdata-bare"
@@ -28,7 +25,6 @@ TOKENS_LOADER = "TokensLoader"
 TENSORS = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32"}
 TENSORS |= {17: "int64", 18: "int64", 20: "uint16"}
 ARRAYS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-COPY = "the chunk is damaged, or of another index.json: copy both again"
 WAY_OUT = "optimize it again with headerless arrays, or write a stream: streampack write --tokens"
 
 
@@ -107,35 +103,3 @@ def _files(chunk: Any, config: Mapping[str, Any], uri: str) -> dict[str, Any]:
         raw["basename"] = name.replace(f".{compression}.bin", ".bin")
         files |= {"zip_data": {**raw, "basename": name}, "compression": compression}
     return files
-
-
-def litdata_spans(
-    data: ByteArray, num_samples: int, leaf: int, num_sizes: int, dtype: str, where: str
-) -> tuple[Int64Array, Int64Array]:
-    """Return byte offsets and lengths of one leaf of a chunk's items, shape (num_samples,) each.
-
-    An item begins with `num_sizes` sizes of its leaves: 0, or one for each.
-
-    Raises:
-        DataError: If the chunk's offsets or sizes do not fit it.
-    """
-    itemsize, head = np.dtype(dtype).itemsize, 4 * (num_samples + 2)
-    if len(data) < head or int(data[:4].view("<u4")[0]) != num_samples:
-        raise DataError(f"{where}: does not begin with its number of items, {num_samples}; {COPY}")
-    offsets = data[4:head].view("<u4").astype(np.int64)
-    if offsets[0] < head or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
-        raise DataError(f"{where}: an item begins or ends outside of the chunk; {COPY}")
-    begins, ends = offsets[:-1], offsets[1:]
-    if num_sizes:
-        heads = begins + 4 * num_sizes
-        if (heads > ends).any():
-            raise DataError(f"{where}: an item has no room for its sizes; {COPY}")
-        places = begins[:, None] + np.arange(4 * num_sizes)
-        sizes = data[places].view("<u4").reshape(num_samples, num_sizes).astype(np.int64)
-        if not np.array_equal(heads + sizes.sum(axis=1), ends):
-            raise DataError(f"{where}: the sizes of an item's arrays do not fill it; {COPY}")
-        begins = heads + sizes[:, :leaf].sum(axis=1)
-        ends = begins + sizes[:, leaf]
-    if ((ends - begins) % itemsize).any():
-        raise DataError(f"{where}: an array is not a whole number of {dtype} values; {COPY}")
-    return begins, (ends - begins) // itemsize
