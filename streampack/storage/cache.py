@@ -28,7 +28,7 @@ from streampack.storage.checksum import is_hashed
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import NOTES_FOLDER, FileLocks, Manifest
+from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.materialize import Downloader, ShardMaterializer
 from streampack.storage.metadata import StreamMetadata
 from streampack.storage.names import PACKED, shard_name
@@ -343,7 +343,7 @@ class ShardCache:
 
     def _touch(self, shard: Shard, time_s: float) -> None:
         for folder in self._folders_of(shard):
-            manifest = Manifest(folder, self._disk)
+            locks = FileLocks(folder, self._disk)
             for ending in ("", PACKED):
                 with suppress(OSError):
-                    self._disk.touch(manifest.path(f"{self._name_of(shard)}{ending}"), time_s)
+                    self._disk.touch(locks.entry_path(f"{self._name_of(shard)}{ending}"), time_s)

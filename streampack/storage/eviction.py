@@ -23,7 +23,7 @@ from typing import Any
 
 from streampack.errors import DataError
 from streampack.storage.filesystem import LocalFilesystem, LockBusyError
-from streampack.storage.locks import NOTES_FOLDER, CacheEntry, FileLocks, Manifest
+from streampack.storage.locks import NOTES_FOLDER, CacheEntry, FileLocks
 from streampack.storage.names import PACKED, SHARD
 
 LIMIT_LOCK = ".cache-limit.lock"
@@ -44,7 +44,7 @@ def evict(folder: Path, name: str, disk: LocalFilesystem) -> bool:
     with FileLocks(folder, disk).try_hold(name.removesuffix(PACKED)) as is_held:
         if is_held:
             disk.remove(folder / name)
-            Manifest(folder, disk).remove(name)
+            FileLocks(folder, disk).remove_entry(name)
         return is_held
 
 
@@ -71,7 +71,7 @@ class CacheLimit:
             with self._disk.lock(lock, LIMIT_TIMEOUT_S):
                 self._make_room(folder, incoming)
                 for name, num_bytes in incoming.items():
-                    Manifest(folder, self._disk).write(name, CacheEntry(num_bytes=num_bytes))
+                    FileLocks(folder, self._disk).write_entry(name, CacheEntry(num_bytes=num_bytes))
         except LockBusyError as error:
             raise DataError(
                 f"{lock}: another process has held this lock for {LIMIT_TIMEOUT_S:.0f} s; "
@@ -97,12 +97,14 @@ class CacheLimit:
 
     def _num_bytes(self, folder: Path, name: str) -> int:
         if (folder, name) not in self._sizes:
-            known = self._disk.state(folder / name) or Manifest(folder, self._disk).read(name)
+            known = self._disk.state(folder / name) or FileLocks(folder, self._disk).read_entry(
+                name
+            )
             if known is None:
                 return 0  # removed since it was listed
             self._sizes[folder, name] = known.num_bytes
         return self._sizes[folder, name]
 
     def _last_planned_ns(self, folder: Path, name: str) -> int:
-        state = self._disk.state(Manifest(folder, self._disk).path(name))
+        state = self._disk.state(FileLocks(folder, self._disk).entry_path(name))
         return 0 if state is None else state.mtime_ns

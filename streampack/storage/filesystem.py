@@ -2,7 +2,7 @@
 
 ::
 
-    cache, locks, manifest, eviction  --->  LocalFilesystem  --->  the operating system
+    cache, locks and notes, eviction  --->  LocalFilesystem  --->  the operating system
                                              '--> in tests: one that fails, dies or is in memory
 
 On a network file system shards are read into memory instead of being mapped: another node may

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from streampack.errors import DataError
-from streampack.storage.filesystem import FileState, LocalFilesystem, LockBusyError
+from streampack.storage.filesystem import LocalFilesystem, LockBusyError
 
 NOTES_FOLDER = ".streampack"
 """Subfolder for the locks, notes and temporary files of a folder's files."""
@@ -49,7 +49,7 @@ def note_name(basename: str) -> str:
 
 
 class FileLocks:
-    """The locks of the files in one folder; safe to pickle."""
+    """The locks and notes of the files in one folder; safe to pickle."""
 
     def __init__(self, folder: Path, disk: LocalFilesystem) -> None:
         self._folder = folder / NOTES_FOLDER
@@ -138,6 +138,23 @@ class FileLocks:
             return self._disk.read(note)
         return None
 
+    def entry_path(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+    def read_entry(self, name: str) -> CacheEntry | None:
+        """Return a file's note; None if there is none, or it cannot be read."""
+        try:
+            entry = CacheEntry(**json.loads(self._disk.read(self.entry_path(name)) or b""))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return entry if isinstance(entry.num_bytes, int) else None
+
+    def write_entry(self, name: str, entry: CacheEntry) -> None:
+        self.replace(name, self.entry_path(name), json.dumps(asdict(entry)).encode())
+
+    def remove_entry(self, name: str) -> None:
+        self._disk.remove(self.entry_path(name))
+
     def remove_leftovers(self, basename: str) -> None:
         """Remove a file's temporary files; they are unused, because its lock is held."""
         for name in self._leftovers(note_name(basename)).get(note_name(basename), ()):
@@ -183,33 +200,3 @@ class CacheEntry:
     """The hash it had, as "algorithm:digest"; empty if it was not hashed."""
     boot_id: str = ""
     """The boot of this machine in which it was verified."""
-
-    @classmethod
-    def of(cls, state: FileState, hash_: str, boot_id: str) -> CacheEntry:
-        return cls(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=hash_, boot_id=boot_id)
-
-
-class Manifest:
-    """The notes of the files in one folder; safe to pickle."""
-
-    def __init__(self, folder: Path, disk: LocalFilesystem) -> None:
-        self._folder = folder / NOTES_FOLDER
-        self._disk = disk
-        self._locks = FileLocks(folder, disk)
-
-    def path(self, name: str) -> Path:
-        return self._folder / f"{name}.json"
-
-    def read(self, name: str) -> CacheEntry | None:
-        """Return a file's note; None if there is none, or it cannot be read."""
-        try:
-            entry = CacheEntry(**json.loads(self._disk.read(self.path(name)) or b""))
-        except (ValueError, TypeError, RecursionError):
-            return None
-        return entry if isinstance(entry.num_bytes, int) else None
-
-    def write(self, name: str, entry: CacheEntry) -> None:
-        self._locks.replace(name, self.path(name), json.dumps(asdict(entry)).encode())
-
-    def remove(self, name: str) -> None:
-        self._disk.remove(self.path(name))

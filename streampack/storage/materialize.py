@@ -25,7 +25,7 @@ from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import FileLocks, Manifest
+from streampack.storage.locks import FileLocks
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
 from streampack.stores.failures import DamagedError
 
@@ -100,7 +100,7 @@ class ShardMaterializer:
             for path in incoming:
                 with suppress(OSError):
                     if self._is_missing(path):
-                        Manifest(path.parent, self.disk).remove(path.name)
+                        FileLocks(path.parent, self.disk).remove_entry(path.name)
         return is_new
 
     def _is_missing(self, path: Path) -> bool:
@@ -172,5 +172,5 @@ class ShardMaterializer:
         if state is None:
             raise FileNotFoundError(f"{temporary} was removed before it got its final name")
         entry = self.verifier.entry(path, state, hash_)
-        Manifest(path.parent, self.disk).write(path.name, entry)
+        FileLocks(path.parent, self.disk).write_entry(path.name, entry)
         self.disk.rename(temporary, path)

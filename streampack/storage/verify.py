@@ -20,7 +20,7 @@ from streampack.mds.index import Shard, ShardFile
 from streampack.storage.checksum import expected_hash, file_digest, is_hashed
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import CacheEntry, Manifest
+from streampack.storage.locks import CacheEntry, FileLocks
 
 
 @contextmanager
@@ -101,19 +101,22 @@ class FileVerifier:
         return state
 
     def _is_verified(self, path: Path, state: FileState, expected: str, is_cached: bool) -> bool:
-        manifest, entry = Manifest(path.parent, self._disk), self.entry(path, state, expected)
-        if is_cached and manifest.read(path.name) == entry:
+        locks, entry = FileLocks(path.parent, self._disk), self.entry(path, state, expected)
+        if is_cached and locks.read_entry(path.name) == entry:
             return True
         if file_digest(self._disk, path, expected) != expected:
             return False
         if is_cached:
             with suppress(OSError):  # only an optimization
-                manifest.write(path.name, entry)
+                locks.write_entry(path.name, entry)
         return True
 
     def entry(self, path: Path, state: FileState, hash_: str) -> CacheEntry:
         is_shared = self._disk.is_network(path.parent)  # several machines use its notes
-        return CacheEntry.of(state, hash_, "" if is_shared else self._disk.boot_id())
+        boot_id = "" if is_shared else self._disk.boot_id()
+        return CacheEntry(
+            num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=hash_, boot_id=boot_id
+        )
 
     def raise_if_rewritten(self, shard: Shard) -> None:
         """Refuse to fetch a shard without a hash if index.json was replaced since it was opened.
