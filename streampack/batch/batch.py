@@ -141,7 +141,8 @@ def _fill(rows: Rows, layout: _Layout, positions: str, blocks: BufferPool) -> li
     wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
     arrays, parts = blocks.take(wide, wide, wide, narrow, num_parts=len(layout.bounds))
     labels = NO_LABELS if rows.labels is None else rows.labels
-    places, out = (layout.numbered, layout.edges, layout.bounds), tuple(arrays)
+    out: Any = tuple(arrays)
+    places = layout.numbered, layout.edges, layout.bounds
     fill_batches(places, rows.tokens, rows.next_tokens, labels, positions == "continue", out)
     return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
 
