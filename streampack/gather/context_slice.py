@@ -80,7 +80,7 @@ class ContextSlice:
         if not self.is_per_document:
             num_slots = int(cu_seqlens[-1])
             frame_tokens = self.frame_tokens or num_slots // num_rows
-            return _chunks_of_frames(self, num_slots // frame_tokens, num_slots).copy()
+            return _chunks_of_frames(self, num_slots // frame_tokens, frame_tokens).copy()
         return self._chunks(cu_seqlens.astype(np.int64))
 
     def _chunks(self, edges: Int64Array) -> Int64Array:
@@ -114,7 +114,7 @@ class ContextSlice:
             rows = np.arange(num_rows + 1) * row_tokens
             chunks = self._chunks(np.unique(np.concatenate([begins, begins + room, rows])))
         else:
-            chunks = _chunks_of_frames(self, num_frames, num_rows * row_tokens)
+            chunks = _chunks_of_frames(self, num_frames, frame_slots * self.num_ranks)
         low, high = chunks.T
         # The segments in each chunk: from the first that ends behind its begin on.
         first = np.searchsorted(begins + lengths, low, "right")
@@ -131,5 +131,5 @@ class ContextSlice:
 
 
 @lru_cache(maxsize=16)  # they are the same in every batch
-def _chunks_of_frames(context: ContextSlice, num_frames: int, num_slots: int) -> Int64Array:
-    return context._chunks(np.arange(num_frames + 1) * (num_slots // num_frames))
+def _chunks_of_frames(context: ContextSlice, num_frames: int, frame_tokens: int) -> Int64Array:
+    return context._chunks(np.arange(num_frames + 1) * frame_tokens)
