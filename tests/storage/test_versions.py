@@ -19,7 +19,6 @@ from tests.helpers import builders
 from tests.helpers.caches import (
     Buckets,
     assert_reads,
-    cache_of,
     cached_shards,
     write_bare,
 )
