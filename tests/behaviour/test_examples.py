@@ -122,8 +122,6 @@ def test_torchrun_goes_on_without_a_node_that_died(tmp_path):
     out, log = tmp_path / "out", tmp_path / "log.txt"
     options = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=elastic"]
     options += [f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
-    # The first agent hosts the rendezvous store, so kill the second one.
-    options += ["--rdzv-conf=join_timeout=120,last_call_timeout=5,keep_alive_interval=1"]
     with torchrun(
         EXAMPLE,
         ["--out", out],
@@ -136,7 +134,7 @@ def test_torchrun_goes_on_without_a_node_that_died(tmp_path):
     ) as job:
         pids = pids_when(job, out, run=0, step=SAVE_EVERY + 1)
         first, second = job.agents
-        own = children_of(second.pid)
+        own = children_of(second.pid)  # the first agent hosts the rendezvous store
         assert len(own & set(pids.values())) == 2
         second.kill()
         for pid in own:

@@ -25,6 +25,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0  # on an idle machine, a tenth of this would do
+CONF = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1"
 SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
@@ -91,8 +92,11 @@ def torchrun(
     try:
         with log.open("ab") as out:
             for node in range(num_nodes):
-                own = [f"--node-rank={node}"] if is_static else []
-                line = [*command, *own, str(script), *map(str, arguments)]
+                # Otherwise the agent that is quicker would have the store that all need.
+                own = (
+                    f"--node-rank={node}" if is_static else f"--rdzv-conf=is_host={not node},{CONF}"
+                )
+                line = [*command, own, str(script), *map(str, arguments)]
                 agents.append(
                     subprocess.Popen(
                         line,
