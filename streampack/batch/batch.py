@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from streampack.batch.buffer_pool import BufferPool, split_rows
-from streampack.batch.kernels import END, NUM_BOUNDS, ROW, fill_batches, lay_out
+from streampack.batch.kernels import END, NUM_BOUNDS, ROW, fill_batches, fill_slices, lay_out
 from streampack.gather.gather import Rows
-from streampack.types import IGNORED, NUM_COLUMNS, Int32Array, Int64Array, Packs
+from streampack.types import IGNORED, NO_PACKS, NUM_COLUMNS, Int32Array, Int64Array, Packs
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +65,8 @@ def make_compacts(
         cu_seqlens: int32, segment edges in the B * S tokens; padding counts as a segment. The
             padding that rounds a segment up to a multiple belongs to the segment.
         max_seqlen: the longest of those, an int.
-        chunks: in slices only, as in `native_batches`; next_tokens are then those after each piece
-            of a segment, and the edges those of whole rows.
+        chunks: in slices only, as in `make_batches`; next_tokens are then those after each piece of
+            a segment, and the edges those of whole rows.
         segments: int64, shape (n, 6): row, stream, pass, sample, start, length.
         positions, epoch, position: as given.
     """
@@ -77,7 +77,7 @@ def make_compacts(
         next_tokens = layout.split(rows.next_tokens)
     else:
         # One next token for each piece of a segment in the slice, batch by batch.
-        read, _ = rows.context.cut(packs, rows.tokens.shape, rows.multiple)
+        read, _ = rows.context.pieces(packs, rows.tokens.shape, rows.multiple).to_read(packs)
         ends = read.ends.reshape(len(steps), -1)[:-1, -1]
         next_tokens = [torch.from_numpy(own) for own in np.split(rows.next_tokens, ends)]
     batches = []
@@ -136,14 +136,25 @@ def _warn_of_no_target(stream: int) -> None:
     )
 
 
-def _fill(rows: Rows, layout: _Layout, positions: str, blocks: BufferPool) -> list[Batch]:
-    """Return the native tensors of each batch's rows."""
+def _fill(
+    rows: Rows, layout: _Layout, positions: str, blocks: BufferPool, packs: Packs = NO_PACKS
+) -> list[Batch]:
+    """Return the native tensors of each batch's rows, or of slices of the rows of `packs`."""
     wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
     arrays, parts = blocks.take(wide, wide, wide, narrow, num_parts=len(layout.bounds))
+    tokens, continues = rows.tokens, positions == "continue"
     labels = NO_LABELS if rows.labels is None else rows.labels
     out: Any = tuple(arrays)
-    places = layout.numbered, layout.edges, layout.bounds
-    fill_batches(places, rows.tokens, rows.next_tokens, labels, positions == "continue", out)
+    if rows.context is None:
+        places = layout.numbered, layout.edges, layout.bounds
+        fill_batches(places, tokens, rows.next_tokens, labels, continues, out)
+    else:
+        pieces = rows.context.pieces(packs, tokens.shape, rows.multiple)
+        framed = rows.context.framed(tokens.shape)
+        of_pieces = pieces.rows, pieces.ends, np.ascontiguousarray(packs.segments)
+        labels = labels if rows.labels is None else labels.reshape(framed)
+        out = tuple(array.reshape(framed) for array in arrays)
+        fill_slices(of_pieces, tokens.reshape(framed), rows.next_tokens, labels, continues, out)
     return [dict(zip(FILLED, tensors, strict=True)) for tensors in parts]
 
 
@@ -200,6 +211,10 @@ def make_batches(
         document_ids: int32, shape (B, S); 1..n in a pack, 0 is padding.
         cu_seqlens, max_seqlen, segments, epoch, position: as in `make_compacts`.
 
+        In the slice of a context-parallel rank, the first four have shape (B, S / n) and the values
+        that they have in the whole rows; the others are those of the whole rows. It also has
+        chunks: int64, shape (c, 2), the begin and end of each of its chunks in the B * S tokens.
+
     >>> segments = np.array([[0, 0, 7, 0, 2, 2]])
     >>> packs = Packs(segments=segments, ends=np.array([1]))
     >>> rows = Rows(tokens=np.array([[5, 6, 0]]), next_tokens=np.array([-100]), labels=None)
@@ -208,6 +223,6 @@ def make_batches(
     ([[6, -100, -100]], [[1, 1, 0]], [0, 2, 3])
     """
     layout = _Layout.of(rows, packs, len(steps))
-    filled = _fill(rows, layout, positions, blocks or BufferPool())
+    filled = _fill(rows, layout, positions, blocks or BufferPool(), packs)
     fields = _fields(rows, layout, steps)
     return [tensors | own for tensors, own in zip(filled, fields, strict=True)]

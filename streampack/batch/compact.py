@@ -13,57 +13,21 @@ Cost: `expand` on a CPU about 0.6 ns per token; on another device about ten smal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from streampack._checks import MAX_ID
-from streampack.batch.batch import (
-    FILLED,
-    Batch,
-    Step,
-    fill_compact,
-    make_batches,
-    make_compacts,
-)
-from streampack.batch.buffer_pool import BufferPool
+from streampack.batch.batch import Batch, fill_compact
 from streampack.batch.kernels import ROW, ROW_LENGTH, ROW_START
 from streampack.batch.layout import CARRIED, CHUNKS, WEIGHTS, check_carried, check_keys
 from streampack.errors import DataError
-from streampack.gather.gather import Rows
-from streampack.types import IGNORED, Packs
+from streampack.types import IGNORED
 
 LAYOUT = ("cu_seqlens", "max_seqlen", "segments", CHUNKS, WEIGHTS)
 KEYS = ("tokens", "next_tokens", "cu_seqlens", "segments", "positions")
-
-
-def native_batches(
-    rows: Rows,
-    packs: Packs,
-    *,
-    steps: Sequence[Step],
-    positions: str,
-    blocks: BufferPool | None = None,
-) -> list[Batch]:
-    """Return native batches of rows, or of slices of rows; arguments as of `make_batches`.
-
-    In the slice of a context-parallel rank, tokens, labels, input_pos and document_ids have shape
-    (B, S / n) and the values that they have in the whole rows; the others are those of the whole
-    rows. It also has chunks: int64, shape (c, 2), the begin and end of each of its chunks in the
-    B * S tokens.
-    """
-    if rows.context is None:
-        return make_batches(rows, packs, steps=steps, positions=positions, blocks=blocks)
-    compacts = make_compacts(rows, packs, steps=steps, positions=positions)
-    batches = [expand_on(batch, torch.device("cpu")) for batch in compacts]
-    wide, narrow = (np.int64, rows.tokens.shape), (np.int32, rows.tokens.shape)
-    _, parts = (blocks or BufferPool()).take(wide, wide, wide, narrow, num_parts=len(steps))
-    for batch, memory in zip(batches, parts, strict=True):
-        batch |= {key: to.copy_(batch[key]) for key, to in zip(FILLED, memory, strict=True)}
-    return batches
 
 
 def to_compact(batch: Batch) -> Batch:

@@ -21,7 +21,16 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from streampack._numba import compiled, compiled_inline, kernel_holding_gil
-from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, Int32Array, Int64Array, IntArray
+from streampack.gather.slice_kernels import (
+    AT,
+    DOCUMENT,
+    NO_SEGMENT,
+    SEGMENT,
+    SKIPPED,
+    SLOTS,
+    TOKENS,
+)
+from streampack.types import IGNORED, LENGTH, NUM_COLUMNS, START, Int32Array, Int64Array, IntArray
 
 BatchLayout: TypeAlias = tuple[Int64Array, Int32Array, Int64Array]
 Tensors: TypeAlias = tuple[Int64Array, Int64Array, Int64Array, Int32Array]
@@ -161,3 +170,42 @@ def fill_batches(
             edge += 1
             k += 0 if is_padding else 1
             at = stop
+
+
+@compiled
+def fill_slices(
+    cut: tuple[Int64Array, Int64Array, Int64Array],
+    source: IntArray,
+    next_tokens: Int64Array,
+    source_labels: IntArray,
+    continues: bool,
+    out: Tensors,
+) -> None:
+    """Fill slices of rows; as `fill_batches` would fill the whole rows.
+
+    `cut` contains the pieces of the slices, their ends (see slice_kernels.py), and the plan's
+    segments. Arrays have a frame of rows in each row, and there is a next token for each piece that
+    has tokens.
+    """
+    pieces, ends, segments = cut
+    tokens, labels, input_pos, document_ids = out
+    number, k = 0, 0
+    for frame in range(len(source)):
+        _widen(source[frame], tokens[frame])
+        has_labels = frame < len(source_labels)
+        if has_labels:
+            _widen(source_labels[frame], labels[frame])
+        while number < ends[frame]:
+            piece = pieces[number]
+            at, real, stop = piece[AT], piece[TOKENS], piece[AT] + piece[SLOTS]
+            first, segment = piece[SKIPPED], piece[SEGMENT]
+            if continues and segment != NO_SEGMENT:
+                first += segments[segment, START]
+            _place(first, piece[DOCUMENT], input_pos[frame, at:stop], document_ids[frame, at:stop])
+            if not has_labels:
+                labels[frame, at + real : stop] = IGNORED
+                if real > 0:
+                    _widen(source[frame, at + 1 : at + real], labels[frame, at : at + real - 1])
+                    labels[frame, at + real - 1] = next_tokens[k]
+            k += 1 if real > 0 else 0
+            number += 1

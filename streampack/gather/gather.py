@@ -114,7 +114,7 @@ class Gatherer:
         tokens = np.empty(shape, self.dtype) if out is None else out
         slots = None
         if self._context is not None:
-            packs, slots = self._context.cut(packs, tokens.shape, self._multiple)
+            packs, slots = self._context.pieces(packs, tokens.shape, self._multiple).to_read(packs)
         segments = np.ascontiguousarray(packs.segments, np.int64)
         ends = np.ascontiguousarray(packs.ends, np.int64)
         rows = np.empty(len(segments), np.int64)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from streampack.batch.batch import make_compacts
+from streampack.batch.batch import make_batches, make_compacts
 from streampack.batch.buffer_pool import BufferPool, Scratch
-from streampack.batch.compact import native_batches, to_compact
+from streampack.batch.compact import to_compact
 from streampack.batch.formats.registry import Formatter, is_cheap, to_native
 from streampack.batch.kernels import ROW
 from streampack.batch.layout import WEIGHTS
@@ -108,7 +108,7 @@ class BatchReader:
             made = make_compacts(rows, plan.packs, steps=steps, positions=positions, tokens=tokens)
         else:
             blocks = self.blocks
-            made = native_batches(rows, plan.packs, steps=steps, positions=positions, blocks=blocks)
+            made = make_batches(rows, plan.packs, steps=steps, positions=positions, blocks=blocks)
         if self.stream_weights is not None:
             for batch in made:
                 batch[WEIGHTS] = self.stream_weights[batch["segments"][:, ROW + 1 + STREAM]]

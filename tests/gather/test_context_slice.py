@@ -14,11 +14,11 @@ from streaming import MDSWriter
 
 from streampack.config import Packing
 from streampack.errors import DataError
-from streampack.gather.context_slice import ContextSlice
+from streampack.gather.context_slice import ContextSlice, Pieces
 from streampack.gather.gather import Gatherer
 from streampack.streams import open_stream
 from streampack.streams.stream import Stream
-from streampack.types import LENGTH, START, Packs
+from streampack.types import LENGTH, Packs
 from tests.helpers.slices import LAYOUTS, slots
 
 
@@ -58,6 +58,11 @@ def shape_of(context: ContextSlice, sizes: dict[str, int]) -> tuple[int, int]:
     return sizes["num_rows"], sizes["row_tokens"] // context.num_ranks
 
 
+def pieces_of(context: ContextSlice, packs: Packs, sizes: dict[str, int]) -> Pieces:
+    """The pieces of the slices of whole rows."""
+    return context.pieces(packs, shape_of(context, sizes), sizes["multiple"])
+
+
 def named_slots(packs: Packs, num_rows: int, row_tokens: int, multiple: int) -> tuple[Any, Any]:
     """The (segment, offset) of each slot, and all edges; padding has segment -1."""
     named, edges, k = [], [0], 0
@@ -75,27 +80,35 @@ def named_slots(packs: Packs, num_rows: int, row_tokens: int, multiple: int) -> 
 
 
 @given(case=planned())
-def test_a_rank_reads_the_slots_that_trainers_give_it(case):
+def test_pieces_are_the_slots_that_trainers_give_the_rank(case):
     context, packs, sizes = case
     named, edges = named_slots(packs, **sizes)
     frame = context.frame_tokens or sizes["row_tokens"]
     wanted = slots(context.layout, context.num_ranks, context.rank, edges, frame)
 
-    read, at = context.cut(packs, shape_of(context, sizes), sizes["multiple"])
-    found, frame_slots, first = {}, frame // context.num_ranks, 0
-    for number, end in enumerate(read.ends.tolist()):
-        for segment, slot in zip(read.segments[first:end].tolist(), at[first:end], strict=True):
-            _, _, sample, start, length, _ = segment
-            skipped = start - int(packs.segments[sample, START])
-            places = range(number * frame_slots + slot, number * frame_slots + slot + length)
-            found |= {place: (sample, skipped + i) for i, place in enumerate(places)}
-        first = end
-    is_token = [k >= 0 and i < packs.segments[k, LENGTH] for k, i in named]
-    assert found == {n: named[slot] for n, slot in enumerate(wanted) if is_token[slot]}
-    assert len(read.ends) == context.framed(shape_of(context, sizes))[0]
+    pieces = pieces_of(context, packs, sizes)
+    found: list[Any] = []
+    for at, length, tokens, segment, skipped, document in pieces.rows.tolist():
+        assert at == len(found) % (frame // context.num_ranks)
+        assert (document > 0) == (segment >= 0)
+        own = packs.segments[segment, LENGTH] if segment >= 0 else 0
+        assert tokens == max(min(own - skipped, length), 0)
+        found += [(segment, skipped + i) for i in range(length)]
+    assert found == [named[slot] for slot in wanted]
 
     chunks = context.chunks(np.array(edges, np.int32), sizes["num_rows"])
     assert [slot for begin, end in chunks.tolist() for slot in range(begin, end)] == wanted
+
+
+@given(case=planned())
+def test_segments_to_read_are_the_tokens_of_the_pieces(case):
+    context, packs, sizes = case
+    read, at = pieces_of(context, packs, sizes).to_read(packs)
+
+    rows = pieces_of(context, packs, sizes).rows
+    assert read.segments[:, LENGTH].tolist() == [n for n in rows[:, 2].tolist() if n > 0]
+    assert len(read.ends) == context.framed(shape_of(context, sizes))[0]
+    assert len(at) == len(read.segments) == (read.ends[-1] if len(read.ends) else 0)
 
 
 def write(folder: Path, samples: list[list[int]]) -> Any:
@@ -142,6 +155,6 @@ def test_the_bytes_of_a_slice_are_an_nth_and_one_token_for_each_piece():
     for num_ranks in (2, 4, 8):
         for rank in range(num_ranks):
             context = ContextSlice(rank=rank, num_ranks=num_ranks)
-            read, _ = context.cut(packs, shape_of(context, sizes), sizes["multiple"])
+            read, _ = pieces_of(context, packs, sizes).to_read(packs)
             assert read.segments[:, LENGTH].sum() == 640 // num_ranks
             assert len(read.segments) == 20

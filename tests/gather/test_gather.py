@@ -223,7 +223,7 @@ def test_slices_of_rows_hold_their_part_of_the_tokens_and_labels(
         if rows.labels is not None:
             assert rows.labels.reshape(-1).tolist() == [whole_labels[slot] for slot in own]
         else:
-            read, _ = context.cut(packs, rows.tokens.shape, 1)
+            read, _ = context.pieces(packs, rows.tokens.shape, 1).to_read(packs)
             assert all(STORED[stream][2] == "plain" for stream in read.segments[:, 0])
 
 
