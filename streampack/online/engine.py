@@ -245,9 +245,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
                 "Mixing(epoch_end='pad'), lower batch_size, or use fewer workers"
             )
 
-    def read_ahead(
-        self, iteration: OnlineIteration, batches: Iterator[Delivery], ahead: int
-    ) -> Iterator[Delivery]:
+    def read_ahead(self, batches: Iterator[Delivery], ahead: int) -> Iterator[Delivery]:
         """Yield `deliveries` from a prefetch thread, until a later iteration begins."""
         # The batch that the loop has counts towards `ahead`, and so does the one at hand.
         if all(has_index(stream.source) for stream in self.plan.streams):
@@ -258,7 +256,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
             reading = ordered_thread_map(batches, lambda batch: batch, ahead - 1, at_hand=1)
         self._reading = reading
         yield from reading
-        self._check_current(iteration)
 
     def deliveries(
         self, iteration: OnlineIteration, start: State, ahead: int = 1
@@ -279,9 +276,10 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
             state = worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
             yield worker_slice.worker, batch, state
             del batch, state  # free it before the next one is made
-            self._check_current(iteration)
+            self.check_current(iteration)
 
-    def _check_current(self, iteration: OnlineIteration) -> None:
+    def check_current(self, iteration: OnlineIteration) -> None:
+        """Refuse to continue an iteration after a later one has begun."""
         if self._current is not iteration:
             raise ConfigError(
                 "a later iteration of this dataset has begun, and iterables are gone through "
@@ -311,9 +309,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         self._start, self._is_start_own = position, get_worker_info() is not None
         self.go_to(position.epoch)
 
-    def _state_at_start(self, epoch: int, worker_slice: WorkerSlice) -> State:
-        return worker_state(self._fingerprint_at(worker_slice), worker_slice, epoch, None)
-
     def _fingerprint_at(self, worker_slice: WorkerSlice) -> dict[str, Any]:
         """Return the fingerprint with the window that the buffers allow a worker."""
         if not self.plan.pack_shuffle:
@@ -328,7 +323,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         slices = [self.slice_of(n, num_workers) for n in range(num_workers)] or [self._own_slice()]
         for state, own in zip(position.states, slices, strict=False):
             check_slice(state, own)
-        states = position.states or [self._state_at_start(position.epoch, own) for own in slices]
+        states = position.states or [
+            worker_state(self._fingerprint_at(own), own, position.epoch, None) for own in slices
+        ]
         return replace(position, states=states)
 
     @property

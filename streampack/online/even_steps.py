@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -32,12 +31,8 @@ from streampack.online.engine import OnlineEngine, OnlineIteration
 from streampack.online.state import LoopPosition, Position
 from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.provenance import NativeOrigin
-from streampack.runtime.rank_digest import other_ranks
+from streampack.runtime.rank_digest import MINUTES, cpu_group, other_ranks
 from streampack.world import World, process_group
-
-MINUTES = 30
-"""How long a rank waits for the others, as torch's other gloo groups do."""
-_groups: dict[str, Any] = {}  # torch's default group, and the group made for it
 
 
 class Read(NamedTuple):
@@ -166,7 +161,7 @@ def _num_having(world: World, has_batch: bool | None, epoch: int, step: int) -> 
         return int(bool(has_batch))
     sums = torch.tensor([bool(has_batch), has_batch is None, epoch, step], dtype=torch.int64)
     try:
-        distributed.all_reduce(sums, group=_group())
+        distributed.all_reduce(sums, group=cpu_group())
     except RuntimeError as error:
         raise WorkerError(
             f"steps='equal': another rank has ended, or gave no answer in {MINUTES} minutes "
@@ -187,12 +182,3 @@ def _num_having(world: World, has_batch: bool | None, epoch: int, step: int) -> 
             "and restart the iteration"
         )
     return int(num_having)
-
-
-def _group() -> Any:
-    """Return the group to sum in. Collective at the first call: every rank must make it."""
-    default = distributed.group.WORLD
-    if not _groups or _groups["default"] is not default:
-        own = distributed.new_group(backend="gloo", timeout=timedelta(minutes=MINUTES))
-        _groups.update(default=default, own=own)
-    return _groups["own"]

@@ -139,6 +139,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 num_read += 1
                 yield Read(batch, origin, iteration, position)
                 del batch  # free it before the next one is made
+                engine.check_current(iteration)
             if not num_read and not iteration.start.states:
                 engine.check_drops(iteration.start.epoch)
             engine.note(iteration, None)
@@ -156,7 +157,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             return self._workers.results(repeat(None), first=start.next_worker, given=start)
         batches = engine.deliveries(iteration, start.states[0], ahead)
         if ahead > 1 and self._options.prefetch_threads:
-            return engine.read_ahead(iteration, batches, ahead)
+            return engine.read_ahead(batches, ahead)
         return batches
 
     def stats(self, over_ranks: OverRanks = alone) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from hashlib import blake2b
 from typing import Any
 
@@ -30,6 +31,9 @@ RankView = dict[str, Any]
 """A rank's inputs, as JSON: `streams`, each with `name`, `folder`, `index` and `lengths`; and by
 field, `recipe` and, online, `sources`."""
 UNKNOWN = "others each time"  # a value that is equal to any
+MINUTES = 30
+"""How long a rank waits for the others, as torch's other gloo groups do."""
+_groups: dict[str, Any] = {}  # torch's default group, and the group made for it
 WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
 
 
@@ -55,17 +59,12 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
         return
     view = get_view()
     compared = view | {"streams": [[each["index"], each["lengths"]] for each in view["streams"]]}
-    group = None
-    if "cpu:" not in str(distributed.get_backend_config()):
-        # A GPU backend would need each rank to have selected its device already.
-        group = distributed.new_group(backend="gloo")
-    try:
-        digests = gather_values(digest_of_values(compared), group)
-        if len(set(digests)) > 1:
-            _refuse(gather_values(view, group))
-    finally:
-        if group is not None:
-            distributed.destroy_process_group(group)
+    # A GPU backend would need each rank to have selected its device already.
+    has_cpu = "cpu:" in str(distributed.get_backend_config())
+    group = None if has_cpu else cpu_group()
+    digests = gather_values(digest_of_values(compared), group)
+    if len(set(digests)) > 1:
+        _refuse(gather_values(view, group))
     logger.info("all %d ranks plan from the same data, digest %s", len(digests), digests[0])
 
 
@@ -81,6 +80,15 @@ def other_ranks(world: World) -> int:
     """Return how many other ranks of torch's process group share a world's data; 0: none."""
     group = process_group()
     return group[1] - 1 if group == (world.rank, world.num_ranks) else 0
+
+
+def cpu_group() -> Any:
+    """Return a gloo group of all ranks. Collective at the first call: every rank must make it."""
+    default = distributed.group.WORLD
+    if not _groups or _groups["default"] is not default:
+        own = distributed.new_group(backend="gloo", timeout=timedelta(minutes=MINUTES))
+        _groups.update(default=default, own=own)
+    return _groups["own"]
 
 
 def gather_values(value: Any, group: Any = None) -> list[Any]:
