@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from itertools import repeat
 from typing import Any, BinaryIO
 
@@ -30,12 +30,11 @@ from streampack.runtime.thread_map import ordered_thread_map
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
 from streampack.write.inputs.slices import (
     WHOLE,
-    BadRow,
     Compression,
     InputSlice,
     RowBatch,
 )
-from streampack.write.inputs.sources import OpenInput, open_input, read_object
+from streampack.write.inputs.sources import check_unchanged, open_input, read_object
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import RowSelection
 
@@ -50,7 +49,6 @@ LINE_READERS: dict[
 ] = {
     "jsonl": read_jsonl,
     "text": read_text,
-    "markdown": read_text,
     "csv": read_csv,
 }
 
@@ -107,12 +105,10 @@ def read_rows(
     """
     batch_rows = read_count("batch_rows", batch_rows)
     is_lines = slice_.format in LINE_READERS
-    if contents is None:
-        opening = open_input(slice_, is_sequential=is_lines)
-    else:
-        opening = nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
-    with opening as opened:
-        file = opened.file
+    opening: AbstractContextManager[BinaryIO] = (
+        open_input(slice_, is_sequential=is_lines) if contents is None else io.BytesIO(contents)
+    )
+    with opening as file:
         if is_lines:
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
             batches = LINE_READERS[slice_.format](pieces, slice_, selection, batch_rows)
@@ -123,17 +119,18 @@ def read_rows(
             for batch in batches:
                 if is_lines:
                     batch.num_bytes = min(file.tell() - slice_.start, slice_.num_bytes)
-                opened.check()
+                check_unchanged(file, slice_)
                 row = max([*batch.rows, *(bad.row for bad in batch.bad)], default=row - 1) + 1
                 yield batch
         except DataError as error:
-            opened.check()  # a change of the file is a better explanation than damage
+            check_unchanged(file, slice_)  # a better explanation than damage
             if not (skips_damage and isinstance(error, DamagedInputError)):
                 raise
             reason = str(error).removeprefix(f"{slice_.uri}: ")
             unit = "file" if slice_.stop == WHOLE else "part"
-            rest = BadRow(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
-            yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])
+            rest = RowBatch()
+            rest.refuse(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
+            yield rest
 
 
 def read_pieces(
