@@ -27,11 +27,12 @@ from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
 from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
-from streampack.report import colour, histogram_table, length_quantiles, pack_lines
+from streampack.report.bars import colour, pack_lines
+from streampack.report.lengths import histogram_table, length_quantiles
 from streampack.streams import Stream, TokenStream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.files import finished_parts
-from streampack.write.job import JobSettings, read_job
+from streampack.write.job import Settings, read_job
 from streampack.write.job_output import open_output
 from streampack.write.part import shown_row
 from streampack.write.rows import RowFormat, tokenizer_digest
@@ -118,7 +119,7 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
     lines += [f"  {shown_row(bad)}" for bad in islice(bad_rows, MAX_BAD_ROWS_SHOWN)]
     if num_bad > MAX_BAD_ROWS_SHOWN:
         lines.append(f"  and {num_bad - MAX_BAD_ROWS_SHOWN:,} more; part.json names 1,000 a part")
-    if facts := job.settings.tokenizer_facts:
+    if facts := job.settings["tokenizer_facts"]:
         lines.append(
             f"tokenizer {facts['name']}: {facts['size']:,} ids, BOS {facts['bos']} "
             f"({facts['bos_id']}), EOS {facts['eos']} ({facts['eos_id']})"
@@ -130,14 +131,13 @@ def _job_progress(options: Inspect) -> tuple[list[str], bool]:
     return lines, True
 
 
-def _check_tokenizer(options: Inspect, settings: JobSettings) -> None:
-    if options.tokenizer is None or settings.tokenizer is None:
+def _check_tokenizer(options: Inspect, settings: Settings) -> None:
+    if options.tokenizer is None or settings["tokenizer"] is None:
         return
-    selection = settings.selection
-    chat = selection.name if selection.option == "chat" else None
+    chat = settings["name"] if settings["option"] == "chat" else None
     rows = RowFormat(tokenizer=options.tokenizer, chat=chat)
-    if tokenizer_digest(rows) != settings.tokenizer:
-        name = (settings.tokenizer_facts or {}).get("name", "another one")
+    if tokenizer_digest(rows) != settings["tokenizer"]:
+        name = (settings["tokenizer_facts"] or {}).get("name", "another one")
         raise ConfigError(
             f"tokenizer={str(options.tokenizer)!r} differs from the one that wrote "
             f"{options.path}, {name}; name that one, or omit it to see the ids",

@@ -228,7 +228,7 @@ def _summary(output: Output, job: Job, results: dict[str, PartResult]) -> Writte
         **counts,
         path=output.url if is_url else Path(output.url),
         num_shards=sum(len(result.shards) for result in results.values()),
-        tokenizer=job.settings.tokenizer_facts,
+        tokenizer=job.settings["tokenizer_facts"],
         num_parts=len(results),
         total_parts=len(job.parts),
     )
@@ -261,7 +261,7 @@ def commit(output: Output, job: Job, results: dict[str, PartResult]) -> None:
     with ThreadPoolExecutor(NUM_READERS) as pool:
         read = pool.map(lambda part: _samples(output, part, results[part.id]), job.parts)
     lengths, edges = (np.concatenate(arrays) for arrays in zip(*read, strict=True))
-    data = b"".join(length_file_pieces(text, index, job.settings.schema.column, lengths, edges))
+    data = b"".join(length_file_pieces(text, index, job.settings["column"], lengths, edges))
     with output.locked():
         # Samples that another command appended meanwhile would be lost.
         _check_current(output, job)

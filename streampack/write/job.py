@@ -14,63 +14,42 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 import streampack
 from streampack.errors import ConfigError, DataError
-from streampack.mds.encoder import ShardLayout
 from streampack.mds.index import INDEX_FILE
 from streampack.write.inputs.slices import InputSlice
-from streampack.write.inputs.values import RowSelection
 from streampack.write.job_output import Output
-from streampack.write.samples import SampleSchema
 
 JOB_FILE = "job.json"
 PARTS = "parts"
 PART_FILE = "part.json"
 SAMPLES_FILE = "samples.bin"
-JOB_VERSION = 3
+JOB_VERSION = 4
 LIBRARIES = ("tokenizers", "zstandard")
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
 ENCODING = ("special_tokens", "backend", "train_on", "chat_template", "max_seq_len")
-NESTED: tuple[tuple[str, Callable[..., Any], str], ...] = (
-    ("schema", SampleSchema, "per_token"),
-    ("layout", ShardLayout, "hashes"),
-    ("selection", RowSelection, "keep"),
-)
-"""Nested settings, with the field of each that JSON makes a list."""
+Settings: TypeAlias = dict[str, Any]
+"""Everything but the input that the bytes of parts depend on, as JSON has it: the fields of
+`SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING`, `part_bytes`, and the
+`tokenizer` as a digest and as `tokenizer_facts`, which are those of `Written.tokenizer`."""
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSettings:
-    """Everything but the input that the bytes of parts depend on."""
+def setting(kind: type[T], settings: Settings) -> T:
+    """Return the `SampleSchema`, `ShardLayout` or `RowSelection` of settings."""
+    return kind(**{each.name: settings[each.name] for each in fields(cast("Any", kind))})
 
-    schema: SampleSchema
-    """Columns and types of the samples."""
-    layout: ShardLayout
-    """Columns and options of the shards."""
-    selection: RowSelection
-    """Columns of the input that are read."""
-    tokenizer: str | None = None
-    """Digest of the tokenizer's files."""
-    tokenizer_facts: dict[str, Any] | None = field(default=None, compare=False)
-    """As in `Written.tokenizer`; not compared, as a path may be spelled in several ways."""
-    encoding: Mapping[str, Any] = field(default_factory=dict)
-    """The options of `RowFormat` in `ENCODING`."""
-    part_bytes: int = 1 << 28
 
-    @property
-    def compared(self) -> dict[str, Any]:
-        """All values by name, without `tokenizer_facts`."""
-        flat = asdict(self)
-        del flat["tokenizer_facts"]
-        for name in ("layout", "schema", "selection", "encoding"):
-            flat |= flat.pop(name)
-        return flat
+def compared(settings: Settings) -> Settings:
+    """Return settings without those that may differ: a path may be spelled in several ways."""
+    return {name: value for name, value in settings.items() if name != "tokenizer_facts"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +73,16 @@ class Part:
 class JobFile:
     """One of a job's files: the parts of one command, and the versions that write them."""
 
-    settings: JobSettings
+    settings: Settings = field(compare=False)  # the ids of parts depend on them
     versions: Versions
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, settings: JobSettings, slices: Iterable[InputSlice]) -> JobFile:
+    def of(cls, settings: Settings, slices: Iterable[InputSlice]) -> JobFile:
         """Return the file of a command, with the installed versions."""
         return cls(
             settings=settings,
-            versions=current_versions(settings.encoding["backend"]),
+            versions=current_versions(settings["backend"]),
             parts=_parts_of(slices, settings),
         )
 
@@ -114,7 +93,7 @@ class JobFile:
     def encode(self) -> bytes:
         document = {
             "version": JOB_VERSION,
-            "settings": asdict(self.settings),
+            "settings": self.settings,
             "versions": self.versions,
             "parts": [asdict(part) for part in self.parts],
         }
@@ -129,15 +108,11 @@ class JobFile:
                 raise ValueError(
                     f"version {document['version']!r}, but only {JOB_VERSION} is known"
                 )
-            settings = {**document["settings"]}
-            for name, kind, listed in NESTED:
-                values = settings[name]
-                settings[name] = kind(**values | {listed: tuple(values[listed])})
             parts = tuple(
                 Part(id=part["id"], slices=tuple(InputSlice(**one) for one in part["slices"]))
                 for part in document["parts"]
             )
-            return cls(settings=JobSettings(**settings), versions=document["versions"], parts=parts)
+            return cls(settings=document["settings"], versions=document["versions"], parts=parts)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
                 f"{uri}: is not a job's description ({type(error).__name__}: {error}); "
@@ -152,7 +127,7 @@ class Job:
     files: tuple[JobFile, ...]
 
     @property
-    def settings(self) -> JobSettings:
+    def settings(self) -> Settings:
         return self.files[0].settings
 
     @property
@@ -182,7 +157,7 @@ def read_job(output: Output) -> Job | None:
     return Job(files=tuple(files)) if files else None
 
 
-def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice]) -> Job:
+def start_job(output: Output, settings: Settings, slices: Sequence[InputSlice]) -> Job:
     """Write the description of a new job, or return the same one that is there already.
 
     A job of which no part is done is replaced. Until the stream is whole, files may change: their
@@ -201,7 +176,8 @@ def start_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice
         names, own = ({one.uri for one in each.slices} for each in (job.files[0], file))
         # A command that could not work was corrected, or a bad input, until the stream is whole.
         is_corrected = (
-            (job.settings, job.files[0].versions, names) == (settings, file.versions, own)
+            compared(job.settings) == compared(settings)
+            and (job.files[0].versions, names) == (file.versions, own)
             and len(job.files) == 1
             and output.read(INDEX_FILE) is None
         )
@@ -226,7 +202,7 @@ def is_begun(output: Output) -> bool:
     return bool(output.names(f"{PARTS}/", f"/{PART_FILE}"))
 
 
-def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputSlice]) -> Job:
+def append_to_job(output: Output, settings: Settings, slices: Sequence[InputSlice]) -> Job:
     """Add the slices that a job does not have yet, as one more job file."""
     while True:
         job = read_job(output)
@@ -246,9 +222,9 @@ def append_to_job(output: Output, settings: JobSettings, slices: Sequence[InputS
         output.put_new(_file_name(len(job.files)), JobFile.of(settings, new).encode())
 
 
-def _check_same(output: Output, job: Job, settings: JobSettings) -> None:
-    theirs = job.settings.compared
-    for name, ours in settings.compared.items():
+def _check_same(output: Output, job: Job, settings: Settings) -> None:
+    theirs = job.settings
+    for name, ours in compared(settings).items():
         if theirs[name] != ours:
             raise ConfigError(
                 f"out={output.url!r} holds another job, whose {name} is {theirs[name]!r}, but this "
@@ -267,17 +243,17 @@ def check_versions(output: Output, theirs: Versions, backend: str) -> None:
             )
 
 
-def _parts_of(slices: Iterable[InputSlice], settings: JobSettings) -> tuple[Part, ...]:
+def _parts_of(slices: Iterable[InputSlice], settings: Settings) -> tuple[Part, ...]:
     """Return parts of neighbouring slices, of up to `part_bytes` together, or of one slice."""
     groups: list[list[InputSlice]] = []
     room = 0
     for one in slices:
         if not groups or one.num_bytes > room:
             groups.append([])
-            room = settings.part_bytes
+            room = settings["part_bytes"]
         groups[-1].append(one)
         room -= one.num_bytes
-    own = settings.compared
+    own = compared(settings)
     parts = []
     for group in groups:
         text = json.dumps([own, [asdict(one) for one in group]], sort_keys=True).encode()

@@ -20,20 +20,22 @@ from typing import Any
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
+from streampack.mds.encoder import ShardLayout
 from streampack.write.inputs.read import read_rows, with_contents
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import BadValueError
+from streampack.write.inputs.values import BadValueError, RowSelection
 from streampack.write.job import (
     PART_FILE,
     SAMPLES_FILE,
-    JobSettings,
     Part,
+    Settings,
     Versions,
     check_versions,
+    setting,
 )
 from streampack.write.job_output import Output
 from streampack.write.rows import LOSS_MASK, RowEncoder, RowFormat
-from streampack.write.samples import Counts, SampleWriter
+from streampack.write.samples import Counts, SampleSchema, SampleWriter
 
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
@@ -44,7 +46,7 @@ class PartTask:
     """What a process needs to write a part."""
 
     output: Output
-    settings: JobSettings
+    settings: Settings
     versions: Versions
     """The versions that must write it."""
     part: Part
@@ -103,11 +105,11 @@ def read_result(output: Output, part: Part) -> PartResult | None:
 
 def write_part(task: PartTask) -> Iterator[Event]:
     """Write a part, unless it is done; yield after each batch of rows, and last its result."""
-    check_versions(task.output, task.versions, task.settings.encoding["backend"])
+    check_versions(task.output, task.versions, task.settings["backend"])
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)
-        selection, skips_damage = task.settings.selection, task.max_bad_rows > 0
+        selection, skips_damage = setting(RowSelection, task.settings), task.max_bad_rows > 0
         for one, contents in with_contents(task.part.slices):
             before = writer.counts.num_bytes
             batches = read_rows(one, selection, contents=contents, skips_damage=skips_damage)
@@ -125,9 +127,9 @@ class _PartWriter:
 
     def __init__(self, task: PartTask) -> None:
         self._task = task
-        schema = task.settings.schema
-        self._rows = RowEncoder(task.rows, schema, task.settings.tokenizer)
-        self._samples = SampleWriter(schema, task.settings.layout, self._put)
+        schema = setting(SampleSchema, task.settings)
+        self._rows = RowEncoder(task.rows, schema, task.settings["tokenizer"])
+        self._samples = SampleWriter(schema, setting(ShardLayout, task.settings), self._put)
         self._bad_rows: list[dict[str, Any]] = []
         self.counts = self._samples.counts
 

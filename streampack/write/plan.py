@@ -2,7 +2,7 @@
 
 ::
 
-    options, tokenizer, first rows  -->  JobSettings    columns and their encodings
+    options, tokenizer, first rows  -->  Settings    columns and their encodings
     paths                           -->  InputSlice ... in the order of the input
 
 The first batch of rows that has a good one decides on the columns that are kept.
@@ -10,8 +10,9 @@ The first batch of rows that has a good one decides on the columns that are kept
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -25,19 +26,18 @@ from streampack.write.inputs.listing import split_inputs
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import InputSlice, RowBatch
 from streampack.write.inputs.values import RowSelection
-from streampack.write.job import ENCODING, JobSettings
+from streampack.write.job import ENCODING, Settings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS, SampleSchema, is_per_token, list_dtype
 from streampack.write.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
 
 HASHES = ("xxh64",)
-TEXT_FORMATS = ("text", "markdown")
 
 
 def plan_job(
-    paths: Sequence[str], options: WriteOptions, known: JobSettings | None
-) -> tuple[JobSettings, Sequence[InputSlice]]:
+    paths: Sequence[str], options: WriteOptions, known: Settings | None
+) -> tuple[Settings, Sequence[InputSlice]]:
     """Return the settings of a job, and the slices of its input.
 
     The columns of `known`, the settings of the job that is there already, are kept.
@@ -57,7 +57,7 @@ def plan_job(
         compare_added_tokens(rows.tokenizer)
     skips_damage = options.on_bad_row == "skip"
     slices = split_inputs(paths, part_bytes, skips_damage=skips_damage)
-    text = next((one for one in slices if one.format in TEXT_FORMATS), None)
+    text = next((one for one in slices if one.format == "text"), None)
     if text is not None and rows.tokenizer is None:
         raise ConfigError(
             f"{text.uri}: is text; set tokenizer= to a tokenizer.json, or name JSON lines of token "
@@ -66,25 +66,24 @@ def plan_job(
     dtype = _dtype_of(options)
     option = "chat" if rows.chat is not None else "text" if rows.tokenizer is not None else "tokens"
     selection = RowSelection(option, getattr(rows, option), tuple(rows.kept))
-    if known is not None and known.selection.keep == selection.keep:
+    if known is not None and known["keep"] == list(selection.keep):
         stated = {name: encoding for name, encoding in rows.kept.items() if encoding}
-        columns, per_token = {**known.schema.columns, **stated}, known.schema.per_token
+        columns, per_token = {**known["columns"], **stated}, tuple(known["per_token"])
     else:
         read = partial(read_rows, selection=selection, skips_damage=skips_damage)
         batches = chain.from_iterable(map(read, slices)) if selection.keep else iter(())
         columns, per_token = _columns(batches, options.column, dtype, rows)
-    settings = JobSettings(
-        schema=SampleSchema(
-            column=options.column, dtype=dtype, columns=columns, per_token=per_token
-        ),
-        layout=replace(layout, columns=columns),
-        selection=selection,
-        tokenizer=digest,
-        tokenizer_facts=None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
-        encoding={name: getattr(rows, name) for name in ENCODING},
-        part_bytes=part_bytes,
-    )
-    return settings, slices
+    schema = SampleSchema(column=options.column, dtype=dtype, columns=columns, per_token=per_token)
+    settings = {
+        **asdict(replace(layout, columns=columns)),
+        **asdict(schema),
+        **asdict(selection),
+        **{name: getattr(rows, name) for name in ENCODING},
+        "tokenizer": digest,
+        "tokenizer_facts": None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
+        "part_bytes": part_bytes,
+    }
+    return json.loads(json.dumps(settings)), slices
 
 
 def _dtype_of(options: WriteOptions) -> str:
@@ -117,10 +116,10 @@ def _columns(
             option="columns",
         )
     per_token = []
-    empty = RowBatch(kept={name: [] for name in rows.kept})
-    batch = next((batch for batch in batches if batch.values), empty)
-    for name, values in batch.kept.items():
-        if encoding := rows.kept[name]:
+    batch = next((batch for batch in batches if batch.values), RowBatch())
+    for name, encoding in rows.kept.items():
+        values = batch.kept.get(name, [])
+        if encoding:
             columns[name] = encoding
         elif rows.tokenizer is None and _is_per_token(name, values, batch.values):
             per_token.append(name)
