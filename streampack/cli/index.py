@@ -15,17 +15,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from streampack.cli.console import counted, output_console
 from streampack.cli.verbs import Index
 from streampack.errors import ConfigError
-from streampack.streams import Stream
 from streampack.streams.flat_opening import is_flat
 from streampack.write import Indexed, write_lengths
-from streampack.write.token_index import write_token_index
+from streampack.write.token_index import stream_of, write_token_index
 
 
 def run(options: Index) -> None:
     """Write the missing length files, and print a line for each."""
     console = output_console()
     sources = options.paths[0] if len(options.paths) == 1 else options.paths
-    if options.out is not None and is_flat(_stream_of(sources, options.format)):
+    if options.out is not None and is_flat(stream_of(sources, format=options.format)):
         _index_tokens(console, options, sources)
         return
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
@@ -52,12 +51,6 @@ def run(options: Index) -> None:
             f"column {stream.column!r}",
             highlight=False,
         )
-
-
-def _stream_of(sources: str | list[str], form: str | None) -> Stream:
-    is_remote = "://" in (sources if isinstance(sources, str) else sources[0])
-    remote, local = (sources, None) if is_remote else (None, sources)
-    return Stream(remote=remote, local=local, format=form)
 
 
 def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:

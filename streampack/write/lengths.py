@@ -98,36 +98,19 @@ def write_lengths(
             contradict their type, or the store cannot be written. A finished length file is then
             kept, and the error names it.
     """
-    columns = ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype)
     out, eos_id = documents or (None, None)
-    options = _Options(
-        columns=columns, progress=progress, checks_dtypes=check_dtypes, eos_id=eos_id
+    count = partial(
+        _count,
+        columns=ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype),
+        checks_dtypes=check_dtypes,
+        eos_id=eos_id,
     )
-    if out is None:
-        return _index(path, local, options, None)
-    Path(out).mkdir(parents=True, exist_ok=True)
-    return _index(path, local, options, Path(out, SPLIT_FILE.format(eos_id=eos_id)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Options:
-    """How samples are counted."""
-
-    columns: ColumnSelection
-    progress: Callable[[int], None]
-    checks_dtypes: bool
-    eos_id: int | None
-    """The token that ends a document inside of a row, or None if rows are documents."""
-
-
-def _index(
-    path: str | os.PathLike[str], local: Path | None, options: _Options, documents: Path | None
-) -> list[Indexed]:
-    """Write length files next to streams, or that of the documents of one stream."""
-    count = partial(_count, options=options)
+    split_file = None if out is None else Path(out, SPLIT_FILE.format(eos_id=eos_id))
+    if split_file is not None:
+        split_file.parent.mkdir(parents=True, exist_ok=True)
     found = folder_of(shown_path(path))
     if found is None:
-        return [_index_remote(str(path), local, count, documents)]
+        return [_index_remote(str(path), local, count, split_file, progress)]
     folder = local_path(found, "path")
     if local is not None:
         raise ConfigError(
@@ -140,7 +123,7 @@ def _index(
             f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
-    if documents is not None and len(index_files) > 1:
+    if split_file is not None and len(index_files) > 1:
         raise ConfigError(f"{path}: has {len(index_files)} streams, but out= is for one; name it")
     indexed = []
     for file in index_files:
@@ -149,13 +132,25 @@ def _index(
         index = parse_index(text, str(file))
         location = StreamLocation.of(Stream(local=str(file.parent)))
         verifier = FileVerifier(location, LocalFilesystem())
-        shards = map(partial(_read_shard, verifier, file.parent), index.shards)
-        indexed.append(count(text, index, shards, documents or file.with_name(LENGTH_FILE)))
+        shards = _each(index, partial(_read_shard, verifier, file.parent), progress)
+        indexed.append(count(text, index, shards, split_file or file.with_name(LENGTH_FILE)))
     return indexed
 
 
+def _each(
+    index: MdsIndex, read: Callable[[Shard], ByteArray], progress: Callable[[int], None]
+) -> Iterator[ByteArray]:
+    for shard in index.shards:
+        yield read(shard)
+        progress(1)
+
+
 def _index_remote(
-    remote: str, local: Path | None, count: Callable[..., Indexed], documents: Path | None
+    remote: str,
+    local: Path | None,
+    count: Callable[..., Indexed],
+    documents: Path | None,
+    progress: Callable[[int], None],
 ) -> Indexed:
     with ExitStack() as stack:
         if documents is None:
@@ -170,19 +165,18 @@ def _index_remote(
         index = parse_index(text, cache.location.index_uri)
         cache.check(index)
 
-        def shards() -> Iterator[ByteArray]:
-            """Yield the bytes of each raw shard; its file is removed if `local` is None."""
-            for shard in index.shards:
-                path = Path(cache.file(shard).path)
-                data = map_file(path)
-                if local is None:
-                    path.unlink()  # the mapping stays
-                yield data
+        def fetched(shard: Shard) -> ByteArray:
+            path = Path(cache.file(shard).path)
+            data = map_file(path)
+            if local is None:
+                path.unlink()  # the mapping stays
+            return data
 
+        shards = _each(index, fetched, progress)
         if documents is not None:
-            return count(text, index, shards(), documents)
+            return count(text, index, shards, documents)
         to, url = folder / LENGTH_FILE, f"{remote.rstrip('/')}/{LENGTH_FILE}"
-        indexed = count(text, index, shards(), to)
+        indexed = count(text, index, shards, to)
         _upload(to, url, is_kept=local is not None)
     return replace(indexed, path=url)
 
@@ -193,24 +187,27 @@ def _count(
     shards: Iterable[ByteArray],
     path: Path,
     *,
-    options: _Options,
+    columns: ColumnSelection,
+    checks_dtypes: bool,
+    eos_id: int | None,
 ) -> Indexed:
     """Write the length file of one stream, with the index.json `text`, to `path`.
 
-    `shards` yields its raw shards in stored order, shape (num_bytes,) each.
+    `shards` yields its raw shards in stored order, shape (num_bytes,) each. `eos_id` ends a
+    document inside of a row, or is None if rows are documents.
     """
     where = index.uri.removesuffix(f"/{INDEX_FILE}")
     lengths: list[UInt32Array] = []
     edges: list[UInt32Array] = []
     hashes: list[int] = []
     is_hashed = all(shard.raw.hashes for shard in index.shards)
-    names, dtype = options.columns.token_names, options.columns.tokens_dtype
+    names, dtype = columns.token_names, columns.tokens_dtype
     for number, (shard, data) in enumerate(zip(index.shards, shards, strict=True)):
         place = f"{where}, shard {number} ({shard.raw.basename})"
         column = find_column(shard.layout, names, dtype, place, "tokens")
         spans = sample_spans(data, shard.num_samples, shard.layout, column, place)
         # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
-        if options.checks_dtypes and not number & (number - 1):
+        if checks_dtypes and not number & (number - 1):
             opened = OpenShard(
                 key=None, uri=place, data=data, tokens=spans, labels=None, loss_mask=None
             )
@@ -221,13 +218,12 @@ def _count(
             )
             checker.check_dtypes(opened)
             checker.check_padding(opened, shard)
-        if options.eos_id is not None:
-            spans = split_spans(spans, document_lengths(data, spans, options.eos_id), place)
+        if eos_id is not None:
+            spans = split_spans(spans, document_lengths(data, spans, eos_id), place)
         lengths.append(spans.counts.astype(np.uint32))
         edges.append(edges_of(data, spans, f"{where}, shard {number}"))
         hashes += [] if is_hashed else [xxhash.xxh64_intdigest(data.data)]
-        options.progress(1)
-    name = check_columns(index, options.columns, where)
+    name = check_columns(index, columns, where)
     counts = np.concatenate(lengths)
     index = with_counts(index, list(map(len, lengths)))
     pieces = length_file_pieces(text, index, name, counts, np.concatenate(edges), hashes)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,13 @@ class IndexedTokens:
     """Tokens that belong to no document, which are not read."""
 
 
+def stream_of(source: str | Sequence[str], **options: Any) -> Stream:
+    """Return the stream of these files, on this machine or in a store."""
+    is_remote = "://" in (source if isinstance(source, str) else source[0])
+    options["remote" if is_remote else "local"] = source
+    return Stream(**options)
+
+
 def write_token_index(
     source: str | Sequence[str],
     out: str | os.PathLike[str],
@@ -65,29 +72,17 @@ def write_token_index(
     tokens_dtype: str | None = None,
     eos_id: int | None = None,
     bos_id: int | None = None,
-    progress: Callable[[int], object] = lambda _: None,
 ) -> list[IndexedTokens]:
     """Write an index of token files into a folder, for `Stream(index=out)`.
 
-    Args:
-        source: The token files, as a `Stream` takes them in `local` or `remote`.
-        out: A folder for the index; it may be anywhere.
-        format: Their format, as for `Stream`.
-        tokens_dtype: The tokens' type, if no file states it.
-        eos_id: The token that ends a document. None: documents are those of the files' tables.
-        bos_id: The token that an EOS must be followed by to end a document. None: any.
-        progress: Is called with the bytes of each piece.
-
-    Raises:
-        ConfigError: If the type or an id is invalid, or no token file is found.
-        DataError: If a file cannot be read, or has no document.
+    `source`, `format` and `tokens_dtype` are those of a `Stream`. A document ends after `eos_id`,
+    where `bos_id` follows if it is given; without `eos_id`, documents are those of the files'
+    tables. A ConfigError refuses a type or an id, a DataError a file without a document.
     """
-    is_remote = "://" in (source if isinstance(source, str) else source[0])
-    remote, local = (source, None) if is_remote else (None, source)
-    stream = Stream(remote=remote, local=local, format=format, tokens_dtype=tokens_dtype)
+    stream = stream_of(source, format=format, tokens_dtype=tokens_dtype)
     found = find_files(stream, None if format is None else format_named(format))
     if eos_id is None:
-        return [_index_by_table(stream, found, name, Path(out), progress) for name in found.names]
+        return [_index_by_table(stream, found, name, Path(out)) for name in found.names]
     if found.form.name == "arrow":
         raise ConfigError(
             f"eos_id={eos_id}: other bytes are between the tokens of Arrow files, so these cannot "
@@ -101,7 +96,7 @@ def write_token_index(
     written = []
     for name in found.names:
         num_bytes = found.of_name[name].num_bytes
-        pieces = _ends(_reader(found, name), num_bytes, dtype, (eos_id, bos_id), progress)
+        pieces = _ends(_reader(found, name), num_bytes, dtype, (eos_id, bos_id))
         ends = np.concatenate([*pieces, np.empty(0, np.int64)])
         if not len(ends):
             raise DataError(
@@ -109,36 +104,30 @@ def write_token_index(
                 f"the EOS {eos_id}; correct --eos-id or --tokens-dtype"
             )
         file = TokenFile(name=name, dtype=dtype.name, num_bytes=num_bytes, boundaries=Ends(ends))
-        written.append(_index(found, file, eos_id + 1, Path(out), progress))
+        written.append(_index(found, file, eos_id + 1, Path(out)))
     return written
 
 
-def _index_by_table(
-    stream: Stream, found: FoundFiles, name: str, out: Path, progress: Callable[[int], object]
-) -> IndexedTokens:
+def _index_by_table(stream: Stream, found: FoundFiles, name: str, out: Path) -> IndexedTokens:
     """Write the index of a file with a table; of a store, an Arrow file is here meanwhile."""
     file, _ = open_found(stream, found, name)
-    written = _index(found, file, 0, out, progress)
+    written = _index(found, file, 0, out)
     if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
         copy.unlink()
     return written
 
 
-def _index(
-    found: FoundFiles, file: TokenFile, split: int, out: Path, progress: Callable[[int], object]
-) -> IndexedTokens:
+def _index(found: FoundFiles, file: TokenFile, split: int, out: Path) -> IndexedTokens:
     """Write the index of one token file."""
     path = out / f"{file.name}{DOCUMENTS}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, temporary.open("wb") as opened:
-        num_tokens = _write(opened, file, split, _reader(found, file.name), progress)
+        num_tokens = _write(opened, file, split, _reader(found, file.name))
     counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
     return IndexedTokens(name=file.name, num_documents=file.boundaries.num_samples, **counts)
 
 
-def _write(
-    out: BinaryIO, file: TokenFile, split: int, read: Read, progress: Callable[[int], object]
-) -> int:
+def _write(out: BinaryIO, file: TokenFile, split: int, read: Read) -> int:
     """Write an index file, shard by shard; return the tokens of its documents."""
     num_documents, itemsize = file.boundaries.num_samples, np.dtype(file.dtype).itemsize
     shards = file.cut(0, num_documents)
@@ -164,7 +153,6 @@ def _write(
         out.write(rows.tobytes())
         hashes["f2"][number] = xxhash.xxh3_64_intdigest(data.data)
         num_tokens += int(lengths.sum())
-        progress(stop - start)
     out.seek(HEAD.size)
     out.write(hashes.tobytes())
     return num_tokens
@@ -175,7 +163,6 @@ def _ends(
     num_bytes: int,
     dtype: np.dtype[np.generic],
     ids: tuple[int, int | None],
-    progress: Callable[[int], object],
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the ends of documents, piece by piece."""
     (eos_id, bos_id), size = ids, dtype.itemsize
@@ -191,7 +178,6 @@ def _ends(
             follows[: len(after)] = after == bos_id
             is_end &= follows
         yield np.flatnonzero(is_end) + begin + 1
-        progress((stop - begin) * size)
 
 
 def _reader(found: FoundFiles, name: str) -> Read:
