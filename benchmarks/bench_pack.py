@@ -64,7 +64,7 @@ def fill_of_one_window(lengths: Int64Array, max_seq_len: int) -> float:
     return round(int(segments[:, LENGTH].sum()) / (len(packs) * max_seq_len), 6)
 
 
-def measure(name: str, lengths: Int64Array, packing: Packing, num_runs: int) -> dict[str, object]:
+def measure(lengths: Int64Array, packing: Packing, num_runs: int) -> dict[str, object]:
     """Return the rates and properties of one packer."""
     samples = np.zeros((len(lengths), 4), np.int64)
     samples[:, 2] = np.arange(len(lengths))
@@ -74,7 +74,7 @@ def measure(name: str, lengths: Int64Array, packing: Packing, num_runs: int) -> 
         samples = samples[:SLOW_SAMPLES]
     runs = [pack(samples, packing) for _ in range(num_runs)]
     packs = runs[0][1]
-    wait = packer_result(name, lengths[:NUM_WATCHED], packing).wait
+    wait = packer_result(lengths[:NUM_WATCHED], packing).wait
     seconds = [max(spent, 1e-9) for spent, _ in runs]
     num_tokens = int(packs.segments[:, LENGTH].sum())
     return {
@@ -104,7 +104,7 @@ def main() -> None:
                 "max_seq_len": max_seq_len,
             }
             for name, packing in packings_to_compare(max_seq_len).items():
-                fields = measure(name, lengths, packing, args.runs)
+                fields = measure(lengths, packing, args.runs)
                 rates = fields.pop("runs")
                 fields["fill_of_one_window"] = best
                 result = record.line(f"pack/{name}", "samples/s", rates, params, **fields)

@@ -20,7 +20,7 @@ from streampack.lookback import PlanIndex, Row, at, build_index
 from streampack.lookback.steps import OnStep
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.run_worlds import worlds_in
-from streampack.report import colour
+from streampack.report.bars import colour
 from streampack.world import World
 from streampack.write.tokenization import load_tokenizer
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
 from streampack._checks import check_choice
 from streampack.cli.console import output_console
 from streampack.cli.inspect import lengths_of, open_path
 from streampack.cli.verbs import ComparePackers
-from streampack.report import (
+from streampack.report.packers import (
+    COLUMNS,
     KINDS,
-    packer_markdown,
     packer_result,
-    packer_table,
     packings_to_compare,
     synthetic_lengths,
 )
@@ -24,19 +27,16 @@ from streampack.types import Int64Array
 def run(options: ComparePackers) -> None:
     """Pack lengths with every packer, and print the results."""
     streams = [open_path(path, options) for path in options.stream or []]
-    console = output_console()
-    compared = {}
+    table = Table(box=box.MARKDOWN if options.markdown else box.SIMPLE_HEAD)
+    for number, name in enumerate(("lengths", "packer", *COLUMNS)):
+        table.add_column(name, justify="left" if number < 2 else "right")
     for title, lengths in _all_lengths(options.samples, streams, options.kind):
         for size in options.max_seq_len or [8192]:
-            results = [
-                packer_result(name, lengths, packing)
-                for name, packing in packings_to_compare(size).items()
-            ]
-            compared[f"{title} {size:,}"] = results
-            if not options.markdown:
-                console.print(packer_table(f"{title}, packs of {size:,}", results))
-    if options.markdown:
-        console.out(packer_markdown(compared), highlight=False)
+            for name, packing in packings_to_compare(size).items():
+                cells = packer_result(lengths, packing).cells
+                table.add_row(Text(f"{title} {size:,}"), name, *cells)
+            table.add_section()
+    output_console().print(table)
 
 
 def _all_lengths(

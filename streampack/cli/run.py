@@ -14,7 +14,7 @@ from streampack.cli.config import read_config
 from streampack.cli.console import output_console, print_json
 from streampack.cli.verbs import Run
 from streampack.loader.loader import PackedDataLoader
-from streampack.report import stats_view
+from streampack.report.stats import stats_view
 from streampack.runtime.resumable import engine_of
 
 REDRAW_S = 0.25

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.console import output_console, print_json
 from streampack.cli.verbs import Simulate, WorldOptions
 from streampack.report.chapters import chapters_view
 from streampack.report.nodes import node_table
+from streampack.report.simulate import simulate
+from streampack.report.stats import simulation_view, stats_table
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
 
@@ -18,17 +19,17 @@ def run(options: Simulate) -> None:
     described = read_config(options.config)
     world = world_of(options, described)
     dataset = build_dataset(described, options.config, world)
-    stats = report.simulate(dataset, steps=options.steps)
+    stats = simulate(dataset, steps=options.steps)
     if options.as_json:
         print_json({"config": str(options.config), **stats})
         return
     unit = engine_of(dataset).recipe.target_unit
     if described.chapters is not None:
         is_whole = options.steps is None
-        view = chapters_view(stats) if is_whole else report.stats_table(stats, weight_unit=unit)
+        view = chapters_view(stats) if is_whole else stats_table(stats, weight_unit=unit)
         output_console().print(view, *([] if is_whole else [node_table(stats["nodes"])]))
         return
-    output_console().print(report.simulation_view(stats, weight_unit=unit))
+    output_console().print(simulation_view(stats, weight_unit=unit))
     output_console().print(node_table(stats["nodes"]))
     size, num_packs = described.mixing.global_batch_size, dataset.batch_size * world.num_devices
     if size is not None and size % num_packs:

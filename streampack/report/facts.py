@@ -124,7 +124,8 @@ def run_facts(
     most = steps or affordable
     is_whole = in_run <= most
     collected = Steps(len(recipe.streams))
-    numbers = simulate_with(engine, None if is_whole and not has_chapters else most, [collected])
+    planned = None if is_whole and not has_chapters else most
+    numbers = simulate_with(engine, planned, [collected.add])
     series = collected.series()
     if isinstance(engine, ChapterEngine):
         curves = run_curves(engine)

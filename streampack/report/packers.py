@@ -13,13 +13,10 @@ Cost: two passes of each packer. The second takes 30 us per sample, for at most 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from streampack.config import Order, Packing
 from streampack.pack import fit_samples, make_packer
@@ -29,14 +26,13 @@ KINDS = ("web", "sft", "code", "long", "uniform", "chat")
 
 CHUNK = 4096
 NUM_WATCHED = 20_000  # samples that are timed
-COLUMNS = ("packer", "fill %", "cuts/pack", "wait mean", "p99", "max", "ns/sample")
+COLUMNS = ("fill %", "cuts/pack", "wait mean", "p99", "max", "ns/sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackerResult:
     """A packer's measurements on some lengths."""
 
-    name: str
     fill: float
     """Real tokens over token slots, in the packs that closed before the end."""
     cuts_per_pack: float
@@ -51,7 +47,6 @@ class PackerResult:
         """The result as text, in the order of the table's columns."""
         mean, p99, most = self.wait
         return (
-            self.name,
             f"{100 * self.fill:.3f}" if self.fill else "-",  # no pack closed
             f"{self.cuts_per_pack:.3f}",
             f"{mean:.1f}",
@@ -113,12 +108,12 @@ def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
     }
 
 
-def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerResult:
+def packer_result(lengths: Int64Array, packing: Packing) -> PackerResult:
     """Measure a packer on samples of these lengths in arrival order, shape (n,)."""
     samples = np.zeros((len(lengths), 4), np.int64)
     samples[:, SAMPLE] = np.arange(len(lengths))
     samples[:, 3] = lengths
-    segments = fit_samples(samples, packing.max_seq_len, packing.overflow, [name])
+    segments = fit_samples(samples, packing.max_seq_len, packing.overflow, ["lengths"])
     _closed(segments[:CHUNK], packing)  # compiles the kernels
     begin = time.thread_time()  # CPU time, so that other programs do not count
     packs = _closed(segments, packing)
@@ -129,7 +124,6 @@ def packer_result(name: str, lengths: Int64Array, packing: Packing) -> PackerRes
     # Neither the end of the sample nor that of a whole piece of it.
     is_cut = (stops < found[:, TOTAL]) & (stops % packing.max_seq_len > 0)
     return PackerResult(
-        name=name,
         fill=int(found[:, LENGTH].sum()) / (num_packs * packing.max_seq_len),
         cuts_per_pack=int(is_cut.sum()) / num_packs,
         wait=_waiting(segments[:NUM_WATCHED], packing),
@@ -173,24 +167,3 @@ def _waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, floa
     waited = np.sort(np.concatenate(waits)) if num_packs else np.zeros(1, np.int64)
     p99 = waited[int(np.ceil(0.99 * len(waited))) - 1]
     return float(waited.mean()), float(p99), float(waited[-1])
-
-
-def packer_table(title: str, results: Iterable[PackerResult]) -> Table:
-    """Return results as a table for a terminal."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "packer" else "right")
-    for result in results:
-        table.add_row(*result.cells)
-    return table
-
-
-def packer_markdown(results: Mapping[str, Sequence[PackerResult]]) -> str:
-    """Return results as one Markdown table, with a block of rows for each title."""
-    lines = [
-        f"| lengths | {' | '.join(COLUMNS)} |",
-        "|---|---|" + "---:|" * (len(COLUMNS) - 1),
-    ]
-    for title, rows in results.items():
-        lines += [f"| {title} | {' | '.join(result.cells)} |" for result in rows]
-    return "\n".join(lines)

@@ -9,9 +9,9 @@ one, each shard is opened for its offsets, and fetched first if it is remote.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from streampack.report.nodes import NodeReads
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
 from streampack.types import Int64Array, State
+
+Watcher: TypeAlias = Callable[[DevicePlan, Recipe], None]
+"""What follows a simulation. It is called with the batches of all devices in turn."""
 
 PLAN_BATCHES = 512  # most batches planned per call
 
@@ -84,20 +87,12 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
     }
 
 
-class Watcher(Protocol):
-    """What follows a simulation."""
-
-    def add(self, plan: DevicePlan, recipe: Recipe) -> None:
-        """Take the next batches of the run; those of all devices in turn."""
-
-
 def simulate_with(
     engine: PlanEngine, steps: int | None, watchers: Sequence[Watcher] = ()
 ) -> dict[str, Any]:
-    """Simulate, and let `watchers` see each plan; all but `batch_size` and `digest`."""
+    """Simulate, and call `watchers` with each plan; all but `batch_size` and `digest`."""
     nodes, waits = NodeReads(engine), _Waits(engine)
-    watchers = [nodes, waits, *watchers]
-    run, num_devices = _Run(engine, watchers), engine.world.num_devices
+    run, num_devices = _Run(engine, [nodes.add, waits.add, *watchers]), engine.world.num_devices
     if engine.run.chapters:
         run.plan(0, (steps or 1) * num_devices)
     else:
@@ -217,8 +212,8 @@ class _Run:
             recipe = run.recipes[run.index(plan.epoch)]
             self._delivery.use(recipe)
             self._delivery.add(plan.packs, plan.slots_per_pack, sequence.shares_of(plan))
-            for watcher in self._watchers:
-                watcher.add(plan, recipe)
+            for watch in self._watchers:
+                watch(plan, recipe)
             num_batches += plan.num_batches
             position = plan.position
         totals = sequence.totals

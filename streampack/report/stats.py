@@ -31,8 +31,11 @@ NUMBERS = ("samples", "of samples", "tokens", "of tokens", "target")
 def stats_view(
     stats: Mapping[str, Any], *, weight_unit: str = "samples", seconds: float | None = None
 ) -> Group:
-    """Return a run's table and summary lines for a terminal."""
-    return Group(stats_table(stats, weight_unit=weight_unit), stats_summary(stats, seconds))
+    """Return a run's table and summary for a terminal; `seconds` add a rate."""
+    facts = _facts(stats, f"{stats['tokens'] / seconds:,.0f} tokens/s" if seconds else None)
+    marks = [f"{value:,} {name}" for name, value in stats["buffers"].items() if value is not None]
+    summary = Text(f"{facts}\nmost buffered: {', '.join(marks)}")
+    return Group(stats_table(stats, weight_unit=weight_unit), summary)
 
 
 def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Table:
@@ -69,13 +72,6 @@ def stats_table(stats: Mapping[str, Any], *, weight_unit: str = "samples") -> Ta
         words = (*str(column.header).split(), *map(str, column.cells))
         column.min_width = max(map(len, words), default=0)
     return table
-
-
-def stats_summary(stats: Mapping[str, Any], seconds: float | None = None) -> Text:
-    """Return the totals of ``loader.stats()``; elapsed `seconds` add the tokens per second."""
-    facts = _facts(stats, f"{stats['tokens'] / seconds:,.0f} tokens/s" if seconds else None)
-    marks = [f"{value:,} {name}" for name, value in stats["buffers"].items() if value is not None]
-    return Text(facts + "\nmost buffered: " + ", ".join(marks))
 
 
 def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples") -> Group:

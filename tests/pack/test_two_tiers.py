@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.pack import make_packer
-from streampack.report import synthetic_lengths
+from streampack.report.packers import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of

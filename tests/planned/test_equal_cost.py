@@ -10,7 +10,7 @@ import pytest
 
 from streampack import PackedDataLoader, Packing
 from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
-from streampack.report import synthetic_lengths
+from streampack.report.packers import synthetic_lengths
 from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH
 from tests.helpers import conformance

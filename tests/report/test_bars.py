@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.report import bars_of, colour, pack_lines
+from streampack.report.bars import bars_of, colour, pack_lines
 
 bar_of_at_most_64 = (
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20)), min_size=1, max_size=12)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.report import histogram_table, length_quantiles
+from streampack.report.lengths import histogram_table, length_quantiles
 
 some_lengths = st.lists(st.integers(1, 2**40), min_size=1, max_size=50).map(np.array)
 

@@ -176,7 +176,7 @@ def test_each_step_has_the_tokens_and_documents_of_its_batches(written, kind):
         documents.append(len(sums))
         tokens.append([sum(s[5] for s in segments if s[1] == stream) for stream in range(2)])
     collected = Steps(2)
-    simulate_with(engine_of(kind(written)), None if kind is make else 99, [collected])
+    simulate_with(engine_of(kind(written)), None if kind is make else 99, [collected.add])
 
     found = collected.series()
     np.testing.assert_array_equal(found[0], tokens)

@@ -7,7 +7,8 @@ import copy
 import pytest
 from rich.console import Console
 
-from streampack.report import stats_table, stats_view
+from streampack.report import stats_table
+from streampack.report.stats import stats_view
 
 STREAM = {"split": 0, "truncated": 0, "dropped": 0}
 STATS = {
