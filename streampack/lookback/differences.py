@@ -2,7 +2,7 @@
 
 ::
 
-    packs of run A    a b c d | e f g h | i j       hashes of their segments, in the order of slots
+    packs of run A    a b c d | e f g h | i j       their segments, in the order of slots
     packs of run B    a b c d | e f x h | i j       step 1 differs
 
 Cost: planning both up to there; of runs of chapters, from the first chapter that differs on, once
@@ -20,10 +20,7 @@ from streampack.lookback.steps import OnStep, last_step, planned_engine, plans, 
 from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.types import NUM_COLUMNS, STREAM, Int64Array, Packs
-
-# Odd, so that no two values of a column have the same product.
-FACTORS = np.array([0x9E3779B97F4A7C15 ** (n + 1) % 2**64 | 1 for n in range(NUM_COLUMNS)], "u8")
+from streampack.types import NUM_COLUMNS, STREAM, Int64Array
 
 
 def first_difference(
@@ -56,13 +53,13 @@ def first_difference(
     # Where the keys of a chapter are equal, all chapters before it are.
     num_same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False))))
     streams: dict[tuple[str, ...], int] = {}
-    hashes = []
+    steps = []
     for engine in engines:
         names = [(s["name"], s["index"], s["lengths"]) for s in engine.rank_view()["streams"]]
         numbers = np.array([streams.setdefault(name, len(streams)) for name in names])
         chapter = max(num_same - 1, 0) if engine.run.chapters else 0
-        hashes.append(_hashes(engine, numbers, chapter, report, is_open=upto is not None))
-    for one, other in zip_longest(*hashes):
+        steps.append(_steps(engine, numbers, chapter, report, is_open=upto is not None))
+    for one, other in zip_longest(*steps):
         step = (one or other)[0]
         if upto is not None and step > upto:
             return None
@@ -71,14 +68,14 @@ def first_difference(
     return None
 
 
-def _hashes(
+def _steps(
     engine: PlanEngine, numbers: Int64Array, number: int, report: OnStep | None, *, is_open: bool
 ) -> Iterator[tuple[int, Int64Array]]:
-    """Yield each step from a chapter on, with a hash of each of its packs in order.
+    """Yield each step from a chapter on, with the segments of its packs and their slots in order.
 
-    Streams are hashed as `numbers`. A run of epochs is hashed without an end only if `is_open`.
+    Streams have these `numbers`. A run of epochs has no end only if `is_open`.
     """
-    steps, hashes = np.zeros((2, 0), np.int64)
+    rows = np.zeros((0, 2 + NUM_COLUMNS), np.int64)  # step, slot, segment
     for _, plan, slot in plans(engine, whole_views(engine), Progress(epoch=number)):
         step = engine.step_of(plan.epoch, slot)
         if report is not None:
@@ -87,23 +84,14 @@ def _hashes(
             break
         size = engine.run.recipes[engine.run.index(plan.epoch)].global_batch_size
         slots = slot % size + np.arange(len(plan.packs)) * plan.slots_per_pack
-        steps = np.append(steps, step + slots // size)
-        hashes = np.append(hashes, _hash_packs(plan.packs, numbers))
-        while steps[-1:] > steps[:1]:
-            stop = int(np.searchsorted(steps, steps[0], "right"))
-            yield int(steps[0]), hashes[:stop]
-            steps, hashes = steps[stop:], hashes[stop:]
-    if len(steps):
-        yield int(steps[0]), hashes
-
-
-def _hash_packs(packs: Packs, numbers: Int64Array) -> Int64Array:
-    """Return a hash of the segments of each pack and their order, shape (num_packs,)."""
-    rows = packs.segments.copy()
-    rows[:, STREAM] = numbers[rows[:, STREAM]]
-    sizes = np.diff(packs.ends, prepend=0)
-    begins = packs.ends - sizes
-    places = np.arange(len(rows)) - np.repeat(begins, sizes)
-    mixed = (rows.astype("u8") * FACTORS).sum(axis=1, dtype="u8")
-    mixed = (mixed ^ (mixed >> np.uint64(29))) * (2 * places + 1).astype("u8")
-    return np.add.reduceat(mixed, begins).view(np.int64) if len(begins) else begins
+        slots = np.repeat(slots, np.diff(plan.packs.ends, prepend=0))
+        places = [step + slots // size, slots % size]
+        segments = plan.packs.segments.astype(np.int64)
+        segments[:, STREAM] = numbers[segments[:, STREAM]]
+        rows = np.concatenate([rows, np.column_stack([*places, segments])])
+        while len(rows) and rows[-1, 0] > rows[0, 0]:
+            stop = int(np.searchsorted(rows[:, 0], rows[0, 0], "right"))
+            yield int(rows[0, 0]), rows[:stop, 1:]
+            rows = rows[stop:]
+    if len(rows):
+        yield int(rows[0, 0]), rows[:, 1:]
