@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -29,8 +28,6 @@ from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 from streampack.streams import Stream
 from streampack.world import World
-
-KeyPath = Sequence[int | str]
 
 MAX_BYTES = 2**24  # a mix may name tens of thousands of files
 
@@ -130,7 +127,8 @@ class RunConfig(_Keys):
     """Reading processes; 0: threads of this process."""
 
 
-PART_MODELS = {"balance": BalanceConfig, "world": WorldConfig, "chapters": ChapterConfig}
+CLASSES = (RunConfig, StreamConfig, Packing, Mixing, Order, Buffers, BalanceConfig, ChapterConfig)
+KEYS = [key for kind in (*CLASSES, RampConfig, WorldConfig) for key in signature(kind).parameters]
 
 
 class _Loader(yaml.SafeLoader):
@@ -199,13 +197,9 @@ def _explain(mistake: Any) -> str:
     got = f"(got {given!r:.200})"
     match mistake["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
-            hint = suggest(str(place[-1]), _known_keys(place[:-1]))
-            return f"{where}: unknown key {got}{hint}"
+            return f"{where}: unknown key {got}{suggest(str(place[-1]), KEYS)}"
         case "missing":
             return f"{where}: is missing; it has no default"
-        case "literal_error":
-            words = get_args(get_type_hints(_class_at(place[:-1]))[str(place[-1])])
-            return f"{where}: {given!r} is not one of {'|'.join(words)}{suggest(given, words)}"
         case "value_error":
             return f"{where}: {mistake['ctx']['error']}"
         case "list_type":
@@ -213,24 +207,5 @@ def _explain(mistake: Any) -> str:
             return f"{where}: must be a list; write each as - {{name: code, ...}} {got}"
         case "too_short":
             return f"{where}: is empty; give at least one"
-        case "model_type" | "dataclass_type":
-            keys = ": ... and ".join(_known_keys(place)[:2])
-            return f"{where}: must hold keys, such as {keys}: ... {got}"
     what = mistake["msg"][0].lower() + mistake["msg"][1:]
     return f"{where}: {what} {got}"
-
-
-def _class_at(place: KeyPath) -> Any:
-    if not place:
-        return RunConfig
-    annotation = RunConfig.model_fields[str(place[0])].annotation
-    if place[0] == "chapters" and "packing" in place:
-        return Packing
-    if place[0] == "chapters" and "weights" in place:
-        return RampConfig
-    return {"streams": StreamConfig, **PART_MODELS}.get(str(place[0]), annotation)
-
-
-def _known_keys(place: KeyPath) -> list[str]:
-    holder = _class_at(place)
-    return [f.name for f in fields(holder)] if is_dataclass(holder) else list(holder.model_fields)

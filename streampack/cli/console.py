@@ -36,15 +36,11 @@ def read_json(path: Path, option: str, method: str) -> Any:
     """Return the content of a JSON file: the result of a method of a loader."""
     try:
         return json.loads(local_path(path, option).read_text(encoding="utf-8"))
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        what = "is not JSON" if isinstance(error, ValueError) else "cannot be read"
         raise ConfigError(
-            f"{option}={path}: cannot be read ({error.strerror}); name a file with the JSON "
-            f"of loader.{method}()"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{option}={path}: is not JSON ({error}); write it as json.dump(loader.{method}(), "
-            "file)"
+            f"{option}={path}: {what} ({error}); name a file that json.dump(loader.{method}(), "
+            "file) wrote"
         ) from error
 
 

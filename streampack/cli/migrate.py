@@ -56,9 +56,7 @@ ATTENTION = "there, documents attend to those before them in a row; here they ne
 
 def run(options: Migrate) -> None:
     """Write the config, and show its remarks."""
-    arguments = vars(options).copy()
-    out = arguments.pop("out")
-    text = migrate(arguments.pop("inputs"), **arguments)
+    text, out = migrate(options), options.out
     if out is None:
         output_console().out(text, highlight=False, end="")
         return
@@ -67,38 +65,19 @@ def run(options: Migrate) -> None:
     output_console().out("\n".join([f"{out}: written", *notes]), highlight=False)
 
 
-def migrate(
-    inputs: Sequence[str],
-    *,
-    max_seq_len: int | None = None,
-    global_batch_size: int | None = None,
-    subset: str = "train",
-    root: str = "",
-    tokenizer_id: str | None = None,
-    tokens_dtype: str | None = None,
-) -> str:
+def migrate(options: Migrate) -> str:
     """Return the YAML of a run with the data of Megatron, GPT-NeoX or OLMo.
 
-    Args:
-        inputs: Megatron's options, or the words of its `--data-path`; or a file with either of
-            them, or with an OLMo mix; or YAML files of GPT-NeoX or OLMo.
-        max_seq_len: Tokens of a pack, if the input does not say.
-        global_batch_size: Packs of an optimizer step, if the input does not say.
-        subset: "train", "valid" or "test": the part of a `--split`.
-        root: Folder or URL that the paths of an OLMo mix begin with.
-        tokenizer_id: The value of `{TOKENIZER}` in an OLMo mix.
-        tokens_dtype: Type of the tokens of an OLMo mix.
-
-    Raises:
-        ConfigError: If the input cannot be parsed, or a length is missing.
-        DataError: If a file that has to be opened is missing or damaged.
+    A ConfigError says that the input cannot be parsed, or a length is missing; a DataError, that a
+    file that has to be opened is missing or damaged.
     """
+    inputs, subset, tokens_dtype = options.inputs, options.subset, options.tokens_dtype
     check_choice("subset", subset, SUBSETS)
     text = inputs[0] if len(inputs) == 1 else shlex.join(inputs)
     config: dict[str, Any] = {"mixing": {"weight_unit": "tokens"}, "packing": {}, "order": {}}
     for section, key, value in (
-        ("packing", "max_seq_len", max_seq_len),
-        ("mixing", "global_batch_size", global_batch_size),
+        ("packing", "max_seq_len", options.max_seq_len),
+        ("mixing", "global_batch_size", options.global_batch_size),
     ):
         if value is not None:
             config[section][key] = value
@@ -114,7 +93,9 @@ def migrate(
         lines = [line.strip() for line in text.splitlines()]
         lines = [line for line in lines if line and not line.startswith("#")]
         if lines and all(map(MIX_LINE.fullmatch, lines)):
-            _add_files(_paths_of_mix(lines, root, tokenizer_id), config, tokens_dtype)
+            _add_files(
+                _paths_of_mix(lines, options.root, options.tokenizer_id), config, tokens_dtype
+            )
             notes = []
         else:
             notes = _add_blend(options_of_text(text), subset, config, is_neox=False)

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import streampack
 from streampack import PackedDataLoader, Stream, World
 from streampack.cli.app import build_app
-from streampack.cli.migrate import migrate
 from streampack.cli.verbs import VERBS
 from streampack.write import RowFormat, WriteOptions, merge, write_lengths
 from streampack.write.token_index import write_token_index
@@ -144,7 +143,6 @@ CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
     "index": ([write_lengths, write_token_index], set()),
-    "migrate": ([migrate], {"out"}),
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),

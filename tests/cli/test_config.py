@@ -82,8 +82,8 @@ def test_an_unknown_key_of_a_stream_is_refused_with_the_nearest(refuse):
         ),
         (
             {"mixing": {"batching_method": "stratfied"}},
-            "mixing.batching_method: 'stratfied' is not one of "
-            "random|stratified|per_stream|device_per_stream - did you mean 'stratified'?",
+            "mixing.batching_method: input should be 'random', 'stratified', 'per_stream' or "
+            "'device_per_stream' (got 'stratfied')",
         ),
         ({"packing": {}}, "packing.max_seq_len: is missing; it has no default"),
         (
@@ -102,7 +102,7 @@ def test_an_unknown_key_of_a_stream_is_refused_with_the_nearest(refuse):
         ),
         (
             {"streams": ["a"]},
-            "streams.0: must hold keys, such as remote: ... and local: ... (got 'a')",
+            "streams.0: input should be an object (got 'a')",
         ),
     ],
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from streampack.cli.migrate import migrate
+from streampack.cli.migrate import migrate as migrated
+from streampack.cli.verbs import Migrate
 from streampack.errors import ConfigError
 from tests.helpers.flat import make_documents, write_megatron, write_olmo
 from tests.helpers.verbs import call_verb
@@ -32,6 +34,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def plan_of(path: Path) -> dict[str, Any]:
     planned: dict[str, Any] = json.loads(call_verb("plan", path, "--json"))
     return planned
+
+
+def migrate(inputs: Iterable[str], **options: Any) -> str:
+    """Return what the verb writes."""
+    return migrated(Migrate(inputs=list(inputs), **options))
 
 
 def config_of(*inputs: str, **options: Any) -> dict[str, Any]:
