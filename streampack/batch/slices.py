@@ -39,13 +39,15 @@ COMMON = ("cu_seqlens", "segments", "max_seqlen", *CARRIED)
 
 
 def context_slice(
-    world: World, packing: Packing, convert: Formatter, batch_size: int
+    world: World, packing: Packing, convert: Formatter, batch_tokens: int
 ) -> ContextSlice | None:
     """Return the checked slice that a rank gets of each row; None if rows stay whole.
 
+    `batch_tokens` are the token slots of a batch, before it is cut.
+
     >>> from streampack.formats import to_megatron
     >>> world = World(num_ranks=2, replication=2, context_parallel=2)
-    >>> context_slice(world, Packing(max_seq_len=8), to_megatron, 1)
+    >>> context_slice(world, Packing(max_seq_len=8), to_megatron, 8)
     Traceback (most recent call last):
     streampack.errors.ConfigError: batch_format='megatron' needs context_layout=...
     """
@@ -67,7 +69,7 @@ def context_slice(
         }
     )
     if unwrapped(convert)[0] is to_torchtitan_flat and not context.is_per_document:
-        return replace(context, frame_tokens=batch_size * packing.max_seq_len)
+        return replace(context, frame_tokens=batch_tokens)
     return context
 
 

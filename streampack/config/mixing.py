@@ -35,8 +35,7 @@ class Mixing:
     """balanced: each epoch continues where the previous one stopped. fixed: every epoch takes the
     same samples."""
     global_batch_size: int | None = None
-    """Packs per optimizer step, over all ranks. None: batch_size times the number of devices of the
-    first run."""
+    """Packs per optimizer step, over all ranks. None: one batch of each device of the first run."""
     epoch_end: EpochEnd = "pad"
     """End of an epoch. pad: deliver every chosen token and fill the last batch with padding. drop:
     omit an incomplete last batch. With per_stream and device_per_stream, pad and drop also fill or

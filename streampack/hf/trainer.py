@@ -304,9 +304,9 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
                     f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and "
                     f"{devices} ranks take different batches"
                 ) from error
-        elif engine_of(dataset).batch_size != size:
+        elif engine_of(dataset).plan.batch_size != size:
             raise ConfigError(
-                f"the dataset's batch_size={engine_of(dataset).batch_size} is not "
+                f"the dataset's batch_size={engine_of(dataset).plan.batch_size} is not "
                 f"per_device_train_batch_size={size} of TrainingArguments; make both the same"
             )
         self._check_world(dataset.world)

@@ -49,9 +49,8 @@ class BucketedIterableDataset(FlowDataset):
     Batches have the same keys as packed batches, rows as long as their longest sample, and
     `seq_lens`, the number of tokens in each row, int64, shape (n,). `document_ids` are 1 where
     there are tokens. `position` counts batches over all ranks and workers as if they advanced in
-    step. Iterate with `PackedDataLoader`, torchdata's ``StatefulDataLoader`` or torch's
-    ``DataLoader(dataset, batch_size=None)``. States are exact after any batch, with the same number
-    of ranks and workers. Without `steps`, ranks may take unequal numbers of steps.
+    step. Iterate as over a `PackedIterableDataset`. States are exact after any batch, with the same
+    number of ranks and workers. Without `steps`, ranks may take unequal numbers of steps.
 
     >>> dataset = BucketedIterableDataset(
     ...     [IterableStream([[1, 2, 3], [4, 5], [6]])], bucketing=Bucketing(max_tokens=6))
@@ -93,7 +92,6 @@ class BucketedIterableDataset(FlowDataset):
             bucketing.packing(),
             mixing or Mixing(),
             order,
-            batch_size=1,
             bucketing=bucketing,
             steps=check_steps(steps, mixing),
         )

@@ -29,7 +29,7 @@ from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter, is_builtin, is_cheap, to_native
 from streampack.errors import ConfigError
 from streampack.online.plan import FlowPlan
-from streampack.runtime.memory_budget import BYTES_PER_TOKEN, MemoryFootprint
+from streampack.runtime.memory_budget import BYTES_PER_TOKEN, LESS_AHEAD, MemoryFootprint
 
 PLACE_BYTES = 24  # of a payload: row, first token and one past the last, in int64
 BYTES_PER_SEGMENT = 60  # its segment row, an edge, its entry in seq_lens
@@ -44,12 +44,10 @@ def tensor_bytes(batch: Batch) -> int:
 
 def batch_bytes(plan: FlowPlan) -> int:
     """Return the most bytes that the tensors of a native batch can take."""
-    packing, rows = plan.packing, plan.batch_size
-    slots, per_row = rows * packing.row_tokens, packing.row_tokens
-    if plan.bucketing is not None:
-        slots = rows = plan.bucketing.most_slots
-        per_row = 1
-    segments = rows * min(per_row, packing.max_samples_per_pack or per_row)
+    slots = plan.batch_tokens
+    per_row = plan.pack_tokens if plan.bucketing is None else 1  # a row may have one token
+    rows = slots // per_row
+    segments = rows * min(per_row, plan.packing.max_samples_per_pack or per_row)
     fields = {k: v for stream in plan.streams for k, v in stream.token_fields.items()}
     per_slot = BYTES_PER_TOKEN + sum(np.dtype(each).itemsize for each in fields.values())
     return slots * per_slot + segments * BYTES_PER_SEGMENT + (rows + 1) * BYTES_PER_ROW
@@ -86,15 +84,13 @@ def payload_bytes(payloads: Mapping[str, list[tuple[Any, int, int]]]) -> int:
 def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> MemoryFootprint:
     """Return a rank's memory use with `num_workers` workers, without windows of packs."""
     packer_tokens = plan.packing.buffer_limit
-    batch_tokens = plan.packing.row_tokens * plan.batch_size
     if plan.bucketing is not None:
         packer_tokens = plan.packing.buffer_samples * plan.packing.row_tokens
-        batch_tokens = plan.bucketing.most_slots
     if plan.mixing.batching_method != "random":
-        packer_tokens += batch_tokens // plan.batch_size  # one pack waits for its slot
+        packer_tokens += plan.pack_tokens  # one pack waits for its slot
     return MemoryFootprint(
         packer_tokens=plan.num_packers * packer_tokens,
-        batch_tokens=batch_tokens,
+        batch_tokens=plan.batch_tokens,
         num_workers=num_workers,
         plans_in_workers=num_workers > 0,
         batch_bytes=batch_bytes(plan),
@@ -109,7 +105,7 @@ def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
     if not is_builtin(convert):
         return None
     size = plan.packing.row_tokens
-    return plan.batch_size * size * (FORMAT_BYTES + (0 if is_cheap(convert) else size))
+    return plan.batch_tokens * (FORMAT_BYTES + (0 if is_cheap(convert) else size))
 
 
 def added_bytes(converted: Any, batch: Batch) -> int:
@@ -158,8 +154,8 @@ class HeldBytes:
                 f"Buffers(worker_bytes={self._limit}) cannot hold the payloads up to {where}: "
                 f"those that wait and those of {len(self._batches)} finished batches take "
                 f"{payloads} bytes, beside {self._fixed} for the batches' tensors; set "
-                f"worker_bytes to at least {self._fixed + payloads}, or lower prefetch_factor, "
-                "batch_size, Packing.buffer_samples or Order.pack_shuffle"
+                f"worker_bytes to at least {self._fixed + payloads}, or {LESS_AHEAD}, or lower "
+                "Packing.buffer_samples or Order.pack_shuffle"
             )
 
     def finish(self, tensors: int, payloads: int, waiting: int) -> None:

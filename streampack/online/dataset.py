@@ -49,7 +49,7 @@ class FlowDataset(ResumableDataset[OnlineEngine]):
     ) -> None:
         self.buffers = buffers or Buffers()
         found = world or World.from_env(os.environ)
-        context = context_slice(found, plan.packing, convert, plan.batch_size)
+        context = context_slice(found, plan.packing, convert, plan.batch_tokens)
         engine = OnlineEngine(
             plan, self.buffers, found, convert, context, finds_world=world is None
         )
@@ -144,7 +144,7 @@ def flow_plan(
     mixing: Mixing,
     order: Order | None,
     *,
-    batch_size: int,
+    batch_size: int = 1,
     bucketing: Bucketing | None = None,
     steps: Steps | None = None,
 ) -> FlowPlan:

@@ -45,7 +45,7 @@ from streampack.online.state import (
     worker_state,
 )
 from streampack.online.worker_slice import WorkerSlice
-from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
+from streampack.runtime.memory_budget import LESS_AHEAD, MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import NativeOrigin
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
@@ -92,11 +92,8 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         super().__init__(world, finds_world=finds_world)
         self.plan = plan
         self.buffers = buffers
-        self.batch_size = plan.batch_size
-        self.kind, self.size = "PackedIterableDataset", plan.packing.size
-        if plan.bucketing is not None:
-            self.kind = "BucketedIterableDataset"
-            self.size = f"max_tokens={plan.bucketing.max_tokens}"
+        kind = "Packed" if plan.bucketing is None else "Bucketed"
+        self.kind, self.size = f"{kind}IterableDataset", plan.size
         self._fingerprint = flow_fingerprint(plan)
         self._convert = convert
         self._context = context
@@ -161,7 +158,7 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
                 raise ConfigError(
                     f"Buffers(worker_bytes={limit}) cannot hold {ahead} native batches and the "
                     f"{added} bytes that batch_format adds to one; set worker_bytes to at least "
-                    f"{needed}, or lower batch_size or prefetch_factor"
+                    f"{needed}, or {LESS_AHEAD}"
                 )
         return converted
 
@@ -240,9 +237,9 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         """Refuse an epoch of this rank without a batch, where `epoch_end` drops short ones."""
         if self.plan.mixing.epoch_end == "drop" and self.plan.steps is None:
             raise DataError(
-                f"epoch {epoch} has no batch on rank {self.world.rank}: no worker filled "
-                f"batch_size={self.batch_size} packs, and epoch_end='drop' drops fewer; set "
-                "Mixing(epoch_end='pad'), lower batch_size, or use fewer workers"
+                f"epoch {epoch} has no batch on rank {self.world.rank}: no worker filled one of "
+                f"{self.plan.size}, and epoch_end='drop' drops smaller ones; set "
+                "Mixing(epoch_end='pad'), make batches smaller, or use fewer workers"
             )
 
     def read_ahead(self, batches: Iterator[Delivery], ahead: int) -> Iterator[Delivery]:

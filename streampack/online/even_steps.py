@@ -108,7 +108,7 @@ class EvenSteps:
             raise DataError(
                 f"steps='equal': epoch {epoch} would have no step, since {num} of "
                 f"{world.num_ranks} ranks have no batch{'' if has_batch else ', this one'}; "
-                "give each rank and worker at least batch_size packs of samples, use fewer "
+                "give each rank and worker the samples of at least one batch, use fewer "
                 "workers, or set Mixing(epoch_end='pad')"
             )
         return num_having == world.num_ranks
@@ -131,8 +131,8 @@ class EvenSteps:
             if last_epoch is None and num_empty >= engine.most_empty_epochs:
                 raise DataError(
                     f"steps={self._steps}: rank {engine.world.rank} has no batch in a whole "
-                    "epoch, so it can take no steps; give each rank and worker at least batch_size "
-                    "packs of samples, use fewer workers, or set Mixing(epoch_end='pad')"
+                    "epoch, so it can take no steps; give each rank and worker the samples of at "
+                    "least one batch, use fewer workers, or set Mixing(epoch_end='pad')"
                 )
         return last_epoch is None or self._held.position.epoch <= last_epoch
 

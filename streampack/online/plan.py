@@ -48,6 +48,23 @@ class FlowPlan:
     """Packs that a worker shuffles together, as far as `Buffers` allow; 0: no shuffle."""
 
     @property
+    def size(self) -> str:
+        """The size of a batch, as messages name it."""
+        if self.bucketing is not None:
+            return f"max_tokens={self.bucketing.max_tokens}"
+        return f"{self.packing.size}, batch_size={self.batch_size}"
+
+    @property
+    def pack_tokens(self) -> int:
+        """Token slots of a pack; of bucketing, which counts a batch as one pack, at most."""
+        return self.packing.row_tokens if self.bucketing is None else self.bucketing.most_slots
+
+    @property
+    def batch_tokens(self) -> int:
+        """Token slots of a batch; of bucketing at most."""
+        return self.batch_size * self.pack_tokens
+
+    @property
     def has_labels(self) -> bool:
         """Whether the samples of any stream have labels, a mask or slots without a target."""
         return any(stream.has_labels for stream in self.streams)

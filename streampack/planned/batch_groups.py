@@ -12,9 +12,10 @@ Cost: about 10 us per group. Memory: a group's batches live as long as the last 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,16 @@ def most_together(read: BatchReader, batch_tokens: int) -> int:
         return 1  # labels depend on a batch's own samples, but are known per group only
     each = np.dtype(read.gatherer.dtype).itemsize if read.keeps_rows else BYTES_PER_TOKEN
     return min(max(1, GROUP_BYTES // (each * batch_tokens)), MOST_AT_ONCE)
+
+
+def task_groups(tasks: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """Return groups of tasks, of `size` but for the last.
+
+    >>> list(task_groups(range(5), 2))
+    [(0, 1), (2, 3), (4,)]
+    """
+    left = iter(tasks)
+    return iter(lambda: tuple(islice(left, size)), ())
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

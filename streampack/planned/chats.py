@@ -37,8 +37,8 @@ def chat_dataset(
         name: See `Stream`.
         local: See `Stream`.
         on_bad_row: See `Stream`.
-        arguments: Other arguments of `PackedStreamingDataset`. What is left open, such as
-            `batch_size`, a trainer sets by `with_batches`.
+        arguments: Other arguments of `PackedStreamingDataset`. A trainer sets those of
+            `with_batches` that are left open.
 
     Raises:
         ConfigError: If the arguments cannot work together.

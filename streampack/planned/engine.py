@@ -94,7 +94,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         self.recipe = recipe
         """Everything that determines the sequence of packs."""
         self.batch_size = self._spec.batch_size
-        self.size = self._spec.packing.size
+        self.size = f"{self._spec.packing.size}, batch_size={self.batch_size}"
         self._view = self._spec.view()
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
 

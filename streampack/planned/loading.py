@@ -26,17 +26,24 @@ import numpy as np
 from streampack.batch.batch import Batch
 from streampack.plan.device_plan import DevicePlan, Totals
 from streampack.plan.sequence import PackSequence
-from streampack.planned.batch_groups import ReadGroup, in_groups, most_together, read_group
+from streampack.planned.batch_groups import (
+    ReadGroup,
+    in_groups,
+    most_together,
+    read_group,
+    task_groups,
+)
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
 from streampack.planned.deliveries import IterationPlans, PlannedBatches
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.at_exit import close_at_exit
-from streampack.runtime.loader_session import LoaderSession, SharedMemory, serve_reads, task_groups
-from streampack.runtime.memory_budget import BYTES_PER_TOKEN, max_prefetch
+from streampack.runtime.loader_session import LoaderSession
+from streampack.runtime.memory_budget import BYTES_PER_TOKEN, SharedMemory, max_prefetch
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.runtime.shared_ring import Ring, RingReader
 from streampack.runtime.stats import DeliveryStats, OverRanks, alone
 from streampack.runtime.thread_map import AT_HAND, ordered_thread_map
+from streampack.runtime.worker_main import serve_reads
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
@@ -102,7 +109,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         if num_workers:
             self._make_workers()
         # Last, so that an interrupted fit is repeated.
-        self._shape = engine.recipe.packing, engine.batch_size
+        self._fitted_to = engine.recipe.packing, engine.footprint()
 
     def _make_workers(self) -> None:
         self._handing = self._choose_handing()
@@ -127,7 +134,8 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         engine, read = self.engine, self._read
         if not read.is_cheap:
             return None
-        slot_bytes = engine.footprint().batch_tokens * Ring.bytes_per_token(read)
+        slot_tokens = engine.footprint().batch_tokens
+        slot_bytes = slot_tokens * Ring.bytes_per_token(read)
         # Groups prefetched by workers, plus two: one being delivered and one spare.
         num_groups = self.num_workers * self._ahead + 2
         room = SharedMemory(engine.world.num_local_ranks)
@@ -135,7 +143,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             self._group //= 2  # leave half of it to others
         num_slots = num_groups * self._group
         room.check(num_slots * slot_bytes)
-        return RingReader(reader=read, ring=Ring(num_slots, read, engine.batch_size))
+        return RingReader(reader=read, ring=Ring(num_slots, read, slot_tokens))
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next."""
@@ -179,7 +187,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         num_fetched = len(engine.fetched_for_lengths)
         num_changes = engine.num_changes
         with engine.iteration() as sequence, closing(sequence):
-            if self._shape != (engine.recipe.packing, engine.batch_size):
+            if self._fitted_to != (engine.recipe.packing, engine.footprint()):
                 self._fit()
             plans = self._begin(sequence, num_fetched)
             ahead, tally, num_moves = plans.ahead, self._tally, engine.num_moves

@@ -62,7 +62,8 @@ class DatasetSpec:
 
     def slice_for(self, convert: Formatter) -> ContextSlice | None:
         """Return the slice that this rank gets of each row in a batch format."""
-        return context_slice(self.world, self.packing, convert, self.batch_size)
+        batch_tokens = self.batch_size * self.packing.row_tokens
+        return context_slice(self.world, self.packing, convert, batch_tokens)
 
     def view(self, world: World | None = None) -> DeviceView:
         """Return the part of the sequence that a rank, or this one, gets."""

@@ -1,21 +1,14 @@
-"""What the loaders of both wings share: worker processes, their tasks, and memory for batches."""
+"""What the loaders of both wings share: worker processes and pinned memory."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from itertools import islice
-from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
-from streampack.errors import ConfigError
 from streampack.runtime.provenance import RecentBatches
 from streampack.runtime.resumable import Engine
-from streampack.runtime.worker_main import Failed
-from streampack.runtime.worker_pool import SHARED_MEMORY, Pool
+from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 
 
@@ -42,31 +35,6 @@ class LoaderSession(Generic[Engine]):
             self._workers.end()
 
 
-def serve_reads(read: Callable[[Any], Any], _given: None) -> Callable[[Any], list[Any]]:
-    """Return the work of a `Pool` that reads groups of tasks, each up to the first that fails."""
-
-    def results_of(tasks: tuple[Any, ...]) -> list[Any]:
-        results = []
-        try:
-            for task in tasks:
-                results.append(read(task))
-        except Exception as error:
-            results.append(Failed.of(error))
-        return results
-
-    return results_of
-
-
-def task_groups(tasks: Iterable[Any], size: int) -> Iterator[tuple[Any, ...]]:
-    """Return groups of tasks, of `size` but for the last.
-
-    >>> list(task_groups(range(5), 2))
-    [(0, 1), (2, 3), (4,)]
-    """
-    left = iter(tasks)
-    return iter(lambda: tuple(islice(left, size)), ())
-
-
 def pin(batch: Any) -> Any:
     """Return a batch of any format with its tensors in pinned memory."""
     if isinstance(batch, dict):
@@ -76,28 +44,3 @@ def pin(batch: Any) -> Any:
     if isinstance(batch, tuple | list):
         return type(batch)(pin(value) for value in batch)
     return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
-
-
-class SharedMemory:
-    """The memory in torch's folder for shared memory, of which `num_ranks` get equal parts."""
-
-    def __init__(self, num_ranks: int, folder: Path = SHARED_MEMORY) -> None:
-        self._num_ranks = num_ranks
-        self._folder = folder
-        self.free: int | None = None
-        """Free bytes, or None: torch will then use another location or raise its own error."""
-        with suppress(OSError):
-            status = os.statvfs(folder)
-            self.free = status.f_bavail * status.f_frsize
-
-    def has(self, num_bytes: int) -> bool:
-        return self.free is None or self._num_ranks * num_bytes <= self.free
-
-    def check(self, num_bytes: int) -> None:
-        """Refuse workers if their batches, of `num_bytes` in each rank, do not fit."""
-        if not self.has(num_bytes):
-            raise ConfigError(
-                f"{self._folder} has {self.free} bytes free, but workers hand batches over in it "
-                f"and may need {self._num_ranks * num_bytes}; make it larger (docker: --shm-size), "
-                "lower batch_size or prefetch_factor, or set num_workers=0, which needs none"
-            )

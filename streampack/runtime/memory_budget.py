@@ -8,16 +8,22 @@
     worker_bytes   >=  bytes added by a custom format + ahead * batch in bytes
 
 The packers' buffers determine the sequence, so no bound may shrink them. A bound that cannot hold
-them and one batch per worker is refused, and the message names the least that works.
+them and one batch per worker is refused, and the message names the least that works. So are batches
+of workers that do not fit in shared memory.
 """
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from streampack.config import Buffers
 from streampack.errors import ConfigError
 
+SHARED_MEMORY = Path("/dev/shm")
+LESS_AHEAD = "lower batch_size or prefetch_factor"  # the way out of several messages
 PACKERS = "the packers' buffers"  # their name in messages
 BYTES_PER_TOKEN = 28  # tokens, labels and input_pos in int64, document_ids in int32
 
@@ -78,3 +84,28 @@ def max_prefetch(buffers: Buffers, footprint: MemoryFootprint, wanted: int) -> i
     more = "" if footprint.num_workers else f" (and up to {each} more for each of num_workers)"
     fixed = packers * (workers if plans else 1)
     return _fit("rank_tokens", buffers.rank_tokens, fixed, workers * batch, ahead, more=more)
+
+
+class SharedMemory:
+    """The memory in torch's folder for shared memory, of which `num_ranks` get equal parts."""
+
+    def __init__(self, num_ranks: int, folder: Path = SHARED_MEMORY) -> None:
+        self._num_ranks = num_ranks
+        self._folder = folder
+        self.free: int | None = None
+        """Free bytes, or None: torch will then use another location or raise its own error."""
+        with suppress(OSError):
+            status = os.statvfs(folder)
+            self.free = status.f_bavail * status.f_frsize
+
+    def has(self, num_bytes: int) -> bool:
+        return self.free is None or self._num_ranks * num_bytes <= self.free
+
+    def check(self, num_bytes: int) -> None:
+        """Refuse workers if their batches, of `num_bytes` in each rank, do not fit."""
+        if not self.has(num_bytes):
+            raise ConfigError(
+                f"{self._folder} has {self.free} bytes free, but workers hand batches over in it "
+                f"and may need {self._num_ranks * num_bytes}; make it larger (docker: --shm-size), "
+                f"{LESS_AHEAD}, or set num_workers=0, which needs none"
+            )

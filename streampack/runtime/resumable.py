@@ -40,8 +40,7 @@ class ResumableRun(Generic[Iteration, Position]):
     """
 
     size: str
-    """The size of a pack or batch, for the dataset's repr."""
-    batch_size: int
+    """The size of a batch, as the dataset's repr names it."""
     ROLLED_BACK: ClassVar[tuple[str, ...]] = ("at", "_current", "_epoch_after")
 
     def __init__(self, world: World, *, finds_world: bool) -> None:
@@ -199,8 +198,8 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
     def digest(self) -> str:
         """Digest of everything that determines the packs; an online dataset's sources do not count.
 
-        It covers index files, columns, lengths that a length file states, and the options. It does
-        not cover ranks, batch_size and paths. `loader.stats()`, the log at INFO and ``streampack
+        It covers index files, columns, lengths that a length file states, and the options, but not
+        ranks, device batches and paths. `loader.stats()`, the log at INFO and ``streampack
         simulate`` report it. It can be derived from a state's `fingerprint`.
         """
         return digest_of_values(self._engine.fingerprint())
@@ -213,8 +212,8 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
     def __repr__(self) -> str:
         engine, names = self._engine, short_repr(self.stream_names)  # six of them at most
         return (
-            f"{type(self).__name__}(streams={names}, {engine.size}, batch_size={engine.batch_size}"
-            f", rank={self.world.rank}, num_ranks={self.world.num_ranks})"
+            f"{type(self).__name__}(streams={names}, {engine.size}, rank={self.world.rank}, "
+            f"num_ranks={self.world.num_ranks})"
         )
 
     def __getitem__(self, index: Any) -> Batch:

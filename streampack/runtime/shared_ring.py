@@ -45,14 +45,14 @@ class RingResult:
 
 
 class Ring:
-    """Slots in shared memory, each for the rows of a batch; workers inherit the mapping.
+    """Slots in shared memory, each for the tokens of a batch; workers inherit the mapping.
 
     Raises:
         RuntimeError: From torch, if shared memory cannot hold them.
     """
 
-    def __init__(self, num_slots: int, reader: BatchReader, num_rows: int) -> None:
-        shape = (num_slots, num_rows, reader.gatherer.row_tokens)
+    def __init__(self, num_slots: int, reader: BatchReader, slot_tokens: int) -> None:
+        shape = num_slots, slot_tokens
         like = torch.from_numpy(np.empty(0, reader.gatherer.dtype))
         self.num_slots = num_slots
         self.tokens = _shared(shape, like.dtype)

@@ -69,6 +69,21 @@ class Failed:
         return cls(error=error)
 
 
+def serve_reads(read: Callable[[Any], Any], _given: None) -> Callable[[Any], list[Any]]:
+    """Return the work of a `Pool` that reads groups of tasks, each up to the first that fails."""
+
+    def results_of(tasks: tuple[Any, ...]) -> list[Any]:
+        results = []
+        try:
+            for task in tasks:
+                results.append(read(task))
+        except Exception as error:
+            results.append(Failed.of(error))
+        return results
+
+    return results_of
+
+
 class _Inbox:
     def __init__(self, theirs: Any) -> None:
         self._theirs = theirs

@@ -26,15 +26,14 @@ import select
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from streampack.errors import ConfigError, WorkerError
+from streampack.runtime.memory_budget import SHARED_MEMORY
 from streampack.runtime.transfer import receive_parts, unpickled
 from streampack.runtime.worker_main import Failed, Serve
 from streampack.runtime.worker_processes import LEAVE_S, WorkerOptions, WorkerProcesses
 
-SHARED_MEMORY = Path("/dev/shm")
 REASONS = {
     signal.SIGKILL: "the system may have run out of memory: see `dmesg`, use fewer workers",
     signal.SIGBUS: f"{SHARED_MEMORY} may be full: use num_workers=0; or a local shard was cut "

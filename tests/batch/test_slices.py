@@ -53,7 +53,7 @@ def test_what_slices_have_in_common_is_not_cut_or_merged_where_it_has_the_shape_
 
 def test_torchtitans_one_row_is_cut_as_one():
     for convert, frame_tokens in ((to_torchtitan_flat, 48), (to_torchtitan, None)):
-        context = context_slice(WORLD, PACKING, convert, 3)
+        context = context_slice(WORLD, PACKING, convert, 3 * PACKING.row_tokens)
         assert context is not None
         assert context.frame_tokens == frame_tokens
 

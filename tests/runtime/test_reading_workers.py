@@ -22,7 +22,8 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
 from streampack.online.engine import OnlineEngine
 from streampack.planned import loading as planned_loading
-from streampack.runtime.loader_session import SharedMemory, pin
+from streampack.runtime.loader_session import pin
+from streampack.runtime.memory_budget import SharedMemory
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.streams import IterableStream
