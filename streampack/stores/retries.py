@@ -22,15 +22,12 @@ from typing import Any, TypeVar
 from streampack.errors import DataError, StreampackError
 from streampack.stores.drivers import PACKAGES
 from streampack.stores.failures import (
-    WAYS_OUT,
     DamagedError,
     FailureKind,
-    NoRangesError,
-    causes_of,
     classify,
-    codes_of,
     error_text,
     status_of,
+    way_out_of,
 )
 from streampack.stores.objects import StoredObject
 from streampack.stores.store import TIMEOUT_S, Store, open_store, renew_store
@@ -114,7 +111,8 @@ class Retries:
         kind = classify(error, self._target)
         if kind is FailureKind.DENIED and self._store and not self._store.has_credentials:
             kind = FailureKind.NO_CREDENTIALS
-        way_out = _way_out_of(error, kind, self._url) or way_out
+        scheme = self._url.partition(":")[0]
+        way_out = way_out_of(error, kind, scheme, PACKAGES.get(scheme)) or way_out
         attempts = f"{self.num_attempts} attempt{'s' if self.num_attempts > 1 else ''}"
         causes = "; ".join(self._causes.values()) or error_text(error)
         return DataError(
@@ -223,18 +221,3 @@ def list_objects(prefix: str, *, way_out: str = "") -> Iterator[StoredObject]:
 def kind_of(error: DataError) -> FailureKind:
     """Return the kind of failure that a DataError of this module describes."""
     return classify(error.__cause__ or error, "\0")
-
-
-def _way_out_of(error: BaseException, kind: FailureKind, url: str) -> str:
-    """Return what to do about a failure; empty if that depends on what was done."""
-    if "NoSuchBucket" in codes_of(error):
-        return "the store has no such bucket: check its name, and S3_ENDPOINT_URL"
-    if kind is not FailureKind.BROKEN:
-        return WAYS_OUT.get(kind, "")
-    scheme = url.partition(":")[0]
-    if any(isinstance(cause, ImportError) for cause in causes_of(error)):
-        how = f": pip install {PACKAGES[scheme]}" if scheme in PACKAGES else ""
-        return f"install the driver of this store{how}"
-    if any(isinstance(cause, NoRangesError) for cause in causes_of(error)):
-        return "copy the file to this machine, or to a server that sends ranges"
-    return f"nothing reads {scheme}: URLs; install an fsspec driver for it, or copy the files"

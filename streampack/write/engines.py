@@ -25,14 +25,28 @@ from typing import Any
 
 from streampack._extras import import_extra
 from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.write.options import WriteOptions
 from streampack.write.part import Event, PartTask, write_part
 
+SMALL_BYTES = 4 << 20  # written sooner than a second process could start
 REPORT_S = 0.5  # between reports of a worker
 END_S = 5.0  # for a worker to end after SIGTERM
 AGAIN = "run the same command again: finished parts are kept"
 
 
-def run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[Event]:
+def write_parts(tasks: Sequence[PartTask], options: WriteOptions) -> Generator[Event]:
+    """Write parts with the engine of the options, which ends with the iteration."""
+    is_small = sum(task.part.num_bytes for task in tasks) < SMALL_BYTES
+    num_workers = options.num_workers or (1 if is_small else os.cpu_count() or 1)
+    num_workers = min(num_workers, len(tasks))
+    if options.engine == "ray" and tasks:
+        return _run_on_ray(tasks, options.num_workers)
+    if num_workers > 1:
+        return _run_in_processes(tasks, num_workers)
+    return (event for task in tasks for event in write_part(task))
+
+
+def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[Event]:
     """Write parts in worker processes of this machine, which end with the iteration."""
     pending = deque(tasks)
     workers: dict[Connection, subprocess.Popen[bytes]] = {}
@@ -57,7 +71,7 @@ def run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[E
         _end(workers)
 
 
-def run_on_ray(tasks: Sequence[PartTask], num_workers: int | None) -> Generator[Event]:
+def _run_on_ray(tasks: Sequence[PartTask], num_workers: int | None) -> Generator[Event]:
     """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine."""
     ray = import_extra("ray", "ray", "engine='ray'", "set engine='processes'")
     is_own = not ray.is_initialized()

@@ -15,7 +15,7 @@ may rely on everything else.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
@@ -32,7 +32,7 @@ from streampack.mds.encoder import index_json
 from streampack.mds.index import INDEX_FILE, ShardFile, parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces
 from streampack.types import UInt32Array
-from streampack.write.engines import run_in_processes, run_on_ray
+from streampack.write.engines import write_parts
 from streampack.write.job import (
     PART_FILE,
     PARTS,
@@ -46,12 +46,11 @@ from streampack.write.job import (
 )
 from streampack.write.job_output import Output, open_output
 from streampack.write.options import JobProgress, WriteOptions, Written
-from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row, write_part
+from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row
 from streampack.write.plan import plan_job
 from streampack.write.samples import Counts
 
 NUM_READERS = 16
-SMALL_BYTES = 4 << 20  # written sooner than a second process could start
 
 
 def write_texts(
@@ -190,20 +189,9 @@ def _write_missing(
         )
 
     report()
-    with closing(_events_of(tasks, options)) as events:
+    with closing(write_parts(tasks, options)) as events:
         for event in events:
             report(event)
-
-
-def _events_of(tasks: Sequence[PartTask], options: WriteOptions) -> Generator[Event]:
-    is_small = sum(task.part.num_bytes for task in tasks) < SMALL_BYTES
-    num_workers = options.num_workers or (1 if is_small else os.cpu_count() or 1)
-    num_workers = min(num_workers, len(tasks))
-    if options.engine == "ray" and tasks:
-        return run_on_ray(tasks, options.num_workers)
-    if num_workers > 1:
-        return run_in_processes(tasks, num_workers)
-    return (event for task in tasks for event in write_part(task))
 
 
 def _counts_of(results: dict[str, PartResult]) -> Counts:

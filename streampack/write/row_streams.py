@@ -51,7 +51,7 @@ from streampack.write.options import JobProgress, OnBadRow, WriteOptions, Writte
 from streampack.write.plan import plan_job
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.shards import LOCK, partial_folder
-from streampack.write.tokenization import CONFIG_FILE, TOKENIZER_FILE
+from streampack.write.tokenization import tokenizer_folder
 
 FOLDER = "rows"
 ROWS_FILE = ".rows.jsonl"
@@ -72,7 +72,7 @@ def written_rows(stream: Stream) -> Stream:
     """
     root = _root(cast("str | None", stream.local))
     with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
-        tokenizer = _tokenizer_folder(stream.tokenizer, Path(temporary))
+        tokenizer = tokenizer_folder(stream.tokenizer, Path(temporary))
         rows = _row_format(stream, tokenizer)
         folder = root / _digest(stream, rows)
         if not (folder / INDEX_FILE).exists():
@@ -135,33 +135,6 @@ def _row_format(stream: Stream, tokenizer: Path | None) -> RowFormat:
             f"chat={stream.chat!r}: {error}; write options of RowFormat, such as "
             "{'chat': 'messages', 'train_on': 'last_response'}"
         ) from error
-
-
-def _tokenizer_folder(tokenizer: Any, folder: Path) -> Path | None:
-    """Return the path of a tokenizer; one in memory is saved into the folder."""
-    if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
-        return None if tokenizer is None else Path(tokenizer)
-    file = folder / TOKENIZER_FILE
-    if hasattr(tokenizer, "save_pretrained"):
-        tokenizer.save_pretrained(folder)
-    elif hasattr(tokenizer, "to_str"):
-        file.write_text(tokenizer.to_str())
-    if not file.exists():
-        raise ConfigError(
-            f"tokenizer=<{type(tokenizer).__name__}> has no {TOKENIZER_FILE}; pass a fast "
-            "tokenizer of transformers, a tokenizers.Tokenizer, or the path of one"
-        )
-    # A call with padding=True or truncation=True leaves its options there.
-    _without(file, "padding", "truncation")
-    _without(file.with_name(CONFIG_FILE), "name_or_path", "is_local", "local_files_only")
-    return folder
-
-
-def _without(path: Path, *names: str) -> None:
-    """Remove what does not change tokens from a file of a tokenizer."""
-    if path.exists():
-        fields = json.loads(path.read_bytes())
-        path.write_text(json.dumps({k: v for k, v in fields.items() if k not in names}))
 
 
 def _digest(stream: Stream, options: RowFormat) -> str:

@@ -18,6 +18,7 @@ gigatoken's time.
 from __future__ import annotations
 
 import json
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -47,6 +48,33 @@ def tokenizer_file(path: Path) -> Path:
     """Return the path of a tokenizer's tokenizer.json, which may be given by its folder."""
     file = local_path(path, "tokenizer")
     return file / TOKENIZER_FILE if file.is_dir() else file
+
+
+def tokenizer_folder(tokenizer: Any, folder: Path) -> Path | None:
+    """Return the path of a tokenizer; one in memory is saved into the folder."""
+    if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
+        return None if tokenizer is None else Path(tokenizer)
+    file = folder / TOKENIZER_FILE
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(folder)
+    elif hasattr(tokenizer, "to_str"):
+        file.write_text(tokenizer.to_str())
+    if not file.exists():
+        raise ConfigError(
+            f"tokenizer=<{type(tokenizer).__name__}> has no {TOKENIZER_FILE}; pass a fast "
+            "tokenizer of transformers, a tokenizers.Tokenizer, or the path of one"
+        )
+    # A call with padding=True or truncation=True leaves its options there.
+    _without(file, "padding", "truncation")
+    _without(file.with_name(CONFIG_FILE), "name_or_path", "is_local", "local_files_only")
+    return folder
+
+
+def _without(path: Path, *names: str) -> None:
+    """Remove what does not change tokens from a file of a tokenizer."""
+    if path.exists():
+        fields = json.loads(path.read_bytes())
+        path.write_text(json.dumps({k: v for k, v in fields.items() if k not in names}))
 
 
 def load_tokenizer(path: Path, special_tokens: SpecialTokens = "ids") -> tokenizers.Tokenizer:
