@@ -89,9 +89,8 @@ class PackedData(LightningDataModule):
             group = trainer.accumulate_grad_batches * train.world.num_devices
             train = train.with_batches(global_batch_size=train.batch_size * group)
         if isinstance(held_out, PackedStreamingDataset):
-            held_out = held_out_set(
-                held_out, batch_size=size, batch_format=self.batch_format, world=world
-            )
+            defaults = {"batch_size": size, "batch_format": self.batch_format, "world": world}
+            held_out = held_out_set(held_out, defaults)
         self.loader, self.validation = self._loader(train), self._loader(held_out)
 
     def _loader(self, dataset: Any) -> PackedDataLoader | None:

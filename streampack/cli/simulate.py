@@ -31,13 +31,13 @@ def run(options: Simulate) -> None:
         return
     output_console().print(simulation_view(stats, weight_unit=unit))
     output_console().print(node_table(stats["nodes"]))
-    size, num_packs = described.mixing.global_batch_size, dataset.batch_size * world.num_devices
+    size, num_packs = described.mixing.global_batch_size, engine_of(dataset).spec.view().stride
     if size is not None and size % num_packs:
         fitting = -(-size // num_packs) * num_packs
         output_console().print(
             f"{num_packs} packs in a step of all ranks do not divide mixing.global_batch_size: "
             f"{size}, so an optimizer step is another one than with fewer ranks; set it to "
-            f"{fitting}, or lower batch_size or the ranks"
+            f"{fitting}, or use fewer ranks or smaller batches"
         )
 
 

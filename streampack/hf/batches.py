@@ -23,6 +23,7 @@ from streampack.batch.layout import WEIGHTS, token_weights
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.provenance import RecentBatches
+from streampack.runtime.resumable import engine_of
 from streampack.types import IGNORED
 
 SHIFTED = "shift_labels"
@@ -102,7 +103,7 @@ class RankBatches:
         if self.at is None or not has_epochs(planned):
             return None
         epoch, position = self.at
-        done = -(-position // (planned.batch_size * planned.world.num_devices))
+        done = -(-position // engine_of(planned).spec.view().stride)
         total = len(self.loader)
         return epoch + done / total, done >= total
 

@@ -250,7 +250,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         if isinstance(dataset, PackedStreamingDataset):
             size = self.args.per_device_eval_batch_size
             own_format = format_for(dataset, self._format)
-            dataset = held_out_set(dataset, batch_size=size, batch_format=own_format)
+            dataset = held_out_set(dataset, {"batch_size": size, "batch_format": own_format})
             self._check_world(dataset.world)
             return self._batches_of(dataset, len(dataset))
         dataset.set_epoch(0)

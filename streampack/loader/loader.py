@@ -32,6 +32,7 @@ from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
 from streampack.runtime.rank_digest import gather_values
 from streampack.runtime.resumable import engine_of
+from streampack.runtime.whole_batch import UNBATCHED
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
 from streampack.world import process_group
@@ -334,5 +335,5 @@ def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | OnlineLoa
     raise ConfigError(
         "PackedDataLoader takes a PackedStreamingDataset, a PackedIterableDataset or a "
         f"BucketedIterableDataset, got {type(dataset).__name__}; iterate others with torch's "
-        "DataLoader(dataset, batch_size=None)"
+        f"{UNBATCHED}"
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streampack.batch.formats.registry import BatchFormat
 from streampack.config import Mixing
 from streampack.errors import ResumeError
 from streampack.loader.loader import PackedDataLoader
@@ -50,21 +49,13 @@ def state_of_rank(states: Sequence[State], world: World, where: str) -> State:
 
 
 def held_out_set(
-    dataset: PackedStreamingDataset,
-    *,
-    batch_size: int | None,
-    batch_format: BatchFormat,
-    world: World | None = None,
+    dataset: PackedStreamingDataset, defaults: Mapping[str, Any]
 ) -> PackedStreamingDataset:
     """Return a dataset at epoch 0 that delivers each sample once, in whole batches of all ranks.
 
-    `batch_size`, `batch_format` and `world` are for what the dataset leaves open.
+    `defaults` are arguments for what the dataset leaves open.
     """
     arguments = dataset.arguments
-    mixing = arguments["mixing"] or Mixing()
-    return dataset.with_arguments(
-        batch_size=arguments["batch_size"] or batch_size,
-        batch_format=arguments["batch_format"] or batch_format,
-        mixing=replace(mixing, global_batch_size=None, epoch_end="pad"),
-        world=arguments["world"] or world,
-    )
+    mixing = replace(arguments["mixing"] or Mixing(), global_batch_size=None, epoch_end="pad")
+    own = {name: arguments[name] or value for name, value in defaults.items()}
+    return dataset.with_arguments(**own, mixing=mixing)

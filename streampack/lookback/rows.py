@@ -2,7 +2,7 @@
 
 ::
 
-    slots of a global batch    0 1 2 3 | 4 5 6 7      batch_size=2, 2 devices
+    slots of a global batch    0 1 2 3 | 4 5 6 7      2 devices, batches of 2
     device                     0 0 1 1 | 0 0 1 1
     its batch in the step      0 0 0 0 | 1 1 1 1
     row                        0 1 0 1 | 0 1 0 1
@@ -21,10 +21,9 @@ import numpy as np
 from streampack.balance import Within
 from streampack.errors import ConfigError
 from streampack.plan.deal import Dealer
-from streampack.plan.device_plan import BatchPacks, DeviceView
+from streampack.plan.device_plan import BatchPacks
 from streampack.planned.engine import PlanEngine
 from streampack.planned.run_worlds import RunWorld
-from streampack.planned.spec import sharing_of
 from streampack.types import Int64Array, Packs
 
 
@@ -113,20 +112,11 @@ def worlds_between(
 
 def planned_rows(world: RunWorld, packs: Sequence[SlotPack], position: int) -> Iterator[Row]:
     """Yield the rows of packs that stay where they are planned, in a step at a position."""
-    places, size = places_of(world), world.batch_size
-    num_devices = len(places)
+    places, view = places_of(world), world.view(0)
     for pack in packs:
-        batch, inside = divmod(pack.slot, size)
-        place = batch % num_devices
-        # The first batch of this place in the step; it may have begun in the step before.
-        first = position // size
-        first += (place - first) % num_devices
-        yield Row(
-            ranks=places[place],
-            batch=(batch - first) // num_devices,
-            row=inside // pack.num_slots,
-            segments=pack.segments,
-        )
+        place, batch, row = view.locate(pack.slot, position)
+        row //= pack.num_slots
+        yield Row(ranks=places[place], batch=batch, row=row, segments=pack.segments)
 
 
 def _dealt(
@@ -140,27 +130,18 @@ def _dealt(
             f"balance={balance!r:.80}; look back with the cost that the run had then"
         )
     balance = replace(balance, within=cast(Within, world.within))
-    recipe, size = engine.run.recipes[engine.run.index(number)], world.batch_size
-    first = packs[0].slot
-    batches: list[list[SlotPack]] = [[] for _ in range(recipe.global_batch_size // size)]
-    for pack in packs:
-        batches[(pack.slot - first) // size].append(pack)
+    recipe = engine.run.recipes[engine.run.index(number)]
+    by_slot, first = {pack.slot: pack for pack in packs}, packs[0].slot
     for ranks in places_of(world).values():
-        rank = world.world(ranks[0])
-        view = DeviceView(
-            place=rank.place,
-            num_devices=rank.num_devices,
-            batch_size=size,
-            balance=balance,
-            sharing=sharing_of(rank, balance),
-        )
+        view = world.view(ranks[0], balance)
         dealer = Dealer(recipe, view, balance)
-        shared = [batches[slot // size] for slot in (dealer.slots(first) - first)[::size].tolist()]
-        segments = [pack.segments for batch in shared for pack in batch]
+        slots = dealer.slots(first).tolist()
+        shared = [by_slot[slot] for slot in slots if slot in by_slot]
+        segments = [pack.segments for pack in shared]
         together = BatchPacks(
             Packs(segments=np.concatenate(segments), ends=np.cumsum([len(s) for s in segments])),
-            np.array([batch[0].num_slots for batch in shared]),
-            size,
+            np.array([p.num_slots for p in shared if view.locate(p.slot, first)[2] == 0]),
+            view,
         )
         dealt = dealer.deal(together)
         for batch in range(len(dealt)):

@@ -118,7 +118,7 @@ def plans(
 
 def whole_views(engine: PlanEngine) -> list[DeviceView]:
     """Return the views of a device that gets the batches of all, one after another."""
-    return [DeviceView(batch_size=size) for size in engine.batch_sizes]
+    return [view.alone for view in engine.views]
 
 
 def num_parts(run: RunPlan, most: int) -> int:
@@ -149,6 +149,5 @@ def lane_views(engine: PlanEngine, part: int, parts: int) -> list[DeviceView]:
     for number, recipe in enumerate(run.recipes):
         # Each chapter begins at another lane, and the device keeps its own.
         place = (part - run.lane_offset(number) // recipe.lane_turn) % parts
-        view = DeviceView(place=place, num_devices=parts, batch_size=recipe.lane_turn)
-        views.append(view)
+        views.append(DeviceView.of_lanes(recipe, place, parts))
     return views

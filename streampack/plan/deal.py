@@ -80,7 +80,7 @@ def dealt_costs(
 ) -> Int64Array:
     """Return the cost of each device batch once packs are dealt, shape (num_steps, num_ranks).
 
-    `costs` of packs have shape (num_steps, num_ranks, batch_size). Each of `groups` are ranks that
+    `costs` of packs have shape (num_steps, num_ranks, n). Each of `groups` are ranks that
     share packs; together all ranks. With `keeps_batches`, whole device batches are dealt.
 
     >>> dealt_costs(np.array([[[9], [1]], [[4], [8]]]), [[0, 1]]).tolist()
@@ -89,7 +89,7 @@ def dealt_costs(
     num_steps = len(costs)
     out = np.empty(costs.shape[:2], np.int64)
     for ranks in groups:
-        # Shape (num_steps, ranks of the group, batch_size).
+        # Shape (num_steps, ranks of the group, n).
         own = costs[:, ranks]
         items = own.sum(axis=2).ravel() if keeps_batches else own.ravel()
         out[:, ranks] = items[deal_by_cost(items, num_steps, len(ranks))].sum(axis=2)
@@ -119,10 +119,8 @@ class Dealer:
         """Return the slots of all devices that share packs, in order, in the global batch."""
         begins = np.array(sorted(view.first_slot(first) for view in self._view.shared))
         steps = self._view.stride * np.arange(self._num_steps)
-        rows = np.arange(self._view.batch_size)
         # Axes: step, device, row of the device batch.
-        slots: Int64Array = (steps[:, None, None] + begins[:, None] + rows).ravel()
-        return slots
+        return self._view.slots_from(steps[:, None] + begins).ravel()
 
     def deal(self, batches: BatchPacks) -> BatchPacks:
         """Return this device's batches of a global batch, given those of all devices at `slots`."""
@@ -141,4 +139,4 @@ class Dealer:
             own = np.concatenate([np.arange(*bounds[batch : batch + 2]) for batch in own.tolist()])
         else:
             shapes = shapes[: self._num_steps]  # all batches have packs of one length
-        return BatchPacks(take_packs(batches.packs, own), shapes, self._view.batch_size)
+        return BatchPacks(take_packs(batches.packs, own), shapes, self._view)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy as np
 
@@ -44,6 +44,16 @@ class DeviceView:
         return [replace(self, place=place, balance=None) for place in places]
 
     @property
+    def alone(self) -> DeviceView:
+        """The view of a single device that gets the batches of all, one after another."""
+        return DeviceView(batch_size=self.batch_size)
+
+    @classmethod
+    def of_lanes(cls, recipe: Recipe, place: int, num_devices: int) -> Self:
+        """Return the view of a device that gets the turns of every num_devices-th lane."""
+        return cls(place=place, num_devices=num_devices, batch_size=recipe.lane_turn)
+
+    @property
     def stride(self) -> int:
         """Slots from one batch of a device to the next: those that all devices take in one step."""
         return self.num_devices * self.batch_size
@@ -59,6 +69,24 @@ class DeviceView:
         """
         turn = (self.place - position // self.batch_size) % self.num_devices
         return position + turn * self.batch_size
+
+    def slots_from(self, begins: Int64Array) -> Int64Array:
+        """Return the slots of the device batches that begin at `begins`, along a last axis."""
+        slots: Int64Array = begins[..., None] + np.arange(self.batch_size)
+        return slots
+
+    def locate(self, slot: int, position: int) -> tuple[int, int, int]:
+        """Return the place that gets a slot, and batch and row there, in a step at `position`.
+
+        The row is a slot's. Batches count from the first of the place in the step.
+
+        >>> [DeviceView(num_devices=2, batch_size=4).locate(slot, 12) for slot in (12, 17, 21)]
+        [(1, 0, 0), (0, 0, 1), (1, 1, 1)]
+        """
+        number, row = divmod(slot, self.batch_size)
+        place = number % self.num_devices
+        first = replace(self, place=place).first_slot(position)
+        return place, (slot - first) // self.stride, row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,17 +159,17 @@ class BatchPacks:
     """The packs of consecutive batches of a device; each batch has packs of one length.
 
     The last batch may have fewer packs than the others. `slots_per_pack` is the length of each
-    batch's packs, shape (num_batches,); `batch_size` counts slots.
+    batch's packs, shape (num_batches,).
 
     Attributes:
         bounds: Packs before each batch, followed by their total; num_batches + 1 integers.
     """
 
-    def __init__(self, packs: Packs, slots_per_pack: Int64Array, batch_size: int) -> None:
+    def __init__(self, packs: Packs, slots_per_pack: Int64Array, view: DeviceView) -> None:
         self.packs = packs
         self.slots_per_pack = slots_per_pack
         # Lists, because `take` is called for every batch.
-        self.bounds: list[int] = [0, *np.cumsum(batch_size // slots_per_pack).tolist()]
+        self.bounds: list[int] = [0, *np.cumsum(view.batch_size // slots_per_pack).tolist()]
         self.bounds[-1] = len(packs.ends)
         self._slots: list[int] = slots_per_pack.tolist()
         ends = np.append(np.flatnonzero(np.diff(slots_per_pack)) + 1, len(slots_per_pack))
@@ -163,7 +191,7 @@ class BatchPacks:
         return packs, last - first, slots
 
 
-NO_BATCHES = BatchPacks(NO_PACKS, np.zeros(0, np.int64), 1)
+NO_BATCHES = BatchPacks(NO_PACKS, np.zeros(0, np.int64), DeviceView())
 
 
 def touched_lanes(recipe: Recipe, view: DeviceView, position: int = 0, before: int = 0) -> set[int]:

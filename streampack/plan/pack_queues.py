@@ -20,7 +20,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from streampack.plan.device_plan import BatchPacks
 from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue
@@ -223,27 +222,18 @@ class PackQueues:
             labelled["begins"] = [self._begin_of(lane, queue, chapter) for chapter in chapters]
         return labelled
 
-    def gather(self, slots: Int64Array, batch_size: int) -> BatchPacks:
-        """Return the packs of some slots, in order, as batches of `batch_size` slots.
+    def gather(self, slots: Int64Array) -> Packs:
+        """Return the packs that begin in some slots, in order; all are known, see `know`."""
+        return self._packs(self._begins(slots))
 
-        All of these slots are known; see `know`.
-        """
-        slots_per_pack = self._recipe.shapes.slots_per_pack[slots[::batch_size, QUEUE]]
-        return BatchPacks(self._packs(self._begins(slots)), slots_per_pack, batch_size)
-
-    def know(self, slots: Int64Array, num_slots: int, batch_size: int) -> Int64Array:
-        """Plan the first `num_slots` slots, and return them with all known batches after them.
-
-        Both are whole batches of `batch_size` slots, in order. The last of all may lack some.
-        """
+    def know(self, slots: Int64Array, num_slots: int) -> int:
+        """Plan the first `num_slots` slots; return how many are known, with those after them."""
         self._plan(self._begins(slots[:num_slots]))
         lanes, queues = slots[:, LANE], slots[:, QUEUE]
         packs = self._recipe.shapes.packs_before(queues, slots[:, PACK])
-        # What is known for free is taken too, up to the end of the last whole batch.
+        # What is known for free counts too.
         missing = np.flatnonzero(packs >= self._planned[lanes, queues])
-        if len(missing):
-            slots = slots[: max(missing[0] // batch_size * batch_size, num_slots)]
-        return slots
+        return int(missing[0]) if len(missing) else len(slots)
 
     def _begins(self, slots: Int64Array) -> Int64Array:
         """Return the slots at which packs begin, with the numbers of these packs."""

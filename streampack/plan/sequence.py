@@ -28,6 +28,7 @@ from streampack.plan.deal import Dealer
 from streampack.plan.device_plan import (
     NO_BATCHES,
     AlikeBatches,
+    BatchPacks,
     DevicePlan,
     DeviceView,
     Totals,
@@ -36,6 +37,7 @@ from streampack.plan.device_plan import (
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.recipe import Recipe
 from streampack.plan.shard_tracker import ShardDelta, ShardTracker
+from streampack.plan.slot_kernels import QUEUE
 from streampack.plan.slots import WalkState
 from streampack.plan.span_slots import SpanSlots
 from streampack.plan.spans import RunPlan
@@ -247,9 +249,7 @@ class PackSequence:
             return self._batches(most)
         if self._dealt_from != first:
             slots = at.slots[self._dealer.slots(first) - at.first]
-            batch_size = self._view.batch_size
-            slots = self._queues.know(slots, len(slots), batch_size)
-            self._dealt = self._dealer.deal(self._queues.gather(slots, batch_size))
+            self._dealt = self._dealer.deal(self._gather(slots, len(slots)))
             self._dealt_from, at.quiet_until = first, 0
         number = (self.position - first) // self._stride
         if first + size >= at.quiet_until:
@@ -271,8 +271,7 @@ class PackSequence:
             return self._no_packs()
         number = (first - self._gathered_from) // self._stride
         if number >= len(self._gathered):
-            slots = self._queues.know(self._own_slots(first), view.batch_size, view.batch_size)
-            self._gathered = self._queues.gather(slots, view.batch_size)
+            self._gathered = self._gather(self._own_slots(first), view.batch_size)
             self._gathered_from, number = first, 0
             self._at.quiet_until = 0
         if size < view.batch_size:
@@ -280,6 +279,17 @@ class PackSequence:
         if most == 1:
             return self._gathered.take(number, 1)
         return self._gathered.take(number, min(most, 1 + self._num_alike()))
+
+    def _gather(self, slots: Int64Array, least: int) -> BatchPacks:
+        """Return the packs of the first `least` slots, and of all known batches after them.
+
+        Both are whole batches, in order. The last of all may lack some slots.
+        """
+        size, known = self._view.batch_size, self._queues.know(slots, least)
+        if known < len(slots):
+            slots = slots[: max(known // size * size, least)]
+        shapes = self._recipe.shapes.slots_per_pack[slots[::size, QUEUE]]
+        return BatchPacks(self._queues.gather(slots), shapes, self._view)
 
     def _num_alike(self) -> int:
         """Return how many batches after the next are full, walked, and change no snapshot."""
@@ -299,7 +309,7 @@ class PackSequence:
         num_batches = (stop - first - batch_size) // self._stride + 1
         num_batches = max(1, min(num_batches, TOGETHER // batch_size))
         starts = first - at.first + self._stride * np.arange(num_batches)
-        rows = (starts[:, None] + np.arange(batch_size)).ravel()
+        rows = self._view.slots_from(starts).ravel()
         slots: Int64Array = at.slots[rows[rows < stop - at.first]]
         return slots
 

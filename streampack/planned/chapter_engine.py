@@ -78,7 +78,7 @@ class ChapterEngine(PlanEngine):
         self._chapters = chapters
         # For each chapter. The run may end before the last.
         self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
-        self._views = [own.view() for own in self._specs]
+        self.views = [own.view() for own in self._specs]
         self._walk = walk
         self._latest: PackSequence | None = None
 
@@ -102,7 +102,7 @@ class ChapterEngine(PlanEngine):
     def __len__(self) -> int:
         """Return the number of batches of this rank in the run; a TypeError if it has no end."""
         num_batches = 0
-        for span, view in zip(self.run.spans, self._views, strict=True):
+        for span, view in zip(self.run.spans, self.views, strict=True):
             if span.num_slots is None:
                 raise TypeError(
                     f"chapter {span.number}, the run's last, has no end, so the run has no length"
@@ -140,7 +140,7 @@ class ChapterEngine(PlanEngine):
             stop += 1
         self._latest = PackSequence(
             self.run,
-            self._views,
+            self.views,
             start,
             walk=self._walk_at(start),
             skips=self.skips,
@@ -313,7 +313,7 @@ class ChapterEngine(PlanEngine):
         span = self.run.spans[progress.epoch]
         first = span.step_at(progress.position + span.recipe.global_batch_size - 1)
         skips = sorted([*self.skips, (first, first + read_count("steps", steps))])
-        stride = self._views[progress.epoch].stride
+        stride = self.views[progress.epoch].stride
         if (problem := skip_problem(self.run, progress, stride, skips)) is not None:
             raise ConfigError(problem)
         warn_of_skips(self.run, [(first, first + steps)])

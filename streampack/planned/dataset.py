@@ -218,7 +218,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
     @property
     def batch_size(self) -> int:
         """Packs in a device batch."""
-        return self._engine.batch_size
+        return self._engine.spec.batch_size
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next.

@@ -12,7 +12,6 @@ has a copy of the engine, plans everything and reads its share.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
@@ -30,8 +29,7 @@ from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
 from streampack.plan.chapter_recipes import chain, chapter_record
-from streampack.plan.device_plan import DevicePlan, DeviceView
-from streampack.plan.lane_stream import skips_lanes
+from streampack.plan.device_plan import DevicePlan, DeviceView, touched_lanes
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
@@ -93,14 +91,13 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def _use_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
         """Everything that determines the sequence of packs."""
-        self.batch_size = self._spec.batch_size
-        self.size = f"{self._spec.packing.size}, batch_size={self.batch_size}"
+        self.size = self._spec.size
         self._view = self._spec.view()
         self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
 
     run: RunPlan
     """Its epochs or its chapters, and where they begin."""
-    _views: list[DeviceView]
+    views: list[DeviceView]
     """The part of this rank: of all epochs, or of each chapter."""
     _digests: list[str]
     """A digest of each stream's contents."""
@@ -138,11 +135,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             keys.append(digest_of_values([common, names, lanes, chain(recipes[:number]), own]))
         return keys
 
-    @property
-    def batch_sizes(self) -> list[int]:
-        """Packs in a device batch: of all epochs, or of each chapter."""
-        return [view.batch_size for view in self._views]
-
     def worlds(self, number: int) -> list[RunWorld]:
         """Return the worlds of the run up to an epoch or a chapter, in order.
 
@@ -152,7 +144,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         worlds = [w for w in self._past if (w.epoch, w.position) < (start.epoch, start.position)]
         for epoch in range(start.epoch, number + 1) if self.run.chapters else [start.epoch]:
             position = start.position if epoch == start.epoch else 0
-            world = run_world(epoch, position, self.world, self._views[self.run.index(epoch)])
+            world = run_world(epoch, position, self.world, self.views[self.run.index(epoch)])
             if not worlds or worlds[-1][2:] != world[2:]:
                 worlds.append(world)
         return worlds
@@ -185,7 +177,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def _state_of(self, progress: Progress) -> State:
         number = self.run.index(progress.epoch)
-        recipe, view = self.run.recipes[number], self._views[number]
+        recipe, view = self.run.recipes[number], self.views[number]
         state = encode_state(self.run, self._digests, progress, self._walk_at(progress))
         state["worlds"] = worlds_text(self.worlds(progress.epoch))
         return state | balance_in_state(recipe, view, progress.position)
@@ -205,8 +197,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""
-        spec, world, balance = self._spec, self.world, self.balance
-        streams = []
+        spec, streams = self._spec, []
         for name, stream, digest in zip(
             self.recipe.names, spec.streams, self._digests, strict=True
         ):
@@ -214,25 +205,17 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             folder = str(stream.cache.folder)
             streams.append({"name": name, "folder": folder, "index": index, "lengths": lengths})
         recipe = {key: value for key, value in self.fingerprint().items() if key != "streams"}
-        recipe |= {
-            "batch_size": spec.batch_size,
-            "replication": world.replication,
-            "nodes": world.num_nodes,
-            "context_parallel": [world.context_parallel, world.context_layout],
-            "balance": None if balance is None else [balance.within, balance.digest()],
-        }
-        return {"streams": streams, "recipe": recipe}
+        return {"streams": streams, "recipe": recipe | spec.options_of_ranks()}
 
     def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
         """Return the peak memory of a rank, to check against `Buffers`."""
         recipe, lanes = self.recipe, self.recipe.num_lanes
-        is_endless = recipe.mixing.epoch_end == "carry" and not skips_lanes(recipe)
-        if is_endless and recipe.lane_turn == self.batch_size:
-            # With other values of epoch_end, a device reads every lane in the end.
-            lanes //= math.gcd(lanes, self.world.num_devices)
+        # With other values of epoch_end, a device reads every lane in the end.
+        if recipe.mixing.epoch_end == "carry":
+            lanes = len(touched_lanes(recipe, self._view))
         return MemoryFootprint(
             packer_tokens=lanes * sum([each.buffer_limit for each in recipe.shapes.packings]),
-            batch_tokens=self.batch_size * recipe.row_tokens // self.world.context_parallel,
+            batch_tokens=self._spec.batch_tokens // self.world.context_parallel,
             num_workers=num_workers,
             plans_in_workers=plans_in_workers,
         )

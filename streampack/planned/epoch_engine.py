@@ -48,7 +48,7 @@ class EpochEngine(PlanEngine):
 
     def _use_recipe(self, recipe: Recipe) -> None:
         super()._use_recipe(recipe)
-        self.run, self._views = RunPlan([recipe]), [self._view]
+        self.run, self.views = RunPlan([recipe]), [self._view]
         self._totals: dict[int, int] = {}  # packs of epochs
         self._latest: PackSequence | None = None
 

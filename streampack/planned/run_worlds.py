@@ -15,9 +15,11 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from streampack.balance import Balance
 from streampack.errors import ConfigError
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.state_differences import CHECKS
+from streampack.planned.spec import view_of
 from streampack.types import State
 from streampack.world import World
 
@@ -44,6 +46,10 @@ class RunWorld(NamedTuple):
             ranks_per_node=self.ranks_per_node,
             replication=self.replication,
         )
+
+    def view(self, rank: int, balance: Balance | None = None) -> DeviceView:
+        """Return the part of the sequence that a rank of this world got, with a balance or none."""
+        return view_of(self.world(rank), self.batch_size, balance)
 
 
 def run_world(epoch: int, position: int, world: World, view: DeviceView) -> RunWorld:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streampack.balance import Balance
 from streampack.batch.formats.registry import Formatter
@@ -60,21 +61,45 @@ class DatasetSpec:
         """What the shape of a batch depends on."""
         return self.packing, self.batch_size
 
+    @property
+    def size(self) -> str:
+        """The size of a batch, as messages name it."""
+        return f"{self.packing.size}, batch_size={self.batch_size}"
+
+    @property
+    def batch_tokens(self) -> int:
+        """Token slots of a device batch."""
+        return self.batch_size * self.packing.row_tokens
+
+    def options_of_ranks(self) -> dict[str, Any]:
+        """Return options that all ranks share, but not the packs."""
+        world, balance = self.world, self.balance
+        return {
+            "batch_size": self.batch_size,
+            "replication": world.replication,
+            "nodes": world.num_nodes,
+            "context_parallel": [world.context_parallel, world.context_layout],
+            "balance": None if balance is None else [balance.within, balance.digest()],
+        }
+
     def slice_for(self, convert: Formatter) -> ContextSlice | None:
         """Return the slice that this rank gets of each row in a batch format."""
-        batch_tokens = self.batch_size * self.packing.row_tokens
-        return context_slice(self.world, self.packing, convert, batch_tokens)
+        return context_slice(self.world, self.packing, convert, self.batch_tokens)
 
     def view(self, world: World | None = None) -> DeviceView:
         """Return the part of the sequence that a rank, or this one, gets."""
-        world = world or self.world
-        return DeviceView(
-            place=world.place,
-            num_devices=world.num_devices,
-            batch_size=self.batch_size,
-            balance=self.balance,
-            sharing=sharing_of(world, self.balance),
-        )
+        return view_of(world or self.world, self.batch_size, self.balance)
+
+
+def view_of(world: World, batch_size: int, balance: Balance | None) -> DeviceView:
+    """Return the part of the sequence that a rank gets."""
+    return DeviceView(
+        place=world.place,
+        num_devices=world.num_devices,
+        batch_size=batch_size,
+        balance=balance,
+        sharing=sharing_of(world, balance),
+    )
 
 
 def sharing_of(world: World, balance: Balance | None) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         chapter = _describe(recipe, engine.run.chapters[number], used)
         chapter |= {
             "first_step": first_step,
-            "batch_size": engine.batch_sizes[number],
+            "batch_size": engine.views[number].batch_size,
             "changes": _changes(engine.run.recipes[number - 1], recipe) if number else [],
             "edits": _edits(known, number, recipe) if known else [],
         }

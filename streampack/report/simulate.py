@@ -17,7 +17,7 @@ import numpy as np
 
 from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
-from streampack.plan.device_plan import DevicePlan, DeviceView
+from streampack.plan.device_plan import DevicePlan
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
@@ -109,12 +109,13 @@ def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
     run = _Run(engine, ())
     if engine.run.chapters:
         places = [*((plan.num_slots or 0) for plan in engine.run.chapters[:number]), position]
-        run.plan(0, sum(at // size for at, size in zip(places, engine.batch_sizes, strict=False)))
+        pairs = zip(places, engine.views, strict=False)
+        run.plan(0, sum(at // view.batch_size for at, view in pairs))
         return run.numbers()
     for epoch in range(number):
         run.plan(epoch, None)
     if position:
-        run.plan(number, position // engine.batch_size)
+        run.plan(number, position // engine.spec.batch_size)
     return run.numbers()
 
 
@@ -185,8 +186,7 @@ class _Run:
 
     def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher]) -> None:
         self._engine, self._watchers = engine, watchers
-        # A single device gets the batches of all ranks, one after another.
-        self._views = [DeviceView(batch_size=size) for size in engine.batch_sizes]
+        self._views = [view.alone for view in engine.views]
         self._num_devices = engine.world.num_devices
         self._delivery = DeliveryStats(engine.recipe)
         self._dropped = np.zeros(len(engine.recipe.streams), np.int64)
@@ -238,7 +238,7 @@ class _Run:
             return stats | {"skipped": self._skipped}
         for row, stream in zip(stats["streams"].values(), recipe.streams, strict=True):
             row["repeats"] = row["samples"] / stream.num_samples
-        slots = self.num_steps * self._num_devices * self._engine.batch_size
+        slots = self.num_steps * self._engine.spec.view().stride
         return stats | {
             "omitted_packs": self._omitted,
             "epochs": self.num_epochs,

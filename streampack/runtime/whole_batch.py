@@ -14,6 +14,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from streampack.errors import ConfigError
 
+UNBATCHED = "DataLoader(dataset, batch_size=None)"
+
 
 class WholeBatch(dict[str, Any]):
     """A batch that torch does not stack with others. Copies and pickles of it are plain dicts.
@@ -56,5 +58,5 @@ def _refuse_to_stack(
 ) -> NoReturn:
     raise ConfigError(
         f"torch's DataLoader has batch_size={len(batches)} and would stack whole batches; set "
-        "DataLoader(dataset, batch_size=None), and how many packs a batch holds in the dataset"
+        f"{UNBATCHED}, and how many packs a batch holds in the dataset"
     )

@@ -160,7 +160,7 @@ def assert_same_in_every_world(
         assert_same_in_every_world(
             lambda world: PackedStreamingDataset(
                 [MyStream(...)], packing=Packing(max_seq_len=64), world=world,
-                mixing=Mixing(global_batch_size=8), batch_size=2,
+                mixing=Mixing(global_batch_size=8),
             )
         )
     """

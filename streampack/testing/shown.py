@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from streampack.runtime.resumable import engine_of
 from streampack.world import World
 
 PER_PACK = ("tokens", "labels", "input_pos", "document_ids")
@@ -68,10 +69,8 @@ def in_slot_order(ranks: Sequence[Any], position: int) -> list[Any]:
 
     The device at place p takes the device batches k with k mod num_devices == p.
     """
-    by_place = {rank.world.place: rank for rank in ranks}
-    num_devices = ranks[0].world.num_devices
-    first = position // ranks[0].batch_size
-    return [by_place[k % num_devices] for k in range(first, first + num_devices)]
+    by_slot = {engine_of(rank).spec.view().first_slot(position): rank for rank in ranks}
+    return [rank for _, rank in sorted(by_slot.items())]
 
 
 def steps(loaders: Sequence[Iterable[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
