@@ -8,7 +8,7 @@ from typing import Any
 
 from streampack.balance import AttentionCost, Balance
 from streampack.chapters import Chapter, Ramp
-from streampack.cli.config import ChapterConfig, RampConfig, RunConfig, read_config
+from streampack.cli.config import AS_WRITTEN, ChapterConfig, RampConfig, RunConfig, read_config
 from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
@@ -29,7 +29,7 @@ def from_config(
     Raises:
         ConfigError: If the file or the arguments in it are invalid. The message names the place.
 
-    A batch_size that the file omits stays open for `with_batches` and for trainers.
+    What the file omits stays open for `with_batches` and for trainers.
     `num_workers` is the loader's, and not used here.
     """
     return build_dataset(read_config(Path(path)), Path(path), world)
@@ -51,17 +51,10 @@ def build_dataset(
             world = World.from_env(os.environ, **config.world.model_dump())
         return PackedStreamingDataset(
             streams=build_streams(config),
-            packing=config.packing,
-            mixing=config.mixing,
-            order=config.order,
-            buffers=config.buffers,
-            # Left open where the file leaves it out, so that a trainer may set it.
-            batch_size=config.batch_size if "batch_size" in config.model_fields_set else None,
-            batch_format=config.batch_format,
             balance=balance,
             chapters=None if config.chapters is None else [_chapter(c) for c in config.chapters],
-            skip=config.skip,
             world=world,
+            **{name: getattr(config, name) for name in AS_WRITTEN},
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", option=error.option) from error

@@ -119,14 +119,16 @@ class RunConfig(_Keys):
     """Inclusive ranges of steps of a run of chapters that are not delivered, counted from 0."""
     world: WorldConfig | None = None
     """How ranks share rows. By default each has its own."""
-    batch_size: int = Field(default=1, ge=1)
-    """Packs per batch and rank."""
+    batch_size: int | None = Field(default=None, ge=1)
+    """Packs per batch and rank; 1 by default, unless a trainer sets it."""
     batch_format: str | None = None
     """A trainer's format by name, such as "hf"; "native" by default."""
     num_workers: int = Field(default=0, ge=0)
     """Reading processes; 0: threads of this process."""
 
 
+AS_WRITTEN = ("packing", "mixing", "order", "buffers", "batch_size", "batch_format", "skip")
+"""Fields of a RunConfig that are arguments of a `PackedStreamingDataset` as they are."""
 CLASSES = (RunConfig, StreamConfig, Packing, Mixing, Order, Buffers, BalanceConfig, ChapterConfig)
 KEYS = [key for kind in (*CLASSES, RampConfig, WorldConfig) for key in signature(kind).parameters]
 

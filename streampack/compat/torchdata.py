@@ -9,8 +9,8 @@ With max_token_count=5 and buffer_size=4::
 Strict: equal lengths leave in heap order, and long samples wait until the end of the source; in
 batches of `BucketedIterableDataset` they do not.
 
-It works under ``DataLoader(bucketizer, batch_size=None)``, also with workers: each takes every n-th
-item of a source that does not shard itself. Unlike torchdata, it copies the samples that wait.
+It works under torch's ``DataLoader`` without automatic batching. Each worker takes every n-th item
+of a source that does not shard itself. Unlike torchdata, it copies the samples that wait.
 
 Cost: a heap push and pop a sample, about 2 us, and the copy. Memory: `buffer_size` samples and one
 batch.
