@@ -119,29 +119,6 @@ def read_token_id(name: str, value: Any) -> int | None:
     return token
 
 
-def read_seed(name: str, value: Any) -> int:
-    """Convert a seed, of an integer type and at least 0, to an int."""
-    way_out = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"
-    # read_integer accepts 17.0, but two large float seeds could round to the same integer.
-    if isinstance(value, Real) and not hasattr(value, "__index__"):
-        raise ConfigError(f"{name}={value!r} is not an integer; {way_out}", option=name)
-    return read_integer(name, value, way_out, 0)
-
-
-def read_optional_fraction(name: str, value: Any) -> float | None:
-    """Convert a fraction of a pack, a number in [0, 1), to a float, but keep None."""
-    if value is None:
-        return None
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    if not (is_real and 0 <= value < 1):
-        raise ConfigError(
-            f"{name}={show_number(value)} is not a fraction of a pack: 0 <= {name} < 1; "
-            "write e.g. 0.01",
-            option=name,
-        )
-    return float(value)
-
-
 def convert_fields(config: object, read: Callable[[str, Any], object], *names: str) -> None:
     """Replace fields of a frozen config by `read(name, value)`."""
     for name in names:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
+from typing import Any
 
-from streampack._checks import convert_fields, read_bool, read_optional_count, read_seed
+from streampack._checks import convert_fields, read_bool, read_integer, read_optional_count
 from streampack.config.combinations import check_combination
+from streampack.errors import ConfigError
 
 SHUFFLE_BLOCK_SIZE = 262_144
 PACK_SHUFFLE = 32_768
@@ -40,7 +43,7 @@ class Order:
     together, or fewer if `Buffers` do not hold as many; None means 0."""
 
     def __post_init__(self) -> None:
-        convert_fields(self, read_seed, "seed")
+        convert_fields(self, _read_seed, "seed")
         convert_fields(self, read_bool, "shuffle")
         convert_fields(self, read_optional_count, "shuffle_block_size", "num_lanes")
         if isinstance(self.pack_shuffle, bool) or self.pack_shuffle != 0:
@@ -65,3 +68,12 @@ class Order:
     def block_size(self) -> int:
         """Number of samples shuffled together."""
         return self.shuffle_block_size or SHUFFLE_BLOCK_SIZE
+
+
+def _read_seed(name: str, value: Any) -> int:
+    """Convert a seed, of an integer type and at least 0, to an int."""
+    way_out = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"
+    # read_integer accepts 17.0, but two large float seeds could round to the same integer.
+    if isinstance(value, Real) and not hasattr(value, "__index__"):
+        raise ConfigError(f"{name}={value!r} is not an integer; {way_out}", option=name)
+    return read_integer(name, value, way_out, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any, Literal
 
 from streampack._checks import (
@@ -12,8 +13,8 @@ from streampack._checks import (
     convert_fields,
     read_count,
     read_optional_count,
-    read_optional_fraction,
     read_token_id,
+    show_number,
 )
 from streampack.config.combination_table import COST_OPTIONS, OPTION_METHODS
 from streampack.config.combinations import check_combination
@@ -131,7 +132,7 @@ class Packing:
         default = DEFAULT_METHOD if self.max_cost is None else SHUFFLED_METHOD
         check_combination({**asdict(self), "method": self.method or default})
         self._check_sizes()
-        convert_fields(self, read_optional_fraction, "split_gap")
+        convert_fields(self, _read_fraction, "split_gap")
         convert_fields(self, read_token_id, "bos_id", "eos_id", "padding_id")
 
     def _check_sizes(self) -> None:
@@ -227,3 +228,17 @@ class Packing:
         """
         multiple = self.pad_to_multiple or 1
         return -(-length // multiple) * multiple
+
+
+def _read_fraction(name: str, value: Any) -> float | None:
+    """Convert a fraction of a pack, a number in [0, 1), to a float, but keep None."""
+    if value is None:
+        return None
+    is_real = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_real and 0 <= value < 1):
+        raise ConfigError(
+            f"{name}={show_number(value)} is not a fraction of a pack: 0 <= {name} < 1; "
+            "write e.g. 0.01",
+            option=name,
+        )
+    return float(value)

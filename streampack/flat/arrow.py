@@ -21,7 +21,8 @@ import numpy as np
 
 from streampack._extras import import_extra
 from streampack.errors import DataError
-from streampack.flat.token_file import FoundFile, Options, Table, TokenFile
+from streampack.flat.mapped_tables import Table
+from streampack.flat.token_file import FoundFile, Options, TokenFile
 from streampack.padding import PADDING_MASK
 from streampack.types import Int64Array
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import Ends, FoundFile, Options, Table, TokenFile
+from streampack.flat.mapped_tables import Table
+from streampack.flat.token_file import Ends, FoundFile, Options, TokenFile
 
 DTYPES = {2: "uint16", 4: "uint32"}
 MAX_METADATA = 65_536

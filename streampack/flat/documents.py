@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import MAX_VALUE, Table, TokenFile
+from streampack.flat.mapped_tables import MAX_VALUE, Table
+from streampack.flat.token_file import TokenFile
 from streampack.mds.regular_files import open_file
 from streampack.types import Int64Array
 

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.token_file import FoundFile, Options, Table, TokenFile, map_table
+from streampack.flat.mapped_tables import Table, map_table
+from streampack.flat.token_file import FoundFile, Options, TokenFile
 from streampack.types import Int64Array
 
 HEAD = struct.Struct("<9sQBQQ")

@@ -30,14 +30,8 @@ from streampack.flat.files import (
     order_of_dataset,
     split_source,
 )
-from streampack.flat.token_file import (
-    FoundFile,
-    Options,
-    TokenFile,
-    TokenFormat,
-    VirtualShards,
-    tables_mapped,
-)
+from streampack.flat.mapped_tables import tables_mapped
+from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import ShardPart, fetch, fetch_part

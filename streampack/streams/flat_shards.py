@@ -20,7 +20,8 @@ import xxhash
 
 from streampack.errors import DataError
 from streampack.flat.documents import Documents
-from streampack.flat.token_file import TokenFile, VirtualShards, map_shared
+from streampack.flat.mapped_tables import map_shared
+from streampack.flat.token_file import TokenFile, VirtualShards
 from streampack.mds.columns import Spans
 from streampack.mds.index import Layout, MdsIndex
 from streampack.mds.regular_files import open_file
