@@ -27,7 +27,9 @@ import numpy as np
 
 import streampack
 from streampack import (
+    Chapter,
     IterableStream,
+    Mixing,
     PackedDataLoader,
     PackedIterableDataset,
     PackedStreamingDataset,
@@ -104,6 +106,15 @@ def iterables() -> list[IterableStream]:
     return [IterableStream(samples(seed), name=str(seed)) for seed in range(2)]
 
 
+def run_of_chapters(streams: list[Stream]) -> PackedStreamingDataset:
+    """Return a run of two chapters."""
+    chapters = [Chapter(weights={"0": share, "1": 1}, steps=20) for share in (1, 3)]
+    mixing = Mixing(weight_unit="tokens", global_batch_size=8)
+    return PackedStreamingDataset(
+        streams, packing=PACKING, mixing=mixing, batch_size=8, chapters=chapters
+    )
+
+
 def load_kernels(folder: Path) -> None:
     """Make a batch with each kind of dataset, from other streams than those that are counted."""
     planned = PackedStreamingDataset(written(folder / "first"), packing=PACKING, batch_size=8)
@@ -134,6 +145,11 @@ def measured(folder: Path) -> Iterator[tuple[str, Counts, int]]:
         count(lambda: [next(iteration[0]) for _ in range(STEADY)]),
         STEADY,
     )
+
+    chapters = run_of_chapters(streams)
+    list(zip(range(25), PackedDataLoader(chapters, prefetch_threads=0), strict=False))
+    state, resumed = chapters.state_dict(), run_of_chapters(streams)
+    yield "planned: load chapters", count(lambda: resumed.load_state_dict(state)), 1
 
     online = PackedIterableDataset(iterables(), packing=PACKING, batch_size=8)
     loader = PackedDataLoader(online, prefetch_threads=0)

@@ -115,7 +115,7 @@ def test_the_report_fills_in_every_section_it_has_lines_for_and_no_other(bench, 
     assert (tmp_path / "images" / "bench-cost.png").stat().st_size > 1000
 
 
-def test_a_first_batch_and_a_steady_one_take_few_calls_and_changes_of_room(bench, capsys):
+def test_batches_and_the_load_of_a_state_take_few_calls_and_changes_of_room(bench, capsys):
     bench("count_calls")
 
     rows = [
@@ -126,3 +126,6 @@ def test_a_first_batch_and_a_steady_one_take_few_calls_and_changes_of_room(bench
     assert calls <= 650
     assert changes <= 100
     assert counts["online: steady batch"][2] <= 240
+    files, _, calls, *_ = counts["planned: load chapters"]
+    assert files <= 33
+    assert calls <= 1400
