@@ -55,7 +55,7 @@ def test_keys_become_the_configs_of_the_package(tmp_path):
     assert config.packing == Packing(max_seq_len=2048)
     assert config.mixing == Mixing(epoch_size=10_000)
     assert config.order == Order(seed=3)
-    assert (config.batch_size, config.num_workers) == (1, 0)
+    assert (config.batch_size, config.num_workers) == (None, 0)
     assert config.streams[0].arguments() == {"local": "data/code", "proportion": 0.7}
 
 
