@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from streampack._paths import folder_of, shown_path
 from streampack.errors import ConfigError, DataError
@@ -40,6 +40,38 @@ NO_BUCKET = "NoSuchBucket"
 WAY_OUT = "check the URL, S3_ENDPOINT_URL and the network, then run the same command again"
 
 _T = TypeVar("_T")
+
+
+class Output(Protocol):
+    """A place for the files of one stream, addressed by their path in it, with `/`."""
+
+    @property
+    def url(self) -> str:
+        """The folder's path, or the URL of the prefix."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's contents, or None if it does not exist."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file atomically, over another of its name."""
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Write a file atomically, and return True; return False if there is one already."""
+
+    def names(self, prefix: str, suffix: str) -> list[str]:
+        """Return the sorted names of files with this beginning and end."""
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is there, hidden files aside."""
+
+    def locked(self) -> AbstractContextManager[object]:
+        """Return a context that one process at a time may enter; in a store, any number may."""
+
+    def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
+        """Remove what killed processes left unfinished, and all folders in `parent` but some.
+
+        `keep` returns their names, and is called once the folders are listed.
+        """
 
 
 def open_output(out: str | os.PathLike[str]) -> Output:
@@ -61,28 +93,22 @@ def open_output(out: str | os.PathLike[str]) -> Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOutput:
-    """A folder of a file system, which several machines may share, for the files of one stream.
-
-    They are addressed by their path in it, with `/`.
-    """
+    """An `Output` in a folder of a file system, which several machines may share."""
 
     url: str
     """The folder's path."""
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's contents, or None if it does not exist."""
         try:
             return self._path(name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file atomically, over another of its name."""
         with self._written(name, data) as temporary:
             os.replace(temporary, self._path(name))
 
     def put_new(self, name: str, data: bytes) -> bool:
-        """Write a file atomically, and return True; return False if there is one already."""
         path = self._path(name)
         with self._written(name, data) as temporary:
             try:
@@ -98,27 +124,20 @@ class LocalOutput:
         return True
 
     def names(self, prefix: str, suffix: str) -> list[str]:
-        """Return the sorted names of files with this beginning and end."""
         folder = self._path(prefix)
         names = [str(file.relative_to(self.url)) for file in folder.rglob("*") if file.is_file()]
         return sorted(name for name in names if name.endswith(suffix))
 
     def is_empty(self) -> bool:
-        """Return whether nothing is there, hidden files aside."""
         folder = Path(self.url)
         if not folder.is_dir():
             return not folder.exists()
         return all(path.name.startswith(".") for path in folder.iterdir())
 
     def locked(self) -> AbstractContextManager[object]:
-        """Return a context that one process at a time may enter."""
         return _owned(self._path(LOCK))
 
     def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
-        """Remove what killed processes left unfinished, and all folders in `parent` but some.
-
-        `keep` returns their names, and is called once the folders are listed.
-        """
         for file in Path(self.url).rglob(f".*{TEMPORARY}"):
             _remove_unowned(file)
         folders = list(self._path(parent).iterdir())
@@ -175,7 +194,7 @@ def _remove_unowned(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOutput:
-    """A prefix of a bucket in S3 or a compatible store; its methods are those of `LocalOutput`."""
+    """An `Output` at a prefix of a bucket in S3 or a compatible store."""
 
     url: str
     """The prefix."""
@@ -219,6 +238,3 @@ class StoreOutput:
     def _ask(self, name: str, action: str, operation: Callable[[Store, str], _T]) -> _T:
         url = f"{self.url}/{name}"
         return request(url, action, lambda store: operation(store, url), way_out=WAY_OUT)
-
-
-Output: TypeAlias = LocalOutput | StoreOutput

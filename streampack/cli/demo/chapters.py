@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from streampack.cli.build import build_dataset
+from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.demo.train import (
-    BatchReport,
-    batch_digest,
-    check_same_batches,
-    report_steps,
-    report_until,
-    send,
-)
+from streampack.cli.demo.processes import BatchReport, check_same_batches, report_until, send
+from streampack.cli.demo.train import report_steps
+from streampack.errors import StreampackError
 from streampack.loader.loader import PackedDataLoader
-from streampack.report.stats import stats_table
+from streampack.streams import open_stream
 
 READING = [sys.executable, "-m", "streampack.cli.demo.chapters"]
 SAVE_EVERY = 3  # inside global batches of four, too
@@ -52,8 +50,8 @@ EDITED: list[dict[str, Any]] = [
 def change(described: RunConfig, out: Path, console: Console) -> None:
     """Read, kill, edit, resume and compare a run of chapters over the demo's streams.
 
-    A StreampackError says that a batch differs from the unbroken run's. YAML, state and log are
-    written to `out`.
+    A StreampackError says that a batch differs from the unbroken run's, or that a sample was used
+    again before all others of its stream were. YAML, state and log are written to `out`.
     """
     config, state, log = out / "chapters.yaml", out / "chapters.pt", out / "chapters.log"
     for file in (state, log):
@@ -77,9 +75,12 @@ def change(described: RunConfig, out: Path, console: Console) -> None:
         f"{after[-1]['step']}\n"
     )
     console.rule("4  compared with a run that never stopped", align="left")
-    loader = PackedDataLoader(build_dataset(read_config(config), config))
-    check_same_batches([batch_digest(batch) for batch in loader], [*before, *after])
-    console.print(stats_table(loader.stats(), weight_unit="tokens"))
+    unbroken = list(read(config))
+    console.print(share_table(unbroken, EDITED))
+    check_runs(unbroken, before, after)
+    opened = [open_stream(stream, n) for n, stream in enumerate(build_streams(described))]
+    samples = {stream.name: stream.num_samples for stream in opened}
+    console.print(use_table(unbroken, samples))
     console.print(
         f"[green]all {len(before)} + {len(after)} batches are, bit for bit, those of a run of the "
         "edited chapters that never stopped[/]"
@@ -103,10 +104,70 @@ def write_chapters(described: RunConfig, chapters: list[dict[str, Any]], config:
     config.write_text(yaml.safe_dump(run, sort_keys=False), encoding="utf-8")
 
 
-def read(config: Path, checkpoint: Path) -> Iterator[BatchReport]:
+def share_table(reports: list[BatchReport], chapters: list[dict[str, Any]]) -> Table:
+    """Return a table of the tokens of each chapter, with delivered shares and those asked for."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("chapter", "batches", "stream", "asked", "delivered"):
+        table.add_column(name, justify="left" if name == "stream" else "right")
+    for number, chapter in enumerate(chapters):
+        own = [report for report in reports if report["chapter"] == number]
+        tokens: Counter[str] = Counter()
+        for report in own:
+            tokens.update(report["tokens"])
+        head = [str(number), str(len(own))]
+        for name, weight in chapter["weights"].items():
+            asked = weight if isinstance(weight, float) else (weight["start"] + weight["stop"]) / 2
+            share = tokens[name] / tokens.total()
+            table.add_row(*head, name, f"{asked:.1%}", f"{share:.1%}")
+            head = ["", ""]
+        table.add_section()
+    return table
+
+
+def use_table(reports: list[BatchReport], num_samples: Mapping[str, int]) -> Table:
+    """Return a table of how often samples were used, each no more than once above the others."""
+    uses = Counter((name, sample) for report in reports for name, sample in report["begun"])
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("stream", "samples", "used", "most uses of one"):
+        table.add_column(name, justify="left" if name == "stream" else "right")
+    for stream, num in num_samples.items():
+        own = [count for (name, _), count in uses.items() if name == stream]
+        most, least = max(own), min(own) if len(own) == num else 0
+        if most > least + 1:
+            raise StreampackError(
+                f"a sample of {stream!r} was used {most} times, but another {least} times"
+            )
+        table.add_row(stream, f"{num:,}", f"{len(own):,}", str(most))
+    return table
+
+
+def check_runs(
+    unbroken: list[BatchReport], before: list[BatchReport], after: list[BatchReport]
+) -> None:
+    """Check that both processes read the batches of the unbroken run, and skipped none."""
+    check_same_batches([report["batch"] for report in unbroken], [*before, *after])
+    if after[-1]["step"] != len(unbroken) or after[0]["step"] > len(before) + 1:
+        raise StreampackError(
+            f"batches {after[0]['step']}-{after[-1]['step']} were read after the resume, and the "
+            f"unbroken run has {len(unbroken)}"
+        )
+
+
+def read(config: Path, checkpoint: Path | None = None) -> Iterator[BatchReport]:
     """Read the batches after a checkpoint, if there is one, and save; yield their reports."""
-    loader = PackedDataLoader(build_dataset(read_config(config), config))
-    return report_steps(loader, lambda _: {}, {"loader": loader}, checkpoint, SAVE_EVERY)
+    dataset = build_dataset(read_config(config), config)
+    loader, names = PackedDataLoader(dataset), dataset.stream_names
+
+    def _count(batch: Mapping[str, Any]) -> BatchReport:
+        tokens: Counter[str] = Counter()
+        begun = []
+        for _, stream, _, sample, start, length in batch["segments"].tolist():
+            tokens[names[stream]] += length
+            if start == 0:
+                begun.append([names[stream], sample])
+        return {"chapter": batch["epoch"], "tokens": tokens, "begun": begun}
+
+    return report_steps(loader, _count, {"loader": loader}, checkpoint, SAVE_EVERY)
 
 
 if __name__ == "__main__":

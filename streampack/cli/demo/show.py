@@ -32,14 +32,8 @@ from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.chapters import change
 from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
-from streampack.cli.demo.train import (
-    SAVE_EVERY,
-    BatchReport,
-    batch_digest,
-    check_same_batches,
-    endless,
-    report_until,
-)
+from streampack.cli.demo.processes import BatchReport, check_same_batches, report_until
+from streampack.cli.demo.train import SAVE_EVERY, batch_digest, endless
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
 from streampack.cli.write import write_with_progress
@@ -76,7 +70,7 @@ def run(options: Demo) -> None:
     unbroken, stats = look(config, steps, console)
     console.rule("3  trained, killed, resumed", align="left")
     before, after = crash_and_resume(config, out, steps, console)
-    show_comparison(unbroken[:steps], before, after, console)
+    show_comparison(unbroken, before, after, console)
     reports = [*before, *after]
     times = {
         "training": sum(each["used_s"] for each in reports),
@@ -164,9 +158,10 @@ def crash_and_resume(
             status.update(f"step {report['step']} of {num_steps}, loss {report['loss']:.3f}")
 
         before, code = report_until(num_steps // 2, command, log, _show)
+        name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         console.print(
             f"process 1 trained steps 1-{before[-1]['step']}, {_losses(before)}, "
-            f"then was killed: {signal.Signals(-code).name}"
+            f"then was killed: {name}"
         )
         status.update("starting another process")
         after, _ = report_until(None, command, log, _show)

@@ -3,13 +3,12 @@
 ::
 
     tokens       (B, S)   input tokens
-    input_pos    (B, S)   position of each token in its document
-    document_ids (B, S)   document of each token: the mask of attention
+    input_pos    (B, S)   position of each token in its document: rotary embedding
+    document_ids (B, S)   document of each token: the mask of scaled dot product attention
 
     checkpoint.pt --> model, optimizer, loader      if there is one
     batch --> loss --> step                         one line of JSON per step, for the parent
           '-> every few steps: checkpoint.pt        written under another name, then renamed
-    one line of JSON --> `report_until`             in the parent, which kills after a step
 
 Started by ``streampack demo`` as ``python -m streampack.cli.demo.train CONFIG CHECKPOINT STEPS``.
 The model has about 900,000 weights, over half of them in the token embedding.
@@ -19,11 +18,9 @@ Cost: about a second per step of 2 x 2,048 tokens on two cores.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -38,50 +35,72 @@ from streampack.batch.masks import block_causal_mask
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.prepare import VOCABULARY
-from streampack.errors import StreampackError
+from streampack.cli.demo.processes import BatchReport, send
 from streampack.loader.loader import PackedDataLoader
 from streampack.types import IGNORED
 
-POSITION_BASE = 10_000.0
+ROTARY_BASE = 10_000.0
 SAVE_EVERY = 4
 LEARNING_RATE = 3e-3
 
-BatchReport = dict[str, Any]
-"""What a process says about a step: its number and its batch's digest, and more."""
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each with a residual connection."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.before_attention = nn.RMSNorm(dim)
+        self.query_key_value = nn.Linear(dim, 3 * dim, bias=False)
+        self.attended = nn.Linear(dim, dim, bias=False)
+        self.feed_forward = nn.Sequential(
+            nn.RMSNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)
+        )
+
+    def forward(self, hidden: Tensor, angles: Tensor, mask: Tensor) -> Tensor:
+        batch, length, dim = hidden.shape
+        # (B, S, 3 * dim) -> 3 x (B, heads, S, dim of a head)
+        heads = self.query_key_value(self.before_attention(hidden))
+        heads = heads.view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        query, key, value = rotate(heads[0], angles), rotate(heads[1], angles), heads[2]
+        seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        hidden = hidden + self.attended(seen.transpose(1, 2).reshape(batch, length, dim))
+        output: Tensor = hidden + self.feed_forward(hidden)
+        return output
 
 
 class SmallDecoder(nn.Module):
     """A decoder of a few layers that reads packs."""
 
     speeds: Tensor
-    """Frequencies in radians per position, shape (dim / 2,)."""
+    """Rotary frequencies in radians per position, shape (half of a head,)."""
 
     def __init__(
         self, vocabulary: int, *, dim: int = 128, num_layers: int = 2, num_heads: int = 2
     ) -> None:
         super().__init__()
-        self.num_heads = num_heads
         self.embedding = nn.Embedding(vocabulary, dim)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        options: dict[str, Any] = {"dropout": 0.0, "norm_first": True, "batch_first": True}
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(dim, num_heads, 4 * dim, **options)
-            for _ in range(num_layers)
-        )
+        self.blocks = nn.ModuleList(Block(dim, num_heads) for _ in range(num_layers))
         self.norm = nn.RMSNorm(dim)
-        half = torch.arange(dim // 2)
-        self.register_buffer("speeds", POSITION_BASE ** (-2 * half / dim))
+        half = dim // num_heads // 2
+        self.register_buffer("speeds", ROTARY_BASE ** (-torch.arange(half) / half))
 
     def forward(self, tokens: Tensor, input_pos: Tensor, document_ids: Tensor) -> Tensor:
-        angles = input_pos[..., None] * self.speeds  # (B, S, dim / 2)
-        places = torch.cat([angles.sin(), angles.cos()], dim=-1)
-        hidden = self.embedding(tokens) + 0.02 * places  # as large as an embedding
-        seen = block_causal_mask(document_ids)[:, 0]  # (B, S, S)
-        unseen = ~seen.repeat_interleave(self.num_heads, dim=0)  # (B * heads, S, S)
-        for layer in self.layers:
-            hidden = layer(hidden, src_mask=unseen)
+        mask = block_causal_mask(document_ids)  # (B, 1, S, S)
+        angles = input_pos[:, None, :, None] * self.speeds  # (B, 1, S, half of a head)
+        hidden = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = block(hidden, angles, mask)
         logits: Tensor = self.norm(hidden) @ self.embedding.weight.T
         return logits
+
+
+def rotate(heads: Tensor, angles: Tensor) -> Tensor:
+    """Apply rotary embedding: rotate each pair of values by its angle; (B, heads, S, head)."""
+    one, other = heads.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((one * cos - other * sin, one * sin + other * cos), dim=-1)
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -99,8 +118,9 @@ def batch_digest(batch: Mapping[str, Any]) -> str:
     digest = blake2b(digest_size=8)
     for name in sorted(batch):
         value = batch[name]
-        value = value.tolist() if isinstance(value, Tensor) else value
-        digest.update(f"{name} {value!r}".encode())
+        content = value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value)
+        digest.update(f"{name} ".encode())
+        digest.update(content if isinstance(content, bytes) else content.encode())
     return digest.hexdigest()
 
 
@@ -129,22 +149,22 @@ def report_steps(
     batches: Iterable[Any],
     use: Callable[[Mapping[str, Any]], BatchReport],
     parts: Mapping[str, Any],
-    checkpoint: Path,
+    checkpoint: Path | None,
     save_every: int,
     num_steps: int | None = None,
 ) -> Iterator[BatchReport]:
     """Use batches, from the checkpoint on if there is one; yield a report per step, then save.
 
-    No checkpoint is therefore ahead of what the parent process was told.
+    No checkpoint is therefore ahead of what the parent process was told. None: nothing is saved.
     """
-    step = load(checkpoint, parts)
+    step = 0 if checkpoint is None else load(checkpoint, parts)
     begin = time.perf_counter()
     for batch in islice(batches, None if num_steps is None else num_steps - step):
         step += 1
         waited_s, begin = time.perf_counter() - begin, time.perf_counter()
         report = {"step": step, "batch": batch_digest(batch), "waited_s": waited_s, **use(batch)}
         yield report | {"used_s": time.perf_counter() - begin}
-        if step % save_every == 0:
+        if checkpoint is not None and step % save_every == 0:
             save(checkpoint, parts, step)
         begin = time.perf_counter()
 
@@ -170,54 +190,6 @@ def load(checkpoint: Path, parts: Mapping[str, Any]) -> int:
     for name, part in parts.items():
         part.load_state_dict(saved[name])
     return int(saved["step"])
-
-
-def report_until(
-    kill_after: int | None,
-    command: Sequence[str],
-    log: Path,
-    show: Callable[[BatchReport], None] = lambda _: None,
-) -> tuple[list[BatchReport], int]:
-    """Start a process and show its reports; kill it with SIGKILL after a step.
-
-    Return the reports, those made before the signal arrived included, and the exit code: minus the
-    signal's number if a signal ended it. A process that fails by itself is a StreampackError.
-    """
-    reports: list[BatchReport] = []
-    is_killed = False
-    with (
-        log.open("a", encoding="utf-8") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
-    ):
-        for line in process.stdout or ():
-            if not line.endswith("\n"):
-                break  # killed in the middle of a report
-            reports.append(json.loads(line))
-            show(reports[-1])
-            # Reports that were already on their way are read too.
-            if reports[-1]["step"] == kill_after:
-                process.kill()
-                is_killed = True
-    if process.returncode and not is_killed:
-        raise StreampackError(
-            f"the process ended with exit code {process.returncode} after {len(reports)} steps; "
-            f"{log} says why"
-        )
-    return reports, process.returncode
-
-
-def send(reports: Iterable[BatchReport]) -> None:
-    """Write each report to the parent process as soon as it is made."""
-    for report in reports:
-        sys.stdout.write(json.dumps(report) + "\n")
-        sys.stdout.flush()
-
-
-def check_same_batches(unbroken: Sequence[str], reports: Iterable[BatchReport]) -> None:
-    """Raise a StreampackError if the digests of batches are not those of the unbroken run."""
-    reported = {(report["step"], report["batch"]) for report in reports}
-    if differing := sorted(reported ^ set(enumerate(unbroken, 1))):
-        raise StreampackError(f"batches differ from the unbroken run's: {differing}")
 
 
 if __name__ == "__main__":

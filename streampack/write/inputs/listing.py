@@ -42,8 +42,8 @@ FORMATS: dict[str, Format] = {
     ".json": "jsonl",
     ".txt": "text",
     ".text": "text",
-    ".md": "text",
-    ".markdown": "text",
+    ".md": "markdown",
+    ".markdown": "markdown",
     ".csv": "csv",
     ".tsv": "csv",
     ".parquet": "parquet",
@@ -225,7 +225,7 @@ def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
     if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
         return [file]
     with open_input(file, is_sequential=False) as opened:
-        parts = list(_grouped(sizes_of(opened, file, part_bytes), part_bytes))
+        parts = list(_grouped(sizes_of(opened.file, file, part_bytes), part_bytes))
     if len(parts) < 2:
         return [file]
     return [

@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from itertools import repeat
 from typing import Any, BinaryIO
 
@@ -30,11 +30,12 @@ from streampack.runtime.thread_map import ordered_thread_map
 from streampack.write.inputs.lines import read_csv, read_jsonl, read_text
 from streampack.write.inputs.slices import (
     WHOLE,
+    BadRow,
     Compression,
     InputSlice,
     RowBatch,
 )
-from streampack.write.inputs.sources import check_unchanged, open_input, read_object
+from streampack.write.inputs.sources import OpenInput, open_input, read_object
 from streampack.write.inputs.tables import READERS
 from streampack.write.inputs.values import RowSelection
 
@@ -49,6 +50,7 @@ LINE_READERS: dict[
 ] = {
     "jsonl": read_jsonl,
     "text": read_text,
+    "markdown": read_text,
     "csv": read_csv,
 }
 
@@ -105,10 +107,12 @@ def read_rows(
     """
     batch_rows = read_count("batch_rows", batch_rows)
     is_lines = slice_.format in LINE_READERS
-    opening: AbstractContextManager[BinaryIO] = (
-        open_input(slice_, is_sequential=is_lines) if contents is None else io.BytesIO(contents)
-    )
-    with opening as file:
+    if contents is None:
+        opening = open_input(slice_, is_sequential=is_lines)
+    else:
+        opening = nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
+    with opening as opened:
+        file = opened.file
         if is_lines:
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
             batches = LINE_READERS[slice_.format](pieces, slice_, selection, batch_rows)
@@ -119,18 +123,17 @@ def read_rows(
             for batch in batches:
                 if is_lines:
                     batch.num_bytes = min(file.tell() - slice_.start, slice_.num_bytes)
-                check_unchanged(file, slice_)
+                opened.check()
                 row = max([*batch.rows, *(bad.row for bad in batch.bad)], default=row - 1) + 1
                 yield batch
         except DataError as error:
-            check_unchanged(file, slice_)  # a better explanation than damage
+            opened.check()  # a change of the file is a better explanation than damage
             if not (skips_damage and isinstance(error, DamagedInputError)):
                 raise
             reason = str(error).removeprefix(f"{slice_.uri}: ")
             unit = "file" if slice_.stop == WHOLE else "part"
-            rest = RowBatch()
-            rest.refuse(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
-            yield rest
+            rest = BadRow(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
+            yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])
 
 
 def read_pieces(

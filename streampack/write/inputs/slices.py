@@ -6,11 +6,10 @@ integers only, so ``dataclasses.asdict`` makes JSON of it, and ``InputSlice(**fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Format = Literal["jsonl", "text", "csv", "parquet", "arrow"]
+Format = Literal["jsonl", "text", "markdown", "csv", "parquet", "arrow"]
 Compression = Literal["gz", "zst"]
 WHOLE = -1  # `stop` of a slice that ends with its file
 
@@ -68,14 +67,3 @@ class RowBatch:
     def num_rows(self) -> int:
         """Number of rows, bad ones included."""
         return len(self.rows) + len(self.bad)
-
-    def add(self, row: int, value: Any, kept: Mapping[str, Any]) -> None:
-        """Add a row: its value, and its kept columns by name."""
-        self.rows.append(row)
-        self.values.append(value)
-        for name, item in kept.items():
-            self.kept.setdefault(name, []).append(item)
-
-    def refuse(self, uri: str, row: int, reason: object) -> None:
-        """Add a bad row."""
-        self.bad.append(BadRow(uri, row, str(reason)))

@@ -8,7 +8,7 @@
 The version of a file is compared when it is opened, before each batch of rows is handed over, and
 at the end. Each request to a store names the version, so an object that has changed is an error.
 
-Cost: for an object, a request for each block of 8 MiB.
+Cost: for an object, a request for each block of 8 MiB, with the next block read ahead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from glob import glob
 from importlib import import_module
 from itertools import chain
@@ -26,6 +27,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from streampack._paths import is_url
 from streampack.errors import DataError, naming_limits
+from streampack.runtime.thread_map import ordered_thread_map
 from streampack.stores.failures import FailureKind
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import kind_of, list_objects, request
@@ -51,6 +53,16 @@ class Listing:
     """Files in the order of their names, except hidden ones."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenInput:
+    """One version of a file, open for reading."""
+
+    file: BinaryIO
+    """`read(n)` returns fewer bytes only at the end."""
+    check: Callable[[], None]
+    """Raises DataError if the file has changed since it was listed."""
+
+
 def find_input(uri: str) -> list[Listing]:
     """Return the files that a path or URL names: a file, a folder or a glob.
 
@@ -60,27 +72,15 @@ def find_input(uri: str) -> list[Listing]:
     return _find_objects(uri) if is_url(uri) else _find_files(uri)
 
 
-@contextmanager
-def open_input(slice_: InputSlice, *, is_sequential: bool) -> Iterator[BinaryIO]:
+def open_input(slice_: InputSlice, *, is_sequential: bool) -> AbstractContextManager[OpenInput]:
     """Open the file of a slice in the version that was listed; a DataError refuses another one.
 
     If `is_sequential`, the file is at the slice's first byte, and is read in order up to its last.
-    `read(n)` returns fewer bytes only at the end.
     """
-    with _opened(slice_, is_sequential=is_sequential) as file:
-        check_unchanged(file, slice_)
-        if is_sequential:
-            file.seek(slice_.start)
-        yield file
-        check_unchanged(file, slice_)
-
-
-def check_unchanged(file: BinaryIO, slice_: InputSlice) -> None:
-    """Refuse an open file that was written to; a store compares versions itself."""
     if not is_url(slice_.uri):
-        now = _version_of(os.fstat(file.fileno()))
-        if now != slice_.version:
-            raise _changed(slice_, now)
+        return _open_file(slice_, is_sequential=is_sequential)
+    file = _blocks_of(slice_) if is_sequential else _ranges_of(slice_)
+    return nullcontext(OpenInput(io.BufferedReader(file, BUFFER_BYTES), lambda: None))
 
 
 def _find_files(path: str) -> list[Listing]:
@@ -97,18 +97,12 @@ def _find_files(path: str) -> list[Listing]:
     return match_glob(path, chain.from_iterable(each), _found)
 
 
-def _opened(slice_: InputSlice, *, is_sequential: bool) -> BinaryIO:
+@contextmanager
+def _open_file(slice_: InputSlice, *, is_sequential: bool) -> Iterator[OpenInput]:
     path = slice_.uri
-    if is_url(path):
-        if is_sequential:
-            return io.BufferedReader(_Object(slice_, slice_.start + slice_.num_bytes), BLOCK_BYTES)
-        now = _object(path)
-        if now.version != slice_.version:
-            raise _changed(slice_, now.version)
-        return io.BufferedReader(_Object(slice_, now.num_bytes), BUFFER_BYTES)
     try:
         with naming_limits():
-            return open(path, "rb", buffering=BUFFER_BYTES)
+            file = open(path, "rb", buffering=BUFFER_BYTES)  # noqa: SIM115 - closed below
     except FileNotFoundError as error:
         raise DataError(
             f"{path}: no longer exists; put it back, or name the inputs again", uri=path
@@ -119,6 +113,18 @@ def _opened(slice_: InputSlice, *, is_sequential: bool) -> BinaryIO:
             "omit it",
             uri=path,
         ) from error
+
+    def _check() -> None:
+        now = _version_of(os.fstat(file.fileno()))
+        if now != slice_.version:
+            raise _changed(slice_, now)
+
+    with file:
+        _check()
+        if is_sequential:
+            file.seek(slice_.start)
+        yield OpenInput(file, _check)
+        _check()
 
 
 def _version_of(status: os.stat_result) -> str:
@@ -202,12 +208,54 @@ def _with_size(file: StoredObject) -> StoredObject:
     return file
 
 
-class _Object(io.RawIOBase):
-    """An object up to a byte, as a file that is read by one request for each read."""
+def _blocks_of(slice_: InputSlice) -> _BlockFile:
+    """Return the bytes of a slice, with one block read ahead."""
+    stop = slice_.start + slice_.num_bytes
+    starts = range(slice_.start, stop, BLOCK_BYTES)
 
-    def __init__(self, slice_: InputSlice, num_bytes: int) -> None:
-        self._slice = slice_
+    def _read(start: int) -> bytes:
+        return read_object(slice_, start, min(start + BLOCK_BYTES, stop))
+
+    return _BlockFile(slice_.start, ordered_thread_map(starts, _read, depth=2))
+
+
+def _ranges_of(slice_: InputSlice) -> _RangeFile:
+    now = _object(slice_.uri)
+    if now.version != slice_.version:
+        raise _changed(slice_, now.version)
+    return _RangeFile(now.num_bytes, partial(read_object, slice_))
+
+
+class _BlockFile(io.RawIOBase):
+    """Blocks of an object as a file that is read in order."""
+
+    def __init__(self, start: int, blocks: Iterator[bytes]) -> None:
+        self._position = start
+        self._blocks = blocks
+        self._block = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._block:
+            self._block = memoryview(b"")  # so that its bytes are freed before the next ones come
+            self._block = memoryview(next(self._blocks, b""))
+        num_bytes = min(len(buffer), len(self._block))
+        buffer[:num_bytes], self._block = self._block[:num_bytes], self._block[num_bytes:]
+        self._position += num_bytes
+        return num_bytes
+
+
+class _RangeFile(io.RawIOBase):
+    """An object as a file that is read anywhere, by one request for each read."""
+
+    def __init__(self, num_bytes: int, fetch: Callable[[int, int], bytes]) -> None:
         self._num_bytes = num_bytes
+        self._fetch = fetch
         self._position = 0
 
     def readable(self) -> bool:
@@ -223,9 +271,7 @@ class _Object(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         stop = min(self._position + len(buffer), self._num_bytes)
-        piece = b""
-        if self._position < stop:
-            piece = read_object(self._slice, self._position, stop)
+        piece = self._fetch(self._position, stop) if self._position < stop else b""
         buffer[: len(piece)] = piece
         self._position += len(piece)
         return len(piece)

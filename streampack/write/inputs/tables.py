@@ -4,7 +4,8 @@
 
     row groups [2, 5)  -->  256 rows, or 8 MiB  -->  texts as str, token lists as arrays
 
-A value that is null, of another type or not UTF-8 makes its row bad, and no other.
+Token lists are views of pyarrow's memory. A value that is null, of another type or not UTF-8 makes
+its row bad, and no other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,17 +21,23 @@ import numpy as np
 from streampack._extras import import_extra
 from streampack._paths import is_url
 from streampack.errors import DamagedInputError, DataError, StreampackError
-from streampack.write.inputs.lines import MAX_BATCH_BYTES
-from streampack.write.inputs.slices import WHOLE, InputSlice, RowBatch
+from streampack.write.inputs.lines import MAX_BATCH_BYTES, BatchCollector
+from streampack.write.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError, RowSelection
 
 FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
 STREAM_END = b"\xff\xff\xff\xff" + bytes(4)  # optional, but every known writer ends with it
+CONVERTED = {"text": str, "tokens": np.ndarray}  # values to keep as they are
+
+
+def load_pyarrow(uri: str, name: str = "pyarrow") -> Any:
+    """Return a module of pyarrow, or raise a ConfigError with the command that installs it."""
+    return import_extra(name, "tables", f"{uri}: a Parquet or Arrow file")
 
 
 def open_parquet(file: BinaryIO, uri: str) -> Any:
     """Return a Parquet file."""
-    parquet = import_extra("pyarrow.parquet", "tables", f"{uri}: a Parquet file")
+    parquet = load_pyarrow(uri, "pyarrow.parquet")
     # Coalesced requests hold a row group in memory, which is worth it for a store only.
     open_file = partial(parquet.ParquetFile, pre_buffer=is_url(uri), buffer_size=1 << 20)
     return _opened(open_file, file, uri)
@@ -92,7 +99,7 @@ def pieces_of(batch: Any, most_rows: int) -> Iterator[Any]:
 
 
 def _record_batches(file: BinaryIO, uri: str) -> Iterator[Any]:
-    ipc = import_extra("pyarrow.ipc", "tables", f"{uri}: an Arrow file")
+    ipc = load_pyarrow(uri, "pyarrow.ipc")
     magic, size = file.read(len(FILE_MAGIC)), _size(file)
     if magic == FILE_MAGIC:
         reader = _opened(ipc.open_file, file, uri)
@@ -135,26 +142,31 @@ def _columns_of(names: list[str], wanted: RowSelection) -> list[str] | None:
 
 def convert_batch(batch: Any, first: int, uri: str, wanted: RowSelection) -> RowBatch:
     """Return the rows of a record batch of pyarrow, numbered from `first` on."""
-    rows = RowBatch()
+    num_rows = batch.num_rows
     try:
         names = wanted.columns_in(batch.schema.names)
     except BadValueError as error:
-        for row in range(batch.num_rows):
-            rows.refuse(uri, first + row, error)
-        return rows
+        bad = [BadRow(uri, first + row, str(error)) for row in range(num_rows)]
+        return RowBatch(kept={each: [] for each in wanted.keep}, bad=bad)
     columns = {name: _values_of(batch.column(name)) for name in names}
+    values, kept = columns[names[0]], {name: columns[name] for name in wanted.keep}
     encodings = {name: _encoding_of(batch.column(name)) for name in wanted.keep}
-    rows.types = {name: encoding for name, encoding in encodings.items() if encoding}
-    for row in range(batch.num_rows):
+    types = {name: encoding for name, encoding in encodings.items() if encoding}
+    are_usable = not any(BadValueError in map(type, column) for column in kept.values())
+    if are_usable and set(map(type, values)) == {CONVERTED.get(wanted.option)}:
+        return RowBatch(values, kept, types, list(range(first, first + num_rows)))
+    rows = BatchCollector(uri, wanted)
+    rows.batch.types = types
+    for row in range(num_rows):
         try:
             found = {each: column[row] for each, column in columns.items()}
             for name, value in found.items():
                 if isinstance(value, BadValueError):
                     raise BadValueError(f"column {name!r} {value}")
-            rows.add(first + row, wanted.value_in(found), wanted.kept_in(found))
+            rows.add(first + row, found)
         except BadValueError as error:
-            rows.refuse(uri, first + row, error)
-    return rows
+            rows.refuse(first + row, error)
+    return rows.batch
 
 
 def _values_of(column: Any) -> list[Any]:
@@ -163,7 +175,7 @@ def _values_of(column: Any) -> list[Any]:
     kind = column.type
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         if types.is_integer(kind.value_type) or types.is_boolean(kind.value_type):
-            return list(map(_integers_of, column))
+            return _integer_lists(column)
     elif types.is_temporal(kind) or types.is_decimal(kind):
         column = column.cast("string")
     try:
@@ -191,12 +203,27 @@ def _value_at(column: Any, row: int) -> Any:
         return BadValueError(f"cannot be converted ({error})")
 
 
-def _integers_of(item: Any) -> Any:
-    """Return a list of integers as an array, a view of pyarrow's memory; None if it is null."""
-    if not item.is_valid or item.values.null_count:
-        return item.as_py()
-    numbers = item.values.to_numpy(zero_copy_only=False)
-    return numbers.astype(np.uint8) if numbers.dtype.kind == "b" else numbers
+def _integer_lists(column: Any) -> list[Any]:
+    """Return the lists of a column as views of one array; None where a list is null."""
+    pyarrow = import_module("pyarrow")
+    types = import_module("pyarrow.types")
+    if types.is_fixed_size_list(column.type):
+        column = column.cast(pyarrow.large_list(column.type.value_type))
+    items = column.values
+    offsets = column.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    used = items.slice(first, last - first)
+    if used.null_count:
+        return [_value_at(column, row) for row in range(len(column))]
+    numbers = used.to_numpy(zero_copy_only=False)
+    if numbers.dtype.kind == "b":
+        numbers = numbers.astype(np.uint8)
+    edges = (offsets - first).tolist()
+    lists: list[Any] = [numbers[begin:end] for begin, end in pairwise(edges)]
+    if column.null_count:
+        for row in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)):
+            lists[int(row)] = None
+    return lists
 
 
 def _raw_bytes(group: Any, columns: list[str] | None) -> int:

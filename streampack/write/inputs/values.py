@@ -130,12 +130,11 @@ class RowSelection:
         self.kept_in(dict.fromkeys(names))
         return list(dict.fromkeys(columns))
 
-    def kept_in(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the kept columns of a row."""
+    def kept_in(self, row: Mapping[str, Any]) -> list[Any]:
         missing = next((name for name in self.keep if name not in row), None)
         if missing is not None:
             raise BadValueError(no_column(missing, list(row), "columns"))
-        return {name: row[name] for name in self.keep}
+        return [row[name] for name in self.keep]
 
 
 def no_column(name: str, known: Sequence[str], option: str) -> str:
