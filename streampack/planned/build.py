@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, cast, get_args
@@ -240,18 +240,20 @@ def chapter_steps(spec: DatasetSpec, chapter: Chapter) -> int | None:
     return None if slots is None else slots // size
 
 
-def run_recipes(
+def build_chapters(
     spec: DatasetSpec,
     chapters: Sequence[Chapter],
     *,
     num_lanes: int | None = None,
-    lane_turns: Sequence[int | None] = (),
-) -> tuple[list[DatasetSpec], list[Recipe]]:
-    """Return the specification and the recipe of each chapter; see `build_chapters`."""
+    turn_of: Callable[[int, Recipe], int | None] = lambda *_: None,
+) -> RunPlan:
+    """Return the plan of a run.
+
+    `num_lanes` is known of a run that resumes. `turn_of` returns consecutive packs from one lane in
+    a chapter, by its number and recipe, if they are known; else it is the batch size.
+    """
     streams = _plan_streams(spec)
-    known = [*lane_turns, *[None] * (len(chapters) - len(lane_turns))]
     specs = [chapter_spec(spec, chapter) for chapter in chapters]
-    turns = [turn or own.batch_size for turn, own in zip(known, specs, strict=True)]
     lanes = num_lanes or spec.order.num_lanes
     if lanes is None:
         tokens = sum(stream.num_tokens for stream in streams)
@@ -263,26 +265,13 @@ def run_recipes(
         mixing=spec.mixing,
         order=spec.order,
         num_lanes=lanes,
-        lane_turns=turns,
+        lane_turns=[own.batch_size for own in specs],
     )
-    return specs, recipes
-
-
-def build_chapters(
-    spec: DatasetSpec,
-    chapters: Sequence[Chapter],
-    *,
-    num_lanes: int | None = None,
-    lane_turns: Sequence[int | None] = (),
-) -> RunPlan:
-    """Return the plan of a run.
-
-    `num_lanes` is known of a run that resumes. `lane_turns` are consecutive packs from one lane in
-    each chapter, as far as they are known; else it is the batch size of the chapter.
-    """
-    specs, recipes = run_recipes(spec, chapters, num_lanes=num_lanes, lane_turns=lane_turns)
     for number, (own, recipe) in enumerate(zip(specs, recipes, strict=True)):
-        _check_sizes(number, own, recipe)
+        turn = turn_of(number, recipe)
+        if turn not in (None, recipe.lane_turn):
+            recipes[number] = replace(recipe, lane_turn=turn)
+        _check_sizes(number, own, recipes[number])
     end = check_limits(recipes)
     if end is None:
         return RunPlan(recipes)

@@ -24,10 +24,11 @@ from typing import Any
 from streampack.chapters import Chapter, Ramp
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan.chapter_recipes import chapter_record
+from streampack.plan.recipe import Recipe
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress
 from streampack.plan.state_differences import CHECKS, check_past
-from streampack.planned.build import build_chapters, chapter_steps, run_recipes
+from streampack.planned.build import build_chapters, chapter_steps
 from streampack.planned.spec import DatasetSpec
 from streampack.types import State
 
@@ -166,18 +167,20 @@ def _resumed(
     lanes, current = state["num_lanes"], state["epoch"]
     # As the chapters were written when the state was saved.
     sizes = CHECKS.up_to("batch_sizes", state.get("batch_sizes"), len(records))
+
+    def kept_turn(number: int, recipe: Recipe) -> int | None:
+        if number >= len(records):
+            return None
+        record, own = records[number], chapter_record(recipe)
+        is_same = all(
+            own[key] == record.get(key) for key in own if key not in ("lane_run", "steps")
+        )
+        is_later = current < number < len(sizes)
+        is_same &= not (is_later and sizes[number] != chapters[number].batch_size)
+        return record["lane_run"] if is_same else None
+
     try:
-        _, recipes = run_recipes(spec, chapters, num_lanes=lanes)
-        turns: list[int | None] = []
-        for number, (record, recipe) in enumerate(zip(records, recipes, strict=False)):
-            own = chapter_record(recipe)
-            is_same = all(
-                own[key] == record.get(key) for key in own if key not in ("lane_run", "steps")
-            )
-            is_later = current < number < len(sizes)
-            is_same &= not (is_later and sizes[number] != chapters[number].batch_size)
-            turns.append(record["lane_run"] if is_same else None)
-        return build_chapters(spec, chapters, num_lanes=lanes, lane_turns=turns)
+        return build_chapters(spec, chapters, num_lanes=lanes, turn_of=kept_turn)
     except ConfigError as error:
         raise ResumeError(f"the state does not fit this dataset: {error}") from error
 

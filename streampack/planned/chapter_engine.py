@@ -297,7 +297,13 @@ class ChapterEngine(PlanEngine):
         if steps:
             turns.insert(number, turns[number])
         lanes = self.recipe.num_lanes
-        run = build_chapters(self._whole, amended.chapters, num_lanes=lanes, lane_turns=turns)
+        turn_of = dict(enumerate(turns)).get
+        run = build_chapters(
+            self._whole,
+            amended.chapters,
+            num_lanes=lanes,
+            turn_of=lambda each, _: turn_of(each),
+        )
         reached = self._reached
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps

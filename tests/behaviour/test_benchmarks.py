@@ -128,4 +128,4 @@ def test_batches_and_the_load_of_a_state_take_few_calls_and_changes_of_room(benc
     assert counts["online: steady batch"][2] <= 240
     files, _, calls, *_ = counts["planned: load chapters"]
     assert files <= 33
-    assert calls <= 1400
+    assert calls <= 950
