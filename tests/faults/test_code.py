@@ -55,6 +55,9 @@ IMPORTS_BY_NAME = {
 }
 # Writing a pickle runs no code; it shows whether a worker can send an error to its rank.
 MAY_WRITE_PICKLES = {"runtime/worker_main.py", "_numba.py"}
+# What a worker of ours sends over the socket that only it and its rank have. The other messages of
+# this socket are pickled by multiprocessing.
+MAY_READ_RESULTS = {"runtime/transfer.py"}
 # numba's cache of compiled kernels, next to the package's files: machine code that numba itself
 # unpickles. It never contains stream data and is only read if its digest matches.
 MAY_READ_KERNELS = {"_numba.py"}
@@ -70,9 +73,9 @@ def problems(text: str, name: str) -> list[str]:
         elif isinstance(node, ast.Name) and node.id in BANNED_NAMES:
             what = node.id
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "pickle":
-            allowed = {"dumps", "PicklingError"} | (
-                {"loads"} if name in MAY_READ_KERNELS else set()
-            )
+            allowed = {"dumps", "PickleBuffer", "PicklingError"}
+            if name in MAY_READ_KERNELS | MAY_READ_RESULTS:
+                allowed.add("loads")
             what = None if node.attr in allowed else ast.unparse(node)
         elif isinstance(node, ast.Call):
             what = _bad_call(node, name)
@@ -86,7 +89,7 @@ def _bad_import(node: ast.Import | ast.ImportFrom, name: str) -> str | None:
     if isinstance(node, ast.ImportFrom):
         modules = [node.module or ""]
     for module in modules:
-        is_allowed = module == "pickle" and name in MAY_WRITE_PICKLES
+        is_allowed = module == "pickle" and name in MAY_WRITE_PICKLES | MAY_READ_RESULTS
         if module.split(".")[0] in BANNED_MODULES and not (
             is_allowed and isinstance(node, ast.Import)
         ):
