@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -173,9 +174,13 @@ def test_objects_are_written_replaced_and_removed(tmp_path):
         assert [found.url for found in list_objects("s3://bucket/")] == ["s3://bucket/b"]
 
 
-def _read(url: str, results: multiprocessing.Queue, environment: dict[str, str]) -> None:
+def _read(
+    url: str, results: multiprocessing.Queue, environment: dict[str, str], are_made: Event
+) -> None:
     # A fork server has the environment from its start, perhaps in an earlier test.
     os.environ.update(environment)
+    # The server's threads are in the parent. A fork while they answer would copy their locks.
+    are_made.wait()
     results.put(request(url, "read", lambda store: store.read(url)))
 
 
@@ -190,11 +195,13 @@ def test_children_read_after_their_parent_has_used_the_store(place, method):
     assert request(url, "read", lambda store: store.read(url)) == SMALL
     context = multiprocessing.get_context(method)
     results = context.Queue()
-    arguments = url, results, dict(os.environ)
+    are_made = context.Event()
+    arguments = url, results, dict(os.environ), are_made
     children = [context.Process(target=_read, args=arguments) for _ in range(3)]
     for child in children:
         child.start()
-    assert [results.get(timeout=60) for _ in children] == [SMALL] * 3
+    are_made.set()
+    assert [results.get(timeout=300) for _ in children] == [SMALL] * 3
     for child in children:
         child.join(30)
         assert child.exitcode == 0
