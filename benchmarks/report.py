@@ -77,7 +77,7 @@ def machine(results: Results) -> str:
 
 def must_hold(results: Results) -> str:
     """The targets, and whether they are met."""
-    return table(["what", "target", "measured", "holds"], targets.rows(results))
+    return table(["what", "target", "measured", "met"], targets.rows(results))
 
 
 def limits(results: Results) -> str:
@@ -121,7 +121,7 @@ def plan(results: Results) -> str:
         params = line["params"]
         what = [str(params[key]) for key in ("batching_method", "weight_unit") if key in params]
         what += [] if params["packs"] else ["order and mixing alone"]
-        what += [f"a stream of {params['tiny']} beside it"] if params.get("tiny") else []
+        what += [f"with a stream of {params['tiny']}"] if params.get("tiny") else []
         what += [f"blocks of {params['block_size']}"] if params.get("block_size") else []
         rows.append(
             [
