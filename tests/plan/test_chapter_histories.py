@@ -260,6 +260,25 @@ def play(num_histories: int) -> None:
     run_state_machine_as_test(History, settings=examples(num_histories, stateful_step_count=8))
 
 
+def test_a_step_over_the_edge_of_a_chapter_ends_with_the_chapter():
+    """Two ranks resume at an odd position, so one of them has no pack in the last step."""
+    history = History()
+    web = {"weights": {"web": 1}}
+    history.begin(
+        run=[Chapter(steps=4, global_batch_size=8, **web), Chapter(steps=1, **web)],
+        order=list(NAMES),
+        method="random",
+        unit="samples",
+        num_lanes=1,
+        window=0,
+        is_limited=False,
+    )
+    keeps = {"is_small": True, "keeps_snapshots": False, "keeps_walk": False}
+    for num_devices, num_batches in ((1, 3), (2, 15), (1, 1)):
+        history.run_until_killed(num_devices=num_devices, num_batches=num_batches, **keeps)
+    history.teardown()
+
+
 @pytest.mark.thorough
 def test_any_history_gives_what_the_run_that_never_stopped_does():
     play(150)
