@@ -110,6 +110,7 @@ class FlowPlan:
 
 def check_steps(steps: object, mixing: Mixing | None) -> Steps | None:
     """Return `steps` as an int, "equal" or None; refuse values that do not go with the mixing.
+
     >>> check_steps("equal", None), check_steps(1000, None)
     ('equal', 1000)
     """

@@ -378,8 +378,7 @@ def take_out(
             _fill(out_tokens[row, filled:padded], padding_id)
             if len(labels):
                 _fill(out_labels[row, filled:padded], IGNORED)
-            filled = padded
-            segment += 1
+            filled, segment = padded, segment + 1
         _fill(out_tokens[row, filled:], padding_id)
         if len(labels):
             _fill(out_labels[row, filled:], IGNORED)

@@ -111,19 +111,28 @@ def write_lengths(
     found = folder_of(shown_path(path))
     if found is None:
         return [_index_remote(str(path), local, count, split_file, progress)]
-    folder = local_path(found, "path")
     if local is not None:
         raise ConfigError(
             f"local={local} is for streams in a store, and {path} is a folder; omit it",
             option="local",
         )
+    return _index_folder(local_path(found, "path"), path, count, split_file, progress)
+
+
+def _index_folder(
+    folder: Path,
+    path: str | os.PathLike[str],
+    count: Callable[..., Indexed],
+    documents: Path | None,
+    progress: Callable[[int], None],
+) -> list[Indexed]:
     index_files = sorted(folder.rglob(INDEX_FILE))
     if not index_files:
         raise DataError(
             f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
-    if split_file is not None and len(index_files) > 1:
+    if documents is not None and len(index_files) > 1:
         raise ConfigError(f"{path}: has {len(index_files)} streams, but out= is for one; name it")
     indexed = []
     for file in index_files:
@@ -133,7 +142,7 @@ def write_lengths(
         location = StreamLocation.of(Stream(local=str(file.parent)))
         verifier = FileVerifier(location, LocalFilesystem())
         shards = _each(index, partial(_read_shard, verifier, file.parent), progress)
-        indexed.append(count(text, index, shards, split_file or file.with_name(LENGTH_FILE)))
+        indexed.append(count(text, index, shards, documents or file.with_name(LENGTH_FILE)))
     return indexed
 
 
