@@ -185,12 +185,16 @@ class PackSequence:
             self._at.walk_to(self.position)  # these slots are known; this marks them as requested
         self._at.release(self.position)
         ends = range(first + stride, self.position + 1, stride)
-        is_counted = self._at.total is not None
+        is_counted = self._at.total is not None and self._recipe.chapter is None
+        positions = [self._count(end) for end in ends] if is_counted else list(ends)
+        if self._recipe.chapter is not None and self.num_slots is not None:
+            # After a resume inside a step of this world, the last step is longer than what is left.
+            positions[-1] = min(positions[-1], self.num_slots)
         return DevicePlan(
             packs=packs,
             num_rows=self._view.batch_size // slots_per_pack,
             epoch=self.epoch,
-            positions=[self._count(end) for end in ends] if is_counted else list(ends),
+            positions=positions,
             slots_per_pack=slots_per_pack,
         )
 
@@ -208,7 +212,7 @@ class PackSequence:
         return shares
 
     def _count(self, end: int) -> int:
-        """Return the position after the step that ends at slot `end`.
+        """Return the position after the step of an epoch that ends at slot `end`.
 
         Padding packs do not advance the position, except in steps of padding alone. Those occur if
         a global batch takes several steps, and a resume must be able to tell them apart.
