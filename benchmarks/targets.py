@@ -76,8 +76,14 @@ def _streams_over_one(results: Results) -> float | None:
     return many["median"] / one["median"] if many and one else None
 
 
-def _most_for_tiny(results: Results) -> float | None:
-    return max((line["ratio"] for line in results.group("plan/tiny")), default=None)
+def _most_for_tiny_streams(results: Results) -> float | None:
+    lines = results.group("plan/tiny")
+    return max((line["ratio"] for line in lines if line["params"]["tiny"]), default=None)
+
+
+def _most_for_tiny_blocks(results: Results) -> float | None:
+    lines = results.group("plan/tiny")
+    return max((line["ratio"] for line in lines if line["params"].get("block_size")), default=None)
 
 
 def _most_for_chapters(results: Results) -> float | None:
@@ -201,15 +207,21 @@ def _alone() -> list[Target]:
             what="planning, 100 streams over one", sign="<=", bound=1.5, value=_streams_over_one
         ),
         Target(
-            what="planning with a tiny stream or tiny blocks (exact fit) over without",
+            what="planning beside a tiny stream over without",
             sign="<=",
             bound=2.0,
-            value=_most_for_tiny,
+            value=_most_for_tiny_streams,
+        ),
+        Target(
+            what="planning with shuffle blocks of one to three samples (exact fit) over without",
+            sign="<=",
+            bound=2.0,
+            value=_most_for_tiny_blocks,
         ),
         Target(
             what="planning a run of chapters over one without",
             sign="<=",
-            bound=1.1,
+            bound=1.05,
             value=_most_for_chapters,
         ),
         Target(
