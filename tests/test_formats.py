@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader
 from streampack import formats
 from streampack.config import Packing
 from streampack.loader.loader import PackedDataLoader
-from streampack.online.dataset import PackedIterableDataset
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.streams import IterableStream
 from tests.helpers.batches import same
 from tests.helpers.builders import stream_of
 
@@ -55,19 +53,6 @@ def test_a_dataset_yields_the_format_that_the_function_alone_makes(stream: Any, 
     assert len(found) == len(in_thread) == len(expected)
     assert all(map(same, found, expected))
     assert all(map(same, in_thread, expected))
-
-
-def test_an_iterable_dataset_yields_formats_too() -> None:
-    def batches(batch_format: Any) -> list[Any]:
-        source = IterableStream([list(range(1, n % 30 + 2)) for n in range(50)])
-        dataset = PackedIterableDataset(
-            [source], packing=PACKING, batch_size=2, batch_format=batch_format
-        )
-        return list(dataset)
-
-    expected = [formats.to_megatron(batch) for batch in batches("native")]
-    assert len(expected) > 3
-    assert all(map(same, batches("megatron"), expected))
 
 
 @pytest.mark.processes

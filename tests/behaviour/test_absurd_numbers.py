@@ -30,6 +30,7 @@ from streampack import (
 )
 from streampack.write import write_stream
 from tests.helpers.datasets import online_dataset, planned_dataset
+from tests.helpers.iterables import Again
 
 LIMIT_S = 60
 SPARE_BYTES = 3 * 2**30
@@ -49,13 +50,6 @@ numbers = st.one_of(
     st.floats().map(str),
     st.fractions(),
 )
-
-
-class Unsized:
-    """A repeatable iterable without a length."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(ITEMS)
 
 
 def options_of(given_: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +137,7 @@ def cases_of(run: Callable[..., None]) -> dict[str, Case]:
 CASES = {f"planned {name}": case for name, case in cases_of(planned).items()}
 CASES |= {f"flow {name}": case for name, case in cases_of(flow).items()}
 CASES |= {
-    f"unsized {name}": lambda root, value, name=name: flow(root, Unsized(), stream={name: value})
+    f"unsized {name}": lambda root, value, name=name: flow(root, Again(ITEMS), stream={name: value})
     for name in ("repeat", "choose", "proportion", "max_bad_samples")
 }
 CASES |= {

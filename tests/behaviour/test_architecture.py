@@ -41,7 +41,6 @@ def in_every_file(offences: Callable[[Path], Iterable[str]]) -> None:
 
 
 def room_of(path: Path) -> str:
-    """Return the room of a file; each file of the ground is a room by itself."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -52,7 +51,6 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 
 def imported(path: Path) -> set[str]:
-    """Return the dotted names that a file imports, at any level."""
     names = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
@@ -64,13 +62,11 @@ def imported(path: Path) -> set[str]:
 
 
 def rooms_seen(path: Path) -> set[str]:
-    """Return the rooms of streampack that a file imports from."""
     parts = [name.split(".") for name in imported(path)]
     return {part[1] for part in parts if part[0] == "streampack" and len(part) > 1}
 
 
 def rooms_allowed(room: str) -> set[str]:
-    """Return the rooms that a room may import from."""
     if room == BELL:
         return {"cli"}
     if room in GROUND:
@@ -93,13 +89,6 @@ def test_imports_only_go_upstream():
                 yield f"imports {room}, downstream of it"
 
     in_every_file(offences)
-
-
-def test_the_wings_never_import_each_other():
-    for path in FILES:
-        if room_of(path) in WINGS:
-            (other,) = set(WINGS) - {room_of(path)}
-            assert other not in rooms_seen(path), f"{path.relative_to(PACKAGE)} imports {other}"
 
 
 @pytest.mark.parametrize("room", ROOMS)

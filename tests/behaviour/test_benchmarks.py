@@ -43,13 +43,11 @@ NUM_RUNS = 2
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """The data folder that the benches of this module share."""
     return tmp_path_factory.mktemp("bench")
 
 
 @pytest.fixture
 def bench(monkeypatch):
-    """A function that runs a script of benchmarks/ in this process, with arguments."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
     def run(name: str, *arguments: str) -> None:
@@ -60,7 +58,6 @@ def bench(monkeypatch):
 
 
 def lines_of(path: Path) -> list[dict]:
-    """The lines of a file."""
     return [json.loads(row) for row in path.read_text().splitlines()]
 
 

@@ -198,7 +198,6 @@ def test_a_state_of_workers_fits_steps_of_the_same_size(written):
 
 
 def find(value: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
-    """The matching values inside a nested dict, outermost first."""
     if wanted(value):
         yield value
     elif isinstance(value, dict):

@@ -16,6 +16,7 @@ import pytest
 
 from streampack import Mixing, PackedStreamingDataset, Packing, Stream, World
 from streampack.streams import open_stream
+from streampack.testing import assert_exactly_once
 from tests.helpers.worlds import consumed
 from tests.helpers.worlds.torchrun_agents import (
     PATIENCE_S,
@@ -32,12 +33,10 @@ GLOBAL_BATCH = 24
 
 
 def streams_of(out: Path) -> list[Stream]:
-    """The streams that the example made up."""
     return [Stream(local=str(out / "data" / name)) for name in ("long", "short")]
 
 
 def lengths_of(out: Path) -> list[np.ndarray]:
-    """Tokens of every sample of the streams that the example made up."""
     opened = [open_stream(stream, number) for number, stream in enumerate(streams_of(out))]
     return [
         np.concatenate([stream.shard_lengths(shard) for shard in range(stream.num_shards)])
@@ -48,7 +47,8 @@ def lengths_of(out: Path) -> list[np.ndarray]:
 def check_consumed(out: Path) -> None:
     """Check that the counted packs are the epoch, and each step's those of a single process."""
     lines = consumed.counted(out)
-    consumed.check_whole_epoch(consumed.segments_of(lines), lengths_of(out))
+    segments = np.array([segment for line in lines for segment in line["segments"]])
+    assert_exactly_once([{"segments": segments}], lengths_of(out))
     alone = PackedStreamingDataset(
         streams=streams_of(out),
         packing=Packing(max_seq_len=512),
@@ -63,7 +63,6 @@ def check_consumed(out: Path) -> None:
 
 
 def losses_of(log: Path) -> dict[int, set[str]]:
-    """The losses printed for each step, including those of repeated steps."""
     losses: dict[int, set[str]] = {}
     for step, loss in STEPS.findall(log.read_text()):
         losses.setdefault(int(step), set()).add(loss)
@@ -71,8 +70,6 @@ def losses_of(log: Path) -> dict[int, set[str]]:
 
 
 def pids_when(job, out: Path, *, run: int, step: int) -> dict[int, int]:
-    """Wait until all ranks of a run have reached a step; return their processes."""
-
     def ended() -> bool:
         return any(agent.poll() is not None for agent in job.agents)
 
@@ -149,6 +146,5 @@ def test_torchrun_goes_on_without_a_node_that_died(tmp_path):
 
 
 def children_of(pid: int) -> set[int]:
-    """The processes that a process started."""
     threads = Path(f"/proc/{pid}/task").glob("*/children")
     return {int(child) for children in threads for child in children.read_text().split()}

@@ -15,7 +15,6 @@ from streampack import (
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
-    ResumeError,
     World,
 )
 from tests.helpers.golden.cases import (
@@ -78,14 +77,6 @@ def test_a_state_resumes_with_its_packer_where_the_dataset_asks_for_none(case, n
         loader.load_state_dict(GOLDEN[case]["states"][str(number)])
         rest = [hashed for hashed, _ in batches(loader, done=number)]
         assert rest == GOLDEN[case]["batches"][number:]
-
-
-def test_a_state_of_another_packer_is_refused_where_the_dataset_asks_for_one(folder):
-    loader = PackedDataLoader(CASES["spread"](folder))
-    with pytest.raises(
-        ResumeError, match=r"method='best_fit_decreasing', but .* method='exact_fit'"
-    ):
-        loader.load_state_dict(GOLDEN["windows"]["states"]["16"])
 
 
 def test_the_documented_logger_reports_label_columns_that_are_not_used(caplog):

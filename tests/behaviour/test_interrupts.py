@@ -191,7 +191,6 @@ class Case:
         return PackedDataLoader(self._make[self._source](), **self._options)
 
     def count(self, num_before: int) -> int:
-        """Return the number of moments in the batch after the first `num_before`."""
         batches = iter(self.loader())
         for _ in range(num_before):
             next(batches)

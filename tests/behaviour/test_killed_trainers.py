@@ -10,17 +10,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.trainers_seen import ROOT
-from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment
+from tests.helpers.worlds.torchrun_agents import run_job
 
-JOB = ROOT / "tests" / "helpers" / "worlds" / "killed_trainers_job.py"
 MAX_STEPS = 10
 SAVES = {4, 6}  # checkpoints that can be the last one after a kill in the save of step 6
 
@@ -29,7 +25,6 @@ Kind = tuple[str, str, int]  # trainer, dataset, number of ranks
 
 
 def read_steps(out: Path, run: str, num_ranks: int) -> Steps:
-    """The packs of each step, rank by rank."""
     steps: Steps = {}
     for rank in range(num_ranks):
         lines = (out / f"steps-{run}-rank{rank}.jsonl").read_text().splitlines()
@@ -57,16 +52,7 @@ def run_kills(folder: Path, kills: dict[Kind, list[float]]) -> None:
         Path(run["out"]).mkdir(parents=True, exist_ok=True)
     told = folder / "told.json"
     told.write_text(json.dumps({"runs": runs}))
-    done = subprocess.run(
-        [sys.executable, JOB, told],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    run_job("killed_trainers_job.py", told)
 
 
 def out_of(folder: Path, kind: Kind, share: float | None = None) -> Path:

@@ -40,7 +40,6 @@ lanes = st.sampled_from([1, 2, 3, 4])
 
 
 def make(method: str, epoch_end: str, num_lanes: int = 1, **options):
-    """A recipe of three streams; the last one is small."""
     return recipe(
         options.pop("lengths", LENGTHS),
         mixing=Mixing(batching_method=method, epoch_end=epoch_end),
@@ -138,7 +137,6 @@ def folders(tmp_path_factory):
 
 
 def dataset(folders, method: str = "device_per_stream", epoch_end: str = "drop", **options):
-    """A dataset of the streams; `batch_size` is 4."""
     return PackedStreamingDataset(
         [Stream(local=str(folders / str(n)), name=str(n)) for n in options.pop("streams", (0, 1))],
         packing=Packing(max_seq_len=SIZE),
@@ -154,7 +152,6 @@ def dataset(folders, method: str = "device_per_stream", epoch_end: str = "drop",
 
 
 def streams_in(batch) -> set[int]:
-    """The streams that a batch has segments of."""
     return set(batch["segments"][:, 1].tolist())
 
 

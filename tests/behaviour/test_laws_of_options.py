@@ -37,15 +37,8 @@ def written(tmp_path_factory) -> Written:
     return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
 
 
-@pytest.fixture(scope="module")
-def full(tmp_path_factory) -> Written:
-    """A stream of samples that each fill a pack."""
-    return conformance.write_streams(tmp_path_factory.mktemp("full"), [[64] * 40])
-
-
 @st.composite
 def options(draw: st.DrawFn) -> dict[str, Any]:
-    """Options of a dataset over both streams."""
     method = draw(st.sampled_from(METHODS))
     packing: dict[str, Any] = {"buffer_tokens": draw(st.sampled_from([200, None]))}
     weights = None
@@ -83,7 +76,6 @@ def ranks_of(
 
 
 def global_batches(ranks: list[PackedStreamingDataset]) -> list[list[tuple[bytes, ...]]]:
-    """The packs of each global batch of an epoch, in order, from its beginning."""
     per_batch, found = GLOBAL_BATCH // BATCH_SIZE // len(ranks), []
     for number, step in enumerate(conformance.steps(conformance.in_slot_order(ranks, 0))):
         if number % per_batch == 0:
@@ -94,7 +86,6 @@ def global_batches(ranks: list[PackedStreamingDataset]) -> list[list[tuple[bytes
 
 
 def rest_of_each(ranks: list[PackedStreamingDataset], skipped: int) -> list[Any]:
-    """The batches that each rank delivers after a number of steps."""
     return [[show(batch) for batch in islice(rank, skipped, None)] for rank in ranks]
 
 

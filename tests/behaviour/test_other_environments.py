@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.trainers_seen import ROOT
-from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment
+from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment, run_job
 
 
 def make_environment(folder: Path, *packages: str) -> Path:
@@ -25,23 +25,15 @@ def make_environment(folder: Path, *packages: str) -> Path:
     return python
 
 
-def run_job(job: str, folder: Path, *packages: str) -> Any:
+def seen_by(job: str, folder: Path, *packages: str) -> Any:
     """Run a job with these packages installed, and return its observations."""
-    subprocess.run(
-        [
-            make_environment(folder, *packages),
-            *("-W", "ignore", ROOT / "tests" / "helpers" / "worlds" / job, folder),
-        ],
-        env=environment(),
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    run_job(job, folder, python=make_environment(folder, *packages))
     return json.loads((folder / "seen.json").read_text())
 
 
 @pytest.mark.slow
 def test_trl_learns_the_same_targets_in_as_many_steps(tmp_path):
-    seen = run_job("trl_job.py", tmp_path, "trl==1.16.0")
+    seen = seen_by("trl_job.py", tmp_path, "trl==1.16.0")
 
     assert len(seen["ours"]["samples"]) == 2000
     assert seen["ours"]["samples"] == seen["trl"]["samples"]
@@ -50,7 +42,7 @@ def test_trl_learns_the_same_targets_in_as_many_steps(tmp_path):
 
 @pytest.mark.slow
 def test_lora_and_qlora_are_trained_checkpointed_and_resumed(tmp_path):
-    seen = run_job("lora_job.py", tmp_path, "peft==0.21.2", "bitsandbytes==0.50.2")
+    seen = seen_by("lora_job.py", tmp_path, "peft==0.21.2", "bitsandbytes==0.50.2")
 
     for runs in seen.values():
         assert len(set(runs["whole"]["losses"])) == 4

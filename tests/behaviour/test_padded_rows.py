@@ -48,7 +48,6 @@ def padded(side: str) -> list[dict[str, list[int]]]:
 
 
 def delivered(dataset) -> list[tuple[list[int], list[int]]]:
-    """Return the tokens and labels of each sample."""
     found = []
     for batch in dataset:
         documents = batch["document_ids"][0]

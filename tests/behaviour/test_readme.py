@@ -28,7 +28,6 @@ def python_blocks(text: str) -> list[str]:
 
 
 def run(code: str, folder: Path) -> str:
-    """Run code in a new process and return its output."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=300, check=False

@@ -22,7 +22,7 @@ from unittest import mock
 import pandas
 import pytest
 import streaming
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 import streampack
 from streampack import (
@@ -49,16 +49,15 @@ from streampack.write import (
 )
 from streampack.write.lengths import write_lengths
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, messages, packed
+from tests.helpers.words import word_tokenizer
 
 
 def without(library: str, function: Callable[[], Any]) -> Any:
-    """Call a function while a library appears not to be installed."""
     with mock.patch.dict(sys.modules, {library: None}):
         return function()
 
 
 def text_mds(folder: Path) -> Path:
-    """Write a stream of texts, as MosaicML's own."""
     out = folder / "text"
     if not out.exists():
         with streaming.MDSWriter(out=str(out), columns={"text": "str"}) as writer:
@@ -68,11 +67,7 @@ def text_mds(folder: Path) -> Path:
 
 
 def tokenizer() -> Tokenizer:
-    words = ["one", "two", "three", "?"]
-    vocabulary = {word: number for number, word in enumerate(words)}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return made
+    return word_tokenizer("?", "one", "two", "three")
 
 
 def tokenizer_file(folder: Path) -> Path:
@@ -87,7 +82,6 @@ def rows_file(folder: Path, *rows: Any) -> Path:
 
 
 def written(folder: Path, path: Path, rows: RowFormat | None = None, **options: Any) -> int:
-    """Write a file as a stream; return its tokens."""
     out = folder / f"written-{len(list(folder.iterdir()))}"
     options = {"rows": rows or RowFormat(), **options}
     return write_texts([path], out, WriteOptions(**options)).num_tokens
@@ -206,17 +200,10 @@ def chats(**options: Any) -> IterableStream:
 
 
 def chat_samples(*_: str) -> int:
-    from transformers import (
-        PreTrainedTokenizerFast,
-    )  # takes seconds, and only two rows of the table need it
+    from tests.helpers.chats import chat_tokenizer  # takes seconds, and only one row needs it
 
-    rows = chats().source
-    template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
-    encoder = ChatEncoder(
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer(), chat_template=template),
-        train_on="all",
-    )
-    return packed([IterableStream(ChatSamples(rows, encoder), loss_mask="loss_mask")])
+    samples = ChatSamples(chats().source, ChatEncoder(chat_tokenizer(), train_on="all"))
+    return packed([IterableStream(samples, loss_mask="loss_mask")])
 
 
 class Rows:
@@ -347,7 +334,6 @@ def fields(**values: Any) -> list[dict[str, Any]]:
 
 
 def two(folder: Path, first: dict[str, Any], second: dict[str, Any], **options: Any) -> int:
-    """Iterate two streams with these weights."""
     one, other = Stream(local=mds(folder), **first), Stream(local=mds(folder, "ids"), **second)
     other.tokens = "ids"
     return packed([one, other], **options)

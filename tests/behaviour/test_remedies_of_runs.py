@@ -1,16 +1,11 @@
 """Remedies in messages about plans, loaders, states and iterables, applied as written.
 
-::
-
-    refuse() --> message --a regular expression--> the remedy's words --> apply(words) --> no error
-
-The expressions match options and values rather than prose.
+The regular expressions match options and values rather than prose.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -33,6 +28,7 @@ from streampack import (
 )
 from streampack.write import ChatEncoder
 from streampack.write.lengths import write_lengths
+from tests.helpers.iterables import Again
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed
 from tests.helpers.words import words
 
@@ -47,7 +43,6 @@ def planned(folder: Path, **options: Any) -> PackedStreamingDataset:
 
 
 def saved(folder: Path, steps: int = 1, **options: Any) -> State:
-    """Return the state of a planned run after some steps."""
     loader = PackedDataLoader(planned(folder, **options))
     for _ in islice(loader, steps):
         pass
@@ -177,7 +172,6 @@ EPOCHS = {
 
 
 def two_at_a_time(loader: Any) -> None:
-    """Begin a second iteration, and continue the first."""
     first, second = iter(loader), iter(loader)
     next(first)
     next(second)
@@ -207,18 +201,10 @@ LOADERS = {
 
 
 def both(first: Any, second: Any) -> None:
-    """Iterate two loaders alternately."""
     assert len(list(zip(first, second, strict=True)))
 
 
 # Iterables.
-
-
-class Unsized:
-    """A repeatable iterable without a length."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(ROWS)
 
 
 def flow(*streams: IterableStream, **options: Any) -> int:
@@ -274,7 +260,7 @@ ITERABLES = {
         rf"epoch_size=50 .*{ONCE}",
         lambda _: [
             flow(IterableStream(source, proportion=1), mixing=Mixing(epoch_size=50))
-            for source in (ROWS, Unsized())
+            for source in (ROWS, Again(ROWS))
         ],
     ),
     "more bad samples than allowed": Remedy(
@@ -289,7 +275,7 @@ ITERABLES = {
         r"; pass something that can be iterated again: .* __iter__ makes a new generator$",
         lambda _: [
             one_after_the_other(PackedIterableDataset([IterableStream(source)], packing=PACKING))
-            for source in (ROWS, Unsized())
+            for source in (ROWS, Again(ROWS))
         ],
     ),
 }

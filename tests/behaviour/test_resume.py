@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import distributed
-from torch.multiprocessing import start_processes
 from torch.utils.data import DataLoader
 
 from streampack.errors import ResumeError
@@ -31,6 +29,7 @@ from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, show, worlds
 from tests.helpers.examples import examples
+from tests.helpers.ranks import on_ranks
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 GLOBAL_BATCH = 12
@@ -123,9 +122,7 @@ def lanes_of(state: dict[str, Any]) -> list[int]:
     return [snapshot["lane"] for snapshot in json.loads(state["snapshots"])]
 
 
-def _gather_in(rank: int, folder: str, written: Written) -> None:
-    meeting = f"file://{folder}/meeting"
-    distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+def gather_states(rank: int, _: Path, written: Written) -> list[Any]:
     loader = PackedDataLoader(make(written, world=worlds(2, 2)[rank], order={"num_lanes": 2}))
     batches = iter(loader)
     for _ in range(3):
@@ -136,13 +133,11 @@ def _gather_in(rank: int, folder: str, written: Written) -> None:
         loader.gather_state()
     except ResumeError as error:
         states.append({"refused": str(error)})
-    Path(folder, str(rank)).write_text(json.dumps(states))
-    distributed.destroy_process_group()
+    return states
 
 
 def test_ranks_gather_a_state_that_no_lane_is_planned_again_from(written, tmp_path, monkeypatch):
-    start_processes(_gather_in, (str(tmp_path), written), nprocs=2, start_method="fork")
-    first, second = [json.loads((tmp_path / rank).read_text()) for rank in "01"]
+    first, second = on_ranks(tmp_path, gather_states, 2, written=written)
     assert [lanes_of(own[0]) for own in (first, second)] == [[0], [1]]
     assert first[1] == second[1]
     assert lanes_of(first[1]) == [0, 1]

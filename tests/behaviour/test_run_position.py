@@ -90,7 +90,6 @@ class Way:
         return PackedDataLoader(dataset, **self.options)
 
     def place_of(self, state: dict[str, Any]) -> Place:
-        """Return the position in a state of a loader or a dataset."""
         if self.kind != "iterable":
             positions = [0, *(batch["position"] for batch in epoch_of(self.kind, state["epoch"]))]
             return state["epoch"], positions.index(state["position"])
@@ -107,7 +106,6 @@ def written() -> list[Stream]:
 
 @cache
 def epoch_of(kind: str, epoch: int) -> list[Any]:
-    """An epoch's batches, from a dataset that did nothing else."""
     dataset = Way(kind, 0, 0).dataset()
     dataset.set_epoch(epoch)
     return list(dataset)
@@ -140,7 +138,6 @@ class Standing(RuleBasedStateMachine):
         return len(epoch_of(self.way.kind, epoch))
 
     def check(self, batch: Any, place: Place) -> None:
-        """Check that a batch leads to a position."""
         epoch, done = place
         assert batch["epoch"] == epoch
         wanted = epoch_of(self.way.kind, epoch)[done - 1]
@@ -151,7 +148,6 @@ class Standing(RuleBasedStateMachine):
             self.before, self.live = self.live, None
 
     def begun(self) -> Place:
-        """The position after the first batch of the next loop."""
         epoch, done = self.next
         return (epoch, done + 1) if done < self.size(epoch) else (epoch + 1, 1)
 

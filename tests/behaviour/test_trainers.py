@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream, World
 from tests.helpers.packs import samples_of
 from tests.helpers.trainers_seen import MAX_SEQ_LEN, ROOT, Seen, digest_of, load_example, run
-from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment, free_port, torchrun
+from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment, run_job, torchrun
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -95,7 +95,6 @@ CALLS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 
 
 def streams_of(out: Path) -> list[Stream]:
-    """The streams that an example made up."""
     return [Stream(local=str(out / "data" / name)) for name in ("long", "short")]
 
 
@@ -183,7 +182,6 @@ def test_a_run_that_was_stopped_twice_ends_as_if_it_never_was(whole, command, tm
 
 
 def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """Check that two models are the same to the bit."""
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
@@ -276,26 +274,12 @@ def two_ranks(tmp_path_factory) -> SimpleNamespace:
                 "example": name,
                 "arguments": ["--out", str(out / name / folder)],
                 "stop_after": stop_after,
-                "port": free_port(),
             }
             for folder in stops
             for stop_after in stops[folder]
         ]
     (out / "told.json").write_text(json.dumps(told))
-    done = subprocess.run(
-        [
-            sys.executable,
-            ROOT / "tests" / "helpers" / "worlds" / "trainers_job.py",
-            out / "told.json",
-        ],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:]
+    run_job("trainers_job.py", out / "told.json")
     steps = [
         [json.loads((out / f"{number}-rank{rank}.json").read_text()) for rank in range(2)]
         for number in range(len(told["runs"]))

@@ -45,7 +45,6 @@ class Node:
     """What one node did in an epoch."""
 
     fetched: Counter[str]
-    """How often it asked for each file."""
     read: dict[str, int]
     """The shards that its batches hold tokens of, and the first step at which they do."""
     first_dry: int
@@ -54,7 +53,6 @@ class Node:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory) -> Iterator[tuple[Path, FaultServer]]:
-    """A store with streams in it, which counts."""
     root = tmp_path_factory.mktemp("store")
     rng = np.random.default_rng(5)
     lengths = [rng.integers(1, 80, number).tolist() for number in NUM_SAMPLES.values()]
@@ -64,7 +62,6 @@ def store(tmp_path_factory) -> Iterator[tuple[Path, FaultServer]]:
 
 
 def make(caches: Path, epoch_end: str, world: World) -> PackedStreamingDataset:
-    """A rank's dataset, with its shards in the folder of its node."""
     return PackedStreamingDataset(
         streams=[
             Stream(remote=f"s3://worlds/{name}", local=str(caches / str(world.node) / name))
@@ -124,13 +121,11 @@ def shard_stops(root: Path, name: str) -> tuple[list[str], np.ndarray]:
 
 
 def shard_of(root: Path, name: str, sample: int) -> str:
-    """The name of the shard that a sample is in."""
     names, stops = shard_stops(root, name)
     return names[int(np.searchsorted(stops, sample, side="right"))]
 
 
 def stored_bytes(root: Path) -> dict[str, int]:
-    """The bytes of each shard's file in the store."""
     return {
         f"{name}/{path.name}": path.stat().st_size
         for name in NUM_SAMPLES

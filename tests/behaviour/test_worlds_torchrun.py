@@ -45,7 +45,6 @@ class Seen:
     """The state at each position, without snapshots."""
 
     def ranks(self, job_name: str, run: str) -> list[dict[str, Any]]:
-        """What each rank of a job saw in a run."""
         files = [
             self.folder / job_name / f"{run}-rank{rank}.json" for rank in range(JOBS[job_name][0])
         ]
@@ -72,7 +71,6 @@ def streams_of(folder: Path, local: Path) -> list[dict[str, Any]]:
 
 
 def start(folder: Path, origin: Path, name: str, runs: list[dict[str, Any]]) -> None:
-    """Run one job to its end."""
     num_ranks, num_nodes = JOBS[name]
     out = folder / name
     out.mkdir()

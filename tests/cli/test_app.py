@@ -24,7 +24,6 @@ from streampack.write.token_index import write_token_index
 
 
 def run(*arguments, code="from streampack.cli import main; main()"):
-    """Run the command line in a new process."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -51,12 +50,6 @@ def test_the_version_is_the_packages():
     assert run("--version").stdout.strip() == streampack.__version__
 
 
-def test_the_package_runs_as_a_module_too():
-    command = [sys.executable, "-m", "streampack", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == run("--version").stdout
-
-
 def test_an_error_of_ours_is_a_red_line_and_exit_code_2(tmp_path):
     config = tmp_path / "x.yaml"
     config.write_text("streams: [{local: a, repat: 2}]\npacking: {max_seq_len: 8}\n")
@@ -68,13 +61,6 @@ def test_an_error_of_ours_is_a_red_line_and_exit_code_2(tmp_path):
         f"error: {config}: streams.0.repat: unknown key (got 2) - did you mean 'repeat'?",
     ]
     assert done.stdout == ""
-
-
-def test_a_verb_that_is_not_there_is_refused_with_the_nearest():
-    done = CliRunner().invoke(build_app(), ["inpsect"])
-
-    assert done.exit_code == 2
-    assert "No such command 'inpsect'. Did you mean 'inspect'?" in done.output
 
 
 @pytest.mark.parametrize("verb", VERBS)

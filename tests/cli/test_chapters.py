@@ -48,7 +48,6 @@ def config(tmp_path):
 
 
 def call(*arguments) -> str:
-    """Return the output of a verb, joined into one line."""
     return " ".join(call_verb(*arguments).split())
 
 

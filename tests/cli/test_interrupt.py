@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -97,21 +96,6 @@ def test_an_interrupted_write_says_so_and_keeps_finished_parts(tmp_path, texts, 
     assert not (out / "index.json").exists()
     if processes == 1:  # a worker is killed, and the commit removes its leftovers
         assert not list(out.rglob(".*.partial"))
-
-
-def test_no_worker_of_a_write_is_interrupted_itself():
-    code = """
-from streampack.write.engines import _start_worker
-for _ in range(2):
-    pipe, process = _start_worker(1)
-    print(open(f"/proc/{process.pid}/status").read())
-    process.kill()
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-
-    blocked = [int(mask, 16) for mask in re.findall(r"SigBlk:\s*(\w+)", done.stdout)]
-    assert [mask >> (signal.SIGINT - 1) & 1 for mask in blocked] == [1, 1]
 
 
 def test_any_other_verb_is_interrupted_in_one_line(tmp_path):

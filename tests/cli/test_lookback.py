@@ -6,11 +6,11 @@ import json
 
 import pytest
 import yaml
-from tokenizers import Tokenizer, models
 
 from streampack import PackedDataLoader, World, from_config
 from streampack.write import write_stream
 from tests.helpers.verbs import call_verb
+from tests.helpers.words import word_tokenizer
 
 NUM_SAMPLES = 300
 
@@ -57,8 +57,7 @@ def test_at_prints_what_a_rank_got(config):
 
 
 def test_at_prints_columns_and_texts(config, tmp_path):
-    vocabulary = {"?": 0} | {f"w{n}": n for n in range(1, 10)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer = word_tokenizer("?", *(f"w{n}" for n in range(1, 10)))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
 
     shown = as_json(

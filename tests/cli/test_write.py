@@ -48,7 +48,6 @@ def tokenizer(tmp_path):
 
 
 def packed_words(stream: Stream) -> dict[str, int]:
-    """Return how often each word is in one epoch of packs."""
     dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=64), batch_size=1)
     counts = np.zeros(len(WORDS), np.int64)
     for batch in PackedDataLoader(dataset, num_workers=0):
@@ -59,14 +58,12 @@ def packed_words(stream: Stream) -> dict[str, int]:
 
 
 def word_counts(rows) -> dict[str, int]:
-    """Return how often each word is in the texts of rows."""
     words = [word for row in rows for word in row["text"].split()]
     return {word: words.count(word) for word in WORDS}
 
 
 @pytest.fixture
 def chat_tokenizer(tmp_path, tokenizer) -> Path:
-    """The folder of a tokenizer with a chat template."""
     made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(tokenizer)))
     made.chat_template = TEMPLATE
     made.save_pretrained(tmp_path / "chat")

@@ -29,7 +29,6 @@ INSTALL_PAGE = Path(__file__).parents[2] / "docs/install.md"
 
 
 def said_by(script: str) -> str:
-    """Return the output of a new process."""
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True
     )

@@ -70,7 +70,6 @@ def compiled(dataset: Callable[..., harness.DataSet]) -> None:
 
 @pytest.fixture(scope="session")
 def jobs() -> Iterator[launch.Jobs]:
-    """Yield the server that forks jobs."""
     with launch.Jobs() as jobs:
         yield jobs
 

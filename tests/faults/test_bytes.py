@@ -18,6 +18,7 @@ from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 from tests.helpers.caches import cache_of, cached, cached_shards
 from tests.helpers.faults import harness
+from tests.helpers.faults.fuzz import changed_bytes
 from tests.helpers.faults.harness import make_loader, run_epoch
 
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
@@ -235,25 +236,6 @@ def test_bytes_origin_replaced_same_names_is_refused_and_never_mixed(store, data
     assert "delete" in str(error)
 
 
-def mutate(content, rng):
-    """Return bytes that are not `content`: flipped, cut, longer, or partly another's."""
-    changed = bytearray(content)
-    kind = rng.randrange(5)
-    place = rng.randrange(len(changed))
-    if kind == 0:
-        changed[place] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        del changed[place:]
-    elif kind == 2:
-        changed += bytes(rng.randrange(1, 50))
-    elif kind == 3:
-        changed[place : place + 40] = rng.randbytes(len(changed[place : place + 40]))
-    else:
-        other = rng.randrange(len(changed))
-        changed[place], changed[other] = changed[other], changed[place]
-    return bytes(changed)
-
-
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("num_mutations", [20, pytest.param(5000, marks=pytest.mark.slow)])
 def test_no_mutation_of_a_hashed_shard_is_ever_delivered(tmp_path, num_mutations, compression):
@@ -264,7 +246,7 @@ def test_no_mutation_of_a_hashed_shard_is_ever_delivered(tmp_path, num_mutations
     whole = file.read_bytes()
     rng = random.Random(f"{compression}:{num_mutations}")
     for number in range(num_mutations):
-        changed = mutate(whole, rng)
+        changed = changed_bytes(whole, rng)
         if changed == whole:
             continue
         file.write_bytes(changed)

@@ -203,7 +203,6 @@ class Watch:
 
 
 def data_bytes(bench: Bench) -> int:
-    """The size of all shards together."""
     return sum(path.stat().st_size for of in bench.datasets for path in of.shards)
 
 

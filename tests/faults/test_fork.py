@@ -31,7 +31,6 @@ RUNS = [
 
 @pytest.fixture
 def unhashed(bench: Bench, dataset) -> Bench:
-    """Yield a bench with a stream of ten shards without hashes."""
     written = dataset(num_samples=350, size_limit=32_768, hashes=(), lengths_file=False)
     bench.datasets = [written]
     bench.server.folder = written.folder.parent.parent

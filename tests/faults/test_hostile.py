@@ -67,6 +67,7 @@ def test_hostile_streams_give_typed_errors_or_are_read_within_bounds(
         assert min(results.values()) > size // 50  # some are refused, and others are harmless
 
 
+# Faults: index_zip_bomb.
 def test_no_bomb_of_any_codec_unpacks_past_its_stated_size(tmp_path):
     found = finish(start(tmp_path / "b", "bombs"), tmp_path / "b", 120)
     assert len(found) == 2 * len(fuzz.CODECS)

@@ -65,24 +65,8 @@ def test_two_jobs_under_a_limit_below_their_data_are_exact(fine, times):
     assert harness.temporary_names(bench.cache()) == []
 
 
-def test_two_jobs_whose_restarts_overlap_leave_each_other_alone(bench):
-    configs = [bench.config(f"job{number}", loader={"num_workers": 1}) for number in range(2)]
-    started = [bench.jobs.start_and_take(config, 5) for config in configs]
-    again = []
-    for job, config in zip(started, configs, strict=True):
-        job.kill()
-        again.append(bench.jobs.start({**config, "state": "last"}))
-    for job in again:
-        assert job.join() == 0, job.errors()
-    for config in configs:
-        bench.check_exact(config)
-        bench.check_as_unbroken(config)
-    bench.check_clean(*configs)
-
-
 @pytest.fixture
 def small(bench: Bench, dataset) -> Bench:
-    """Yield a bench with a stream of 60 samples."""
     written = dataset(num_samples=60, size_limit=16_384)
     bench.datasets = [written]
     bench.server.folder = written.folder.parent.parent

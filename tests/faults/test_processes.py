@@ -154,51 +154,34 @@ def test_a_job_killed_in_mid_download_never_reads_half_a_shard(bench, num_worker
     bench.check_clean(config)
 
 
-def test_a_restart_beside_the_orphans_of_a_killed_trainer_is_exact_and_they_end(near):
-    """Hold proc_restart_after_main."""
-    config = near.config(loader={"num_workers": 2})
-    job = near.jobs.start_and_take(config, 10)
-    orphans = job.workers()
-    os.kill(job.pid, signal.SIGKILL)
-    assert job.join() == -signal.SIGKILL
-
-    assert near.jobs.run({**config, "state": "last"}).status == 0
-    near.check_exact(config)
-    near.check_as_unbroken(config)
-    wait_for_end(orphans, 20)
-    near.check_clean(config)
+# The signal, and whether only the trainer gets it, its whole group, or each process in turn.
+ENDS = {
+    "proc_restart_after_main": (signal.SIGKILL, "main"),
+    "proc_restart_after_cgroup": (signal.SIGKILL, "each"),
+    "proc_restart_after_int": (signal.SIGINT, "main"),
+    "int_of_the_group": (signal.SIGINT, "group"),
+    "proc_restart_after_term": (signal.SIGTERM, "main"),
+    "term_of_the_group": (signal.SIGTERM, "group"),
+}
+SLOW_ENDS = list(ENDS)[3:]
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "row", [pytest.param(row, marks=[pytest.mark.slow] * (row in SLOW_ENDS)) for row in ENDS]
 )
-@pytest.mark.parametrize("whole_group", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_job_that_was_interrupted_starts_again_at_once(near, number, whole_group):
-    """Hold proc_restart_after_int and proc_restart_after_term."""
+def test_a_job_that_was_ended_starts_again_at_once_and_its_workers_end(near, row):
+    number, whom = ENDS[row]
     config = near.config(loader={"num_workers": 2})
     job = near.jobs.start_and_take(config, 10)
     workers = job.workers()
-    if whole_group:
+    if whom == "group":
         job.kill(number)
-    else:
-        os.kill(job.pid, number)
-        job.join()
-    assert job.status != 0
+    for pid in {"main": [job.pid], "each": [job.pid, *workers]}.get(whom, []):
+        os.kill(pid, number)
+    job.join()
+    assert job.status == -number if number == signal.SIGKILL else job.status != 0
     assert near.jobs.run({**config, "state": "last"}).status == 0
     near.check_exact(config)
     near.check_as_unbroken(config)
     wait_for_end(workers, 20)
-    near.check_clean(config)
-
-
-def test_a_job_whose_every_process_is_killed_one_by_one_starts_again_at_once(near):
-    """Hold proc_restart_after_cgroup."""
-    config = near.config(loader={"num_workers": 2})
-    job = near.jobs.start_and_take(config, 10)
-    for pid in [job.pid, *job.workers()]:
-        os.kill(pid, signal.SIGKILL)
-    assert job.join() == -signal.SIGKILL
-    assert near.jobs.run({**config, "state": "last"}).status == 0
-    near.check_exact(config)
-    near.check_as_unbroken(config)
     near.check_clean(config)

@@ -28,9 +28,10 @@ FAULTS = {
         index_dup_basename index_empty index_encoding_unknown index_html index_list
         index_no_shards index_samples_1e12 index_samples_negative index_samples_str
         index_traversal_read index_traversal_write index_version index_traversal_delete
-        index_traversal_delete_zip index_zip_bomb pickle_colon_bypass pickle_default
+        index_traversal_delete_zip pickle_colon_bypass pickle_default
         pickle_opt_in
     """,
+    "faults/test_hostile.py": "index_zip_bomb",
     "plan/test_state.py": "pickle_state_dict",
     "faults/test_disk.py": """
         disk_full disk_full_1worker disk_full_2ranks disk_full_zstd_rawfull

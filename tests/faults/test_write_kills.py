@@ -19,7 +19,6 @@ MAIN, GROUP, WORKER = "main", "group", "worker"  # the victims of a kill
 
 
 def command(tmp_path: Path, out: Path, *options: str) -> list[str]:
-    """Return a command that writes many parts."""
     return [
         *(sys.executable, "-m", "streampack", "write", str(tmp_path / "rows.jsonl")),
         *("--out", str(out), "--tokenizer", str(tmp_path / "tokenizer.json")),
@@ -38,7 +37,6 @@ def reference(tmp_path):
 
 
 def run_and_kill(arguments: list[str], delay_s: float, victim: str) -> bool:
-    """Run a command and kill it after a while; return whether it was killed."""
     process = subprocess.Popen(arguments, start_new_session=True, stderr=subprocess.PIPE)
     try:
         process.wait(delay_s)

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from streampack.write import write_texts
-from tests.helpers.preparing import files_of, jsonl_file, options_of, text_rows, tokenizer_file
+from tests.helpers.faults.servers import free_port
+from tests.helpers.preparing import files_of, jsonl_file, text_rows, tokenizer_file
+from tests.helpers.worlds.consumed import wait_until
 
 pytestmark = [
     pytest.mark.skipif(
@@ -36,7 +37,6 @@ LIMIT_S = 120
 
 @pytest.fixture
 def whole(tmp_path):
-    """The files of a run without Ray."""
     jsonl_file(tmp_path / "rows.jsonl", text_rows(3000))
     tokenizer_file(tmp_path)
     subprocess.run(command(tmp_path, "whole", "processes"), check=True, timeout=LIMIT_S)
@@ -44,7 +44,6 @@ def whole(tmp_path):
 
 
 def command(tmp_path: Path, out: str, engine: str) -> list[str]:
-    """Return a command that writes many parts."""
     return [
         *(sys.executable, "-m", "streampack", "write", str(tmp_path / "rows.jsonl")),
         *("--out", str(tmp_path / out), "--tokenizer", str(tmp_path / "tokenizer.json")),
@@ -81,13 +80,9 @@ def test_runs_on_ray_that_are_killed_are_finished_byte_for_byte(tmp_path, whole,
     assert files_of(tmp_path / "s") == whole
 
 
-def test_engines_are_named_by_what_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    path = jsonl_file(tmp_path / "rows.jsonl", text_rows(5))
-    with pytest.raises(
-        ValueError, match=r"engine='ray' needs ray .*pip install 'streampack\[ray\]'"
-    ):
-        write_texts([path], tmp_path / "s", options_of(tmp_path, engine="ray"))
+def is_listening(port: int) -> bool:
+    with socket.socket() as tried:
+        return not tried.connect_ex(("127.0.0.1", port))
 
 
 def ray_command(*arguments: str) -> list[str]:
@@ -111,7 +106,7 @@ def test_a_cluster_that_asks_for_a_token_is_reached_as_the_error_says(tmp_path, 
     )
     node = subprocess.Popen(ray_command(*head, "--block"), env=with_token, start_new_session=True)
     try:
-        wait_for(port)
+        wait_until(lambda: is_listening(port), lambda: node.poll() is not None, timeout_s=LIMIT_S)
         surroundings["RAY_ADDRESS"] = f"127.0.0.1:{port}"
         write = command(tmp_path, "s", "ray")
         refused = subprocess.run(
@@ -127,19 +122,3 @@ def test_a_cluster_that_asks_for_a_token_is_reached_as_the_error_says(tmp_path, 
         os.killpg(node.pid, signal.SIGKILL)
         node.wait(LIMIT_S)
         shutil.rmtree(own, ignore_errors=True)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def wait_for(port: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        with socket.socket() as tried:
-            if not tried.connect_ex(("127.0.0.1", port)):
-                return
-        time.sleep(0.2)
-    raise AssertionError(f"nothing listens on port {port}")

@@ -183,7 +183,6 @@ def leaks(model: Any, batch_format: Any, rows: Any = ROWS_OF_4) -> bool:
 
 
 def measure_hf(name: str) -> str:
-    """Return the result for format "hf"."""
     try:
         model = model_of(name)
     except AttributeError:
@@ -200,7 +199,6 @@ def measure_hf(name: str) -> str:
 
 
 def measure_flash(name: str) -> str:
-    """Return the result for format "hf_flash"."""
     with flash_in_torch() as attention:
         try:
             model = model_of(name, attention)
@@ -236,7 +234,6 @@ def measure(name: str) -> tuple[str, str]:
 
 
 def model_type_of(name: str) -> str:
-    """Return the name under which a loaded model is looked up."""
     return config_of(name).model_type
 
 
@@ -268,7 +265,6 @@ TEXTS = {
 
 
 def table(results: dict[str, Architecture]) -> str:
-    """Return the table of the page."""
     versions = sorted({version for each in results.values() for version in each.results})
     head = ["architecture", "layers"]
     head += [f"`{f}`, {v}" for f in ("hf", "hf_flash") for v in versions]
@@ -280,13 +276,11 @@ def table(results: dict[str, Architecture]) -> str:
 
 
 def row(kind: str, each: Architecture) -> str:
-    """Return a line of the module's table."""
     results = (f"{version}: {', '.join(pair)}" for version, pair in each.results.items())
     return f"{' | '.join([kind, each.name, each.layers, *results])}\n"
 
 
 def write_page() -> None:
-    """Write the module's results into the page."""
     page = PAGE.read_text()
     new = f"<!-- results -->\n\n{table(dict(architectures.RESULTS))}\n\n<!-- end -->"
     PAGE.write_text(re.sub(r"<!-- results -->.*<!-- end -->", new, page, flags=re.DOTALL))

@@ -1,7 +1,9 @@
-"""Comparing batches of any format, and streams with and without labels and loss masks."""
+"""Batches of any format, compared and hashed; streams with and without labels and loss masks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -50,3 +52,26 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple | list):
         return type(one) is type(other) and all(map(same, one, other))
     return type(one) is type(other) and one == other
+
+
+def digest(batch: Any) -> str:
+    """Return a hash of a batch of any format: names, types, shapes and every byte."""
+    hashed = blake2b(digest_size=12)
+    for value in _leaves(batch):
+        hashed.update(value)
+    return hashed.hexdigest()
+
+
+def _leaves(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict):
+        for key in sorted(value):
+            yield key.encode()
+            yield from _leaves(value[key])
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, torch.Tensor):
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.contiguous().numpy().tobytes()
+    else:
+        yield repr(value).encode()

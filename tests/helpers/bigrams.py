@@ -46,7 +46,6 @@ class Bigrams(LightningModule):
 
 
 def held_out_loss(dataset: Any, **options: Any) -> float:
-    """Return the loss on a held-out set, as measured by Lightning."""
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, **options)
     data = PackedData(held_out=dataset, batch_size=2)
     (metrics,) = trainer.validate(Bigrams(), datamodule=data, verbose=False)

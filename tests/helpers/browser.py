@@ -25,8 +25,6 @@ COMPLAINTS = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryA
 
 
 class Page:
-    """An opened page."""
-
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
         self._rest, self._number, self._session = b"", 0, ""
@@ -70,7 +68,6 @@ class Page:
             self._events.append(self._next())
 
     def evaluate(self, code: str) -> Any:
-        """Evaluate JavaScript and return its value."""
         result = self._ask("Runtime.evaluate", expression=code, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"]["value"]

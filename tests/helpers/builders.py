@@ -37,7 +37,6 @@ def tokens_of(seed: int, sample: int, length: int, dtype: str = "int32") -> np.n
 
 
 def encode(tokens: np.ndarray, encoding: str) -> Any:
-    """Convert a value to the form that MDSWriter accepts for a column of this encoding."""
     return tokens.tobytes() if encoding == "bytes" else tokens
 
 
@@ -90,7 +89,6 @@ def write_stream_files(
 def stream_of(
     folder: Path, lengths: Sequence[int], *, seed: int = 0, weights: dict[str, Any] | None = None
 ) -> Stream:
-    """Write a stream of these lengths and return its `Stream`, with these weights."""
     path, _ = write_stream_files(folder, lengths, seed=seed)
     return Stream(local=str(path), **(weights or {}))
 

@@ -33,7 +33,6 @@ def cached(local: Path, name: str) -> Path:
 
 
 def cached_shards(local: Path) -> list[Path]:
-    """Return the raw shards in a cache, by name."""
     return sorted(cache_of(local).glob("*.mds.????????"))
 
 
@@ -61,7 +60,6 @@ def at_once(function: Any, arguments: list[Any]) -> list[Any]:
 
 
 def read_all(opened: Any) -> list[list[int]]:
-    """Return the tokens of every sample of a stream."""
     tokens = []
     for shard in range(opened.num_shards):
         data = opened.open_shard(shard)
@@ -70,7 +68,6 @@ def read_all(opened: Any) -> list[list[int]]:
 
 
 def assert_reads(opened: Any, samples: Any) -> None:
-    """Check that a stream has these samples."""
     assert read_all(opened) == [sample.tolist() for sample in samples]
 
 
@@ -82,7 +79,6 @@ class Buckets:
         self.asked: list[str] = []
 
     def fetch(self, files: Any, basename: str, to: Path, *, check: Any = None, **_: Any) -> None:
-        """Copy an object to a path."""
         self.asked.append(basename)
         folder = self.folders[files.remote.partition("://")[2].partition("/")[0]]
         to.write_bytes((folder / basename).read_bytes())
@@ -90,7 +86,6 @@ class Buckets:
             check(to)
 
     def fetch_if_there(self, files: Any, basename: str, to: Path) -> bool:
-        """Copy an object if it exists."""
         folder = self.folders[files.remote.partition("://")[2].partition("/")[0]]
         if (folder / basename).is_file():
             self.fetch(files, basename, to)
@@ -98,7 +93,6 @@ class Buckets:
 
     @property
     def store(self) -> Downloader:
-        """The downloader to pass to `open_stream`."""
         return Downloader(fetch=self.fetch, fetch_if_there=self.fetch_if_there)
 
 

@@ -31,7 +31,6 @@ def run_plan(
     max_passes: Mapping[str, Fraction] | None = None,
     on_exhausted: str = "substitute",
 ) -> RunPlan:
-    """The plan of a run over streams of these lengths."""
     streams = [
         replace(
             plan_stream(own, number),
@@ -57,7 +56,6 @@ def run_plan(
 
 
 def views_of(batch_sizes: Sequence[int], num_devices: int) -> list[list[DeviceView]]:
-    """The views of each device of a world, chapter by chapter."""
     worlds = [world_views(num_devices, size) for size in batch_sizes]
     return [[world[place] for world in worlds] for place in range(num_devices)]
 

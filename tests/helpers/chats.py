@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from streampack import Packing
+from tests.helpers.words import word_tokenizer
 
 LETTERS = "abcdefghij"
 TEMPLATE = (
@@ -27,13 +28,11 @@ def say(*contents: str, role: str = "user") -> list[dict[str, Any]]:
 
 
 def learned(sample: dict[str, np.ndarray], tokenizer: Any) -> str:
-    """Return the text of the targets."""
     return str(tokenizer.decode(sample["tokens"][sample["loss_mask"] == 1]))
 
 
 def words() -> Tokenizer:
-    known = ["?", "<system>", "<user>", "<assistant>", "<end>", *LETTERS]
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(known)}, unk_token="?"))
+    made = word_tokenizer("?", "<system>", "<user>", "<assistant>", "<end>", *LETTERS)
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(["<end>"])
     return made

@@ -49,11 +49,9 @@ class Written:
 
     @property
     def lengths(self) -> list[list[int]]:
-        """Tokens of each sample, per stream."""
         return [[len(sample) for sample in stream] for stream in self.tokens]
 
     def streams(self, weights: Sequence[dict[str, Any]] | None = None) -> list[Stream]:
-        """New `Stream` objects, with these weights."""
         weights = weights or [{}] * len(self.paths)
         return [Stream(local=str(p), **w) for p, w in zip(self.paths, weights, strict=True)]
 

@@ -28,7 +28,6 @@ Options = Mapping[str, Any]
 def planned_dataset(
     folder: Path, streams: Mapping[str, Options], **options: Any
 ) -> PackedStreamingDataset:
-    """Return a dataset of the streams in a folder's subfolders."""
     named = [Stream(local=folder / name, **own) for name, own in streams.items()]
     return PackedStreamingDataset(named, **options)
 

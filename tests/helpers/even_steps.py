@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from typing import Any
 
-import torch
 from torch.utils.data import get_worker_info
 
 from streampack import (
@@ -17,6 +15,7 @@ from streampack import (
     Packing,
     World,
 )
+from tests.helpers.batches import digest
 
 STEPS_OF_RANKS = (41, 38, 36, 45)
 
@@ -28,7 +27,6 @@ class Unsized:
         self.rows = rows
 
     def own(self) -> list[list[int]]:
-        """The items of this worker."""
         info = get_worker_info()
         return self.rows[info.id :: info.num_workers] if info else self.rows
 
@@ -44,7 +42,6 @@ def rows_of_packs(rank: int, num_packs: int) -> list[list[int]]:
 def dataset_of(
     rank: int, num_ranks: int, num_packs: int, *, again: type = Unsized, **options: Any
 ) -> PackedIterableDataset:
-    """A rank with a source of its own."""
     mixing = options.pop("mixing", None)
     return PackedIterableDataset(
         [IterableStream(again(rows_of_packs(rank, num_packs)), sharded=True, name="own")],
@@ -75,23 +72,11 @@ def mixture(steps: Any, method: str = "random", **mixing: Any) -> PackedIterable
     )
 
 
-def digest_of(batch: dict[str, Any]) -> str:
-    """A digest of every byte of a batch."""
-    content = blake2b(digest_size=8)
-    for key in sorted(batch):
-        value = batch[key]
-        content.update(key.encode())
-        content.update(value.numpy().tobytes() if torch.is_tensor(value) else repr(value).encode())
-    return content.hexdigest()
-
-
 def loops(loader: Any, number: int) -> list[list[str]]:
-    """The digests of the batches of `num_loops` loops."""
-    return [[digest_of(batch) for batch in loader] for _ in range(number)]
+    return [[digest(batch) for batch in loader] for _ in range(number)]
 
 
 def in_order(parts: list[list[str]]) -> list[str]:
-    """The digests of all loops in one list."""
     return [digest for part in parts for digest in part]
 
 
@@ -107,7 +92,6 @@ def equal_lengths(lengths: list[list[int]], num_loops: int) -> list[int]:
 
 
 def loader_of(dataset: PackedIterableDataset, workers: int, **options: Any) -> PackedDataLoader:
-    """A loader that reads in threads or in workers."""
     if workers:
         options["multiprocessing_context"] = "fork"
     return PackedDataLoader(dataset, num_workers=workers, **options)

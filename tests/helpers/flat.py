@@ -53,7 +53,6 @@ def write_olmo(folder: Path, documents: Documents, name: str = "web") -> None:
 
 
 def write_datatrove(folder: Path, documents: Documents, name: str = "web") -> None:
-    """Write `.ds` with datatrove's own writer."""
     tokens = pytest.importorskip("datatrove.pipeline.tokens.tokenizer")
     writer = tokens.TokenizedFile(
         str(folder),
@@ -103,7 +102,6 @@ def write(form: str, folder: Path, documents: Documents, name: str = "web") -> N
 
 
 def options_of(form: str) -> dict[str, Any]:
-    """Return the options that a `Stream` needs to read files of a format."""
     return {"tokens_dtype": "uint16"} if form == "olmo" else {}
 
 

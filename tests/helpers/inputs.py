@@ -30,12 +30,10 @@ TEXT = RowSelection("text", "text")
 
 
 def jsonl(texts: Iterable[str]) -> bytes:
-    """Return the lines of rows with these texts."""
     return "".join(f"{json.dumps({'text': text}, ensure_ascii=False)}\n" for text in texts).encode()
 
 
 def csv_text(rows: Iterable[Sequence[str]]) -> bytes:
-    """Return rows as CSV."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     return text.getvalue().encode()
@@ -69,7 +67,6 @@ def write_table(path: Path, table: pa.Table, rows_per_piece: int) -> Path:
 
 
 def split(path: Path | str, part_bytes: int = 1 << 40) -> list[InputSlice]:
-    """Return the slices of a file."""
     return split_inputs([str(path)], part_bytes)
 
 
@@ -90,7 +87,6 @@ def rows_of(
 
 
 def texts_of(parts: Iterable[InputSlice]) -> list[Any]:
-    """Return the texts of slices, and fail if there are bad rows."""
     rows, bad = rows_of(parts)
     assert bad == []
     return [value for _, value in rows]

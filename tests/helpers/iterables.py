@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 
 def rows_of(number: int, lengths: list[int]) -> list[list[int]]:
     """Token lists in which every token encodes its stream, sample and position."""
@@ -67,11 +65,3 @@ def pieces(batches: list[dict[str, Any]]) -> dict[tuple[int, int, int], list[int
         assert starts == list(itertools.accumulate([0, *(len(t) for _, t in parts)][:-1]))
         together[key] = [token for _, tokens in parts for token in tokens]
     return together
-
-
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two batches are equal, bit for bit."""
-    return one.keys() == other.keys() and all(
-        torch.equal(value, other[key]) if torch.is_tensor(value) else value == other[key]
-        for key, value in one.items()
-    )

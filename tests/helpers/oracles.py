@@ -103,7 +103,6 @@ class Run:
         return True
 
     def seen(self, place: int) -> bool:
-        """Return whether the pool has this place, pulling one more row if necessary."""
         return place < len(self.pool) or self.pull()
 
 
@@ -209,7 +208,6 @@ def exact_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
 
 
 def next_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows by next fit."""
     run = Run(rules=rules, rows=[], final=final)
     free = rules.max_seq_len
     for row in rows:
@@ -233,8 +231,6 @@ def next_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
 
 @dataclass
 class OpenPack:
-    """A pack that first fit or best fit is filling."""
-
     rows: list[Row]
     free: int
     born: int
@@ -305,12 +301,10 @@ def open_packs(rules: Rules, rows: list[Row], *, final: bool, is_best: bool) -> 
 
 
 def first_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows by first fit."""
     return open_packs(rules, rows, final=final, is_best=False)
 
 
 def best_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows by best fit."""
     return open_packs(rules, rows, final=final, is_best=True)
 
 
@@ -332,7 +326,6 @@ def greedy_knapsack(lengths: list[int], capacity: int, most: int = 10**9) -> lis
 
 
 def knapsack(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows by knapsack, one window at a time."""
     run = Run(rules=rules, rows=[], final=final)
 
     def empty() -> None:

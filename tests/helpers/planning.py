@@ -22,7 +22,6 @@ from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
 
 
 def plan_stream(lengths: Int64Array, number: int, shard_size: int = 64, **kwargs) -> PlanStream:
-    """A stream of these lengths, in shards of `shard_size` samples."""
     lengths = np.asarray(lengths, np.int64)
     bounds = np.append(np.arange(0, len(lengths), shard_size), len(lengths))
     shards = [lengths[a:b] for a, b in pairwise(bounds)]
@@ -49,7 +48,6 @@ def recipe(
     global_batch_size: int = 8,
     slots_per_pack: Sequence[int] | None = None,
 ) -> Recipe:
-    """The recipe over streams of these lengths."""
     mixing = mixing or Mixing()
     order = order or Order(seed=3)
     slots = slots_per_pack or [1] * len(all_lengths)
@@ -78,12 +76,10 @@ def recipe(
 
 
 def encode_epochs(recipe: Recipe, digests: Sequence[str], progress: Progress) -> dict:
-    """The state of a run of epochs."""
     return encode_state(RunPlan([recipe]), digests, progress)
 
 
 def decode_epochs(state: dict, recipe: Recipe, digests: Sequence[str]) -> Progress:
-    """Return the progress in a state of a run of epochs."""
     return decode_state(state, RunPlan([recipe]), digests)[0]
 
 
@@ -113,7 +109,6 @@ def all_packs(recipe: Recipe, views: list[DeviceView], epoch: int = 0, **kwargs)
 
 
 def world_views(num_devices: int, batch_size: int) -> list[DeviceView]:
-    """The views of all devices of a world."""
     return [
         DeviceView(place=place, num_devices=num_devices, batch_size=batch_size)
         for place in range(num_devices)
@@ -157,7 +152,6 @@ def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
 
 
 def count_packs(recipe: Recipe, epoch: int, lane: int) -> list[int]:
-    """The packs of each queue of a lane in an epoch."""
     return [count_queue(recipe, epoch, lane, queue) for queue in range(recipe.num_queues)]
 
 

@@ -10,25 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, models, pre_tokenizers
-
 from streampack.write import RowFormat, WriteOptions
 from streampack.write.job_output import LocalOutput
+from tests.helpers.words import word_tokenizer
 
 WORDS = tuple("abcdefgh")
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """Write a tokenizer of single letters."""
     path = folder / "tokenizer.json"
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(path))
+    word_tokenizer(*WORDS).save(str(path))
     return path
 
 
 def texts(num_rows: int, seed: int = 0) -> list[str]:
-    """Return texts of 0 to 40 words."""
     return [
         " ".join(WORDS[(i * 7 + j * (seed + 3)) % len(WORDS)] for j in range((i * 13 + seed) % 41))
         for i in range(num_rows)
@@ -43,7 +38,6 @@ def jsonl_file(path: Path, rows: Iterable[Any]) -> Path:
 
 
 def text_rows(num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Return rows with a text and two more columns."""
     return [
         {"text": text, "url": f"https://example.org/{i}", "score": i / 4}
         for i, text in enumerate(texts(num_rows, seed))

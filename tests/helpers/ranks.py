@@ -48,27 +48,20 @@ def on_ranks(
     num_ranks: int,
     *,
     backend: str = "gloo",
+    may_die: bool = False,
     **options: Any,
 ) -> list[Any]:
-    """Return the result of `load(rank, folder, **options)` on each rank, or the error it raises."""
+    """Return the result of `load(rank, folder, **options)` on each rank, or the error it raises.
+
+    If ranks may die, which gives None, no launcher ends the others.
+    """
     (folder / "meeting").unlink(missing_ok=True)
     arguments = (folder, load, num_ranks, backend, options)
-    start_processes(run_rank, arguments, nprocs=num_ranks, start_method="fork")
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_ranks)]
-
-
-def on_ranks_that_die(folder: Path, load: Callable[..., Any], num_ranks: int) -> list[Any]:
-    """Like `on_ranks`, but ranks may die, which gives None, and no launcher ends the others."""
-    (folder / "meeting").unlink(missing_ok=True)
     ranks = start_processes(
-        run_rank,
-        (folder, load, num_ranks, "gloo", {}),
-        nprocs=num_ranks,
-        start_method="fork",
-        join=False,
+        run_rank, arguments, nprocs=num_ranks, start_method="fork", join=not may_die
     )
-    for process in ranks.processes:
+    for process in ranks.processes if may_die else ():
         process.join(TIMEOUT.total_seconds())
         assert process.exitcode is not None, "a rank waits forever"
     files = [folder / f"{rank}.json" for rank in range(num_ranks)]
-    return [json.loads(file.read_text()) if file.exists() else None for file in files]
+    return [json.loads(f.read_text()) if f.exists() or not may_die else None for f in files]

@@ -38,7 +38,6 @@ class StoppedError(Exception):
 
 
 def digest_of(row: Tensor) -> str:
-    """A digest of the tokens of a pack."""
     return blake2b(row.numpy().tobytes(), digest_size=8).hexdigest()
 
 
@@ -92,7 +91,6 @@ class Seen:
 
 
 def load_example(name: str) -> ModuleType:
-    """Import examples/`name`.py."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
         sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -96,13 +96,3 @@ def test_a_checkpoint_of_this_step_that_is_overwritten_is_incomplete_until_the_e
 def test_other_files_of_the_folder_are_no_checkpoints(tmp_path):
     shutil.copytree(tmp_path / "out" / "checkpoint-4", tmp_path / "out" / "checkpoint-best")
     assert last_checkpoint(tmp_path / "out") == str(tmp_path / "out" / "checkpoint-4")
-
-
-def test_states_of_iterables_fit_their_ranks_only():
-    from streampack import World
-    from streampack.loader.trainer_support import state_of_rank
-
-    own = [{"rank": 0}, {"rank": 1}]
-    assert state_of_rank(own, World(rank=1, num_ranks=2), "folder") == {"rank": 1}
-    with pytest.raises(ResumeError, match=r"folder has the states of 2 ranks .* do not fit 1"):
-        state_of_rank(own, World(), "folder")

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +14,6 @@ from transformers import (
     BloomConfig,
     BloomForCausalLM,
     EarlyStoppingCallback,
-    FalconConfig,
-    FalconForCausalLM,
     Trainer,
 )
 from transformers.modeling_outputs import CausalLMOutput
@@ -34,8 +28,7 @@ from streampack import (
     World,
 )
 from streampack.errors import ConfigError
-from streampack.formats import to_hf
-from streampack.hf import PackedTrainer, PackedTrainerMixin
+from streampack.hf import PackedTrainerMixin
 from streampack.runtime.provenance import RECENT
 from streampack.write import write_stream
 from tests.helpers.fine_tuning import (
@@ -46,13 +39,11 @@ from tests.helpers.fine_tuning import (
     make_trainer,
     unpacked_loss,
 )
-from tests.helpers.trainers_seen import ROOT
-from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment
+from tests.helpers.worlds.torchrun_agents import run_job
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZES = (1, 40, 41)
-JOB = ROOT / "tests" / "helpers" / "worlds" / "held_out_job.py"
 
 
 def held_out(folder: Path, size: int, **arguments: Any) -> tuple[Any, list[Any]]:
@@ -103,12 +94,7 @@ def test_a_held_out_set_is_whole_however_its_epochs_end(tmp_path, arguments):
 
 @pytest.mark.processes
 def test_two_ranks_measure_what_one_does_and_predict_in_order(tmp_path):
-    subprocess.run(
-        [sys.executable, JOB, "trainer", tmp_path, *map(str, SIZES)],
-        env=environment(),
-        timeout=PATIENCE_S,
-        check=True,
-    )
+    run_job("held_out_job.py", "trainer", tmp_path, *SIZES)
     model = make_model()
     for size in SIZES:
         samples = make_samples(size, targets=size != 40)
@@ -217,32 +203,6 @@ def test_epochs_are_those_of_the_plan(tmp_path, epochs):
     ends = [each["epoch"] for each in trainer.state.log_history if "loss" in each]
     assert ends[steps[0] - 1] == 1
     assert trainer.args.max_steps == -1, "the user's arguments are as they were"
-
-
-def test_each_epoch_trains_on_every_sample_once(tmp_path):
-    samples = make_samples(60, 1)
-    seen: list[tuple[int, ...]] = []
-
-    class Recording(PackedTrainer):
-        def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
-            ids, positions = inputs["input_ids"].flatten(), inputs["position_ids"].flatten()
-            starts = [*torch.nonzero(positions == 0).flatten().tolist(), len(ids)]
-            for begin, end in pairwise(starts):
-                seen.append(tuple(ids[begin:end].tolist()))
-            return super().compute_loss(model, inputs, **more)
-
-    trainer = make_trainer(
-        tmp_path / "out",
-        cls=Recording,
-        train_dataset=make_dataset(tmp_path / "train", samples),
-        num_train_epochs=2,
-    )
-    trainer.train()
-
-    whole = [each for each in seen if any(each)]
-    wanted = sorted(tuple(int(t) for t in sample["tokens"]) for sample in samples)
-    assert sorted(whole) == sorted(wanted * 2)
-    assert sorted(whole[:60]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -355,17 +315,6 @@ def test_a_model_without_positions_trains_on_one_sample_in_a_row_only(tmp_path):
         else:
             with pytest.raises(ConfigError, match=r"no position_ids.*max_samples_per_pack=1"):
                 trainer.train()
-
-
-def test_what_was_measured_of_an_architecture_is_in_the_refusal(tmp_path):
-    options = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1}
-    model = FalconForCausalLM(FalconConfig(**options, num_attention_heads=2))
-    dataset = make_dataset(tmp_path / "a", make_samples(60))
-    trainer = make_trainer(tmp_path / "out", model=model, train_dataset=dataset, max_steps=2)
-    with pytest.raises(ConfigError, match=r"model_type='falcon'.*to_hf, dense=True"):
-        trainer.train()
-    dense = make_dataset(tmp_path / "a", make_samples(60), batch_format=partial(to_hf, dense=True))
-    make_trainer(tmp_path / "out", model=model, train_dataset=dense, max_steps=2).train()
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -215,25 +214,6 @@ def test_spawned_workers_of_another_loader_advance_their_epochs_too(written):
     wanted.append([show(batch) for batch in other])
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
     assert [[show(batch) for batch in loader] for _ in range(2)] == wanted
-
-
-@pytest.mark.processes
-def test_iterating_in_this_process_first_and_then_in_forked_workers_works(written):
-    dataset = conformance.make(written)
-    first = [show(batch) for batch in PackedDataLoader(dataset)]
-    dataset.set_epoch(0)
-    assert [show(batch) for batch in PackedDataLoader(dataset, num_workers=2)] == first
-    dataset.set_epoch(0)
-    plain = DataLoader(dataset, batch_size=None, num_workers=2)
-    assert [show(batch) for batch in plain] == first
-
-
-def test_a_loop_left_early_leaves_no_threads(written):
-    loader = PackedDataLoader(conformance.make(written, order={"num_lanes": 3}), prefetch_factor=4)
-    for _ in loader:
-        break
-    gc.collect()
-    assert not [t for t in threading.enumerate() if t.name.startswith("streampack-read")]
 
 
 @pytest.mark.processes

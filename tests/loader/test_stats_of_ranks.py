@@ -41,7 +41,6 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def deliver(rank: int, folder: Path, name: str = "pad", replication: int = 1) -> Any:
-    """Iterate a run on one rank; return the statistics of all ranks."""
     world = World(rank=rank, num_ranks=2, replication=replication) if rank >= 0 else World()
     max_passes = 1 if "chapters" in RUNS[name] else None
     dataset = PackedStreamingDataset(

@@ -12,13 +12,8 @@ from streampack import (
     Balance,
     Chapter,
     ConfigError,
-    Mixing,
-    Order,
     PackedDataLoader,
-    PackedStreamingDataset,
-    Packing,
     Ramp,
-    Stream,
     World,
     at,
     where,
@@ -113,20 +108,6 @@ def test_an_amended_run_is_looked_back_at_as_it_ran(folders):
         assert shown == [segment for batch in own for segment in batch]
 
 
-def test_a_document_is_found_by_a_segment_of_a_batch(folders):
-    dataset = chapter_dataset(folders, CHAPTERS, world=World())
-    batch = next(iter(dataset))
-    taken = [0] * 2
-    for row, *segment in batch["segments"].tolist():
-        tokens = dataset.document(segment)["tokens"]
-        _, _, _, start, length = segment
-        here = batch["tokens"][row, taken[row] : taken[row] + length].tolist()
-        taken[row] += length
-        assert tokens[start : start + length].tolist() == here
-    with pytest.raises(ConfigError, match="is of no sample of this dataset"):
-        dataset.document([0, 0, 400])
-
-
 @pytest.mark.parametrize(
     ("table", "column"), [("snapshots", "snapshot"), ("walks", "walk"), ("starts", "walk")]
 )
@@ -146,26 +127,6 @@ def test_a_damaged_index_is_refused(folders, tmp_path, table, column):
             file.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (damaged, number))
     with pytest.raises(ConfigError, match="is damaged"):
         at(dataset(), 160, index=PlanIndex(path))
-
-
-def epochs(folders, epoch_end):
-    return PackedStreamingDataset(
-        [Stream(name="web", local=folders["web"])],
-        packing=Packing(max_seq_len=64),
-        mixing=Mixing(global_batch_size=8, epoch_end=epoch_end),
-        order=Order(num_lanes=1),
-        batch_size=2,
-        world=World(),
-    )
-
-
-def test_the_ranks_of_a_padded_step_are_those_of_the_world(folders):
-    dataset = epochs(folders, "pad")
-    with pytest.raises(ConfigError, match="the ranks of step 0 were 0 to 0"):
-        at(dataset, 0, rank=1)
-    num_steps = -(-len(dataset) * 2 // 8)
-    with pytest.raises(ConfigError, match="were 0 to 0"):
-        at(dataset, num_steps - 1, rank=1)
 
 
 def test_steps_that_were_dealt_are_planned_once_for_all_rows_of_a_sample(folders, monkeypatch):

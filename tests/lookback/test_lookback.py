@@ -8,10 +8,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streampack import PackedDataLoader, World, at, where
 from streampack.lookback import build_index
+from streampack.testing import assert_exactly_once
 from tests.helpers.random_runs import Case
 
 KINDS = ["pad", "drop", "carry", "chapters"]
@@ -88,9 +90,27 @@ def shown(rows: Any) -> dict[tuple[int, int, int], Any]:
     }
 
 
+def check_uses(run: Run) -> None:
+    """Compare how often each sample was delivered with the weights, whatever worlds there were."""
+    rows = [(epoch, row) for (epoch, _), own in run.rows.items() for row in own.values()]
+    lengths = run.case.written.lengths
+    for epoch in range(2) if run.case.kind == "pad" else ():
+        segments = np.array([[0, *each] for of, row in rows if of == epoch for each in row])
+        sizes = [times * len(own) for times, own in zip(run.case.times, lengths, strict=True)]
+        assert_exactly_once([{"segments": segments}], lengths, sizes)
+    if run.case.kind == "carry":
+        uses = Counter(
+            (stream, sample) for _, row in rows for stream, _, sample, start, _ in row if not start
+        )
+        for stream, own in enumerate(lengths):
+            counts = [uses[stream, sample] for sample in range(len(own))]
+            assert max(counts) - min(counts) <= (2 if len(lengths) == 1 else 3)
+
+
 def check_run(folder: Path, kind: str, number: int, num_checks: int) -> None:
     """Compare `at` and `where`, with and without an index, with the batches of the ranks."""
     run = Run(folder, kind, number)
+    check_uses(run)
     got = run.steps()
     dataset = run.case.dataset(run.world, skip=run.skip)
     dataset.load_state_dict(run.state)

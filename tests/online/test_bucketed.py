@@ -19,8 +19,9 @@ from streampack import (
     PackedDataLoader,
     World,
 )
+from tests.helpers.batches import same
 from tests.helpers.examples import examples
-from tests.helpers.iterables import Again, WithState, rows_of, same
+from tests.helpers.iterables import Again, WithState, rows_of
 
 LENGTHS = np.random.Generator(np.random.Philox(key=1)).integers(1, 60, 150).tolist()
 

@@ -18,8 +18,9 @@ from streampack import (
     Packing,
     ResumeError,
 )
+from tests.helpers.batches import same
 from tests.helpers.examples import examples
-from tests.helpers.iterables import Again, WithState, rows_of, same
+from tests.helpers.iterables import Again, WithState, rows_of
 
 LENGTHS = [7, 12, 30, 2, 9, 11, 31, 3, 5, 21] * 8
 WAY_OUT = r"; a source must give the same samples .* or start again without the state"

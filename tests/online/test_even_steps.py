@@ -18,10 +18,10 @@ from streampack import (
     Packing,
     ResumeError,
 )
+from tests.helpers.batches import digest
 from tests.helpers.even_steps import (
     Unsized,
     dataset_of,
-    digest_of,
     in_order,
     loader_of,
     loops,
@@ -65,7 +65,7 @@ def test_loops_give_what_a_rank_alone_would_whatever_is_left_early_and_resumed(
 
     wanted, loader, left = iter(in_order(alone[method, end])), begun(), steps
     for stop, is_resumed in parts:
-        got = [digest_of(batch) for batch in islice(loader, stop)]
+        got = [digest(batch) for batch in islice(loader, stop)]
         assert got == list(islice(wanted, min(stop, left)))
         left = left - len(got) if is_resumed else 0
         if is_resumed:
@@ -121,10 +121,10 @@ def test_set_epoch_of_the_next_loop_changes_nothing_and_of_another_begins_it(alo
     wanted, loader = in_order(alone["random", "pad"]), PackedDataLoader(mixture(9))
     for epoch in range(3):  # as trainers do
         loader.dataset.set_epoch(epoch)
-        assert [digest_of(batch) for batch in loader] == wanted[9 * epoch : 9 * epoch + 9]
+        assert [digest(batch) for batch in loader] == wanted[9 * epoch : 9 * epoch + 9]
     loader.dataset.set_epoch(1)
     assert loader.state_dict()["loop"] == {"epoch": 1, "step": 0, "steps": 9}
-    assert [digest_of(batch) for batch in loader] == alone["random", "pad"][1][:9]
+    assert [digest(batch) for batch in loader] == alone["random", "pad"][1][:9]
 
 
 def test_a_state_without_steps_is_in_the_loop_of_its_epoch(alone):
@@ -134,7 +134,7 @@ def test_a_state_without_steps_is_in_the_loop_of_its_epoch(alone):
     resumed = PackedDataLoader(mixture(9))
     resumed.load_state_dict(loader.state_dict())
     epoch = alone["random", "pad"][1]
-    assert [digest_of(batch) for batch in resumed] == epoch[4:9]
+    assert [digest(batch) for batch in resumed] == epoch[4:9]
 
 
 def test_the_number_of_steps_may_change_at_a_resume(alone):
@@ -187,9 +187,9 @@ def test_loops_of_workers_give_what_they_would_without(workers, persistent):
     plain = in_order(loops(loader_of(mixture(None), workers), 6))
     loader = loader_of(mixture(11), workers, persistent_workers=persistent)
     assert loops(loader, 2) == [plain[:11], plain[11:22]]
-    assert [digest_of(batch) for batch in islice(loader, 4)] == plain[22:26]
+    assert [digest(batch) for batch in islice(loader, 4)] == plain[22:26]
     state = json.loads(json.dumps(loader.state_dict()))
-    assert [digest_of(batch) for batch in loader] == plain[26:37]
+    assert [digest(batch) for batch in loader] == plain[26:37]
     resumed = loader_of(mixture(11), workers)
     resumed.load_state_dict(state)
     assert loops(resumed, 2) == [plain[26:33], plain[33:44]]

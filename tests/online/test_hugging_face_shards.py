@@ -19,7 +19,8 @@ from streampack import (
 )
 from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice
 from streampack.online.worker_slice import WorkerSlice
-from tests.helpers.iterables import pieces, same
+from tests.helpers.batches import same
+from tests.helpers.iterables import pieces
 
 
 def generated(shards, num_rows):

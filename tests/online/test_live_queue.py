@@ -22,7 +22,8 @@ from streampack import (
     ResumeError,
     World,
 )
-from tests.helpers.iterables import Again, WithState, pieces, rows_of, same
+from tests.helpers.batches import same
+from tests.helpers.iterables import Again, WithState, pieces, rows_of
 
 # torchdata's own call into torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

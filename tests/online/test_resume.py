@@ -24,7 +24,8 @@ from streampack import (
     WorkerError,
 )
 from streampack.online.state import saved_state
-from tests.helpers.iterables import Again, WithState, pieces, rows_of, same
+from tests.helpers.batches import same
+from tests.helpers.iterables import Again, WithState, pieces, rows_of
 
 # torchdata's own call into torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

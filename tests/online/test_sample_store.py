@@ -21,8 +21,9 @@ from streampack import (
 from streampack.online.sample_store import SampleStore
 from streampack.pack import fit_samples, make_packer
 from streampack.types import Packs
+from tests.helpers.batches import same
 from tests.helpers.examples import examples
-from tests.helpers.iterables import pieces, rows_of, same
+from tests.helpers.iterables import pieces, rows_of
 
 
 def hold(store, key, tokens, num_tokens=None):

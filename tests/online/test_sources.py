@@ -21,8 +21,9 @@ from streampack import (
     Packing,
     World,
 )
+from tests.helpers.batches import same
 from tests.helpers.builders import write_stream_files
-from tests.helpers.iterables import Again, pieces, rows_of, same
+from tests.helpers.iterables import Again, pieces, rows_of
 from tests.helpers.words import words
 
 PACKING = Packing(max_seq_len=16)

@@ -21,18 +21,18 @@ from streampack import (
     World,
 )
 from streampack.errors import StreampackError
+from tests.helpers.batches import digest
 from tests.helpers.even_steps import (
     STEPS_OF_RANKS,
     Unsized,
     dataset_of,
-    digest_of,
     equal_lengths,
     in_order,
     loader_of,
     loops,
     rows_of_packs,
 )
-from tests.helpers.ranks import on_ranks, on_ranks_that_die
+from tests.helpers.ranks import on_ranks
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +45,7 @@ def load_equal(rank: int, folder: Path, *, workers: int, direct: bool = False) -
     dataset = dataset_of(rank, num, packs, **keep)
     loader = dataset if direct else loader_of(dataset, workers)
     seen = {"plain": plain, "loops": loops(loader, 2)}
-    part = [digest_of(batch) for batch in islice(loader, 5)]
+    part = [digest(batch) for batch in islice(loader, 5)]
     state = json.loads(json.dumps(loader.state_dict()))
     seen["loops"] += [part]  # left early, on all ranks
     seen["after"] = loops(loader, 2)
@@ -153,7 +153,7 @@ def load_until_killed(rank: int, folder: Path) -> Any:
     try:
         for _ in range(2):
             for batch in loader:
-                seen.append(digest_of(batch))
+                seen.append(digest(batch))
                 (folder / f"state{rank}").write_text(json.dumps([loader.state_dict(), seen]))
                 if rank == 2 and len(seen) == 50:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -174,7 +174,7 @@ def load_after_kill(rank: int, folder: Path) -> Any:
 
 
 def test_a_killed_rank_is_noticed_by_the_others_and_all_resume_where_they_were(tmp_path):
-    seen = on_ranks_that_die(tmp_path, load_until_killed, len(STEPS_OF_RANKS))
+    seen = on_ranks(tmp_path, load_until_killed, len(STEPS_OF_RANKS), may_die=True)
     assert seen[2] is None
     for rank in (0, 1, 3):
         assert seen[rank].startswith("steps='equal': another rank has ended")

@@ -16,7 +16,8 @@ from streampack import (
     Packing,
     World,
 )
-from tests.helpers.iterables import pieces, rows_of, same
+from tests.helpers.batches import same
+from tests.helpers.iterables import pieces, rows_of
 
 # datasets' own call into pyarrow, where it sorts.
 pytestmark = [

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.report.bars import bars_of, colour, pack_lines
+from streampack.report.bars import colour, pack_lines
 
 bar_of_at_most_64 = (
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 20)), min_size=1, max_size=12)
@@ -36,19 +36,3 @@ def test_a_segment_has_its_streams_colour_and_ends_in_a_notch():
         (0, 4, colour(0)),
         (4, 6, colour(3)),
     ]
-
-
-@given(
-    packs=st.lists(bar_of_at_most_64, min_size=0, max_size=6), skipped=st.sets(st.integers(0, 5))
-)
-def test_a_batch_is_taken_apart_into_its_packs(packs, skipped):
-    rows = [row for row in range(len(packs) + len(skipped)) if row not in skipped][: len(packs)]
-    segments = [
-        [row, stream, 0, 9, 0, length]
-        for row, pack in zip(rows, packs, strict=True)
-        for stream, length in pack.tolist()
-    ]
-
-    bars = bars_of(np.array(segments, np.int64).reshape(-1, 6))
-
-    assert [bar.tolist() for bar in bars] == [pack.tolist() for pack in packs]

@@ -28,7 +28,6 @@ from streampack.write import write_stream
 from tests.helpers import conformance
 from tests.helpers.browser import browser_page
 from tests.helpers.conformance import worlds
-from tests.helpers.synthetic import write_long_run
 
 LENGTHS = ([5, 40, 7, 30, 12, 33, 1, 64, 9, 18] * 9, [90, 3, 150, 64, 20, 8] * 11)
 MIXED = {"weight_unit": "tokens", "global_batch_size": 12}
@@ -57,7 +56,6 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A browser page."""
     with browser_page(tmp_path_factory.mktemp("profile")) as opened:
         yield opened
 
@@ -88,20 +86,10 @@ def write_lognormal(path: Path, num: int, mean: int) -> None:
     write_stream((np.zeros(length, np.uint16) for length in lengths), path)
 
 
-def long_run(folder: Path) -> object:
-    """A run of 1T tokens on 64 ranks of 8 nodes."""
-    path = write_long_run(folder)
-    return build_dataset(read_config(path), path, World(num_ranks=64, ranks_per_node=8))
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["demo", pytest.param("1T", marks=pytest.mark.slow)])
-def test_a_report_opens_in_a_browser_without_an_error_or_a_request(
-    page, tmp_path, monkeypatch, name
-):
-    dataset = demo_dataset(tmp_path, monkeypatch) if name == "demo" else long_run(tmp_path)
-    path = tmp_path / "report.html"
-    write_report(dataset, path, title=f"{name} <&>", times={"training": 9.0, "waiting": 0.1})
+def test_a_report_opens_in_a_browser_without_an_error_or_a_request(page, tmp_path, monkeypatch):
+    path, times = tmp_path / "report.html", {"training": 9.0, "waiting": 0.1}
+    write_report(demo_dataset(tmp_path, monkeypatch), path, title="demo <&>", times=times)
 
     shown = []
     for is_dark in (False, True):
@@ -111,7 +99,7 @@ def test_a_report_opens_in_a_browser_without_an_error_or_a_request(
         shown.append([background[0], page.evaluate(text)[1]])
         assert page.complaints == []
         assert [url for url in page.requests if not url.startswith("data:")] == [path.as_uri()]
-    assert page.evaluate("document.querySelector('h1').textContent") == f"{name} <&>"
+    assert page.evaluate("document.querySelector('h1').textContent") == "demo <&>"
     assert all(light != dark for light, dark in zip(*shown, strict=True))
     titles = [figure["title"] for figure in figures]
     last = ["What each node reads and caches", "Where the time went"]

@@ -107,28 +107,6 @@ def test_simulated_steps_go_on_over_epochs_as_the_loaders_do(written, key):
     assert {key: numbers[key] for key in counted} == counted
 
 
-@pytest.mark.parametrize("key", ["random", "stratified", "accumulated", "drop", "carry"])
-def test_the_ranks_of_a_world_add_up_to_its_simulation(written, key):
-    def make(world):
-        return conformance.make(written, world=world, **OPTIONS[key])
-
-    loaders = [PackedDataLoader(make(world)) for world in worlds(3)]
-    counted = [ran(loader) for loader in loaders]
-    stats = [loader.stats() for loader in loaders]
-
-    numbers = simulate(make(worlds(3)[0]))
-
-    assert numbers["ranks"] == 3
-    assert {each["steps"] for each in counted} == {numbers["steps"]}
-    for name in ("padding_packs", "padding_tokens"):
-        assert numbers[name] == sum(each[name] for each in counted)
-    for name in ("packs", "tokens"):
-        assert numbers[name] == sum(each[name] for each in stats)
-    for name, stream in numbers["streams"].items():
-        for count in ("samples", "tokens", "split"):
-            assert stream[count] == sum(each["streams"][name][count] for each in stats)
-
-
 def test_a_simulation_opens_no_shard_where_there_are_length_files(written, monkeypatch):
     monkeypatch.setattr(TokenStream, "open_shard", None)
 

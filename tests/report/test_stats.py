@@ -7,7 +7,6 @@ import copy
 import pytest
 from rich.console import Console
 
-from streampack.report import stats_table
 from streampack.report.stats import stats_view
 
 STREAM = {"split": 0, "truncated": 0, "dropped": 0}
@@ -49,25 +48,6 @@ def show():
         return captured.get()
 
     return render
-
-
-def test_a_narrow_terminal_cuts_no_number():
-    console = Console(width=80, color_system=None)
-    crawl = STATS["streams"]["code"] | {"tokens": 622_640_812, "split": 1120, "repeats": 1.0}
-    with console.capture() as captured:
-        console.print(stats_table({"streams": {"a-crawl-of-much-of-the-web": crawl}}))
-
-    row = " ".join(captured.get().splitlines()[-2].split())
-    assert row.endswith("… 61 3.1 % 622,640,812 34.9 % 35.0 % 1.00 1,120")
-
-
-def test_every_stream_has_a_row_with_its_counts_shares_and_target(show):
-    rows = [line for line in show(STATS).splitlines() if "code" in line or "docs" in line]
-
-    assert [row.split() for row in rows] == [
-        ["code", "61", "3.1", "%", "74,112", "34.9", "%", "35.0", "%"],
-        ["docs", "1,902", "96.9", "%", "138,249", "65.1", "%", "65.0", "%"],
-    ]
 
 
 def test_the_lines_below_say_fill_amount_speed_and_the_buffers_high_water(show):

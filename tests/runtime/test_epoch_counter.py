@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 from itertools import permutations
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
@@ -42,27 +41,6 @@ def test_a_worker_that_never_came_to_an_epoch_is_counted_in_the_next(order):
     assert {ledger.begin(worker, "second") for worker in order} == {1}
 
 
-def test_a_start_that_failed_can_be_taken_back():
-    ledger = SharedEpochCounter()
-    ledger.begin(0, "first")
-    word = ledger.word(0)
-    assert ledger.begin(0, "second") == 1
-    ledger.put_back(0, word)
-    assert ledger.next_epoch == 1
-    assert ledger.begin(0, "third") == 1
-
-
-def test_a_copy_counts_for_itself():
-    ledger = SharedEpochCounter()
-    ledger.run = [1, 2, 3, 4, 5, 6, 7]
-    ledger.begin(0, "a")
-    copy = pickle.loads(pickle.dumps(ledger))
-    assert copy.run == [1, 2, 3, 4, 5, 6, 7]
-    assert copy.begin(0, "b") == 1
-    assert ledger.next_epoch == 1
-    assert copy.next_epoch == 2
-
-
 def begin_in_step(ledger: SharedEpochCounter, worker: int, turns: Any, epochs: Any) -> None:
     for number in range(NUM_TURNS):
         turns[worker] = number + 1
@@ -86,18 +64,3 @@ def test_workers_that_begin_at_the_same_moment_agree():
         worker.join(60)
         assert worker.exitcode == 0
     assert list(epochs) == 2 * list(range(NUM_TURNS))
-
-
-def count_on(ledger: SharedEpochCounter, worker: int) -> None:
-    ledger.begin(worker, "in a child")
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_child_process_shares_the_page(method):
-    ledger = SharedEpochCounter()
-    child = multiprocessing.get_context(method).Process(target=count_on, args=(ledger, 1))
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    assert ledger.next_epoch == 1

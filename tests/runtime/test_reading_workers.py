@@ -57,36 +57,6 @@ def until_dead(pid: int) -> None:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-@pytest.mark.parametrize(
-    ("after", "number"), [(1, signal.SIGKILL), (2, signal.SIGSEGV), (9, signal.SIGKILL)]
-)
-def test_a_killed_worker_is_named_within_10_s_and_the_run_goes_on_exactly(written, after, number):
-    wanted = [show(batch) for batch in conformance.make(written)]
-    loader = PackedDataLoader(conformance.make(written), num_workers=2)
-    shown: list[Any] = []
-    state = {}
-    victim = 0
-
-    def train() -> None:
-        nonlocal state, victim
-        for batch in loader:
-            shown.append(show(batch))
-            state = loader.state_dict()
-            if len(shown) == after:
-                victim = worker_pids(loader)[1]
-                os.kill(victim, number)
-                until_dead(victim)
-
-    begin_s = time.monotonic()
-    with pytest.raises(WorkerError, match=rf"worker 1 \(pid \d+\) died: killed by {number.name}"):
-        train()
-    assert time.monotonic() - begin_s < 60  # the bound is 10 s, but the machine is shared
-    assert shown == wanted[:after]
-    loader.load_state_dict(state)
-    assert shown + [show(batch) for batch in loader] == wanted
-    assert victim not in worker_pids(loader)
-
-
 def test_the_training_step_is_never_interrupted_by_a_workers_death(written):
     loader = PackedDataLoader(conformance.make(written), num_workers=1)
     batches = iter(loader)
@@ -97,18 +67,6 @@ def test_the_training_step_is_never_interrupted_by_a_workers_death(written):
     assert sum(range(100_000)) > 0  # a handler of SIGCHLD would raise here
     with pytest.raises(WorkerError, match=rf"pid {pid}\).*memory"):
         next(batches)
-
-
-def test_a_workers_own_error_keeps_its_type_and_what_is_known_of_it(written, tmp_path):
-    copy = conformance.write_streams(tmp_path, written.lengths)
-    dataset = conformance.make(copy)
-    path = copy.paths[1] / "shard.00002.mds"
-    path.write_bytes(path.read_bytes()[:-40])
-    loader = PackedDataLoader(dataset, num_workers=1)
-    with pytest.raises(DataError, match=path.name) as caught:
-        list(loader)
-    assert "Traceback" not in str(caught.value)
-    assert any("reading worker" in note for note in caught.value.__notes__)
 
 
 def test_what_was_read_before_an_error_is_delivered_before_it(written, tmp_path):
@@ -130,13 +88,6 @@ def test_what_was_read_before_an_error_is_delivered_before_it(written, tmp_path)
     assert 2 < len(wanted) < len(conformance.make(copy)) - 2
     for num_workers in (1, 2):
         assert delivered(num_workers=num_workers) == wanted
-
-
-def test_shared_memory_that_cannot_hold_the_batches_is_refused_at_construction(written):
-    dataset = conformance.make(written, max_seq_len=1 << 20, batch_size=2047)
-    with pytest.raises(ConfigError, match=r"/dev/shm has \d+ bytes free.*num_workers=0"):
-        PackedDataLoader(dataset, num_workers=1)
-    PackedDataLoader(dataset)
 
 
 def test_the_bytes_of_all_ranks_of_a_node_count(tmp_path):
@@ -363,8 +314,6 @@ def within(bound_s: float, work: Callable[[], None]) -> None:
 
 
 class Pinnable:
-    """A value that records whether it was pinned."""
-
     is_pinned = False
 
     def pin_memory(self) -> Pinnable:
@@ -374,8 +323,6 @@ class Pinnable:
 
 
 class Pair(NamedTuple):
-    """A batch in the form of some formats."""
-
     tokens: Any
     labels: Any
 

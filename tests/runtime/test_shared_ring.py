@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from streampack import Stream, formats
+from streampack import IterableStream, PackedIterableDataset, Packing, Stream, formats
 from streampack.loader.loader import PackedDataLoader
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.shared_ring import RingReader
@@ -81,6 +81,22 @@ def test_workers_make_whole_batches_only_where_the_loop_should_not(tmp_path: Pat
         assert loader._loading._handing is None  # type: ignore[union-attr]
         assert all(map(same, loader, dataset_of(stream, batch_format)))
     assert set(formats.FORMATS) >= {"torchtune", "compact"}
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_tensors_that_came_from_a_worker_may_be_written_to_and_share_no_byte(
+    num_workers: int,
+) -> None:
+    source = IterableStream([[5, 6, 7]] * 40)
+    dataset = PackedIterableDataset([source], packing=Packing(max_seq_len=8), batch_size=2)
+    batches = list(PackedDataLoader(dataset, num_workers=num_workers))
+
+    for batch in batches:
+        before = {name: value.clone() for name, value in batch.items() if torch.is_tensor(value)}
+        batch["tokens"].fill_(9)
+        assert all(torch.equal(batch[name], before[name]) for name in before if name != "tokens")
+    storages = {batch["tokens"].untyped_storage().data_ptr() for batch in batches}
+    assert len(storages) == len(batches)
 
 
 def test_a_slow_loop_never_sees_a_slot_that_was_filled_anew(stream: Stream) -> None:

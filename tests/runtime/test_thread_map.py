@@ -107,66 +107,6 @@ def test_threads_end_with_the_iteration_also_when_it_is_left_early(num_threads):
     assert not reading_threads()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_an_item_that_arrives_after_leaving_keeps_no_thread_alive(num_threads):
-    arrives = threading.Event()
-
-    def items():
-        yield 0
-        arrives.wait()
-        yield 1  # while the caller waits for the threads
-
-    results = ordered_thread_map(items(), lambda item: item, 1, num_threads)
-    assert next(results) == 0
-    threading.Timer(0.1, arrives.set).start()
-    begin = time.monotonic()
-    results.close()
-    assert time.monotonic() - begin < thread_map.LEAVE_S / 2
-
-
-def test_items_are_made_in_one_other_thread_and_so_are_results_that_nobody_waits_for():
-    makers, workers = set(), set()
-    made: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def items():
-        for item in range(8):
-            makers.add(threading.get_ident())
-            yield item
-
-    def work(item: int) -> int:
-        workers.add(threading.get_ident())
-        made.put(item)
-        return item
-
-    ahead = ordered_thread_map(items(), work, depth=3)
-    delivered = [next(ahead)]
-    workers.clear()
-    for item in range(1, 8):
-        while made.get(timeout=60) != item:
-            pass
-        delivered.append(next(ahead))
-    assert delivered == list(range(8))
-    assert next(ahead, None) is None
-    assert makers == workers
-    assert threading.get_ident() not in makers
-
-
-def test_an_interrupt_while_the_caller_helps_is_raised_at_once():
-    helped = threading.Event()
-
-    def work(item: int) -> int:
-        if threading.get_ident() == caller:
-            helped.set()
-            raise KeyboardInterrupt
-        assert helped.wait(60)
-        return item
-
-    caller = threading.get_ident()
-    with pytest.raises(KeyboardInterrupt):
-        next(ordered_thread_map(count(), work, 4))
-    assert not reading_threads()
-
-
 def test_a_callers_own_failure_surfaces_at_its_item():
     helped = threading.Event()
 

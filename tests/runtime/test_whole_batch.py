@@ -8,15 +8,13 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
-from streampack import ConfigError, IterableStream, PackedIterableDataset, Packing
-from tests.helpers.batches import LENGTHS, dataset_of, same
+from streampack import ConfigError
+from tests.helpers.batches import dataset_of, same
 
 
 @pytest.mark.processes
@@ -87,29 +85,3 @@ def test_wrappers_and_collate_functions_in_the_worker_see_and_change_usual_batch
     assert len(found) == len(expected) > 100
     assert all(type(batch) is dict for batch in found)
     assert all(map(same, found, expected))
-
-
-@pytest.mark.processes
-@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize(
-    ("kind", "batch_format"),
-    [(DataLoader, "native"), (DataLoader, "compact"), (StatefulDataLoader, "hf")],
-)
-def test_torchs_loaders_deliver_the_batches_of_the_dataset(
-    stream: Any, kind: Any, batch_format: str
-) -> None:
-    expected = list(dataset_of(stream, batch_format))
-    dataset = dataset_of(stream, batch_format)
-    found = list(kind(dataset, batch_size=None, num_workers=2, prefetch_factor=3))
-    assert all(type(batch) is dict for batch in found)
-    assert len(found) == len(expected)
-    assert all(map(same, found, expected))
-
-
-@pytest.mark.processes
-def test_torchs_loader_delivers_the_batches_of_iterables() -> None:
-    stream = IterableStream([np.arange(1, 2 + length % 30) for length in LENGTHS])
-    dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=32), batch_size=2)
-    expected = list(dataset)
-    dataset.set_epoch(0)
-    assert all(map(same, DataLoader(dataset, batch_size=None, num_workers=1), expected))

@@ -15,6 +15,7 @@ from torch.utils.data import get_worker_info
 
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
+from tests.helpers.batches import same
 from tests.helpers.builders import stream_of
 
 pytestmark = pytest.mark.processes
@@ -23,10 +24,17 @@ LARGE = 1 << 19  # elements; more than fits in a socket's buffer
 
 
 class Pair(NamedTuple):
-    """A result of its own type."""
-
     tokens: Any
     mask: Any
+
+
+SMALL = {
+    "mask": torch.tensor([[True], [False], [True]]),
+    "ids": torch.arange(5, dtype=torch.int32),
+    "none": torch.zeros((0, 3), dtype=torch.int64),
+    "turned": torch.arange(6, dtype=torch.float16).reshape(2, 3).T,
+    "others": [object, "a", 7],
+}
 
 
 def of_kinds(_given: None) -> Any:
@@ -46,6 +54,7 @@ def of_kinds(_given: None) -> Any:
                 "odd": OrderedDict(a=tensor.to(torch.bfloat16)),
                 "dict": {"a": (tensor, None)},
                 "scalar": torch.tensor(2.5),
+                "small": SMALL,
             }[kind]
         ]
 
@@ -77,7 +86,7 @@ def test_workers_have_the_variables_of_the_training_process_as_it_starts_them(mo
 
 def test_results_of_any_form_arrive_as_they_were():
     wanted = torch.arange(LARGE)
-    kinds = ["list", "pair", "odd", "dict", "scalar"]
+    kinds = ["list", "pair", "odd", "dict", "scalar", "small"]
     found = dict(zip(kinds, pool_of(2).results(kinds), strict=True))
     assert torch.equal(found["list"][0], wanted)
     assert found["list"][1] == 1
@@ -87,6 +96,7 @@ def test_results_of_any_form_arrive_as_they_were():
     assert torch.equal(found["odd"]["a"], wanted.to(torch.bfloat16))
     assert torch.equal(found["dict"]["a"][0], wanted)
     assert found["scalar"].item() == 2.5
+    assert same(found["small"], SMALL)
 
 
 def test_an_error_arrives_as_it_was_with_the_workers_traceback_as_a_note():

@@ -197,19 +197,6 @@ def test_any_function_of_the_batch_is_a_model() -> None:
         assert_no_leak(over_rows, packed("restart"))
 
 
-class HasNoPositions(nn.Module):
-    """Has no argument for positions, like BLOOM or OPT."""
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        raise AssertionError(f"called with {input_ids.shape}, {attention_mask.shape}")
-
-
-@pytest.mark.processes
-def test_a_model_of_transformers_without_position_ids_is_told_so() -> None:
-    with pytest.raises(ConfigError, match="HasNoPositions takes input_ids but no position_ids, so"):
-        assert_no_leak(HasNoPositions(), packed("restart"))
-
-
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.processes
 @pytest.mark.parametrize("wrapper", ["peft", "peft without a task", "compiled", "DDP"])

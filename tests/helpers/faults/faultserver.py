@@ -90,7 +90,6 @@ class Fault:
         self._chance = random.Random(self.seed)
 
     def takes(self, method: str, path: str) -> bool:
-        """Count a request if it matches, and say whether it gets the fault."""
         if self.kind in OF_A_BODY and method != "GET":
             return False
         if not re.fullmatch(self.method, method) or not re.search(self.path, path):
@@ -118,7 +117,6 @@ class Request:
     client: int
     """The client's port: one connection has one."""
     user_agent: str
-    """What the client calls itself."""
     fault: str | None
     """The kind of fault it got, if any."""
     status: int = 0
@@ -160,16 +158,13 @@ class FaultServer:
 
     @property
     def port(self) -> int:
-        """The loopback port that it listens at."""
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
-        """Its root, for S3_ENDPOINT_URL."""
         return f"http://127.0.0.1:{self.port}"
 
     def add(self, kind: Kind, **options: Any) -> Fault:
-        """Add a fault in front of the existing ones, from now on, and return it."""
         fault = Fault(kind=kind, **options)
         with self.seen:
             self.faults.insert(0, fault)
@@ -203,7 +198,6 @@ class FaultServer:
         return len(self.requests(path, method))
 
     def wait_for(self, fault: Fault, times: int = 1, limit_s: float = 30.0) -> None:
-        """Wait until so many requests have got a fault."""
         with self.seen:
             if not self.seen.wait_for(lambda: fault.given >= times, limit_s):
                 raise TimeoutError(f"{fault}: {fault.given} of {times} requests in {limit_s} s")
@@ -218,7 +212,6 @@ class FaultServer:
         return found[0] if found else None
 
     def note(self, request: Request) -> None:
-        """Add a request to the log."""
         with self.seen:
             if request.path.startswith(self.prefix):
                 self.log.append(request)

@@ -80,7 +80,6 @@ class Seen:
     """Paths outside the folder that were touched."""
 
     def note(self, event: str, args: tuple[Any, ...]) -> None:
-        """Look at one audit event."""
         if event in RUNS_CODE:
             self.code.append(f"{event} {args!r:.200}")
         elif event in TOUCHES and not (event in IN_FOLDERS and args[-1] != -1):
@@ -311,7 +310,6 @@ def deep_json(rng: random.Random) -> bytes:
 
 
 def write_good_streams(folder: Path) -> dict[str, tuple[Files, dict[str, Any]]]:
-    """Write small streams of every kind; return their files and arguments of `Stream`, by name."""
     lengths = [1 + (i * 37) % 60 for i in range(14)]
     labels = [list(range(n)) for n in lengths]
     kinds: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -390,7 +388,6 @@ def _with_digest_of(index: bytes, lengths: bytes) -> bytes:
 
 
 def fuzz(root: Path, seed: int, first: int, last: int) -> dict[str, Any]:
-    """Read hostile streams; return counts of the results, and all forbidden events."""
     tempfile.tempdir = str(root / "tmp")
     (root / "tmp").mkdir()
     logging.disable(logging.WARNING)  # otherwise every stream warns that it has no hashes
@@ -500,7 +497,6 @@ def read_bombs(root: Path) -> dict[str, list[Any]]:
 
 
 def main() -> None:
-    """Read the hostile streams that the command line names."""
     root, what, *numbers = sys.argv[1:]
     if what == "bombs":
         found: Any = read_bombs(Path(root))

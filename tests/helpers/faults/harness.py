@@ -1,12 +1,7 @@
 """A data set in which every token can be checked, and an epoch over it with a deadline.
 
-::
-
-    write_dataset(folder) --> DataSet: 2,000 samples in 29 shards, tokens from (stream, sample)
-    run_epoch(make) --------> Outcome: ok | error | hang, what came, what was missing, how long
-
-`Audit` checks what a training loop receives. `batch["segments"]` maps every part of a batch to the
-tokens of a sample, and each token is compared with the one that was written.
+`Audit` maps every part of a batch to the tokens of a sample, and compares each with the one that
+was written.
 """
 
 from __future__ import annotations
@@ -53,7 +48,6 @@ class DataSet:
 
     @property
     def index(self) -> dict[str, Any]:
-        """Its index.json as it is now."""
         document: dict[str, Any] = json.loads((self.folder / "index.json").read_bytes())
         return document
 
@@ -66,7 +60,6 @@ class DataSet:
         ]
 
     def tokens_of(self, sample: int) -> np.ndarray:
-        """Return the tokens of a sample, shape (lengths[sample],)."""
         return builders.tokens_of(self.seed, sample, self.lengths[sample], self.dtype)
 
 
@@ -86,7 +79,6 @@ def write_dataset(
     lengths_file: bool = True,
     size_limit: int = SHARD_BYTES,
 ) -> DataSet:
-    """Write a stream with MosaicML's writer."""
     lengths = lengths_of(num_samples, seed)
     builders.write_stream_files(
         folder,
@@ -123,7 +115,6 @@ class Audit:
         """Segments as they came: (stream, pass, sample, start, length)."""
 
     def add(self, batch: Mapping[str, Any]) -> None:
-        """Check one batch."""
         tokens = batch["tokens"].numpy()  # (B, S)
         row, column = -1, 0
         for segment in batch["segments"].tolist():
@@ -134,7 +125,6 @@ class Audit:
             self.order.append(tuple(segment[1:]))
 
     def add_segment(self, stream: int, sample: int, start: int, tokens: np.ndarray) -> None:
-        """Check a part of a sample."""
         truth = self.datasets[stream].tokens_of(sample)[start : start + len(tokens)]
         if not np.array_equal(truth, tokens):
             self.altered.append((stream, sample))
@@ -156,12 +146,10 @@ class Audit:
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """(stream, sample) of samples with a missing token."""
         return self._samples_with(lambda counts: counts == 0)
 
     @property
     def twice(self) -> list[tuple[int, int]]:
-        """(stream, sample) of samples with a repeated token."""
         return self._samples_with(lambda counts: counts > 1)
 
     @property
@@ -195,8 +183,6 @@ def deadline(limit_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an epoch ended."""
-
     audit: Audit
     error: BaseException | None
     """The exception that ended the epoch early, if any."""
@@ -322,17 +308,14 @@ class Store:
         )
 
     def stream(self, name: str = "ds", **options: Any) -> Stream:
-        """Return a stream of it that is kept in `caches / name` (or `local=`)."""
         options = {"local": str(self.caches / name), **options}
         return Stream(remote=f"s3://{self.bucket}/{name}", **options)
 
     def uri(self, basename: str) -> str:
-        """Return the URI of a file, as it appears in messages."""
         return f"s3://{self.bucket}/ds/{basename}"
 
 
 def temporary_names(folder: Path) -> list[str]:
-    """Return the names of unfinished downloads in a cache folder."""
     with contextlib.suppress(FileNotFoundError):
         names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
         return sorted(name for name in names if ".tmp" in name or ".partial" in name)

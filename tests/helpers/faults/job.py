@@ -19,7 +19,6 @@ fragment, reads the last state and resumes from it.
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import os
 import signal
@@ -42,6 +41,7 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
 from streampack.world import World
+from tests.helpers.batches import digest
 from tests.helpers.builders import tokens_of, write_stream_files
 
 LOG = "log.jsonl"
@@ -62,7 +62,6 @@ def _remove_cut_line(path: Path) -> None:
 
 
 def num_altered(batch: dict[str, Any]) -> int:
-    """Return how many tokens of a batch differ from those that were written."""
     tokens = batch["tokens"].numpy()
     filled = [0] * len(tokens)
     wrong = 0
@@ -71,15 +70,6 @@ def num_altered(batch: dict[str, Any]) -> int:
         wrong += int((here != tokens_of(stream, sample, start + length)[start:]).sum())
         filled[row] += length
     return wrong
-
-
-def digest(batch: dict[str, Any]) -> str:
-    """Return a hash of everything in a batch."""
-    whole = hashlib.blake2s()
-    for key, value in sorted(batch.items()):
-        whole.update(key.encode())
-        whole.update(str(value).encode() if isinstance(value, int) else value.numpy().tobytes())
-    return whole.hexdigest()
 
 
 def make_dataset(config: dict[str, Any]) -> PackedStreamingDataset:
@@ -171,7 +161,6 @@ class _Job:
 
 
 def run(config: dict[str, Any], events: socket.socket) -> int:
-    """Run one job in this process and return its exit status."""
     os.environ.update(config["environment"])
     tempfile.tempdir = None  # the environment may name another
     torch.set_num_threads(1)

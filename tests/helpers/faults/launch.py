@@ -47,8 +47,6 @@ PRIVATE = f'mount -t tmpfs -o size={SHARED_MEMORY} tmpfs /dev/shm && exec "$@"'
 
 
 class Job:
-    """One job that was started."""
-
     def __init__(self, folder: Path, events: socket.socket) -> None:
         self.folder = folder
         self._events = events
@@ -71,7 +69,6 @@ class Job:
         return said
 
     def errors(self) -> str:
-        """Return the end of what the job wrote to its stderr."""
         path = self.folder / "stderr"
         return path.read_text()[-3000:] if path.is_file() else ""
 
@@ -93,7 +90,6 @@ class Job:
         return self.status
 
     def workers(self) -> list[int]:
-        """Return the process ids of the job's workers, in the order in which they were started."""
         tasks = Path(f"/proc/{self.pid}/task")
         found = [int(p) for t in tasks.iterdir() for p in (t / "children").read_text().split()]
         return sorted(found)
@@ -105,7 +101,6 @@ class Job:
         return self.join()
 
     def close(self) -> None:
-        """Kill the job if it is still running."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._events.close()
@@ -140,7 +135,6 @@ class Jobs:
     """Whether jobs see mounts of their own."""
 
     def new_temporary(self) -> Path:
-        """Make a temporary folder for a job."""
         self._num_temporary += 1
         folder = self._temporary / str(self._num_temporary)
         folder.mkdir()
@@ -156,7 +150,6 @@ class Jobs:
         return job
 
     def start(self, config: dict[str, Any]) -> Job:
-        """Start a job and return once it runs."""
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             socket.send_fds(self._control, [json.dumps(config).encode()], [other.fileno()])
@@ -165,13 +158,11 @@ class Jobs:
         return job
 
     def run(self, config: dict[str, Any], timeout_s: float = BOUND_S) -> Job:
-        """Start a job and wait for its end."""
         job = self.start(config)
         job.join(timeout_s)
         return job
 
     def run_all(self, configs: Sequence[dict[str, Any]]) -> list[Job]:
-        """Start several jobs together and wait until all of them have ended."""
         started = [self.start(config) for config in configs]
         for job in started:
             job.join()
@@ -229,7 +220,6 @@ class Jobs:
 
 
 def temporary_of(config: dict[str, Any]) -> Path:
-    """Return the folder that a job uses as the system's temporary folder."""
     return Path(config["environment"]["TMPDIR"])
 
 
@@ -287,7 +277,6 @@ class Bench:
     def streams(
         self, cache: str = "cache", *, s3: bool = True, **options: Any
     ) -> list[dict[str, Any]]:
-        """Return the arguments of the streams, kept in a cache folder."""
         common = {"download_timeout": 10, "download_retry": 2, **options}
         folder = self.datasets[0].folder.parent
         bucket = f"s3://{folder.name}" if s3 else str(folder)
@@ -301,7 +290,6 @@ class Bench:
         ]
 
     def config(self, name: str = "job", **options: Any) -> dict[str, Any]:
-        """Return the config of a job."""
         folder = self.folder / name
         folder.mkdir(parents=True, exist_ok=True)
         common: dict[str, Any] = {
@@ -374,7 +362,6 @@ class Bench:
             assert self.jobs.shared_memory() == []
 
     def fetches(self) -> dict[str, int]:
-        """Return how often each shard was fetched from the store."""
         counts: dict[str, int] = {}
         for request in self.server.requests("shard", "GET"):
             counts[request.path] = counts.get(request.path, 0) + 1

@@ -3,7 +3,8 @@
 ::
 
     disk.actor = "rank 1"          the current actor, which owns the locks it takes
-    disk.on_use(kind, path)        called before every use; if it raises, nothing was done
+    disk.on_use(kind, path)        called before every use; if it raises, nothing was done, and if
+                                   it returns true, `open` and `map` give half of the file
     with disk.lock(path, 60)       another actor has it --> Waits: retry once it is free
                                    this actor has it    --> a real deadlock: AssertionError
 
@@ -60,10 +61,8 @@ class _Lock:
 
 
 class MemoryDisk(LocalFilesystem):
-    """Files, folders and locks in memory."""
-
-    def __init__(self, on_use: Callable[[str, Path], None] | None = None) -> None:
-        self.on_use = on_use or (lambda *_: None)
+    def __init__(self, on_use: Callable[[str, Path], bool] | None = None) -> None:
+        self.on_use = on_use or (lambda *_: False)
         self.actor = "none"
         self.now = 1.0
         self._folders: dict[str, dict[str, _File]] = {}
@@ -84,12 +83,10 @@ class MemoryDisk(LocalFilesystem):
         return stop
 
     def release(self, actors: Iterable[str]) -> None:
-        """Release the locks of dead actors."""
         dead = set(actors)
         self._locks = {path: lock for path, lock in self._locks.items() if lock.owner not in dead}
 
     def held_by(self, actor: str) -> list[str]:
-        """Return the paths of an actor's locks."""
         return [path for path, lock in self._locks.items() if lock.owner == actor]
 
     def files_in(self, folder: Path) -> dict[str, bytes]:
@@ -121,12 +118,10 @@ class MemoryDisk(LocalFilesystem):
         return list(self._folders.get(str(folder), ()))
 
     def open(self, path: Path) -> BinaryIO:
-        self._use("open", path)
-        return BytesIO(self._existing(path).content)
+        return BytesIO(self._read("open", path))
 
     def map(self, path: Path) -> ByteArray:
-        self._use("map", path)
-        return np.frombuffer(self._existing(path).content, np.uint8)
+        return np.frombuffer(self._read("map", path), np.uint8)
 
     def write(self, path: Path, pieces: Iterable[bytes]) -> None:
         self._use("create", path)
@@ -206,11 +201,16 @@ class MemoryDisk(LocalFilesystem):
 
     # Internals.
 
-    def _use(self, kind: str, path: Path) -> None:
+    def _read(self, kind: str, path: Path) -> bytes:
+        is_short = self._use(kind, path)
+        content = self._existing(path).content
+        return content[: len(content) // 2] if is_short else content
+
+    def _use(self, kind: str, path: Path) -> bool:
         if self._stop is not None:
             raise self._stop
         self._num_uses += 1
-        self.on_use(kind, path)
+        return self.on_use(kind, path)
 
     def _time_ns(self) -> int:
         return int(self.now * 1e9) + self._num_uses  # no two versions of a file have the same

@@ -10,8 +10,6 @@ from tests.helpers.faults.harness import edit_index
 
 
 class Payload:
-    """Creates a file when it is unpickled."""
-
     def __init__(self, path):
         self.path = str(path)
 

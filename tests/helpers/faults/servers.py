@@ -30,18 +30,12 @@ READY_LIMIT_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A running server."""
-
     url: str
-    """Where clients reach it."""
     port: int
-    """Its loopback port."""
     pid: int
-    """Its process."""
 
 
 def free_port() -> int:
-    """Return a free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -57,7 +57,6 @@ class Setup:
 
     @property
     def num_streams(self) -> int:
-        """How many streams there are."""
         return len(self.opened)
 
     @property
@@ -75,7 +74,6 @@ class Setup:
         )
 
     def blueprint(self, streams: tuple[TokenStream, ...], world: World, batch_size: int) -> Any:
-        """Return the spec that a dataset over these streams would have."""
         recipe = self.recipe
         return DatasetSpec(
             streams=streams,
@@ -89,7 +87,6 @@ class Setup:
         )
 
     def shape(self) -> tuple[int, int, int]:
-        """Return num_lanes, lane_turn and global_batch_size."""
         return self.recipe.num_lanes, self.recipe.lane_turn, self.recipe.global_batch_size
 
     def recipe_for(self, streams: tuple[TokenStream, ...]) -> Recipe:
@@ -121,7 +118,6 @@ class Setup:
         return self.limits[key]
 
     def object_at(self, uri: str) -> bytes:
-        """Return the object at a URI of the store."""
         return self.files[uri.removeprefix("s3://store/")]
 
     def _copy(
@@ -164,7 +160,6 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def make_setups(folder: Path) -> list[Setup]:
-    """Write the data sets of all schedules into an empty folder, and run each unbroken."""
     return [_make_setup(folder / str(i), i, **variant) for i, variant in enumerate(VARIANTS)]
 
 
@@ -302,6 +297,5 @@ class Planner:
         return plan, slot, needs, snapshots
 
     def close(self) -> None:
-        """End its thread, if it has one."""
         if self._sequence is not None:
             self._sequence.close()

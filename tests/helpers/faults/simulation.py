@@ -23,10 +23,10 @@ start removes all leftovers.
 
 from __future__ import annotations
 
-import io
+import copy
+import errno
 import json
 import os
-import pickle
 import random
 import sys
 import tempfile
@@ -72,26 +72,25 @@ class Faults:
     """The faults of one start of the job; probabilities are per use."""
 
     victim: int | None = None
-    """The process to kill ..."""
-    uses: int = 0
-    """... and at which of its uses of the disk."""
+    """The process with one use that goes wrong: the one of this number `at`, ..."""
+    at: int = 0
+    of_store: bool = False
+    """... of the store or else of the disk."""
+    kind: str = "kill"
+    """"kill", "short", "refused", or the name of an errno."""
     end_turn: int | None = None
     """The turn in which all processes are killed."""
     loss_turn: int | None = None
     """The turn in which a node loses its cache."""
     delay: float = 0.0
-    """Chance that the store is slow."""
     damage: float = 0.0
-    """Chance that the store sends damaged bytes."""
     refusal: float = 0.0
-    """Chance that the store refuses a request."""
     disk_error: float = 0.0
-    """Chance that the disk fails."""
 
     @property
     def may_raise(self) -> bool:
         """Whether these faults may end a process with an error."""
-        return bool(self.damage or self.refusal or self.disk_error)
+        return bool(self.damage or self.refusal or self.disk_error) or self.kind != "kill"
 
 
 @dataclass(slots=True, eq=False)
@@ -147,13 +146,15 @@ class Job:
 
     def _choose_world(self) -> None:
         rng, start = self.rng, self.simulation.start
-        self.num_nodes, self.per_node = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
+        is_alone = self.simulation.faults is not None
+        worlds = [(1, 1)] if is_alone else [(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)]
+        self.num_nodes, self.per_node = rng.choice(worlds)
         self.num_ranks = self.num_nodes * self.per_node
         is_odd = start.position % 2 and start.position < self.setup.num_packs[start.epoch]
         self.batch_size = 1 if is_odd else rng.choice([1, 2])
-        self.num_workers = rng.choice([0, 0, 1, 2])
+        self.num_workers = 0 if is_alone else rng.choice([0, 0, 1, 2])
         self.num_processes = self.num_ranks * (1 + self.num_workers)
-        self.is_limited = self.setup.is_large or rng.random() < 0.4
+        self.is_limited = is_alone or self.setup.is_large or rng.random() < 0.4
         self.tell(
             f"job of {self.num_nodes} x {self.per_node} ranks, {self.num_workers} workers, "
             f"batch_size {self.batch_size}, limited: {self.is_limited}, from {start.position}; "
@@ -161,23 +162,20 @@ class Job:
         )
 
     def world(self, rank: int) -> World:
-        """Return the world as a rank sees it."""
         return World(rank=rank, num_ranks=self.num_ranks, ranks_per_node=self.per_node)
 
     @property
     def num_readers(self) -> int:
-        """How many threads and processes of a node may fetch a shard at the same time."""
         return self.per_node * (2 + self.num_workers)
 
     def tell(self, text: str) -> None:
-        """Report an event."""
         self.simulation.tell(text)
 
     def _process(self, name: str, node: int) -> Process:
         process = Process(name=name, node=node)
         victim = self.faults.victim
         if victim is not None and len(self.processes) == victim % self.num_processes:
-            process.uses_left = self.faults.uses
+            process.uses_left = self.faults.at
         self.processes.append(process)
         return process
 
@@ -187,7 +185,6 @@ class Job:
     # Who moves.
 
     def run(self) -> bool:
-        """Run until every process has finished or died; return whether the epoch is complete."""
         while self.actors and self.turns_left > 0:
             self.num_turns += 1
             self.turns_left -= 1
@@ -225,7 +222,6 @@ class Job:
             self.disk.lose(self.simulation.folder(node))
 
     def actors_stop(self) -> None:
-        """End every process."""
         for process in self.processes:
             self._end(process)
 
@@ -392,32 +388,21 @@ def _note(streams: tuple[TokenStream, ...], rows: Int64Array, what: str) -> None
 # ---------------------------------------------------------------------------- one schedule
 
 
-class _Copier(pickle.Pickler):
-    """Pickles what goes to a worker; the disk and the store are the same for all."""
-
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
-        super().__init__(file)
-        self._ids = {id(each): number for number, each in enumerate(shared)}
-
-    def persistent_id(self, obj: Any) -> int | None:
-        return self._ids.get(id(obj))
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
-        super().__init__(file)
-        self._shared = shared
-
-    def persistent_load(self, number: Any) -> Any:
-        return self._shared[number]
-
-
 class Simulation:
-    """One schedule: a training job that is restarted until its epoch is done."""
+    """One schedule: a training job that is restarted until its epoch is done.
+
+    Chance decides on the faults, unless those of the first start of a single rank are given.
+    """
 
     def __init__(
-        self, setups: list[Setup], seed: int, tell: Callable[[str], None] | None = None
+        self,
+        setups: list[Setup],
+        seed: int,
+        tell: Callable[[str], None] | None = None,
+        faults: Faults | None = None,
     ) -> None:
+        self.faults = faults
+        self.was_hit = False
         self.rng = random.Random(seed)
         # The large ones take long, so they are drawn less often.
         self.setup = self.rng.choices(setups, [1 if each.is_large else 3 for each in setups])[0]
@@ -433,17 +418,14 @@ class Simulation:
         self._limit: int | None = None
 
     def tell(self, text: str) -> None:
-        """Report an event, if the caller asked for a log."""
         if self._tell is not None:
             self._tell(f"{self.disk.now:8.2f}  {text}")
 
     @staticmethod
     def folder(node: int) -> Path:
-        """Return where a node keeps its streams."""
         return Path(f"/sim/node{node}")
 
     def run(self) -> None:
-        """Start the job until it is done."""
         before = recent_module._pools
         try:
             is_done = False
@@ -455,7 +437,10 @@ class Simulation:
 
     def _start_job(self, *, is_last: bool) -> bool:
         self.num_jobs += 1
-        faults = Faults() if is_last else self._choose_faults()
+        if self.faults is not None:
+            faults = self.faults if self.num_jobs == 1 else Faults()
+        else:
+            faults = Faults() if is_last else self._choose_faults()
         state = self._state
         if state is not None:
             self.start = Progress(epoch=state["epoch"], position=state["position"])
@@ -472,7 +457,7 @@ class Simulation:
             damage=rng.choice([0.0, 0.0, 0.05, 0.3]),
         )
         if kind < 4:
-            return replace(faults, victim=rng.randrange(12), uses=rng.randrange(1, 250))
+            return replace(faults, victim=rng.randrange(12), at=rng.randrange(1, 250))
         if kind == 4:
             return replace(faults, end_turn=rng.randrange(200))
         if kind == 5:
@@ -482,17 +467,12 @@ class Simulation:
     # What the ranks do with it.
 
     def open(self, node: int, limit: int | None) -> tuple[TokenStream, ...]:
-        """Open the streams on a node."""
         self._limit = limit
         return open_remote(self.setup, self.folder(node), self.disk, self.store, limit)
 
     def send(self, gatherer: Gatherer) -> Gatherer:
-        """Return a gatherer as a worker would receive it."""
-        shared = [self.disk, self.store]
-        file = io.BytesIO()
-        _Copier(file, shared).dump(gatherer)
-        copied: Gatherer = _Unpickler(io.BytesIO(file.getvalue()), shared).load()
-        return copied
+        shared = (self.disk, self.store)  # the same for all
+        return copy.deepcopy(gatherer, {id(each): each for each in shared})
 
     def save(self, recipe: Recipe, digests: list[str], progress: Progress) -> None:
         """Save the state of rank 0, if chance decides so."""
@@ -503,7 +483,6 @@ class Simulation:
             self.tell(f"saved at {progress.position}, snapshots: {with_snapshots}")
 
     def check_batch(self, plan: Any, rows: Any, first: int) -> None:
-        """Compare a device batch with the unbroken run."""
         whole = self.setup.tokens[plan.epoch][first : first + plan.num_rows]
         padding = plan.num_rows - len(whole)  # where a window reaches past the epoch's end
         if not np.array_equal(rows.tokens, np.pad(whole, ((0, padding), (0, 0)))):
@@ -537,17 +516,33 @@ class Simulation:
 
     # Store and disk.
 
-    def _on_use(self, kind: str, path: Path) -> None:
+    def _on_use(self, kind: str, path: Path) -> bool:
         if self.actor is None or self._job is None:
-            return
-        process = self.actor.process
-        process.uses_left -= 1
-        if process.uses_left == 0:
-            self.tell(f"{self.disk.actor} dies at {kind} {path}")
-            raise self.disk.stop(Killed())
-        if self._job.faults.disk_error and self.rng.random() < self._job.faults.disk_error:
+            return False
+        faults = self._job.faults
+        is_counted = not faults.of_store and (faults.kind != "short" or kind in ("open", "map"))
+        if is_counted and self._goes_wrong(faults, f"{kind} {path}"):
+            return True
+        if faults.disk_error and self.rng.random() < faults.disk_error:
             self.tell(f"{self.disk.actor}: the disk fails at {kind} {path}")
             raise OSError(5, "Input/output error", str(path))
+        return False
+
+    def _goes_wrong(self, faults: Faults, what: str) -> bool:
+        """Count a use of the current process: raise, or return true if its bytes are cut short."""
+        process = self.actor.process
+        process.uses_left -= 1
+        if process.uses_left != 0:
+            return False
+        self.was_hit = True
+        self.tell(f"{self.disk.actor}: {faults.kind} at {what}")
+        if faults.kind == "kill":
+            raise self.disk.stop(Killed())
+        if faults.kind == "refused":
+            raise DataError(f"{what}: refused")
+        if faults.kind != "short":
+            raise OSError(getattr(errno, faults.kind), "this one failed")
+        return True
 
     def _fetch(
         self,
@@ -571,7 +566,10 @@ class Simulation:
         whole = self.setup.object_at(uri)
         for _ in range(4):
             is_damaged = rng.random() < faults.damage
-            disk.write(to, [self._damaged(basename, whole) if is_damaged else whole])
+            sent = self._damaged(basename, whole) if is_damaged else whole
+            if faults.of_store and self._goes_wrong(faults, uri):
+                is_damaged, sent = True, whole[: len(whole) // 2]
+            disk.write(to, [sent])
             self._check_room(to)
             try:
                 if check is not None:

@@ -6,7 +6,6 @@ to change packs or states, and say so in its message: a change of this file affe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from streampack import (
     BucketedIterableDataset,
@@ -31,6 +29,7 @@ from streampack import (
     World,
 )
 from streampack.write import write_stream
+from tests.helpers.batches import digest
 from tests.helpers.datasets import online_dataset, planned_dataset
 
 EXPECTED = Path(__file__).with_name("expected.json")
@@ -50,7 +49,6 @@ def samples(name: str) -> list[np.ndarray]:
 
 
 def write_streams(folder: Path) -> None:
-    """Write the streams of all planned cases."""
     for name in SIZES:
         write_stream(samples(name), folder / name, compression=None, size_limit=1 << 14)
 
@@ -263,29 +261,6 @@ EDITS: dict[str, Edits] = {
 }
 
 
-def digest(batch: Any) -> str:
-    """Return a hash of a batch: names, types, shapes and every byte."""
-    hashed = hashlib.blake2b(digest_size=12)
-    for value in _leaves(batch):
-        hashed.update(value)
-    return hashed.hexdigest()
-
-
-def _leaves(value: Any) -> Iterator[bytes]:
-    if isinstance(value, dict):
-        for key in sorted(value):
-            yield key.encode()
-            yield from _leaves(value[key])
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, torch.Tensor):
-        yield f"{value.dtype}{tuple(value.shape)}".encode()
-        yield value.contiguous().numpy().tobytes()
-    else:
-        yield repr(value).encode()
-
-
 def batches(
     loader: PackedDataLoader, edits: Edits | None = None, *, done: int = 0
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -306,7 +281,6 @@ def batches(
 
 
 def run(case: str, folder: Path) -> dict[str, Any]:
-    """Return the record of a case for `expected.json`."""
     seen = list(batches(PackedDataLoader(CASES[case](folder)), EDITS.get(case)))
     return {
         "batches": [hashed for hashed, _ in seen],

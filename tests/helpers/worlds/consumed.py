@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 
-def lines_of(run: Path) -> list[dict[str, Any]]:
+def lines_of(run: Path, files: str = "rank*.jsonl") -> list[dict[str, Any]]:
     """Read the logs of all ranks of a run, without a last line that was cut off by a kill."""
     lines = []
-    for file in sorted(run.glob("rank*.jsonl")):
+    for file in sorted(run.glob(files)):
         text = file.read_text()
         lines += [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     return lines
@@ -41,7 +41,6 @@ def runs_that_trained(out: Path) -> list[Path]:
 
 
 def first_step(run: Path) -> int:
-    """Return the steps done when a run began."""
     return int(run.name.rpartition("-")[2])
 
 
@@ -61,19 +60,6 @@ def segments_of(lines: Sequence[dict[str, Any]]) -> np.ndarray:
     return np.array(rows, np.int64).reshape(-1, 5)
 
 
-def check_whole_epoch(segments: np.ndarray, lengths: Sequence[np.ndarray]) -> None:
-    """Check that every sample of every stream appears exactly once and complete."""
-    assert set(segments[:, 0].tolist()) == set(range(len(lengths)))
-    for stream, wholes in enumerate(lengths):
-        own = segments[segments[:, 0] == stream]
-        covered = [np.zeros(length, np.int64) for length in wholes]
-        for _, _, sample, start, length in own.tolist():
-            covered[sample][start : start + length] += 1
-        times = {int(count) for sample in covered for count in sample}
-        assert times == {1}, f"stream {stream}: tokens were consumed {sorted(times)} times"
-        assert own[:, 4].sum() == wholes.sum(), f"stream {stream}: segments reach past samples"
-
-
 def wait_until(is_so: Callable[[], Any], ended: Callable[[], bool], *, timeout_s: float) -> Any:
     """Poll a condition twenty times per second until it is true, and return its value."""
     end = monotonic() + timeout_s
@@ -89,14 +75,10 @@ def pids_at_step(out: Path, run: int, step: int) -> dict[int, int]:
     runs = runs_of(out)
     if len(runs) <= run:
         return {}
-    pids = {}
-    for file in runs[run].glob("rank*.jsonl"):
-        text = file.read_text()
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        if lines:
-            pids[int(file.stem.removeprefix("rank"))] = int(lines[-1]["pid"])
-            if lines[-1]["step"] < step:
-                return {}
-        else:
-            return {}
-    return pids
+    lasts = {
+        int(file.stem.removeprefix("rank")): lines_of(runs[run], file.name)[-1:]
+        for file in runs[run].glob("rank*.jsonl")
+    }
+    if not all(last and last[0]["step"] >= step for last in lasts.values()):
+        return {}
+    return {rank: int(last["pid"]) for rank, [last] in lasts.items()}

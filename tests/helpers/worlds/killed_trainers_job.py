@@ -5,23 +5,19 @@
     python killed_trainers_job.py TOLD.json
         told["runs"]    name, trainer, dataset, number of ranks, folder, when it kills itself
                         --> FOLDER/steps-<name>-rank<r>.jsonl    the packs of each optimizer step
-                            FOLDER/events-<name>                 events in the save of KILLED_AT
+                            FOLDER/events-<name>    opens, renames, ... in the save of KILLED_AT
 
-An event is what Python does to files: opens, renames, deletes. Rank 0 kills itself at one of them,
-and the parent then kills the others, as torchrun would. A run continues from the last checkpoint in
-its folder.
+Rank 0 kills itself at one of these events, and the parent then kills the others, as torchrun would.
+A run continues from the last checkpoint in its folder.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import warnings
-from multiprocessing import connection
-from multiprocessing.context import ForkProcess as Process
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +44,7 @@ from streampack.lightning import PackedData
 from streampack.write import write_stream
 from tests.helpers.bigrams import Bigrams
 from tests.helpers.trainers_seen import digest_of
-from tests.helpers.worlds.torchrun_agents import free_port
+from tests.helpers.worlds.torchrun_agents import fork_ranks
 
 SAVE_EVERY = 2
 KILLED_AT = 6  # the run is killed while it saves this step
@@ -218,15 +214,9 @@ def run_lightning(kind: str, out: Path, world: World, watch: Watch, packs: Packs
     trainer.fit(Bigrams(), datamodule=data, ckpt_path=str(last) if last.exists() else None)
 
 
-def run_rank(rank: int, told: dict[str, Any], port: int) -> None:
-    """Do one run as one of its ranks."""
+def run_rank(rank: int, told: dict[str, Any]) -> None:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     out = Path(told["out"])
-    here = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": told["ranks"]}
-    here |= {"LOCAL_WORLD_SIZE": told["ranks"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    if told["ranks"] > 1:
-        os.environ.update({key: str(value) for key, value in here.items()})
     world = World(rank=rank, num_ranks=told["ranks"])
     watch = Watch(told["kill_at"] if rank == 0 else None)
     packs = Packs(out / f"steps-{told['name']}-rank{rank}.jsonl")
@@ -234,15 +224,11 @@ def run_rank(rank: int, told: dict[str, Any], port: int) -> None:
     run(told["dataset"], out, world, watch, packs)
     if rank == 0:  # which is the one to be killed
         (out / f"events-{told['name']}").write_text(str(watch.num_events))
-    sys.stdout.flush()
-    os._exit(0)  # gloo's threads can keep a process from exiting
 
 
 def main() -> None:
     """Do all runs one after the other, each in new processes."""
-    runs = json.loads(Path(sys.argv[1]).read_text())["runs"]
-    context = multiprocessing.get_context("fork")
-    for told in runs:
+    for told in json.loads(Path(sys.argv[1]).read_text())["runs"]:
         out = Path(told["out"])
         if not (out / "data").exists():
             rng = np.random.default_rng(0)
@@ -251,36 +237,13 @@ def main() -> None:
         if "share" in told:  # a share of the events that the previous, uninterrupted run had
             before = int((Path(told["of"]) / f"events-{told['of_run']}").read_text())
             told["kill_at"] = int(told["share"] * before)
-        arguments = (told, free_port())
-        ranks = [
-            context.Process(target=run_rank, args=(rank, *arguments))
-            for rank in range(told["ranks"])
-        ]
-        for rank in ranks:
-            rank.start()
-        stopped = wait_for(ranks)
-        first, *others = [rank.exitcode for rank in ranks]
+        first, *others = fork_ranks(run_rank, told["ranks"], told)
         if told["kill_at"] is None:
-            is_expected = not first and not any(others)
+            is_expected = first == 0 and not any(others)
         else:  # another rank may fail because it lost rank 0, before it is stopped
-            is_expected = first == -signal.SIGKILL and ranks[0] not in stopped and all(others)
+            is_expected = first == -signal.SIGKILL and 0 not in others
         if not is_expected:
             sys.exit(f"run {told}: the ranks ended with {[first, *others]}")
-
-
-def wait_for(ranks: list[Process]) -> set[Process]:
-    """Wait until all ranks have ended; if one fails, stop the others. Return those stopped."""
-    waiting = {rank.sentinel: rank for rank in ranks}
-    stopped = set()
-    while waiting:
-        for sentinel in connection.wait(list(waiting)):
-            ended = waiting.pop(sentinel)
-            ended.join()
-            if ended.exitcode:  # the others would wait forever
-                for other in filter(Process.is_alive, waiting.values()):
-                    other.kill()
-                    stopped.add(other)
-    return stopped
 
 
 if __name__ == "__main__":

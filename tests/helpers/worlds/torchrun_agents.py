@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import connection
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from tests.helpers.faults.servers import free_port
 
 ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0  # on an idle machine, a tenth of this would do
@@ -47,15 +50,7 @@ class Job:
             assert code == 0, f"exit code {code} (None: not in time)\n{self.tail()}"
 
     def tail(self) -> str:
-        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-6000:]
-
-
-def free_port() -> int:
-    """Return a free loopback port."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def environment() -> dict[str, str]:
@@ -111,6 +106,20 @@ def torchrun(
         stop(agents)
 
 
+def run_job(name: str, *arguments: Any, python: Path | str = sys.executable) -> None:
+    """Run a script of this folder; if it fails, the error shows the end of its output."""
+    done = subprocess.run(
+        [python, "-W", "ignore", Path(__file__).with_name(name), *map(str, arguments)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
 def launch(function: Callable[..., None], arguments: Sequence[Any], num_ranks: int) -> None:
     """Call a function in every rank of a job: torchrun's agent in this process, which it forks.
 
@@ -136,6 +145,46 @@ def _in_one_thread(function: Callable[..., None], *arguments: Any) -> None:
     function(*arguments)
 
 
+def fork_ranks(function: Callable[..., None], num_ranks: int, *arguments: Any) -> list[int | None]:
+    """Call `function(rank, *arguments)` in forks, with torchrun's variables if there are several.
+
+    Returns:
+        The exit code of each rank, or None where it was stopped because another one had failed.
+    """
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "NODE_RANK": 0}
+    shared |= {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    ranks = [
+        ForkProcess(target=_as_rank, args=(rank, shared, function, arguments))
+        for rank in range(num_ranks)
+    ]
+    for rank in ranks:
+        rank.start()
+    codes: dict[ForkProcess, int | None] = {}
+    waiting = {rank.sentinel: rank for rank in ranks}
+    while waiting:
+        for sentinel in connection.wait(list(waiting)):
+            ended = waiting.pop(sentinel)
+            ended.join()
+            codes.setdefault(ended, ended.exitcode)
+            if ended.exitcode:  # the others would wait forever
+                for other in filter(ForkProcess.is_alive, waiting.values()):
+                    other.kill()
+                    codes[other] = None
+    return [codes[rank] for rank in ranks]
+
+
+def _as_rank(
+    rank: int, shared: dict[str, Any], function: Callable[..., None], arguments: Sequence[Any]
+) -> None:
+    torch.set_num_threads(1)
+    if shared["WORLD_SIZE"] > 1:
+        own = {**shared, "RANK": rank, "LOCAL_RANK": rank}
+        os.environ.update({key: str(value) for key, value in own.items()})
+    function(rank, *arguments)
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads can keep a process from exiting
+
+
 def stop(agents: Sequence[subprocess.Popen[bytes]]) -> None:
     """Terminate agents and their ranks; agents forward SIGTERM to their ranks."""
     for agent in agents:
@@ -150,6 +199,5 @@ def stop(agents: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def kill(pid: int) -> None:
-    """Kill a process with SIGKILL."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

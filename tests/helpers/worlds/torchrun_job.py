@@ -49,7 +49,6 @@ def make(streams: list[dict[str, Any]], world: World | None, **options: Any) -> 
 
 
 def digest_of(pack: tuple[bytes, ...]) -> str:
-    """A digest of every byte of a pack."""
     return blake2b(b"|".join(pack), digest_size=8).hexdigest()
 
 
@@ -66,17 +65,14 @@ class App:
         self.weight = torch.zeros(3)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all parts."""
         return {"weight": self.weight, "loader": self.loader.state_dict()}
 
     def load_state_dict(self, states: dict[str, Any]) -> None:
-        """Restore all parts from their states."""
         self.weight = states["weight"]
         self.loader.load_state_dict(states["loader"])
 
 
 def load(told: dict[str, Any], loader: PackedDataLoader) -> None:
-    """Restore a loader from another run's checkpoint."""
     if "load" in told:
         loader.load_state_dict(torch.load(told["load"], weights_only=True)["loader"])
     if "load_dcp" in told:
@@ -87,7 +83,6 @@ def load(told: dict[str, Any], loader: PackedDataLoader) -> None:
 
 
 def save(told: dict[str, Any], loader: PackedDataLoader) -> None:
-    """Save a checkpoint, from rank 0 alone or from all ranks together."""
     if "save" in told and dist.get_rank() == 0:
         torch.save({"loader": loader.state_dict()}, told["save"])
     if "save_dcp" in told:
@@ -97,7 +92,6 @@ def save(told: dict[str, Any], loader: PackedDataLoader) -> None:
 
 
 def whole(batch: dict[str, Any], world: World) -> dict[str, Any]:
-    """Return a batch, merged from the slices of the ranks that share its rows."""
     if world.context_parallel == 1:
         return batch
     sent: list[Any] = [None] * world.num_ranks
@@ -106,7 +100,6 @@ def whole(batch: dict[str, Any], world: World) -> dict[str, Any]:
 
 
 def run(told: dict[str, Any], streams: list[dict[str, Any]]) -> dict[str, Any]:
-    """Do one run and return its observations."""
     world = None
     if "replication" in told:
         shared = {key: told[key] for key in ("replication", "context_parallel") if key in told}
@@ -141,7 +134,6 @@ def run(told: dict[str, Any], streams: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(path: str) -> None:
-    """Do all runs, one after the other."""
     told = json.loads(Path(path).read_text())
     dist.init_process_group("gloo")
     # Every node caches its shards in a separate folder, as if each had its own disk.

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
 from streampack import Packing, chat_dataset
 from streampack.hf import PackedTrainer
+from tests.helpers.words import word_tokenizer
 
 NUM_CHATS = 2000
 MAX_SEQ_LEN = 128
@@ -35,8 +36,7 @@ TEMPLATE = (
 
 
 def make_tokenizer() -> Any:
-    vocabulary = {word: number for number, word in enumerate(WORDS)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    words = word_tokenizer(*WORDS, unknown="?")
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(
         tokenizer_object=words, pad_token="<pad>", eos_token="<end>", chat_template=TEMPLATE
