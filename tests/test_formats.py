@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from streampack import formats
-from streampack.config import Packing
 from streampack.loader.loader import PackedDataLoader
-from streampack.planned.dataset import PackedStreamingDataset
-from tests.helpers.batches import same
-from tests.helpers.builders import stream_of
+from tests.helpers.batches import dataset_of, same
 
-PACKING = Packing(max_seq_len=64)
-LENGTHS = np.random.default_rng(4).integers(1, 90, 150).tolist()
-
-
-@pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield stream_of(tmp_path_factory.mktemp("stream") / "s", LENGTHS)
-    torch.set_num_threads(before)
-
-
-def size_for(name: Any) -> int:
-    """Return the most packs, up to two, that batches of a format may have."""
-    return 1 if name == "llama_factory" else 2
-
-
-def dataset_of(
-    stream: Any, batch_format: Any = "native", batch_size: int | None = None
-) -> PackedStreamingDataset:
-    size = size_for(batch_format) if batch_size is None else batch_size
-    return PackedStreamingDataset(
-        [stream], packing=PACKING, batch_size=size, batch_format=batch_format
-    )
+pytestmark = [
+    pytest.mark.parametrize("stream", ["plain"], indirect=True),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
 def test_a_dataset_yields_the_format_that_the_function_alone_makes(stream: Any, name: str) -> None:
-    native = dataset_of(stream, batch_size=size_for(name))
+    native = dataset_of(stream, batch_size=1 if name == "llama_factory" else 3)
     expected = [formats.FORMATS[name](batch) for batch in native]
     assert len(expected) > 20
     found = list(dataset_of(stream, name))

@@ -1,15 +1,20 @@
-"""Installation: dependencies resolve, and extras install what they promise."""
+"""Installation: dependencies resolve, extras install what they promise, and the wheel runs."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
+
+from tests.helpers.faults.servers import s3_server, s3_variables
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -18,7 +23,9 @@ PYTHONS = [
     line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)
 ]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FIRST_LINES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)[0]
+FINE_TUNING = (ROOT / "docs" / "quickstart-finetuning.md").read_text(encoding="utf-8")
+PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+FIRST_LINES = PYTHON_BLOCK.findall(README)[0]
 # Importing any of these raises, as if it were not installed.
 BLOCKED = """
 import importlib.abc, sys
@@ -118,3 +125,101 @@ def test_the_workflow_runs_the_pythons_of_the_classifiers():
 
     assert re.findall(r'"(.*?)"', matrix) == PYTHONS
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
+
+
+# The wheel.
+
+# Written and read by the installed wheel: the shards of the first lines, from a bucket.
+FROM_S3 = """
+import sys
+from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack.write import write_stream
+
+write_stream(([n % 90] * (n % 50 + 1) for n in range(500)), f"{sys.argv[1]}/bucket/text")
+stream = Stream(remote="s3://bucket/text", local="cache")
+dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=128), batch_size=2)
+loader = PackedDataLoader(dataset, num_workers=1)
+print(sum(int((batch["document_ids"] > 0).sum()) for batch in loader))
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """Build both archives as `make wheel` does, with what is installed."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def test_the_archives_pass_twine_check(dist):
+    archives = sorted(dist.iterdir())
+    assert [path.suffix for path in archives] == [".whl", ".gz"]
+    command = [sys.executable, "-m", "twine", "check", "--strict", *archives]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    (wheel,) = dist.glob("*.whl")
+    site = subprocess.check_output([python, "-c", "import site; print(site.getsitepackages()[0])"])
+    target = ["--target", site.decode().strip()]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *target]
+    subprocess.run([*pip, wheel], check=True, capture_output=True)
+
+    code = f"{FIRST_LINES}\nimport streampack; print(streampack.__file__)"
+    # The dependencies are those of this environment; the package is the wheel's.
+    env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
+    done = subprocess.run(
+        [python, "-c", code], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+    )
+    shape, path = done.stdout.splitlines()
+    assert shape.startswith("torch.Size([4, 2048]) fill ")
+    assert Path(path).is_relative_to(tmp_path / "venv")
+
+
+def test_pip_finds_a_solution_for_the_wheel_beside_transformers_5(dist):
+    (wheel,) = dist.glob("*.whl")
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "transformers>=5", wheel]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert not done.returncode, done.stderr
+    assert "mosaicml" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "transformers", ["transformers>=5", "transformers>=4.57,<5"], ids=["today", "4.57"]
+)
+def test_in_a_venv_of_its_own_the_wheel_trains_with_transformers(dist, tmp_path, transformers):
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (wheel,) = dist.glob("*.whl")
+    pip = [python, "-m", "pip", "install", "--quiet", "torch==2.13.0", transformers]
+    alone = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [*pip, f"{wheel}[hf]"], env=alone, capture_output=True, text=True, check=False
+    )
+    if re.search("Max retries|NewConnectionError|Temporary failure in name", done.stderr):
+        pytest.skip("no package index can be reached")
+    assert not done.returncode, done.stderr
+
+    served = tmp_path / "served"
+    (served / "bucket").mkdir(parents=True)
+
+    def run(code: str, **env: str) -> str:
+        command = [python, "-W", "error::DeprecationWarning:streampack", "-c", code, served]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=alone | env, capture_output=True, text=True, check=False
+        )
+        assert not done.returncode, done.stderr
+        return done.stdout
+
+    there = run("import importlib.metadata as m; print(*(d.name for d in m.distributions()))")
+    assert not {"mosaicml-streaming", "matplotlib", "torchvision"} & set(there.lower().split())
+    assert run(FIRST_LINES).startswith("torch.Size([4, 2048]) fill ")
+    assert "eval_loss" in run("".join(PYTHON_BLOCK.findall(FINE_TUNING)))
+    with s3_server(served) as server:
+        # The tokens of 500 samples: 10 times 1 + ... + 50.
+        assert run(FROM_S3, **s3_variables(server.url)) == "12750\n"

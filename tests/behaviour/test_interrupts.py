@@ -33,12 +33,10 @@ import numpy as np
 import pytest
 
 from streampack import Chapter
-from streampack.batch.buffer_pool import BufferPool
 from streampack.config import Packing
 from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.storage.filesystem import map_file
 from streampack.streams import IterableStream, Stream
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show
@@ -62,7 +60,6 @@ class Alarm(Exception):  # noqa: N818
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 
 KINDS = (KeyboardInterrupt, Interrupt, Alarm)
-BLOCK: list[Any] = [(np.int64, (8,))]
 
 
 # Mark a signal as arrived, as the C handler of a real one does. As a trace function it runs no
@@ -287,41 +284,6 @@ def try_moments(case: Case, seed: int, num_moments: int, num_last: int = 0) -> i
     for at in range(count - num_last, count):
         num_raised += case.check(at, chance.choice(KINDS), num_before)
     return num_raised
-
-
-def at_every_moment(work: Callable[[], object]) -> Iterator[tuple[str, bool]]:
-    """Interrupt a function at each opcode; yield the place, and whether its caller notices."""
-    work()  # the first call may run other code
-    with Moments() as counted:
-        work()
-    for at in range(counted.count - 1):  # none follows the last
-        was_raised = False
-        with Moments(at) as moments:
-            try:
-                work()
-                _look()
-            except Interrupt:
-                was_raised = True
-        yield moments.where, was_raised
-
-
-def test_no_interrupt_is_lost_as_memory_is_taken_and_returned():
-    blocks = BufferPool()
-    for where, was_raised in at_every_moment(lambda: blocks.take(*BLOCK)):
-        assert was_raised, where
-    first = blocks.take(*BLOCK)[0][0].ctypes.data
-    assert blocks.take(*BLOCK)[0][0].ctypes.data == first
-
-
-def test_an_interrupt_as_a_file_is_mapped_leaves_it_unmapped(tmp_path):
-    path = tmp_path / "mapped"
-    path.write_bytes(b"abc")
-    held = map_file(path)
-    assert bytes(held) == b"abc"
-    assert str(path) in Path("/proc/self/maps").read_text()
-    del held
-    for where, _ in at_every_moment(lambda: map_file(path)):
-        assert str(path) not in Path("/proc/self/maps").read_text(), where
 
 
 @pytest.mark.parametrize(("source", "way"), QUICK_CONFIGS)

@@ -1,9 +1,5 @@
 """The remedy that an error message names is applied as written, and works.
 
-::
-
-    refuse() --> message --a regular expression--> the remedy's words --> apply(words) --> no error
-
 This file and the one next to it collect the commonest mistakes, grouped by the object being built.
 The last test reads every message in the package and checks that it offers a way out.
 """

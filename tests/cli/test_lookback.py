@@ -120,20 +120,6 @@ def test_a_state_inside_a_chapter_leaves_the_batch_sizes_of_others(config, tmp_p
     assert sizes == [2, 4, 2]
 
 
-def test_diff_says_how_far_epochs_were_compared(config, tmp_path):
-    run = yaml.safe_load(config.read_text())
-    del run["chapters"]
-    other = tmp_path / "other.yaml"
-    config.write_text(yaml.safe_dump(run | {"batch_size": 1, "mixing": {"global_batch_size": 1}}))
-    other.write_text(
-        yaml.safe_dump(
-            run | {"batch_size": 1, "mixing": {"global_batch_size": 1, "epoch_end": "drop"}}
-        )
-    )
-    assert "the packs are the same in the first epoch" in call_verb("diff", config, other)
-    assert "the same up to step 900" in call_verb("diff", config, other, "--upto", 900)
-
-
 def test_diff_names_keys_and_the_first_step(config, tmp_path):
     run = yaml.safe_load(config.read_text())
     other = tmp_path / "other.yaml"

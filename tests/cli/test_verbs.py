@@ -93,6 +93,20 @@ def test_run_shows_a_table_of_the_streams(call, config):
     assert f"{sum(LENGTHS):,}" in rows["papers"]
     assert rows["fill"].startswith("fill ")
     assert "tokens/s" in rows["fill"]
+    assert re.search(r"[\d,]+ worker_tokens, [\d,]+ worker_bytes, [\d,]+ rank_tokens", output)
+    assert "truncated" not in output  # what never happened has no column
+
+
+def test_run_shows_a_column_for_what_happened(call, config):
+    described = yaml.safe_load(config.read_text())
+    config.write_text(
+        yaml.safe_dump(described | {"packing": {"max_seq_len": 128, "overflow": "truncate"}})
+    )
+    rows = {line.split()[0]: line for line in call("run", config).splitlines() if line.strip()}
+
+    num_long = sum(length > 128 for length in LENGTHS)
+    assert "truncated" in rows["stream"]
+    assert rows["papers"].split()[-1] == str(num_long)
 
 
 def test_simulate_says_what_run_then_gives(call, config):

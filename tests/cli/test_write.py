@@ -175,16 +175,6 @@ def test_shares_are_merged_and_inspect_shows_how_far_they_are(tmp_path, tokenize
     assert fails("merge", out, "--max-bad-rows", 0)[0] == 4
 
 
-def test_inspect_names_some_bad_rows_and_counts_the_others(tmp_path, tokenizer):
-    path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), *[{"body": "b"}] * 8])
-    call_verb(
-        "write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer, "--on-bad-row", "skip"
-    )
-    shown = call_verb("inspect", tmp_path / "s")
-    assert "no column 'text'; it has 'body'; set text= to one of them" in shown
-    assert "and 3 more; part.json names 1,000 a part" in shown
-
-
 def test_too_many_bad_rows_are_exit_code_4_and_one_line(tmp_path, tokenizer):
     path = jsonl_file(tmp_path / "rows.jsonl", [*text_rows(10), b"{", b"["])
     command = ("write", path, "--out", tmp_path / "s", "--tokenizer", tokenizer)

@@ -13,6 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from streampack.compat.torchdata import MaxTokenBucketizer
 from tests.helpers.examples import examples
+from tests.helpers.iterables import Again
 
 WORDS = ["1", "11", "1", "1111", "111", "1", "11", "11", "111"]
 
@@ -107,13 +108,6 @@ class Strided(IterableDataset):
         return iter(range(1, 41)[info.id :: info.num_workers] if info else range(1, 41))
 
 
-class Counted:
-    """Supports iteration, and nothing else."""
-
-    def __iter__(self):
-        return iter(range(1, 41))
-
-
 def as_is(number):
     return number
 
@@ -121,7 +115,12 @@ def as_is(number):
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize(
     "source",
-    [list(range(1, 41)), Counted(), Strided(), IterableWrapper(range(1, 41)).sharding_filter()],
+    [
+        list(range(1, 41)),
+        Again(list(range(1, 41))),
+        Strided(),
+        IterableWrapper(range(1, 41)).sharding_filter(),
+    ],
     ids=["list", "iterable", "IterableDataset", "IterDataPipe"],
 )
 def test_a_data_loader_gives_every_sample_once(source, num_workers):

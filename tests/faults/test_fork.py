@@ -1,10 +1,5 @@
 """No client and no socket crosses a fork: workers never get each other's bytes.
 
-::
-
-    training process: index.json --client A--> store --paced--> shards <--client B-- worker 0
-                                                               shards <--client C-- worker 1
-
 A client shared by forked workers mixes up responses that take a while. Therefore the bodies are
 slow, the shards have no hash that could hide a mix-up, and the files in the cache are compared with
 the store byte by byte.

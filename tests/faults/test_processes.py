@@ -1,11 +1,5 @@
 """Killed processes: the rank reports within 10 s, and a restart needs no manual step.
 
-::
-
-    SIGKILL a worker       WorkerError that names it, then resume from the last saved state
-    SIGKILL the job        restart immediately, even after a kill in mid-download; no leftovers
-    SIGKILL a rank         the other ranks carry on: they share no memory, barrier or client
-
 A kill is triggered by a batch in the job's log or by a request at the store, never by a clock.
 
 Cost: a job about a second, most of it in an epoch of 76 batches; two or three jobs a test.

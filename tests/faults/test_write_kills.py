@@ -6,24 +6,18 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.preparing import files_of, jsonl_file, text_rows, tokenizer_file
+from tests.helpers.preparing import files_of, jsonl_file, text_rows, tokenizer_file, write_command
 
 NUM_ROWS = 6000
 MAIN, GROUP, WORKER = "main", "group", "worker"  # the victims of a kill
 
 
-def command(tmp_path: Path, out: Path, *options: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "streampack", "write", str(tmp_path / "rows.jsonl")),
-        *("--out", str(out), "--tokenizer", str(tmp_path / "tokenizer.json")),
-        *("--columns", "url", "--part-bytes", "30kb", "--size-limit", "8kb", *options),
-    ]
+OPTIONS = ("--columns", "url", "--part-bytes", "30kb")
 
 
 @pytest.fixture
@@ -32,7 +26,8 @@ def reference(tmp_path):
     jsonl_file(tmp_path / "rows.jsonl", text_rows(NUM_ROWS))
     tokenizer_file(tmp_path)
     begin = time.monotonic()
-    subprocess.run(command(tmp_path, tmp_path / "whole", "--num-workers", "1"), check=True)
+    command = write_command(tmp_path, "whole", "--num-workers", "1", *OPTIONS)
+    subprocess.run(command, check=True)
     return files_of(tmp_path / "whole"), time.monotonic() - begin
 
 
@@ -69,13 +64,14 @@ def check_kills(tmp_path: Path, reference, num_kills: int, seed: int, *options: 
     chance = random.Random(seed)
     kills = num_streams = 0
     while kills < num_kills:
+        command = write_command(tmp_path, f"s{num_streams}", *OPTIONS, *options)
         out = tmp_path / f"s{num_streams}"
         num_streams += 1
         is_killed = True
         while is_killed:
             delay = chance.uniform(0.3, 1.0) * seconds if kills < num_kills else 60
             victim = chance.choice((MAIN, GROUP, WORKER))
-            is_killed = run_and_kill(command(tmp_path, out, *options), delay, victim)
+            is_killed = run_and_kill(command, delay, victim)
             kills += is_killed
         assert files_of(out) == whole
     assert kills >= num_kills

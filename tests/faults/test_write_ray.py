@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.faults.servers import free_port
-from tests.helpers.preparing import files_of, jsonl_file, text_rows, tokenizer_file
+from tests.helpers.preparing import files_of, jsonl_file, text_rows, tokenizer_file, write_command
 from tests.helpers.worlds.consumed import wait_until
 
 pytestmark = [
@@ -44,11 +44,8 @@ def whole(tmp_path):
 
 
 def command(tmp_path: Path, out: str, engine: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "streampack", "write", str(tmp_path / "rows.jsonl")),
-        *("--out", str(tmp_path / out), "--tokenizer", str(tmp_path / "tokenizer.json")),
-        *("--part-bytes", "20kb", "--size-limit", "8kb", "--engine", engine, "--num-workers", "2"),
-    ]
+    options = ("--part-bytes", "20kb", "--engine", engine, "--num-workers", "2")
+    return write_command(tmp_path, out, *options)
 
 
 def kill_and_finish(tmp_path: Path, out: str, chance: random.Random) -> None:

@@ -34,11 +34,13 @@ def stream_with_targets(folder: Path, targets: str) -> Stream:
     return Stream(local=str(folder), **{name: name}, **shifted)
 
 
-def dataset_of(stream: Stream, batch_format: Any = "native") -> PackedStreamingDataset:
+def dataset_of(
+    stream: Stream, batch_format: Any = "native", batch_size: int | None = None
+) -> PackedStreamingDataset:
     return PackedStreamingDataset(
         [stream],
         packing=Packing(max_seq_len=64),
-        batch_size=1 if batch_format == "llama_factory" else 3,  # its maximum
+        batch_size=batch_size or (1 if batch_format == "llama_factory" else 3),  # its maximum
         batch_format=batch_format,
     )
 

@@ -57,7 +57,6 @@ class Page:
         return json.loads(message)
 
     def open(self, path: Path, *, is_dark: bool = False) -> None:
-        """Open a file, and wait until it has loaded completely."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
         size = {"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -86,7 +85,6 @@ class Page:
 
 @contextmanager
 def browser_page(profile: Path) -> Iterator[Page]:
-    """Yield an empty page in a new browser; skip the test if none is installed."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("no chromium on the PATH; on Debian: apt-get install chromium")

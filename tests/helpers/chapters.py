@@ -63,7 +63,6 @@ def views_of(batch_sizes: Sequence[int], num_devices: int) -> list[list[DeviceVi
 def run_packs(
     run: RunPlan, batch_sizes: Sequence[int], num_devices: int = 1, most: int = 1, **kwargs
 ) -> list[tuple[int, int, list]]:
-    """The packs of a run, read by all devices of a world: (chapter, slot, rows), in order."""
     packs = []
     for views in views_of(batch_sizes, num_devices):
         sequence = PackSequence(run, views, **kwargs)
@@ -73,7 +72,6 @@ def run_packs(
 
 
 def device_packs(sequence: PackSequence, views: Sequence[DeviceView], most: int = 1) -> list:
-    """The remaining packs of a device: (chapter, slot, rows)."""
     packs = []
     while (plan := sequence.next(most)) is not None:
         packs += plan_packs(plan, views[plan.epoch])

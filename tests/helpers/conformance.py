@@ -17,24 +17,9 @@ from streampack.config import Mixing, Order, Packing
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
 from streampack.testing import assert_exactly_once
-from streampack.testing.shown import all_rows, in_slot_order, rows, show, steps, worlds
+from streampack.testing.shown import all_rows, in_slot_order, rows, show, steps, worlds  # noqa: F401
 from streampack.world import World
 from tests.helpers import builders
-
-__all__ = [
-    "Written",
-    "all_rows",
-    "check_exactly_once",
-    "check_tokens",
-    "in_slot_order",
-    "make",
-    "rows",
-    "segments_of",
-    "show",
-    "steps",
-    "worlds",
-    "write_streams",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -30,7 +30,6 @@ def make_documents(num: int = 300, seed: int = 1, dtype: str = "uint16") -> Docu
 def write_megatron(
     folder: Path, documents: Documents, name: str = "web", *, sequences: int = 1
 ) -> None:
-    """Write `.bin` and `.idx`; each document is cut into `sequences` pieces."""
     pieces = [piece for each in documents for piece in np.array_split(each, sequences)]
     (folder / f"{name}.bin").write_bytes(b"".join(piece.tobytes() for piece in pieces))
     lengths = np.array([len(piece) for piece in pieces], "<i4")
@@ -77,7 +76,6 @@ def write_arrow(folder: Path, documents: Documents, name: str = "web") -> None:
 
 
 def write_litdata(folder: Path, documents: Documents, **options: Any) -> None:
-    """Write chunks with litData's own writer; the options are those of its BinaryWriter."""
     writer_of = pytest.importorskip("litdata.streaming.writer").BinaryWriter
     writer = writer_of(str(folder), **{"chunk_bytes": 1 << 30, **options})
     for number, each in enumerate(documents):

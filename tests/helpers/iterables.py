@@ -16,8 +16,6 @@ def rows_of(number: int, lengths: list[int]) -> list[list[int]]:
 
 
 class Again:
-    """A repeatable iterable without a length or a state."""
-
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows
 

@@ -32,8 +32,6 @@ def rows_of(lengths: list[int] | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """A packing, reduced to the numbers used in its description."""
-
     max_seq_len: int
     buffer_tokens: int
     buffer_samples: int
@@ -71,8 +69,6 @@ class OutOfRowsError(Exception):
 
 @dataclass
 class Run:
-    """A packer's state, with all rows known in advance."""
-
     rules: Rules
     rows: list[Row]
     final: bool
@@ -197,7 +193,6 @@ def one_exact_pack(run: Run) -> None:
 
 
 def exact_fit(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows by exact fit until all have been pulled or, with `final`, packed."""
     run = Run(rules=rules, rows=[list(row) for row in rows], final=final)
     try:
         while run.rows or run.pool:
@@ -285,7 +280,6 @@ class Bins:
 
 
 def open_packs(rules: Rules, rows: list[Row], *, final: bool, is_best: bool) -> Run:
-    """Pack rows by first fit or best fit over a few open packs."""
     run = Run(rules=rules, rows=[], final=final)
     bins = Bins(rules, is_best)
     for row in rows:
@@ -349,7 +343,6 @@ def knapsack(rules: Rules, rows: list[Row], *, final: bool) -> Run:
 def best_fit_decreasing(
     rules: Rules, rows: list[Row], *, final: bool, waited: Sequence[int] = ()
 ) -> Run:
-    """Pack one window, longest first into the fullest pack; its first rows have waited."""
     run = Run(rules=rules, rows=[], final=final)
     size = rules.max_seq_len
     bins: list[list[int]] = []  # places in `rows`; the first one opened the bin
@@ -396,7 +389,6 @@ def best_fit_decreasing(
 
 
 def concat(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    """Pack rows one after another, token by token."""
     run = Run(rules=rules, rows=[], final=final)
     for row in rows:
         begin = row[START]

@@ -84,7 +84,6 @@ def decode_epochs(state: dict, recipe: Recipe, digests: Sequence[str]) -> Progre
 
 
 def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -> list:
-    """All of one device's batches of an epoch."""
     sequence = epoch_sequence(recipe, view, Progress(epoch=epoch, **kwargs))
     batches = []
     while (batch := sequence.next()) is not None:
@@ -131,7 +130,6 @@ def covered(
 
 
 def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list, bool]]:
-    """The packs of each global batch, and whether every lane still had samples of each stream."""
     size = recipe.global_batch_size
     sequence = epoch_sequence(recipe, DeviceView(batch_size=size), Progress(epoch=epoch, **kwargs))
     batches = []
@@ -142,7 +140,6 @@ def global_batches(recipe: Recipe, epoch: int = 0, **kwargs) -> list[tuple[list,
 
 
 def lane_samples(recipe: Recipe, stream: int) -> list[list[int]]:
-    """The samples of each lane's part of a stream."""
     lanes = [LaneStream(recipe, stream, lane) for lane in range(recipe.num_lanes)]
     return [
         sorted(set(own.take(0, recipe.streams[stream].num_samples)[:, SAMPLE].tolist()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ def texts(num_rows: int, seed: int = 0) -> list[str]:
 
 
 def jsonl_file(path: Path, rows: Iterable[Any]) -> Path:
-    """Write rows as JSON lines; bytes are written unchanged."""
     lines = (row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows)
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
@@ -45,15 +45,22 @@ def text_rows(num_rows: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def options_of(folder: Path, **options: Any) -> WriteOptions:
-    """Return options that split even a little text into many parts and shards."""
     rows = RowFormat(tokenizer=tokenizer_file(folder), columns=("url", "score"))
     return WriteOptions(
         **{"rows": rows, "part_bytes": 4000, "size_limit": 1500, "num_workers": 1, **options}
     )
 
 
+def write_command(folder: Path, out: str, *options: str) -> list[str]:
+    """Return a command that writes the folder's `rows.jsonl` in many parts."""
+    return [
+        *(sys.executable, "-m", "streampack", "write", str(folder / "rows.jsonl")),
+        *("--out", str(folder / out), "--tokenizer", str(folder / "tokenizer.json")),
+        *("--size-limit", "8kb", *options),
+    ]
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
-    """Return the contents of all files in a folder, except those that readers add."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

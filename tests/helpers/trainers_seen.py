@@ -1,11 +1,5 @@
 """The data that a model was trained on, observed with torch hooks, independently of the trainer.
 
-::
-
-    seen = run(name, [...])          every nn.Embedding of VOCABULARY rows --> tokens it reads
-                                     every optimizer                       --> the end of a step
-    seen.steps                       digests of packs, step by step
-
 A trainer may read ahead, skip, repeat or shard as it likes; only the data that passed through the
 model before a change of its weights counts.
 """
@@ -42,8 +36,6 @@ def digest_of(row: Tensor) -> str:
 
 
 class Seen:
-    """A context that records packs and gradients."""
-
     def __init__(self, stop_after: int | None = None) -> None:
         self.steps: list[list[str]] = []
         self.gradient: dict[str, Tensor] = {}
@@ -99,7 +91,6 @@ def load_example(name: str) -> ModuleType:
 
 
 def run(name: str, arguments: Sequence[Any], *, stop_after: int | None = None) -> Seen:
-    """Run an example as if in a fresh process, and return its steps, first gradients and model."""
     example = load_example(name)
     # accelerate keeps the state of the last run in its classes, even if that run was stopped.
     GradientState._reset_state()

@@ -10,7 +10,6 @@ import pytest
 
 from streampack import (
     Chapter,
-    ConfigError,
     IterableStream,
     Mixing,
     Order,
@@ -107,10 +106,3 @@ def test_counts_of_iterables_are_summed_and_high_water_marks_are_not(tmp_path):
     assert total["buffers"]["rank_tokens"] == max(
         stats["buffers"]["rank_tokens"] for stats in (one, other)
     )
-
-
-def test_without_a_process_group_of_the_datasets_ranks_a_sum_is_refused(folder):
-    alone = deliver(-1, folder)
-    assert alone["packs"]
-    with pytest.raises(ConfigError, match=r"rank and size are None, but .* are \(0, 2\)"):
-        deliver(0, folder)

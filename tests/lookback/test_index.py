@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 from contextlib import closing
 
 import pytest
 
 from streampack import (
-    Balance,
     Chapter,
     ConfigError,
     PackedDataLoader,
     Ramp,
     World,
     at,
-    where,
 )
 from streampack.lookback import PlanIndex, build_index, first_difference
-from streampack.lookback.steps import plans
 from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
@@ -127,24 +123,3 @@ def test_a_damaged_index_is_refused(folders, tmp_path, table, column):
             file.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (damaged, number))
     with pytest.raises(ConfigError, match="is damaged"):
         at(dataset(), 160, index=PlanIndex(path))
-
-
-def test_steps_that_were_dealt_are_planned_once_for_all_rows_of_a_sample(folders, monkeypatch):
-    chapters = [Chapter(weights={"web": 1}, steps=400)]
-    run = chapter_dataset(folders, chapters, world=WORLD, balance=Balance())
-    starts = []
-
-    def counted(engine, views, start, walk=None):
-        starts.append(start)
-        return plans(engine, views, start, walk)
-
-    monkeypatch.setattr(sys.modules["streampack.lookback.at"], "plans", counted)
-    found = where(run, "web", 5)
-
-    assert len({each.step for each in found}) > 3
-    assert len(starts) == 1
-    for each in found:
-        own = [row for row in at(run, each.step).rows if row.ranks == each.row.ranks]
-        place = {(row.batch, row.row): row.segments.tolist() for row in own}
-        segments = place[each.row.batch, each.row.row]
-        assert all(segment in segments for segment in each.row.segments.tolist())

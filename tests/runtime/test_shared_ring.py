@@ -10,7 +10,6 @@ import torch
 
 from streampack import IterableStream, PackedIterableDataset, Packing, Stream, formats
 from streampack.loader.loader import PackedDataLoader
-from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.shared_ring import RingReader
 from tests.helpers.batches import LENGTHS, dataset_of, same
 from tests.helpers.builders import stream_of
@@ -28,31 +27,6 @@ def test_batches_that_are_all_held_are_those_of_the_dataset(
     found = list(loader)
     assert len(found) == len(expected) > 100
     assert all(map(same, found, expected))
-
-
-@pytest.mark.parametrize(("batch_format", "used"), [("native", 2), ("hf", 1)])
-def test_a_batch_is_made_by_one_of_torchs_threads_beside_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_format: str, used: int
-) -> None:
-    seen: list[int] = []
-
-    def noted(method: Any) -> Any:
-        def finish(*arguments: Any) -> Any:
-            seen.append(torch.get_num_threads())
-            return method(*arguments)
-
-        return finish
-
-    monkeypatch.setattr(BatchReader, "finish", noted(BatchReader.finish))
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        dataset = dataset_of(stream_of(tmp_path / "s", LENGTHS[:60]), batch_format)
-        for _ in PackedDataLoader(dataset, num_workers=1):
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(num_threads)
-    assert set(seen) == {used}
 
 
 def test_epochs_that_are_left_early_do_not_write_into_those_that_follow(stream: Stream) -> None:

@@ -121,22 +121,6 @@ def test_a_model_that_sees_over_the_edge_is_caught_at_the_first_segment_it_shows
 # Which segments leak, and models with other arguments.
 
 
-class HalfPositions(TinyDecoder):
-    """Uses positions, but for half of the tokens those in the row."""
-
-    def forward(
-        self, tokens: torch.Tensor, *, mask: torch.Tensor, input_pos: torch.Tensor
-    ) -> torch.Tensor:
-        on = torch.arange(tokens.shape[1]).expand_as(input_pos)
-        odd = input_pos % 2 == 1
-        return super().forward(tokens, mask=mask, input_pos=torch.where(odd, on, input_pos))
-
-
-def test_positions_used_in_the_wrong_way_are_told_from_a_leak() -> None:
-    with pytest.raises(AssertionError, match="the segment saw no other, so the model does not use"):
-        assert_no_leak(HalfPositions(), packed("restart"))
-
-
 class Drops(TinyDecoder):
     """A decoder with dropout, in training mode."""
 

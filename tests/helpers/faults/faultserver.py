@@ -122,7 +122,6 @@ class Request:
     status: int = 0
     """What was answered; 0: nothing yet."""
     num_bytes: int = 0
-    """Bytes of the body that were sent."""
 
 
 class FaultServer:
@@ -185,7 +184,6 @@ class FaultServer:
         freed.set()
 
     def requests(self, path: str = "", method: str = "GET|HEAD") -> list[Request]:
-        """Return the requests seen so far with a matching path and method."""
         with self.seen:
             return [
                 request
@@ -194,7 +192,6 @@ class FaultServer:
             ]
 
     def count(self, path: str = "", method: str = "GET") -> int:
-        """Return how many requests match; of GET alone, unless told otherwise."""
         return len(self.requests(path, method))
 
     def wait_for(self, fault: Fault, times: int = 1, limit_s: float = 30.0) -> None:
@@ -203,7 +200,6 @@ class FaultServer:
                 raise TimeoutError(f"{fault}: {fault.given} of {times} requests in {limit_s} s")
 
     def fault_of(self, method: str, path: str) -> Fault | None:
-        """Count a request with every fault, and return the first that it gets."""
         with self.seen:
             if not path.startswith(self.prefix):
                 return None
@@ -218,7 +214,6 @@ class FaultServer:
                 self.seen.notify_all()
 
     def close(self) -> None:
-        """Stop the server immediately: stalled requests end and all connections are closed."""
         self.freed.set()
         self._server.shutdown()
         self._thread.join(10)
@@ -228,7 +223,6 @@ class FaultServer:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
-        """Close this process's copies of the server's sockets; for a forked child."""
         for connection in [self._server.socket, *self.sockets]:
             number = connection.detach()
             if number >= 0:

@@ -1,16 +1,8 @@
 """Hostile streams, made from good ones: index.json, shards, compressed shards, length files.
 
-::
-
-    good streams --seed, number--> one changed in a few places --> opened, planned, every token read
-                                      |                              '--> ok | a StreampackError
-       bytes: flip, cut, insert, copy '
-       JSON: other types, sizes, names, depth        watched: opens outside, code that runs, memory
-
 ``python -m tests.helpers.faults.fuzz FOLDER SEED FIRST LAST`` reads hostile streams FIRST to LAST
-- 1 and
-prints the results as JSON; the same number is always the same stream. FOLDER/current names the one
-being read, in case it kills the process.
+- 1 and prints the results as JSON; the same number is always the same stream. FOLDER/current names
+the one being read, in case it kills the process.
 """
 
 from __future__ import annotations
@@ -162,8 +154,6 @@ def _read_epoch(opened: Any) -> None:
 
 
 def store_of(files: Files) -> Downloader:
-    """Return a store that serves these files unchanged."""
-
     def fetch(source: Any, basename: str, to: Path, *, check: Any = None, **_: Any) -> None:
         if basename not in files:
             raise DataError(f"{source.remote}/{basename}: there is none")
@@ -252,7 +242,6 @@ def changed_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def changed_json(document: Any, rng: random.Random) -> Any:
-    """Return a document with one to three of its values changed, removed, doubled or swapped."""
     changed = copy.deepcopy(document)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
         places = list(_places(changed))
@@ -343,7 +332,6 @@ def write_good_streams(folder: Path) -> dict[str, tuple[Files, dict[str, Any]]]:
 def hostile_stream(
     good: dict[str, tuple[Files, dict[str, Any]]], seed: int, number: int
 ) -> tuple[str, Files, dict[str, Any]]:
-    """Return the kind of a hostile stream, its files, and the arguments to read it with."""
     rng = random.Random(f"{seed}:{number}")
     name = rng.choice(sorted(good))
     files, options = good[name]
@@ -445,7 +433,6 @@ def _read(
 
 
 def bomb(codec: str, num_bytes: int) -> bytes:
-    """Return a small file that unpacks to `num_bytes` zeros."""
     if codec == "zstd":
         packer = zstandard.ZstdCompressor(level=3).compressobj()
         pieces = [packer.compress(bytes(2**20)) for _ in range(num_bytes >> 20)]
@@ -469,7 +456,6 @@ def bomb(codec: str, num_bytes: int) -> bytes:
 
 
 def read_bombs(root: Path) -> dict[str, list[Any]]:
-    """Read streams with a bomb of each codec in the place of a shard."""
     tempfile.tempdir = str(root / "tmp")
     (root / "tmp").mkdir()
     good = write_good_streams(root / "good")

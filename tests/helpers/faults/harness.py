@@ -43,7 +43,6 @@ class DataSet:
     lengths: tuple[int, ...]
     """Tokens of each sample."""
     seed: int = 0
-    """Which stream it is: its tokens are a function of this and the sample."""
     dtype: str = "int32"
 
     @property
@@ -185,7 +184,6 @@ def deadline(limit_s: float) -> Iterator[None]:
 class Outcome:
     audit: Audit
     error: BaseException | None
-    """The exception that ended the epoch early, if any."""
     wall_s: float
     num_batches: int
 
@@ -278,21 +276,17 @@ class Store:
     """A folder in a store for a single test, and the local folders of its streams."""
 
     server: Any
-    """The `FaultServer` before it."""
     root: Path
     """What the store serves; its first level are the buckets."""
     folder: Path
-    """This test's own folder there."""
     caches: Path
     """Where `local=` folders go."""
 
     @property
     def bucket(self) -> str:
-        """The bucket, with this test's prefix in it."""
         return self.folder.relative_to(self.root).as_posix()
 
     def put(self, dataset: DataSet, name: str = "ds") -> DataSet:
-        """Copy a data set into the bucket, so that a test may damage it."""
         shutil.copytree(dataset.folder, self.folder / name)
         return DataSet(
             folder=self.folder / name,
@@ -302,7 +296,6 @@ class Store:
         )
 
     def put_in_cache(self, dataset: DataSet, but: str) -> None:
-        """Copy a data set's files into the cache of `stream`, except those with this prefix."""
         shutil.copytree(
             dataset.folder, self.caches / "ds", ignore=shutil.ignore_patterns(f"{but}*")
         )

@@ -1,18 +1,8 @@
 """Start jobs, kill them at a given batch or request, and check everything they delivered.
 
-::
-
-    jobs = Jobs()                       a server with everything imported, made once
-    job = jobs.start(config)            forked from it: 0.1 s instead of 4 s
-    job.wait_for_batches(7)             waits for an event, not a duration
-    job.kill()                          SIGKILL to the job and its workers
-    jobs.run({**config, "state": "last"})
-    bench.check_exact(config)           each token once, and none altered
-
-If it runs as root, the server has its own mount namespace. Then only its jobs use its /dev/shm, and
-tests can mount small disks that no other process sees.
-
-Every wait has a bound. Cost: see `tests.helpers.faults.job`.
+A server imports everything once; a job that is forked from it takes 0.1 s instead of 4 s. If it
+runs as root, the server has its own mount namespace. Then only its jobs use its /dev/shm, and tests
+can mount small disks that no other process sees. Every wait has a bound.
 """
 
 from __future__ import annotations
@@ -73,7 +63,6 @@ class Job:
         return path.read_text()[-3000:] if path.is_file() else ""
 
     def wait_for_batches(self, num_batches: int, timeout_s: float = BOUND_S) -> None:
-        """Wait until the job has received this many batches since it was started."""
         while self.num_batches < num_batches:
             said = self.hear(timeout_s)
             assert said == "batch", f"{said} after {self.num_batches} batches; {self.errors()}"
@@ -198,7 +187,6 @@ class Jobs:
         return self.path(folder)
 
     def remount(self, folder: Path | str, options: str) -> None:
-        """Change a disk that jobs see: "size=1m", "ro", ..."""
         self._inside("mount", "-o", f"remount,{options}", str(folder))
 
     def shared_memory(self) -> list[str]:
@@ -264,14 +252,11 @@ class Bench:
     jobs: Jobs
     server: FaultServer
     folder: Path
-    """The test's folder for logs and caches."""
     datasets: Sequence[harness.DataSet]
-    """The streams at s3://bucket/s0, s1, ..."""
     options: dict[str, Any] = field(default_factory=dict)
     """Defaults for the configs."""
 
     def cache(self, name: str = "cache") -> Path:
-        """Return a cache folder of all streams; they are below it."""
         return self.folder / name
 
     def streams(

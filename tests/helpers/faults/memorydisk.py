@@ -73,7 +73,6 @@ class MemoryDisk(LocalFilesystem):
     # For tests.
 
     def begin(self, actor: str) -> None:
-        """Make `actor` the current one; it starts its operation from the beginning."""
         self.actor = actor
         self._stop = None
 

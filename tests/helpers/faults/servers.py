@@ -1,10 +1,5 @@
 """Real servers on the loopback, running for as long as a test needs them.
 
-::
-
-    with s3_server(folder) as s3, s3_environment(s3.url):
-        Stream(remote="s3://bucket/ds", ...)        folder/bucket/ds/index.json
-
 `rclone serve s3` checks signatures like S3, and responds to a wrong secret with 403. Each server
 ends with its block, no matter how that exits.
 """

@@ -45,7 +45,6 @@ class Setup:
     shards: dict[str, bytes]
     """The expected contents of each final name in a cache, by stream and basename."""
     opened: tuple[TokenStream, ...]
-    """The streams on the real disk."""
     recipe: Recipe
     keep_zip: bool
     tokens: list[Int64Array]
@@ -53,7 +52,6 @@ class Setup:
     num_packs: list[int]
     """How many slots of each epoch contain packs; the others are padding."""
     limits: dict[tuple[World, int, int], int] = field(default_factory=dict)
-    """Cache limits, by world, batch size and workers."""
 
     @property
     def num_streams(self) -> int:
@@ -106,7 +104,6 @@ class Setup:
         )
 
     def limit_for(self, world: World, batch: int, extra: int) -> int:
-        """Return half of the smallest limit a dataset accepts, so that shards are evicted often."""
         key = (world, batch, extra)
         if key not in self.limits:
             disk = MemoryDisk()

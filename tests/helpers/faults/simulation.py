@@ -111,8 +111,6 @@ class Process:
 
 @dataclass(slots=True, eq=False)
 class Actor:
-    """A thread of a process; the scheduler decides when it advances."""
-
     name: str
     process: Process
     steps: Steps
@@ -259,7 +257,6 @@ class Job:
         self.disk.release(actor.name for actor in own)
 
     def again(self, call: Callable[[], Any]) -> Any:
-        """Generator: call something, repeating it after each wait."""
         while True:
             try:
                 result = call()
@@ -475,7 +472,6 @@ class Simulation:
         return copy.deepcopy(gatherer, {id(each): each for each in shared})
 
     def save(self, recipe: Recipe, digests: list[str], progress: Progress) -> None:
-        """Save the state of rank 0, if chance decides so."""
         if self.rng.random() < 0.5:
             with_snapshots = self.rng.random() < 0.5
             progress = progress if with_snapshots else replace(progress, snapshots=[])

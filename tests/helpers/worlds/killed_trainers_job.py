@@ -92,7 +92,6 @@ class Packs:
 
 
 def make_dataset(kind: str, out: Path, world: World, batch_format: str) -> Any:
-    """Return a training set of streams, or of iterables, which need a state per rank."""
     packing = Packing(max_seq_len=64)
     if kind == "planned":
         return PackedStreamingDataset([Stream(local=str(out / "data"))], packing=packing)
@@ -110,8 +109,6 @@ def make_dataset(kind: str, out: Path, world: World, batch_format: str) -> Any:
 
 
 class Steps(TrainerCallback):
-    """Reports every step."""
-
     def __init__(self, packs: Packs) -> None:
         self.packs = packs
 
@@ -120,8 +117,6 @@ class Steps(TrainerCallback):
 
 
 class WatchedTrainer(PackedTrainer):
-    """A trainer that reports when it saves."""
-
     watch: Watch
 
     def _save_checkpoint(self, *args: Any, **kw: Any) -> None:
@@ -163,8 +158,6 @@ def run_trainer(kind: str, out: Path, world: World, watch: Watch, packs: Packs) 
 
 
 class LightningSteps(Callback):
-    """Reports every step."""
-
     def __init__(self, packs: Packs) -> None:
         self.packs = packs
 
@@ -178,8 +171,6 @@ class LightningSteps(Callback):
 
 
 class WatchedCheckpoint(ModelCheckpoint):
-    """Reports when it saves."""
-
     watch: Watch
 
     def _save_checkpoint(self, trainer: Any, filepath: str) -> None:

@@ -1,10 +1,7 @@
 """The same fine-tuning in TRL and here, in an environment that has TRL.
 
-::
-
-    python trl_job.py FOLDER  -->  FOLDER/seen.json    {"trl": ..., "ours": ...}
-
-Both record the optimizer steps, and the tokens and labels of each sample that the model received.
+``python trl_job.py FOLDER`` writes FOLDER/seen.json: of each, the optimizer steps, and the tokens
+and labels of each sample that the model received.
 """
 
 from __future__ import annotations
