@@ -72,12 +72,13 @@ class Faults:
     """The faults of one start of the job; probabilities are per use."""
 
     victim: int | None = None
-    """The process with one use that goes wrong: the one of this number `at`, ..."""
+    """The process of which one use goes wrong."""
     at: int = 0
+    """The number of that use."""
     of_store: bool = False
-    """... of the store or else of the disk."""
+    """Whether uses of the store are counted, not those of the disk."""
     kind: str = "kill"
-    """"kill", "short", "refused", or the name of an errno."""
+    """What happens then: "kill", "short", "refused", or the name of an errno."""
     end_turn: int | None = None
     """The turn in which all processes are killed."""
     loss_turn: int | None = None
