@@ -61,9 +61,10 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         for number in recipe.streams_in(queue)
         if recipe.streams[number].num_samples > 1
     }
+    mixtures = list(_mixtures(recipe, queue))
     sizes = [
         (in_pass[number] / part, sum(mixture[n] * _mean_tokens(recipe, n) for n in mixture))
-        for mixture in _mixtures(recipe, queue)
+        for mixture in mixtures
         for number, part in mixture.items()
         if part and in_pass.get(number)
     ]
@@ -77,7 +78,8 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         # If all lanes share a stream, a lane gets more or fewer.
         is_shared = recipe.assignment(number)[1] is None
         least[number] = max(samples - 1, 1) if is_shared else samples
-    if len(recipe.streams_in(queue)) == 1:
+    # Not of those that are listed: streams without a share change nothing.
+    if len({number for mixture in mixtures for number, part in mixture.items() if part}) == 1:
         least[:] = 0
     packing = _bounded(packing, num_samples * mean_tokens)
     return SmallPass(packing=packing, num_samples=int(num_samples), least=least)

@@ -279,6 +279,23 @@ def test_a_step_over_the_edge_of_a_chapter_ends_with_the_chapter():
     history.teardown()
 
 
+def test_a_stream_without_a_share_changes_no_pack_of_a_small_stream():
+    history = History()
+    history.begin(
+        run=[Chapter(weights={"math": 1}, steps=1), Chapter(weights={"math": 1}, steps=1)],
+        order=list(NAMES),
+        method="random",
+        unit="samples",
+        num_lanes=1,
+        window=0,
+        is_limited=False,
+    )
+    keeps = {"is_small": False, "keeps_snapshots": False, "keeps_walk": False}
+    history.run_until_killed(num_devices=1, num_batches=8, **keeps)
+    history.amend(own={"web": 1})
+    history.teardown()
+
+
 @pytest.mark.thorough
 def test_any_history_gives_what_the_run_that_never_stopped_does():
     play(150)
