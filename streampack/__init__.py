@@ -58,7 +58,7 @@ __version__ = "0.2.0"
 _LATE = {
     "AttentionCost": "streampack.balance",
     "Balance": "streampack.balance",
-    "BucketedIterableDataset": "streampack.online.bucketed",
+    "BucketedIterableDataset": "streampack.online.dataset",
     "Chapter": "streampack.chapters",
     "IterableStream": "streampack.streams",
     "PackedDataLoader": "streampack.loader.loader",

@@ -20,7 +20,7 @@ from streampack.errors import WorkerError as WorkerError
 from streampack.loader.loader import PackedDataLoader as PackedDataLoader
 from streampack.lookback.at import at as at
 from streampack.lookback.where import where as where
-from streampack.online.bucketed import BucketedIterableDataset as BucketedIterableDataset
+from streampack.online.dataset import BucketedIterableDataset as BucketedIterableDataset
 from streampack.online.dataset import PackedIterableDataset as PackedIterableDataset
 from streampack.planned.chats import chat_dataset as chat_dataset
 from streampack.planned.dataset import PackedStreamingDataset as PackedStreamingDataset

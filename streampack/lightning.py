@@ -20,8 +20,7 @@ from lightning.pytorch import LightningDataModule
 
 from streampack.batch.formats.registry import BatchFormat
 from streampack.errors import ConfigError
-from streampack.loader.loader import PackedDataLoader
-from streampack.loader.trainer_support import gather_states, held_out_set, state_of_rank
+from streampack.loader.loader import PackedDataLoader, gather_states, held_out_set, state_of_rank
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.types import IGNORED, State
 from streampack.world import World

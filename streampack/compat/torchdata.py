@@ -1,19 +1,9 @@
 """torchdata's `MaxTokenBucketizer`: batches of samples of similar length under a token budget.
 
-With max_token_count=5 and buffer_size=4::
-
-    datapipe    d(4) a(1) c(3) b(2) ...     the shortest leaves once four wait
-    open batch  a b                         3 tokens
-                + c would be 6: a b leaves, c opens the next batch
-
 Strict: equal lengths leave in heap order, and long samples wait until the end of the source; in
-batches of `BucketedIterableDataset` they do not.
+batches of `BucketedIterableDataset` they do not. Unlike torchdata, it copies the samples that wait,
+and under torch's ``DataLoader`` each worker takes its part of the source.
 
-It works under torch's ``DataLoader`` without automatic batching. Each worker takes every n-th item
-of a source that does not shard itself. Unlike torchdata, it copies the samples that wait.
-
-Cost: a heap push and pop a sample, about 2 us, and the copy. Memory: `buffer_size` samples and one
-batch.
 Semantics: torchdata 0.9, `datapipes/iter/transform/bucketbatcher.py`.
 """
 

@@ -17,8 +17,8 @@ Semantics: torchtune 0.6, `datasets/_packed.py` and `data/_collate.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,42 +131,29 @@ class PackedDataset(Dataset[Pack]):
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    @overload
-    def __getitem__(self, idx: int) -> Pack: ...
-
-    @overload
-    def __getitem__(self, idx: slice) -> list[Pack]: ...
-
-    def __getitem__(self, idx: int | slice) -> Pack | list[Pack]:
+    def __getitem__(self, idx: int | slice) -> Any:
         """Return a pack, or a list of packs for a slice; negative indices count from the end."""
         numbers = range(len(self))[idx]
         if isinstance(numbers, range):
-            return [self._item(number) for number in numbers]
+            return list(map(self._item, numbers))
         return self._item(numbers)
-
-    def _pieces(self, number: int) -> Iterator[tuple[Sequence[int], Sequence[int], int, int]]:
-        (first, start), (last, last_stop) = self._edges[number : number + 2]
-        for sample in range(first, last):
-            tokens = self._tokens[sample]
-            yield tokens, self._labels[sample], start, len(tokens)
-            start = 0
-        if last_stop:
-            yield self._tokens[last], self._labels[last], start, last_stop
 
     def _item(self, number: int) -> Pack:
         size = self.max_seq_len
         tokens = np.full(size, self.padding_idx, np.int64)
         labels = np.full(size, IGNORED, np.int64)
         positions = np.empty(size, np.int64)
-        filled = 0
-        seq_lens = []
-        for sample_tokens, sample_labels, start, stop in self._pieces(number):
+        (first, start), (last, last_stop) = self._edges[number : number + 2]
+        filled, seq_lens = 0, []
+        for sample in range(first, last + (last_stop > 0)):
+            own_tokens, own_labels = self._tokens[sample], self._labels[sample]
+            stop = last_stop if sample == last else len(own_tokens)
             end = filled + stop - start
-            tokens[filled:end] = np.asarray(sample_tokens[start:stop])
-            labels[filled:end] = np.asarray(sample_labels[start:stop])
+            tokens[filled:end] = np.asarray(own_tokens[start:stop])
+            labels[filled:end] = np.asarray(own_labels[start:stop])
             positions[filled:end] = np.arange(start, stop) % size
             seq_lens.append(stop - start)
-            filled = end
+            filled, start = end, 0
         num_padding = size - filled
         after = int(positions[filled - 1]) + 1
         positions[filled:] = np.minimum(np.arange(after, after + num_padding), size - 1)

@@ -22,8 +22,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from streampack.errors import ResumeError
-from streampack.loader.loader import PackedDataLoader
-from streampack.loader.trainer_support import gather_states, state_of_rank
+from streampack.loader.loader import PackedDataLoader, gather_states, state_of_rank
 
 logger = logging.getLogger(__name__)
 

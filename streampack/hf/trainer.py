@@ -6,9 +6,6 @@
     model             --> format, leak check                       +--> PackedDataLoader --> Trainer
     checkpoint        --> the loader's state of every rank --------'
 
-    evaluate    every held-out sample once, on packs: sums of losses and targets over all ranks
-    predict     one sample a row, in the order given
-
 Trainer shards, skips and counts what it is given, and would do each a second time. So it iterates
 over the loader unchanged, one epoch of the plan at a time, and told where an epoch ends.
 
@@ -38,13 +35,13 @@ from streampack.hf.batches import (
     TrueEpochs,
     changed,
     format_for,
+    held_out_rows,
     num_steps,
+    padded,
     weighted_loss,
 )
 from streampack.hf.checkpoints import find_checkpoint, load_state, save_state
-from streampack.hf.held_out import held_out_rows, padded
-from streampack.loader.loader import PackedDataLoader
-from streampack.loader.trainer_support import held_out_set, is_packed, over_ranks
+from streampack.loader.loader import PackedDataLoader, held_out_set, is_packed, over_ranks
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.provenance import RECENT, Provenance, RecentBatches
 from streampack.runtime.resumable import engine_of

@@ -15,11 +15,13 @@ import json
 import logging
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import get_all_start_methods
 from typing import Any
 
 from streampack._checks import is_weight, read_integer, show_number
 from streampack.batch.batch import Batch
+from streampack.config import Mixing
 from streampack.errors import ConfigError, ResumeError, suggest
 from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
@@ -27,7 +29,7 @@ from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
 from streampack.runtime.arguments import with_hints
-from streampack.runtime.at_exit import close_at_exit
+from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
 from streampack.runtime.rank_digest import gather_values
@@ -35,7 +37,7 @@ from streampack.runtime.resumable import engine_of
 from streampack.runtime.whole_batch import UNBATCHED
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
-from streampack.world import process_group
+from streampack.world import World, process_group
 
 logger = logging.getLogger(__name__)
 
@@ -288,6 +290,54 @@ class PackedDataLoader:
                 join = sum if key == "shards" and name != "ahead_bytes" else max
                 report[key][name] = join(each[key][name] for each in reports)
         return report
+
+
+# What the trainers of `streampack.hf` and `streampack.lightning` share.
+
+
+def is_packed(dataset: Any) -> bool:
+    """Whether a dataset is one of ours."""
+    return isinstance(dataset, PackedStreamingDataset | FlowDataset)
+
+
+def gather_states(loader: PackedDataLoader) -> list[State]:
+    """Return the states of all ranks, or one that fits them all; every rank must call this."""
+    if isinstance(loader.dataset, PackedStreamingDataset):
+        return [loader.gather_state()]
+    return over_ranks(loader.state_dict())
+
+
+def over_ranks(value: Any) -> list[Any]:
+    """Return the values of all ranks, or of this one alone, without a process group."""
+    return [value] if process_group() is None else gather_values(value)
+
+
+def state_of_rank(states: Sequence[State], world: World, where: str) -> State:
+    """Return the state that a rank resumes from.
+
+    Raises:
+        ResumeError: If each rank has its own, and their number is another.
+    """
+    if "snapshots" not in states[0] and len(states) != world.num_ranks:
+        raise ResumeError(
+            f"{where} has the states of {len(states)} ranks of a dataset of iterables, which do "
+            f"not fit {world.num_ranks}; resume with {len(states)} ranks, or write the samples as "
+            "a stream, which resumes with any number"
+        )
+    return states[world.rank if len(states) > 1 else 0]
+
+
+def held_out_set(
+    dataset: PackedStreamingDataset, defaults: Mapping[str, Any]
+) -> PackedStreamingDataset:
+    """Return a dataset at epoch 0 that delivers each sample once, in whole batches of all ranks.
+
+    `defaults` are arguments for what the dataset leaves open.
+    """
+    arguments = dataset.arguments
+    mixing = replace(arguments["mixing"] or Mixing(), global_batch_size=None, epoch_end="pad")
+    own = {name: arguments[name] or value for name, value in defaults.items()}
+    return dataset.with_arguments(**own, mixing=mixing)
 
 
 def _join(states: Sequence[State]) -> State:

@@ -7,10 +7,6 @@
                   + payloads of buffered samples             measured as they arrive
                     and of prefetched batches
 
-The sizes known in advance decide how many batches are prefetched. Payload sizes are unknown until
-they arrive, and the packers decide which samples wait. Where these do not fit, the iteration fails
-and reports the smallest bound that would have worked.
-
 Cost: about 5 us a batch.
 """
 
@@ -30,6 +26,7 @@ from streampack.batch.formats.registry import Formatter, is_builtin, is_cheap, t
 from streampack.errors import ConfigError
 from streampack.online.plan import FlowPlan
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, LESS_AHEAD, MemoryFootprint
+from streampack.runtime.provenance import tensors_in
 
 PLACE_BYTES = 24  # of a payload: row, first token and one past the last, in int64
 BYTES_PER_SEGMENT = 60  # its segment row, an edge, its entry in seq_lens
@@ -110,23 +107,9 @@ def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:
 
 def added_bytes(converted: Any, batch: Batch) -> int:
     """Return the bytes of a converted batch's tensors that do not share native storage."""
-    own = {
-        value.untyped_storage().data_ptr()
-        for value in batch.values()
-        if isinstance(value, torch.Tensor)
-    }
-    found: dict[int, int] = {}
-    waiting = [converted]
-    while waiting:
-        thing = waiting.pop()
-        if isinstance(thing, torch.Tensor):
-            if thing.layout is torch.strided:
-                storage = thing.untyped_storage()
-                found[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(thing, Mapping):
-            waiting.extend(thing.values())
-        elif isinstance(thing, list | tuple):
-            waiting.extend(thing)
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(batch)}
+    storages = [t.untyped_storage() for t in tensors_in(converted) if t.layout is torch.strided]
+    found = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return sum(size for place, size in found.items() if place not in own)
 
 

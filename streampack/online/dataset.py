@@ -1,13 +1,14 @@
-"""`PackedIterableDataset`: mixes any iterables of samples and packs them as they arrive.
+"""Datasets over any iterables of samples, which are mixed, and packed or bucketed as they arrive.
 
 ::
 
     source a --.                                       one pipeline in each worker of each rank:
     source b --+-- mixing --> packers (bounded) --> device batches
-    source c --'
+    source c --'          '-> buckets by length --> batches of one row for each sample
 
 Cost: about 1 us per sample of a list, 2.5 us of a generator, and 5 ns per token; more with extra
-fields, plus the source. Memory: the packers' bounds, one batch and one chunk of samples per worker.
+fields or buckets, plus the source. Memory: the packers' bounds, one batch and one chunk of samples
+per worker.
 """
 
 from __future__ import annotations
@@ -124,33 +125,102 @@ class PackedIterableDataset(FlowDataset):
         world: World | None = None,
         steps: Steps | None = None,
     ) -> None:
-        check_streams(streams, IterableStream)
-        check_configs(packing=packing, mixing=mixing, order=order, buffers=buffers, world=world)
-        check_options(type(self).__name__, mixing, order, buffers)
-        plan = flow_plan(
-            streams,
-            packing,
-            mixing or Mixing(),
-            order,
-            batch_size=check_batch_size(batch_size, packing.max_seq_len),
-            steps=check_steps(steps, mixing),
-        )
+        check_configs(packing=packing, world=world)
+        size = check_batch_size(batch_size, packing.max_seq_len)
+        name = type(self).__name__
+        plan = flow_plan(name, streams, packing, mixing, order, buffers, steps, batch_size=size)
         super().__init__(plan, buffers, world, check_format(batch_format, packing, plan.batch_size))
 
 
-def flow_plan(
+class BucketedIterableDataset(FlowDataset):
+    """Iterables of samples, mixed and batched by length on the fly, one row for each sample.
+
+    Args:
+        streams: The sources and their weights; streams without weights count equally.
+        bucketing: How samples share batches.
+        mixing: The share of each stream, and the batches it appears in; a batch counts as a pack.
+        order: With shuffle, indexed sources (lists, map-style datasets) are shuffled by the seed;
+            None: they are read in stored order. Other sources keep their own order.
+        buffers: Memory limits.
+        world: This process's rank; None: from torch.distributed if it is initialised, or from
+            torchrun's variables.
+        steps: Where a loop ends on all ranks, a number or "equal"; as in `PackedIterableDataset`.
+
+    Raises:
+        ConfigError: If the arguments cannot work together.
+        DataError: While iterating: as `PackedIterableDataset`.
+
+    The oldest buffered sample opens each batch, and the samples nearest in length fill it. So no
+    sample waits for more than `buffer_samples` batches, however long it is.
+
+    Batches have the same keys as packed batches, rows as long as their longest sample, and
+    `seq_lens`, the number of tokens in each row, int64, shape (n,). `document_ids` are 1 where
+    there are tokens. `position` counts batches over all ranks and workers as if they advanced in
+    step. Iterate as over a `PackedIterableDataset`. States are exact after any batch, with the same
+    number of ranks and workers. Without `steps`, ranks may take unequal numbers of steps.
+
+    >>> dataset = BucketedIterableDataset(
+    ...     [IterableStream([[1, 2, 3], [4, 5], [6]])], bucketing=Bucketing(max_tokens=6))
+    >>> [batch["tokens"].tolist() for batch in dataset]
+    [[[1, 2, 3], [4, 5, 0]], [[6]]]
+    """
+
+    @with_hints
+    def __init__(
+        self,
+        streams: Sequence[IterableStream],
+        *,
+        bucketing: Bucketing,
+        mixing: Mixing | None = None,
+        order: Order | None = None,
+        buffers: Buffers | None = None,
+        world: World | None = None,
+        steps: Steps | None = None,
+    ) -> None:
+        if not isinstance(bucketing, Bucketing):
+            raise ConfigError(
+                f"bucketing=<{type(bucketing).__name__}> is not a Bucketing; pass bucketing="
+                "streampack.Bucketing(max_tokens=8192)"
+            )
+        check_configs(world=world)
+        name, packing = type(self).__name__, bucketing.packing()
+        if world is not None:
+            check_combination({"dataset": name, "context_parallel": world.context_parallel})
+        plan = flow_plan(name, streams, packing, mixing, order, buffers, steps, bucketing=bucketing)
+        super().__init__(plan, buffers, world)
+
+
+def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
+    dataset: str,
     streams: Sequence[IterableStream],
     packing: Packing,
-    mixing: Mixing,
-    order: Order | None,
+    mixing: Mixing | None = None,
+    order: Order | None = None,
+    buffers: Buffers | None = None,
+    steps: Steps | None = None,
     *,
     batch_size: int = 1,
     bucketing: Bucketing | None = None,
-    steps: Steps | None = None,
 ) -> FlowPlan:
-    """Build the plan; without an order, samples are read in stored order."""
-    _check_fields(streams, packing)
-    is_shuffled, order = order is not None and order.shuffle, order or Order()
+    """Check the options of a dataset of this class, and return its plan.
+
+    Without an order, samples are read in stored order.
+    """
+    check_streams(streams, IterableStream)
+    check_configs(mixing=mixing, order=order, buffers=buffers)
+    is_shuffled = order is not None and order.shuffle
+    mixing, order = mixing or Mixing(), order or Order()
+    check_combination(
+        {
+            "dataset": dataset,
+            "epoch_end": mixing.epoch_end,
+            "global_batch_size": mixing.global_batch_size,
+            "num_lanes": order.num_lanes,
+            "pack_shuffle": order.pack_shuffle,
+            "cache_limit": (buffers or Buffers()).cache_limit,
+        }
+    )
+    _check_fields(streams, packing, bucketing)
     packing = packing.resolved(is_windowed=False)
     given = {"max_cost": packing.max_cost, "method": packing.method}
     check_combination({"dataset": "PackedIterableDataset", **given})
@@ -170,35 +240,22 @@ def flow_plan(
         seed=order.seed,
         shuffle_block_size=order.block_size if is_shuffled else None,
         bucketing=bucketing,
-        steps=steps,
+        steps=check_steps(steps, mixing),
         pack_shuffle=order.pack_shuffle or 0,
     )
 
 
-def check_options(
-    name: str,
-    mixing: Mixing | None,
-    order: Order | None,
-    buffers: Buffers | None,
+def _check_fields(
+    streams: Sequence[IterableStream], packing: Packing, bucketing: Bucketing | None
 ) -> None:
-    """Refuse options that only datasets with planned packs support."""
-    mixing, order, buffers = mixing or Mixing(), order or Order(), buffers or Buffers()
-    check_combination(
-        {
-            "dataset": name,
-            "epoch_end": mixing.epoch_end,
-            "global_batch_size": mixing.global_batch_size,
-            "num_lanes": order.num_lanes,
-            "pack_shuffle": order.pack_shuffle,
-            "cache_limit": buffers.cache_limit,
-        }
-    )
-
-
-def _check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
     """Refuse extra fields that cannot share a batch, or that the packing method would cut."""
     dtypes: dict[str, str] = {}
     for stream in streams:
+        if bucketing is not None and "seq_lens" in {*stream.token_fields, *stream.payloads}:
+            raise ConfigError(
+                f"stream {stream.name!r} has an extra field 'seq_lens', which is a key of "
+                "every batch already; give it another name in the source"
+            )
         for name, dtype in stream.token_fields.items():
             if dtypes.setdefault(name, dtype) != dtype:
                 raise ConfigError(

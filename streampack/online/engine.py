@@ -10,13 +10,16 @@ Each worker of each rank has a copy. It reads its own slice of each source.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
+from streampack.batch.kernels import ROW
 from streampack.batch.slices import slice_batch
 from streampack.config import Buffers
 from streampack.errors import ConfigError, DataError, ResumeError
@@ -32,7 +35,7 @@ from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.live_queue import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
-from streampack.online.source_slice import SourceSlice, most_empty_passes
+from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
 from streampack.online.source_view import source_view
 from streampack.online.state import (
     LoopPosition,
@@ -44,34 +47,28 @@ from streampack.online.state import (
     saved_state,
     worker_state,
 )
-from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import LESS_AHEAD, MemoryFootprint, max_prefetch
-from streampack.runtime.provenance import NativeOrigin
+from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map, prefetched
 from streampack.runtime.whole_batch import whole
 from streampack.streams.source_traits import has_index
-from streampack.types import State
+from streampack.types import Int64Array, Packs, State
 from streampack.world import World
 
 # Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
 SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OnlineIteration:
-    """An iteration of one process, from a loaded position or an epoch's start."""
-
-    start: Position
-
-
 Delivery: TypeAlias = tuple[int, Batch, State]
 """A worker, its native batch, and its state after that."""
 
 
-class OnlineEngine(ResumableRun[OnlineIteration, Position]):
+class OnlineEngine(ResumableRun[Position, Position]):
     """Iterates over a process's slice of the sources, and resumes from its states.
+
+    An iteration is identified by the position where it began.
 
     `context` is the slice of each row that this rank gets, or None for whole rows.
     """
@@ -98,12 +95,6 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         self._convert = convert
         self._context = context
         self._format_bytes = format_bytes(convert, plan)
-        self._origin = {
-            "stream_names": plan.names,
-            "packing": plan.packing,
-            "context": context,
-            "convert": convert,
-        }
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
         self._reading: Any = None  # what a prefetch thread reads
         self._start: Position | None = None  # a loaded one, until an iteration begins there
@@ -162,9 +153,21 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
                 )
         return converted
 
-    def origin(self, native: Batch) -> NativeOrigin:
-        """Return what makes the provenance of a native batch."""
-        return NativeOrigin(native, self.world.context_parallel, self._origin)
+    def provenance(self, native: Batch) -> Provenance:
+        """Return the provenance of a native batch, whose step is known once it is delivered."""
+        rows = native["segments"].numpy().copy()  # a view of a buffer that is used again
+        num_rows, row_tokens = native["tokens"].shape
+        return Provenance(
+            epoch=native["epoch"],
+            position=native["position"],
+            stream_names=self.plan.names,
+            packs_of=partial(_packs_of, rows),
+            shape=(num_rows, row_tokens * self.world.context_parallel),
+            packing=self.plan.packing,
+            context=self._context,
+            convert=self._convert,
+            step_of=_unknown_step,
+        )
 
     def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
         return WorkerSlice(
@@ -190,18 +193,18 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         # A worker begins immediately: its state may be requested before its first batch.
         return self._batches(self.begin())
 
-    def _batches(self, begun: OnlineIteration) -> Generator[Any, None, None]:
-        with self.iteration(begun) as iteration:
+    def _batches(self, begun: Position) -> Generator[Any, None, None]:
+        with self.iteration(begun) as start:
             # Not noted at the end: the epoch may still run in other workers.
-            position = self.whole_position(iteration.start)
-            for _, native, state in self.deliveries(iteration, position.states[0]):
+            position = self.whole_position(start)
+            for _, native, state in self.deliveries(start, position.states[0]):
                 batch = whole(self.convert(native))
                 del native
-                self.note(iteration, replace(position, states=[state]))
+                self.note(start, replace(position, states=[state]))
                 yield batch
                 del batch  # free it before the next one is made
 
-    def _begin(self, worker: int, key: str) -> OnlineIteration:
+    def _begin(self, worker: int, key: str) -> Position:
         info = get_worker_info()
         max_prefetch(self.buffers, self.footprint(info.num_workers if info else 0), 1)
         if self._reading is not None:
@@ -210,14 +213,13 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         start, self._start = self._unused_start, None
         epoch = self.counter.begin(worker, key, None if start is None else start.epoch)
         self.at = start or Position(epoch)
-        return OnlineIteration(self.at)
+        return self.at
 
-    def adopt(self, start: Position) -> OnlineIteration:
+    def adopt(self, start: Position) -> None:
         """Begin an iteration of a loader in one of its workers."""
-        self._current = OnlineIteration(start)
-        return self._current
+        self._current = start
 
-    def note(self, iteration: OnlineIteration, position: Position | None) -> None:
+    def note(self, iteration: Position, position: Position | None) -> None:
         """Record the position of an iteration after a batch, or None at its end."""
         self.last = position or self.last
         super().note(iteration, position)
@@ -255,27 +257,27 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         yield from reading
 
     def deliveries(
-        self, iteration: OnlineIteration, start: State, ahead: int = 1
+        self, start: Position, state: State, ahead: int = 1
     ) -> Generator[Delivery, None, None]:
         """Yield the rest of this process's share of an epoch, after a state of its own."""
         if get_worker_info() is not None:
             limit_tokenizer_threads(self.plan.streams)
-        worker_slice, epoch = self._own_slice(), iteration.start.epoch
+        worker_slice, epoch = self._own_slice(), start.epoch
         fingerprint = self._fingerprint_at(worker_slice)
         flow = self._packer(epoch, worker_slice, ahead)
-        if start["flow"] is None:
+        if state["flow"] is None:
             flow.begin()
         else:
-            flow.load_state_dict(start["flow"])
+            flow.load_state_dict(state["flow"])
         while (batch := flow.next_batch()) is not None:
             if self._context is not None:
                 batch = slice_batch(batch, self._context)
             state = worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
             yield worker_slice.worker, batch, state
             del batch, state  # free it before the next one is made
-            self.check_current(iteration)
+            self.check_current(start)
 
-    def check_current(self, iteration: OnlineIteration) -> None:
+    def check_current(self, iteration: Position) -> None:
         """Refuse to continue an iteration after a later one has begun."""
         if self._current is not iteration:
             raise ConfigError(
@@ -369,3 +371,15 @@ class OnlineEngine(ResumableRun[OnlineIteration, Position]):
         """Let the next reading continue where an earlier one was left."""
         if self.at is not None:  # a reading that failed, or another loop over this dataset
             self._resume_from(self.at.saved())
+
+
+def _packs_of(rows: Int64Array) -> Packs:
+    segments = np.column_stack([rows[:, ROW + 1 :], rows[:, -1]])
+    return Packs(segments=segments, ends=np.cumsum(np.bincount(rows[:, ROW])))
+
+
+def _unknown_step() -> int:
+    raise ConfigError(
+        "the step of this batch of iterables is not known, as their epochs have no known length; "
+        "set steps to a number, such as steps=1000, or count the optimizer's steps"
+    )

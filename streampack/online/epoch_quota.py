@@ -6,12 +6,8 @@
     proportion + epoch_size    a number of samples (or tokens) for each
     repeat, choose             the same; a stream with neither in such a mix: one pass
 
-A worker takes every P-th item of the endless sequence of passes, P being the number of workers.
-So all workers together take each item exactly as often as the weights ask. This is true where the
-source has a size, or where each worker reads all of it. Where a source shards itself over the
-workers, each worker's quota rounds up in a different epoch.
-
-Cost: none, except that a source with repeat= and no length is read through once, unparsed.
+A worker takes every P-th item of the endless sequence of passes, P being the number of workers, so
+all workers together take each item exactly as often as the weights ask.
 """
 
 from __future__ import annotations
@@ -25,8 +21,7 @@ from streampack.config import Mixing
 from streampack.errors import ConfigError
 from streampack.mix.apportion import apportion
 from streampack.mix.weights import Weight, check_amount, check_weights, exact_share, resolve_weights
-from streampack.online.source_slice import SourceSlice
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.streams import IterableStream
 from streampack.streams.source_traits import is_one_shot, num_items
 
@@ -70,14 +65,14 @@ class EpochQuotas:
         # Balanced sampling continues where the epoch before stopped.
         is_balanced = self.mixing.sampling_method == "balanced"
         number = epoch if is_balanced else 0
-        total = num_items(slice_.source) if slice_.num_items is not None else None
+        total = slice_.total
         if total is None and repeat is not None:
-            total = slice_.count_all()
+            own, total = slice_.count()
             if total is None:
-                first, last = _of_passes(exact_share(repeat) * slice_.count(), number, worker_slice)
+                first, last = _of_passes(exact_share(repeat) * own, number, worker_slice)
                 return WorkerQuota(amount=last - first, skipped=first if is_balanced else None)
             amount = int(exact_share(repeat) * total)
-        is_counted = slice_.num_items is None  # such a source may reshuffle in every pass
+        is_counted = slice_.total is None  # such a source may reshuffle in every pass
         if total is None:
             return WorkerQuota(amount=worker_slice.num_of(amount or 0))
         # The epoch takes items [begin, begin + amount) of the endless sequence of passes.

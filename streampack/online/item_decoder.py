@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.config import Packing
 from streampack.errors import DataError
+from streampack.online.plan import FlowPlan
 from streampack.online.samples import Columns, Extras, extras_of
 from streampack.special_ids import encoded_length, encoded_lengths
 from streampack.streams import IterableStream
 from streampack.streams.iterable_stream import Plain
-from streampack.streams.sample_fields import PLAIN_TYPES, invalid_labels, invalid_token_ids
+from streampack.streams.sample_fields import PLAIN_TYPES
 from streampack.streams.source_traits import own_copy
 from streampack.streams.tokenization import encode_texts
 from streampack.types import Int64Array
@@ -41,45 +41,24 @@ class PlainSample(NamedTuple):
     mask: Any
 
 
-class Decoded(NamedTuple):
-    """Items as samples."""
-
-    lengths: Int64Array
-    """Tokens of each as it is packed, with BOS and EOS, shape (n,); 0: it is bad."""
-    columns: Columns
-    """The samples; a DataError in place of the tokens of a bad one."""
-
-
 class ItemDecoder:
-    """Converts items of one stream.
+    """Converts items of stream `number`; without `copies`, its source keeps them as they are."""
 
-    `has_labels` and `has_extras` say whether any stream has these. Without `copies`, the source
-    keeps its items as they are.
-    """
-
-    def __init__(
-        self,
-        stream: IterableStream,
-        packing: Packing,
-        *,
-        has_labels: bool,
-        has_extras: bool,
-        copies: bool,
-    ) -> None:
+    def __init__(self, plan: FlowPlan, number: int, *, copies: bool) -> None:
         self._copies = copies
-        self._stream = stream
-        self._packing = packing
-        self._has_labels = has_labels
-        self._has_extras = has_extras
+        self._stream = stream = plan.streams[number]
+        self._packing = plan.packing
+        self._has_labels, self._has_extras = plan.has_labels, plan.has_extras
         self._skips = stream.on_bad_sample == "skip"
         self._is_bare = not (stream.has_labels or stream.has_extras)
 
     def columns(self, tokens: list[Any], *others: list[Any]) -> Columns:
-        """Return the columns of samples; without `others`, they have tokens alone."""
-        labels, masks, extras = others or ([None] * len(tokens),) * 3
+        """Return the columns of samples; those that are missing in `others` have no values."""
+        missing: list[list[Any]] = [[None] * len(tokens)] * 3
+        labels, masks, extras = [*others, *missing][:3]
         if not self._has_labels:
             labels = masks = []
-        return tokens, labels, masks, extras if self._has_extras else []
+        return [tokens, labels, masks, extras if self._has_extras else []]
 
     def own(self, item: Any) -> tuple[Any, int]:
         """Return an item that the source may not change any more, and its tokens or characters.
@@ -102,26 +81,28 @@ class ItemDecoder:
         # Parsing copies what has payloads, and it is read alone.
         return own_copy(item) if self._copies and not stream.payloads else item, size
 
-    def decode(
-        self, items: Sequence[Any], numbers: Sequence[int], ids: Sequence[Any] | None = None
-    ) -> Decoded:
+    def decode(self, items: Sequence[Any], numbers: Sequence[int]) -> tuple[Int64Array, Columns]:
+        """Return the tokens of each item as it is packed, shape (n,), and the columns.
+
+        A bad one has length 0, and a DataError in place of its tokens.
+        """
+        ids = None if self._stream.tokenizer is None else self._encode(items, numbers)
         values = list(items if ids is None else ids)
+        plain: list[list[Any]] = []
         if not self._skips and set(map(type, values)) == {PlainSample}:
-            tokens, labels, masks = map(list, zip(*values, strict=True))
-            sizes = np.fromiter(map(len, tokens), np.int64, len(tokens))
-            lengths = encoded_lengths(tokens, sizes, self._packing)
-            return Decoded(lengths, self.columns(tokens, labels, masks, [None] * len(tokens)))
-        if self._is_bare and not self._skips and are_integer_rows(values):
-            sizes = np.fromiter(map(len, values), np.int64, len(values))
+            plain = list(map(list, zip(*values, strict=True)))
+        elif self._is_bare and not self._skips and are_integer_rows(values):
+            plain = [values]
+        if plain:
+            sizes = np.fromiter(map(len, plain[0]), np.int64, len(values))
             if sizes.all():
-                lengths = encoded_lengths(values, sizes, self._packing)
-                return Decoded(lengths, self.columns(values))
+                return encoded_lengths(plain[0], sizes, self._packing), self.columns(*plain)
         samples = [
             self._sample(item, number, None if ids is None else ids[index])
             for index, (item, number) in enumerate(zip(items, numbers, strict=False))
         ]
         sizes_of, *columns = map(list, zip(*samples, strict=True))
-        return Decoded(np.array(sizes_of, np.int64), self.columns(*columns))
+        return np.array(sizes_of, np.int64), self.columns(*columns)
 
     def _sample(self, item: Any, number: int, ids: Any) -> tuple[int, Any, Any, Any, Extras | None]:
         """Return a sample's length and columns; 0 and the error if it is bad."""
@@ -150,7 +131,7 @@ class ItemDecoder:
             return 0, error, None, None, None
         return length, sample.tokens, sample.labels, sample.loss_mask, extras
 
-    def text(self, item: Any, number: int) -> str | DataError:
+    def _text(self, item: Any, number: int) -> str | DataError:
         if isinstance(item, DataError):
             return item
         try:
@@ -158,8 +139,8 @@ class ItemDecoder:
         except DataError as error:
             return error
 
-    def encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[Int64Array | DataError]:
-        texts = list(map(self.text, items, numbers))
+    def _encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[Int64Array | DataError]:
+        texts = list(map(self._text, items, numbers))
         good = [text for text in texts if isinstance(text, str)]
         try:
             ids = iter(encode_texts(self._stream.tokenizer, good))
@@ -205,11 +186,3 @@ def are_integer_rows(values: Sequence[Any]) -> bool:
     if dtypes.count(dtypes[0]) == num:  # faster than a set
         return dtypes[0].char in PLAIN_TYPES
     return all(dtype.char in PLAIN_TYPES for dtype in set(dtypes))
-
-
-def has_invalid_values(plain: Plain) -> bool:
-    """Whether a sample has an invalid token id or label."""
-    tokens, labels, _ = plain
-    return bool(
-        len(invalid_token_ids(tokens)) or (labels is not None and len(invalid_labels(labels)))
-    )

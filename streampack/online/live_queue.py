@@ -5,9 +5,7 @@
     StreamMixer --a chunk--> waiting segments --> packer --> packs --> 0 1 2 3 | 4 5 ..  windows
                              (tokens: SampleStore)                     2 0 3 1 --> batches
 
-A chunk has the tokens of a device batch, or 65,536 if that is more, in at most 64 samples, or 256
-of lists. The packer takes what the next packs need, and the rest waits. So a source may be read up
-to a chunk ahead.
+The packer takes what the next packs need, and the rest of a chunk waits.
 
 Cost: about 60 us a chunk, and 40 us per call of the packer. Memory: the tokens of a window and of a
 chunk, in the `SampleStore`.
@@ -140,12 +138,12 @@ class LiveQueue:
         chunk = self._mixer.draw(self._number, self._chunk_tokens, self._chunk_samples)
         if chunk is None:
             return False
-        rows, packing, num = chunk.rows, self._plan.packing, len(self._counts)
+        (rows, columns), packing, num = chunk, self._plan.packing, len(self._counts)
         are_shifted = [bool(sampler.labels_shifted) for sampler in self._mixer.samplers]
-        segments, first_bad = self._store.extend(rows, chunk.columns, are_shifted)
+        segments, first_bad = self._store.extend(rows, columns, are_shifted)
         if first_bad < len(rows):
             stream, number = rows[first_bad, [STREAM, SAMPLE]].tolist()
-            tokens, labels, *_ = chunk.columns
+            tokens, labels, *_ = columns
             self._plan.streams[stream].check_ids(number, tokens[first_bad])
             self._plan.streams[stream].check_labels(number, labels[first_bad] if labels else None)
         if self._store.payload_bytes:

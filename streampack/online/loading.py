@@ -1,4 +1,4 @@
-"""Iterate an online dataset, with or without worker processes.
+"""Iterate an online dataset, with or without worker processes, in epochs or in loops of `steps`.
 
 ::
 
@@ -10,41 +10,55 @@ A worker's state travels with its batch, so prefetched batches are not part of t
 the engine has. After a resume, the worker with the next batch delivers first. Without workers,
 there is one state, that of this process.
 
-Cost: the batch transfer, and a state of up to 30 KB per batch.
+Cost: the batch transfer, and a state of up to 30 KB per batch; in loops, one batch of memory.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import distributed
 from torch.utils.data import get_worker_info
 
-from streampack.errors import ConfigError
-from streampack.online.engine import Delivery, OnlineEngine, OnlineIteration
-from streampack.online.even_steps import EvenSteps, Read
-from streampack.online.state import Position, read_workers
-from streampack.runtime.at_exit import close_at_exit
-from streampack.runtime.loader_session import LoaderSession
+from streampack.errors import ConfigError, DataError, ResumeError, StreampackError, WorkerError
+from streampack.online.engine import Delivery, OnlineEngine
+from streampack.online.state import LoopPosition, Position, read_workers
+from streampack.runtime.loader_session import LoaderSession, close_at_exit
 from streampack.runtime.memory_budget import max_prefetch
-from streampack.runtime.rank_digest import digest_of_values
+from streampack.runtime.provenance import Provenance
+from streampack.runtime.rank_digest import MINUTES, cpu_group, digest_of_values, other_ranks
 from streampack.runtime.stats import COUNTED, OverRanks, alone, delivery_report
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
+from streampack.world import World, process_group
 
 
 def _serve(engine: OnlineEngine, ahead: int, start: Position) -> Callable[[Any], list[Delivery]]:
     """Set up a worker of a `Pool`; return what gives its next batch, with its state after that."""
     info = get_worker_info()
     state = start.states[info.id if info else 0]
-    items = engine.deliveries(engine.adopt(start), state, ahead)
+    engine.adopt(start)
+    items = engine.deliveries(start, state, ahead)
     return lambda _: list(islice(items, 1))
+
+
+class Read(NamedTuple):
+    """A batch that was read, and is delivered once the engine notes its position."""
+
+    batch: Any
+    provenance: Provenance
+    iteration: Position
+    """Where it began."""
+    position: Position
+    """Behind the batch."""
 
 
 class OnlineLoading(LoaderSession[OnlineEngine]):
@@ -64,10 +78,14 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         super().__init__(engine, replace(options, prefetch_factor=self._ahead))
         self._finish = finish
         self._num_begun = 0
-        self._even_steps: EvenSteps | None = None
+        # Of loops of `steps`, which continue where the one before ended:
+        self._reading: Iterator[Read] | None = None
+        self._has_read = False  # a batch of the epoch that is being read
+        self._held: Read | None = None  # a batch that is not delivered
+        self._mark = engine.mark  # as of these
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_even_steps": None}
+        return super().__getstate__() | {"_reading": None, "_held": None}
 
     def __len__(self) -> int:
         steps = self.engine.plan.steps
@@ -110,11 +128,79 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             )
 
     def _loop(self) -> Generator[Any, None, None]:
-        if self._even_steps is None:
-            # A loader that is dropped ends its workers: what is suspended must not keep it alive.
-            this = weakref.proxy(self)
-            self._even_steps = EvenSteps(self.engine, lambda: OnlineLoading._read(this))
-        return self._even_steps.loop()
+        """Yield the batches of the next loop of `steps`."""
+        engine, steps = self.engine, self.engine.plan.steps
+        if steps == "equal":
+            _check_group(engine.world)
+        if self._mark != engine.mark:  # another loader reads, or a state was loaded
+            self._reading = self._held = None
+        if self._reading is None and self._held is None:  # or reading failed
+            engine.reload()
+        at, has_delivered = engine.loop.next, False
+        while True:
+            if held := self._next_of(at.epoch, at.step):
+                if isinstance(steps, int):
+                    held.provenance.step_of = partial(int, at.epoch * steps + at.step)
+                at, has_delivered = LoopPosition(at.epoch, at.step + 1, is_begun=True), True
+                engine.note(held.iteration, held.position)
+                # The batch counts as delivered: a call here would let an interrupt lose it.
+                engine.loop, self._held = at, None
+                yield held.batch
+                del held
+            elif at.step and not has_delivered:
+                # The state was taken after the loop's last batch, so continue with the next one.
+                at = LoopPosition(at.epoch + 1, 0)
+            else:
+                break
+        if self._mark == engine.mark:
+            engine.loop = LoopPosition(at.epoch + 1, 0)
+
+    def _next_of(self, epoch: int, step: int) -> Read | None:
+        """Return what follows `step` batches of a loop, or None if all ranks end it there."""
+        world, steps = self.engine.world, self.engine.plan.steps
+        if steps != "equal":
+            return self._hold(None) if step < (steps or 0) else None
+        try:
+            held = self._hold(epoch)
+        except Exception:
+            with suppress(StreampackError):  # the failure itself matters more
+                _num_having(world, None, epoch, step)
+            raise
+        num = world.num_ranks - _num_having(world, held is not None, epoch, step)
+        if num and not step:
+            raise DataError(
+                f"steps='equal': epoch {epoch} would have no step, since {num} of "
+                f"{world.num_ranks} ranks have no batch{', this one' if held is None else ''}; "
+                "give each rank and worker the samples of at least one batch, use fewer "
+                "workers, or set Mixing(epoch_end='pad')"
+            )
+        return None if num else held
+
+    def _hold(self, last_epoch: int | None) -> Read | None:
+        """Read the next batch, unless one is held; return it if its epoch belongs to the loop."""
+        num_empty, engine = 0, self.engine
+        while self._held is None:
+            if self._reading is None:
+                if last_epoch is not None and engine.counter.next_epoch > last_epoch:
+                    return None
+                # A loader that is dropped ends its workers: what is suspended must not keep it.
+                self._reading = close_at_exit(OnlineLoading._read(weakref.proxy(self)))
+                self._has_read = False
+            reading, self._reading = self._reading, None  # it stays so if reading fails
+            held = next(reading, None)
+            self._mark = engine.mark
+            if held is not None:
+                self._held, self._reading, self._has_read = held, reading, True
+                break
+            num_empty += not self._has_read
+            if last_epoch is None and num_empty >= engine.most_empty_epochs:
+                raise DataError(
+                    f"steps={engine.plan.steps}: rank {engine.world.rank} has no batch in a whole "
+                    "epoch, so it can take no steps; give each rank and worker the samples of at "
+                    "least one batch, use fewer workers, or set Mixing(epoch_end='pad')"
+                )
+        is_own = last_epoch is None or self._held.position.epoch <= last_epoch
+        return self._held if is_own else None
 
     def _epoch(self) -> Generator[Any, None, None]:
         with closing(self._read()) as reads:
@@ -126,36 +212,36 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
     def _read(self) -> Generator[Read, None, None]:
         """Read the next epoch, or the rest of the one in a loaded state."""
         engine, num_read = self.engine, 0
-        with engine.iteration() as iteration:
-            position = engine.whole_position(iteration.start, self.num_workers)
-            for worker, native, state in self._deliveries(iteration, position):
+        with engine.iteration() as start:
+            position = engine.whole_position(start, self.num_workers)
+            for worker, native, state in self._deliveries(start, position):
                 batch = engine.convert(self._pinned(native), self._ahead)
-                origin = engine.origin(native)
+                provenance = engine.provenance(native)
                 del native
                 if self._finish is not None:
                     batch = self._finish(batch)
-                self.recent.add(batch, origin)
+                self.recent.add(batch, provenance)
                 position = position.after(worker, state)
                 num_read += 1
-                yield Read(batch, origin, iteration, position)
+                yield Read(batch, provenance, start, position)
                 del batch  # free it before the next one is made
-                engine.check_current(iteration)
-            if not num_read and not iteration.start.states:
-                engine.check_drops(iteration.start.epoch)
-            engine.note(iteration, None)
-        if not num_read and iteration.start.states:
+                engine.check_current(start)
+            if not num_read and not start.states:
+                engine.check_drops(start.epoch)
+            engine.note(start, None)
+        if not num_read and start.states:
             # The state was taken after the epoch's last batch, so continue with the next epoch.
             yield from self._read()
 
-    def _deliveries(self, iteration: OnlineIteration, start: Position) -> Iterable[Delivery]:
+    def _deliveries(self, begun: Position, start: Position) -> Iterable[Delivery]:
         engine, ahead = self.engine, self._ahead
         if self.num_workers:
             if self._workers is None:
                 self._workers = Pool(partial(_serve, engine, ahead), self._options)
-            if iteration.start.states:
+            if begun.states:
                 self._workers.end()  # new ones have sources that were not read yet
             return self._workers.results(repeat(None), first=start.next_worker, given=start)
-        batches = engine.deliveries(iteration, start.states[0], ahead)
+        batches = engine.deliveries(begun, start.states[0], ahead)
         if ahead > 1 and self._options.prefetch_threads:
             return engine.read_ahead(batches, ahead)
         return batches
@@ -194,3 +280,52 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 "rank_tokens": sum(tokens) + waiting_tokens * len(tokens),
             },
         }
+
+
+def _check_group(world: World) -> None:
+    """Refuse ranks that torch's process group does not join."""
+    if world.num_ranks == 1 or other_ranks(world):
+        return
+    found, group = "torch.distributed is not initialised", process_group()
+    if group is not None:
+        found = f"torch.distributed has {group[1]}, and this process is rank {group[0]} of them"
+    raise ConfigError(
+        f"steps='equal' has to be agreed upon by {world.num_ranks} ranks, but {found} (here: "
+        f"rank {world.rank}); call torch.distributed.init_process_group in all of them, or "
+        "set steps to a number, such as steps=1000"
+    )
+
+
+def _num_having(world: World, has_batch: bool | None, epoch: int, step: int) -> int:
+    """Return how many ranks have a batch after `step` steps of `epoch`; all must call it.
+
+    `has_batch` is None where this rank failed. A WorkerError tells that another rank failed or does
+    not answer, and a ResumeError that the ranks are not at the same step. The sum uses a gloo group
+    of its own: NCCL would make the training loop wait for the GPU at every step, and the trainer's
+    own collectives must not come between.
+    """
+    if world.num_ranks == 1:
+        return int(bool(has_batch))
+    sums = torch.tensor([bool(has_batch), has_batch is None, epoch, step], dtype=torch.int64)
+    try:
+        distributed.all_reduce(sums, group=cpu_group())
+    except RuntimeError as error:
+        raise WorkerError(
+            f"steps='equal': another rank has ended, or gave no answer in {MINUTES} minutes "
+            f"({error}); the log of the first rank that ended says why. Load the last state "
+            "into every rank and restart the iteration"
+        ) from error
+    num_having, num_failed, *places = sums.tolist()
+    if places != [epoch * world.num_ranks, step * world.num_ranks]:
+        raise ResumeError(
+            f"ranks are at different steps, this one ({world.rank}) at step {step} of epoch "
+            f"{epoch}; load states that were saved after the same step on every rank, and leave a "
+            "loop early on all ranks or on none"
+        )
+    if num_failed:
+        raise WorkerError(
+            f"{num_failed} of {world.num_ranks} ranks failed before step {step} of epoch {epoch}, "
+            "so no rank takes it; their own errors say why. Load the last state into every rank "
+            "and restart the iteration"
+        )
+    return int(num_having)

@@ -15,7 +15,7 @@ Memory: each packer's bound, one batch, and one chunk of samples per packer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -23,19 +23,18 @@ import torch
 
 from streampack.batch.batch import Batch, make_batches
 from streampack.batch.buffer_pool import BufferPool
-from streampack.errors import ResumeError, StreampackError
+from streampack.errors import DataError, ResumeError, StreampackError
 from streampack.mix.schedule import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
-from streampack.online.restore import changed_source, key_of
 from streampack.online.sample_store import SampleStore
-from streampack.online.samples import Columns, SampleKey
-from streampack.online.source_slice import SourceSlice
+from streampack.online.samples import Columns
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer, interleaved
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.stream_sampler import SAME_SAMPLES
 from streampack.runtime.stats import COUNTED, count_segments
-from streampack.types import LENGTH, PASS, SAMPLE, TOKENS, Int64Array, Packs, State
+from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOKENS, Int64Array, Packs, State
 
 
 class OnlinePacker:
@@ -176,20 +175,19 @@ class OnlinePacker:
 
     def state_dict(self) -> State:
         """Return the worker's state between two batches: addresses, no tokens; see `as_json`."""
-        mixing = self._mixer.state_dict()
         held, last = self._store.addresses, list[Int64Array]()
         for stream, address in sorted(self._store.last.items()):
             if self._samplers[stream].is_near(int(address[PASS]), int(address[SAMPLE])):
                 last.append(address)
-        keys_of: dict[int, list[SampleKey]] = {}
-        if self._replays:
-            keys_of = _by_stream([*held, *last])
+        kept = np.array([*held, *last]).reshape(-1, held.shape[1])
+        mixing, sources = self._mixer.state_dict(), []
+        for number, sampler in enumerate(self._samplers):
+            own = kept[kept[:, STREAM] == number] if self._replays else kept[:0]
+            sources.append(sampler.state_dict(own[:, PASS : SAMPLE + 1].tolist()))
         return {
             "epoch": self._epoch,
             "num_batches": self.num_batches,
-            "sources": [
-                sampler.state_dict(keys_of.get(n)) for n, sampler in enumerate(self._samplers)
-            ],
+            "sources": sources,
             "deficits": mixing["deficits"],
             "lanes": list(map(LiveQueue.state_dict, self._queues)),
             "held": held,
@@ -218,21 +216,25 @@ class OnlinePacker:
 
     def _restore(self, state: State) -> None:
         addresses = [*state["held"], *state["last"]]
-        keys = list(dict.fromkeys(map(key_of, addresses)))
-        streams = [stream for stream, _, _ in keys]
-        rows, columns = np.empty((len(keys), TOKENS + 1), np.int64), dict[int, Columns]()
+        keys = np.array(list(dict.fromkeys(tuple(each[:START]) for each in addresses)), np.int64)
+        keys = keys.reshape(-1, START)
+        streams, columns = keys[:, STREAM], dict[int, Columns]()
+        rows = np.empty((len(keys), TOKENS + 1), np.int64)
         for number, sampler in enumerate(self._samplers):
-            own = [key for key in keys if key[0] == number]
-            source, quota = state["sources"][number], self._mixer.quotas[number]
-            rows[np.equal(streams, number)], columns[number] = sampler.load_state_dict(
-                source, quota, own
+            is_own = streams == number
+            rows[is_own], columns[number] = sampler.load_state_dict(
+                state["sources"][number], self._mixer.quotas[number], keys[is_own, PASS:]
             )
-        if keys:
+        if len(keys):
             shifted = [bool(sampler.labels_shifted) for sampler in self._samplers]
-            self._store.extend(rows, interleaved(columns, streams), shifted)
+            self._store.extend(rows, interleaved(columns, streams.tolist()), shifted)
             wrong = self._store.keep(state["held"], state["last"])
-            if wrong is not None:
-                raise changed_source(addresses[wrong], self._plan.streams)
+            if wrong is not None:  # another digest, or another length
+                stream, pass_, number = addresses[wrong][:START]
+                raise DataError(
+                    f"{self._plan.streams[stream].where(number)} of pass {pass_} has other tokens, "
+                    f"labels or fields than when the state was saved{SAME_SAMPLES}"
+                )
         for queue, saved in zip(self._queues, state["lanes"], strict=True):
             queue.load_state_dict(saved)
         self._mixer.load_state_dict(state)
@@ -243,10 +245,3 @@ class OnlinePacker:
         self._counts[:] = state["counts"]
         self._store.high_water_tokens = state["high_water_tokens"]
         self._bytes.high_water = state["high_water_bytes"]
-
-
-def _by_stream(addresses: Iterable[Sequence[int] | Int64Array]) -> dict[int, list[SampleKey]]:
-    found: dict[int, list[SampleKey]] = {}
-    for key in dict.fromkeys(map(key_of, addresses)):
-        found.setdefault(key[0], []).append(key)
-    return found

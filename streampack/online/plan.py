@@ -16,8 +16,7 @@ from streampack._checks import read_count
 from streampack.config import Bucketing, Mixing, Packing
 from streampack.config.combinations import check_combination
 from streampack.online.epoch_quota import EpochQuotas
-from streampack.online.source_slice import SourceSlice
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.pack import make_packer
 from streampack.pack.length_buckets import LengthBucketPacker
 from streampack.pack.packer import Packer

@@ -6,11 +6,7 @@
     heads    hash of (stream, pass, sample) --> line --next--> line ...
     tokens   | a a a a | b b | c c c c c c | ...                                 a piece at `offset`
 
-All kernels are in this one file, because numba's disk cache does not notice a changed callee in
-another file.
-
-A digest verifies a piece that is reread on resume. It uses only int64 arithmetic, so states are
-portable between machines.
+They share a file, because numba's disk cache does not notice a changed callee in another one.
 
 Cost: about 20 ns per piece, a copy of its tokens, and about 1 ns per token for the digest.
 """
@@ -39,7 +35,6 @@ from streampack.types import (
 
 Held: TypeAlias = tuple[Int64Array, Int64Array, Int32Array, Int32Array]
 
-KEY = 3  # number of key columns: stream, pass, sample; START follows, as in segment rows
 SIZE, LEFT, DIGEST, OFFSET, AFTER, SERIAL, NEXT = range(4, 11)
 NUM_TABLE = 11
 NO_LINE = -1
@@ -82,16 +77,18 @@ def _leave(table: Int64Array, heads: Int64Array, line: int) -> None:
 
 
 @compiled
+def _is_same(row: Int64Array, other: Int64Array) -> bool:
+    is_near = row[SAMPLE] == other[SAMPLE] and row[PASS] == other[PASS]
+    return bool(is_near and row[STREAM] == other[STREAM])
+
+
+@compiled
 def _find(table: Int64Array, heads: Int64Array, segment: Int64Array, start: int) -> int:
     """Return the line of the piece with token `start` of a segment's sample, or NO_LINE."""
     line = heads[_bucket(heads, segment[0], segment[1], segment[2])]
     while line != NO_LINE:
-        is_same = (
-            table[line, 0] == segment[0]
-            and table[line, 1] == segment[1]
-            and table[line, 2] == segment[2]
-        )
-        if is_same and table[line, START] <= start < table[line, START] + table[line, SIZE]:
+        begin = table[line, START]
+        if _is_same(table[line], segment) and begin <= start < begin + table[line, SIZE]:
             break
         line = table[line, NEXT]
     return int(line)
@@ -186,7 +183,7 @@ def hold(
             _fill(tokens[offset + length : offset + length + num_slots], ids[2])
             if len(labels):
                 _fill(labels[offset + length : offset + length + num_slots], IGNORED)
-        while piece < len(segments) and _is_of(segments[piece], rows[i]):
+        while piece < len(segments) and _is_same(segments[piece], rows[i]):
             entry = table[first_line + piece]
             is_cut = segments[piece, TOTAL] < rows[i, TOKENS]
             _note_piece(entry, segments[piece], is_cut, offset, tokens, labels, seeds[piece])
@@ -227,15 +224,6 @@ def _note_piece(
 
 
 @compiled
-def _is_of(segment: Int64Array, row: Int64Array) -> bool:
-    return bool(
-        segment[SAMPLE] == row[SAMPLE]
-        and segment[STREAM] == row[STREAM]
-        and segment[PASS] == row[PASS]
-    )
-
-
-@compiled
 def _range(tokens: IntArray) -> tuple[int, int]:
     """Return the minimum, at most 0, and the maximum, at least 0."""
     smallest = largest = 0
@@ -266,15 +254,6 @@ def compact(table: Int64Array, num_lines: int, tokens: Int32Array, labels: Int32
 
 
 @compiled
-def _take_ids(own: IntArray, out: IntArray, is_in_place: bool) -> bool:
-    """Copy token ids, unless they are there already; return whether all are valid."""
-    if not is_in_place:
-        _copy(own, out)
-    smallest, largest = _range(own)
-    return smallest >= 0 and largest <= MAX_ID
-
-
-@compiled
 def _encode(
     own: IntArray,
     targets: tuple[IntArray, IntArray],
@@ -293,9 +272,11 @@ def _encode(
     own_labels, mask = targets
     num = len(own)
     lead = 1 if ids[0] != NO_ID and own[0] != ids[0] else 0
-    if lead:
-        tokens[0] = ids[0]
-    is_valid = _take_ids(own, tokens[lead : lead + num], is_in_place)
+    tokens[:lead] = ids[0]
+    if not is_in_place:
+        _copy(own, tokens[lead : lead + num])
+    smallest, largest = _range(own)
+    is_valid = smallest >= 0 and largest <= MAX_ID
     if lead + num < len(tokens):
         tokens[lead + num] = ids[1]
     if not len(labels):

@@ -23,8 +23,7 @@ from streampack.pack import fit_samples
 from streampack.streams import IterableSample
 from streampack.types import LENGTH, NUM_COLUMNS, START, TOTAL, Int64Array
 
-SampleKey: TypeAlias = tuple[int, int, int]  # stream, pass, sample
-Columns: TypeAlias = tuple[list[Any], list[Any], list[Any], list[Any]]
+Columns: TypeAlias = list[list[Any]]
 """Of some samples: token ids, labels, loss masks, and `Extras`, each None where a sample has none.
 Labels and masks are empty lists if no stream of the dataset has them, and so are extras."""
 

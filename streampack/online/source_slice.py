@@ -6,13 +6,8 @@ With 3 slices (workers over all ranks), slice 1 of each kind of source::
     generator, iterable        a [b] c  d [e] f  g [h]      every third item, the others are skipped
     shards itself             [x] [y] [z]                   all items that it gives to this worker
 
-MosaicML's `StreamingDataset` shards itself over ranks and workers. Hugging Face's `IterableDataset`
-shards itself over workers, and is split by node over ranks. ``sharded=True`` declares that another
-source shards itself.
-
-A position in a slice is (pass, taken), where taken counts the items before it in that pass. To
-resume at a position, indexed sources jump. Sources with `state_dict` and `load_state_dict` load
-their last state before it. All others restart the pass and skip.
+A position in a slice is (pass, taken), where taken counts the items before it in that pass.
+docs/iterables.md says which sources shard themselves, and how each resumes at a position.
 
 Cost: one call of the source's own iterator per item, and one source state every 64 items that are
 not skipped. Memory: the indices of a shuffled block, and those states.
@@ -24,13 +19,13 @@ import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
-from streampack.online.worker_slice import WorkerSlice
 from streampack.rng import permutation
 from streampack.streams.source_traits import (
     has_index,
@@ -48,6 +43,34 @@ MOST_EMPTY_PASSES = 100
 TABLE_ROWS = 16  # of a Hugging Face table, read together
 
 Own: TypeAlias = Callable[[Any], tuple[Any, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSlice:
+    """One worker's position among all ranks and workers."""
+
+    device: int = 0
+    """Number of the rank, among those that get distinct batches."""
+    num_devices: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    @property
+    def index(self) -> int:
+        """Number of this slice, over all ranks and workers."""
+        return self.device * self.num_workers + self.worker
+
+    @property
+    def num_slices(self) -> int:
+        return self.num_devices * self.num_workers
+
+    def num_of(self, total: int) -> int:
+        """Return this slice's share of `total` items dealt round-robin.
+
+        >>> [WorkerSlice(worker=worker, num_workers=3).num_of(8) for worker in range(3)]
+        [3, 3, 2]
+        """
+        return -(-max(total - self.index, 0) // self.num_slices)
 
 
 def most_empty_passes(source: object, *, is_sharded: bool) -> int:
@@ -132,48 +155,38 @@ class SourceSlice:
             and not (replay or self.has_index or is_mosaic(source))
             and not has_unsaved_shuffle_buffer(source)
         )
-        self._keeps = self._has_state  # whether to save a state every STATE_EVERY items
         self._has_begun = False
         self._is_put = False  # whether the source has a loaded state that must be cleared
         self._items: Iterator[Any] = iter(())
         self.pass_, self.taken = 0, 0
         self._num_raw = 0  # items of the source's own iterator in this pass
         self._error: DataError | None = None  # of the iterator, behind the items last read
-        self._counted: int | None = None
-        self._counted_all = 0
+        self._counted: tuple[int, int | None] | None = None
         # states: (pass, taken, num_raw, the source's own state).
         self._states: deque[tuple[int, int, int, Any]] = deque()
 
     @property
-    def num_items(self) -> int | None:
-        """Items of this slice per pass; None if the source has no length."""
-        total = None if self._splits_itself else num_items(self._source)
-        return None if total is None else self.worker_slice.num_of(total)
+    def total(self) -> int | None:
+        """Items of all slices per pass; None if unknown: it has no length, or shards itself."""
+        return None if self._splits_itself else num_items(self._source)
 
     @property
     def indexed_size(self) -> int | None:
         """Length of an indexed source, which must not change: its samples would be renumbered."""
         return len(self._source) if self.has_index else None
 
-    def count(self) -> int:
-        """Return the number of items in this slice; if unknown, read through it once."""
-        if (known := self.num_items) is not None:
-            return known
+    def count(self) -> tuple[int, int | None]:
+        """Return the items per pass of this slice, and of all slices if it can see them.
+
+        If unknown, the source is read through once.
+        """
+        if (total := self.total) is not None:
+            return self.worker_slice.num_of(total), total
         if self._counted is None:
             self.begin(0)
             self._skip(None)
-            self._counted, self._counted_all = self.taken, self._num_raw
+            self._counted = self.taken, None if self._splits_itself else self._num_raw
         return self._counted
-
-    def count_all(self) -> int | None:
-        """Return the number of items in all slices; if unknown, read through the source once.
-
-        None if the source shards itself, so that this slice cannot see the others' items.
-        """
-        if self._splits_itself:
-            return None
-        self.count()
-        return num_items(self._source) if self._counted is None else self._counted_all
 
     def begin(self, pass_: int, taken: int = 0) -> None:
         self._states.clear()
@@ -200,12 +213,13 @@ class SourceSlice:
     def _skip(self, taken: int | None) -> None:
         """Skip until `taken` items were taken, or to the end of the pass."""
         # No states on the way: each is a copy, and none of them is needed.
-        self._keeps = False
         try:
-            while self.taken != taken and self.read() is not None:
-                pass
-        finally:
-            self._keeps = self._has_state
+            while self.taken != taken:
+                self._next()
+        except StopIteration:
+            return
+        except Exception as error:
+            raise self._failure(error) from error
 
     def check_not_used_up(self, pass_: int) -> None:
         if self._has_begun and is_one_shot(self._source):
@@ -237,7 +251,7 @@ class SourceSlice:
             raise self._error
         first, values, size = self.taken, list[Any](), 0
         while len(values) < most and size < enough:
-            if self._keeps and self.taken and self.taken % STATE_EVERY == 0:
+            if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
                 self._keep_state()
             try:
                 value = self._next()

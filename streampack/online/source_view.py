@@ -1,7 +1,4 @@
-"""What the ranks compare of a source before the first batch, without iterating over it.
-
-Cost: 32 reads per source that has an index.
-"""
+"""What the ranks compare of a source before the first batch: 32 reads if it has an index."""
 
 from __future__ import annotations
 

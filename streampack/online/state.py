@@ -8,12 +8,8 @@
      "flow": {...},                                   positions in the sources, or None at the start
      "digest": "9f..."}                               of all but the sources' own states
 
-Nothing else checks the numbers in a state: the digest refuses one that was damaged or edited.
-
-Unlike a planned run's state, it belongs to one worker of one rank: the packs depend on the samples
-that each worker reads. A loader's state contains one for each of its workers.
-
-Cost: a few hundred integers per state; no tokens.
+Nothing else checks the numbers in a state: the digest refuses one that was damaged or edited. A
+loader's state contains one for each of its workers. Cost: a few hundred integers per state.
 """
 
 from __future__ import annotations
@@ -34,13 +30,14 @@ from streampack._state import (
 )
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan, Steps
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.source_slice import WorkerSlice
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import Packs, State
 
 STATE_VERSION = 6
 KIND = "iterable"
-CHECKS = FieldChecks("the state's loop.")
+STATE = FieldChecks("the state's ")
+LOOP = FieldChecks("the state's loop.")
 MAX_STEP = 2**63 - 1
 # `IterableStream` fields that decide how its samples are read; saved unchanged.
 STREAM_FIELDS = (
@@ -195,7 +192,7 @@ def read_loop(whole: State, states: Sequence[State], steps: Steps | None) -> Loo
         epoch = max(int(state["epoch"]) for state in states)
         flows = [each["flow"] for each in states if each["flow"] and each["epoch"] == epoch]
         return LoopPosition(epoch, sum(int(flow["num_batches"]) for flow in flows))
-    CHECKS.mapping("loop", loop)
+    LOOP.mapping("loop", loop)
     saved = loop.get("steps")
     if steps is not None and (saved == "equal") != (steps == "equal"):
         raise ResumeError(
@@ -204,8 +201,8 @@ def read_loop(whole: State, states: Sequence[State], steps: Steps | None) -> Loo
             f"{'steps=' + repr('equal') if saved == 'equal' else 'a number of steps'}"
         )
     return LoopPosition(
-        CHECKS.integer("epoch", loop.get("epoch"), 0, MAX_EPOCH),
-        CHECKS.integer("step", loop.get("step"), 0, MAX_STEP),
+        LOOP.integer("epoch", loop.get("epoch"), 0, MAX_EPOCH),
+        LOOP.integer("step", loop.get("step"), 0, MAX_STEP),
     )
 
 
@@ -260,13 +257,6 @@ def read_workers(state: State, num_workers: int) -> tuple[list[State], int]:
             f"{num_workers}; samples in buffers belong to their worker, so resume with "
             f"num_workers={saved}"
         )
-    num, workers, next_worker = max(num_workers, 1), state["workers"], state.get("next_worker")
-    wrong = None
-    if not isinstance(workers, list) or len(workers) != num:
-        held = len(workers) if isinstance(workers, list) else "no"
-        wrong = f"the state holds {held} workers', but this loader has {num}"
-    elif type(next_worker) is not int or not 0 <= next_worker < num:
-        wrong = f"the state's next_worker is {next_worker!r:.80}, not a worker from 0 to {num - 1}"
-    if wrong:
-        raise ResumeError(f"{wrong}; load what state_dict() returned, unchanged")
-    return workers, int(state["next_worker"])
+    num = max(num_workers, 1)
+    workers = STATE.items("workers", state["workers"], num)
+    return workers, STATE.integer("next_worker", state.get("next_worker"), 0, num - 1)

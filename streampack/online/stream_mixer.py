@@ -12,7 +12,7 @@ Cost: about 0.05 us per sample, and 40 us per chunk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,18 +20,9 @@ from streampack.errors import StreampackError
 from streampack.mix.deficit import Deficits, num_served
 from streampack.online.plan import FlowPlan
 from streampack.online.samples import Columns
-from streampack.online.source_slice import SourceSlice
-from streampack.online.stream_sampler import LENGTH_AT, NUMBER_AT, PASS_AT, StreamSampler
-from streampack.online.worker_slice import WorkerSlice
-from streampack.types import PASS, SAMPLE, STREAM, TOKENS, Int64Array
-
-
-class Chunk(NamedTuple):
-    """Samples in the order in which they are packed."""
-
-    rows: Int64Array
-    """Stream, pass, number and length of each, shape (n, 4)."""
-    columns: Columns
+from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.stream_sampler import StreamSampler
+from streampack.types import TOKENS, Int64Array
 
 
 class StreamMixer:
@@ -48,14 +39,7 @@ class StreamMixer:
             plan.amounts.quota(n, epoch, slice_, worker_slice) for n, slice_ in enumerate(slices)
         ]
         self.samplers = [
-            StreamSampler(
-                stream,
-                slice_,
-                plan.packing,
-                has_labels=plan.has_labels,
-                has_extras=plan.has_extras,
-            )
-            for stream, slice_ in zip(plan.streams, slices, strict=True)
+            StreamSampler(plan, number, slice_) for number, slice_ in enumerate(slices)
         ]
         amounts: Sequence[int | None] = plan.amounts.amounts
         if plan.amounts.are_quotas:
@@ -70,13 +54,15 @@ class StreamMixer:
             sampler.begin(self._epoch, quota)
         self._find_only()
 
-    def draw(self, lane: int, most_tokens: int, most_samples: int) -> Chunk | None:
+    def draw(
+        self, lane: int, most_tokens: int, most_samples: int
+    ) -> tuple[Int64Array, Columns] | None:
         """Take samples for a lane, of all streams or of the stream of that number, if any are left.
 
         The last one may exceed `most_tokens`. If a source fails, the samples before that come
-        first.
+        first. Return their rows, shape (n, 4), and columns.
         """
-        chunks: list[Chunk] = []
+        chunks: list[tuple[Int64Array, Columns]] = []
         room = np.array([most_tokens, most_samples])
         while room.min() > 0 and not self._is_stopping:
             fixed = self._only if self._is_random else lane
@@ -97,41 +83,30 @@ class StreamMixer:
                 break
         if len(chunks) < 2:
             return chunks[0] if chunks else None
-        columns: list[list[Any]] = [
-            [value for rows in kind for value in rows]
-            for kind in zip(*(chunk.columns for chunk in chunks), strict=True)
-        ]
-        tokens, labels, masks, extras = columns
-        rows = np.concatenate([chunk.rows for chunk in chunks])
-        return Chunk(rows, (tokens, labels, masks, extras))
+        rows, columns = zip(*chunks, strict=True)
+        merged = [[value for part in kind for value in part] for kind in zip(*columns, strict=True)]
+        return np.concatenate(rows), merged
 
-    def _take(self, fixed: int | None, stream: int, room: Int64Array) -> Chunk:
+    def _take(self, fixed: int | None, stream: int, room: Int64Array) -> tuple[Int64Array, Columns]:
         """Take the samples that wait, as many as fit; `stream` is that of the first one."""
+        samplers = self.samplers
         if fixed is not None:  # a stream that is alone, or has a packer of its own
-            return self._of_one(fixed, num_served(self.samplers[fixed].waiting, room))
-        served = self._deficits.serve_waiting([each.waiting for each in self.samplers], room)
+            return samplers[fixed].take(num_served(samplers[fixed].waiting, room))
+        served = self._deficits.serve_waiting([each.waiting for each in samplers], room)
         if not len(served):  # deficits beyond int64
-            length = int(self.samplers[stream].waiting[0])
+            length = int(samplers[stream].waiting[0])
             self._deficits.serve(stream, length if self._by_tokens else 1)
             room -= (length, 1)
-            return self._of_one(stream, 1)
+            return samplers[stream].take(1)
         counts = np.bincount(served).tolist()
-        if counts[-1] == len(served):
-            return self._of_one(len(counts) - 1, len(served))
-        parts = {n: self._of_one(n, count) for n, count in enumerate(counts) if count}
+        parts = {n: samplers[n].take(count) for n, count in enumerate(counts) if count}
+        if len(parts) == 1:
+            return parts[len(counts) - 1]
         rows = np.empty((len(served), TOKENS + 1), np.int64)
-        for n, part in parts.items():
-            rows[served == n] = part.rows
-        columns = {n: part.columns for n, part in parts.items()}
-        return Chunk(rows, interleaved(columns, served.tolist()))
-
-    def _of_one(self, stream: int, num: int) -> Chunk:
-        lines, columns = self.samplers[stream].take(num)
-        rows = np.empty((num, TOKENS + 1), np.int64)
-        rows[:, STREAM] = stream
-        rows[:, PASS : SAMPLE + 1] = lines[:, PASS_AT : NUMBER_AT + 1]
-        rows[:, TOKENS] = lines[:, LENGTH_AT]
-        return Chunk(rows, columns)
+        for n, (own, _) in parts.items():
+            rows[served == n] = own
+        columns = {n: own for n, (_, own) in parts.items()}
+        return rows, interleaved(columns, served.tolist())
 
     def _end(self, stream: int) -> bool:
         stops = self._plan.mixing.stop == "first_exhausted"
@@ -167,13 +142,12 @@ class StreamMixer:
 def interleaved(columns: Mapping[int, Columns], streams: Sequence[int]) -> Columns:
     """Return the columns of each stream's samples as columns in the order of `streams`.
 
-    >>> interleaved({0: (["a", "b"], [], [], []), 1: (["c"], [], [], [])}, [0, 1, 0])
-    (['a', 'c', 'b'], [], [], [])
+    >>> interleaved({0: [["a", "b"], [], [], []], 1: [["c"], [], [], []]}, [0, 1, 0])
+    [['a', 'c', 'b'], [], [], []]
     """
-    merged: list[list[Any]] = []
+    merged: Columns = []
     for kind in zip(*columns.values(), strict=True):
         queues = dict(zip(columns, map(iter, kind), strict=True))
         is_used = any(kind)
         merged.append(list(map(next, map(queues.__getitem__, streams))) if is_used else [])
-    tokens, labels, masks, extras = merged
-    return tokens, labels, masks, extras
+    return merged

@@ -5,8 +5,7 @@
     SourceSlice --64 items--> ItemDecoder --columns--> waiting --take--> samples
                               texts are encoded        | bad ones: raise, skip
 
-When a pass ends, the next one begins if the epoch's quota needs more. The state is a position in
-the source and never has tokens: on resume, buffered samples are reread.
+The state is a position in the source and never has tokens: on resume, buffered samples are reread.
 
 Cost: 0.1 us per sample of a list, else 1 us, plus the source and the tokenizer. Memory: one group
 of items, in which one follows 65,536 tokens or characters at most; one item if it has payloads.
@@ -20,29 +19,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.online.epoch_quota import WorkerQuota
-from streampack.online.item_decoder import Decoded, ItemDecoder, has_invalid_values
-from streampack.online.restore import SAME_SAMPLES, read_again
-from streampack.online.samples import Columns, SampleKey
+from streampack.online.item_decoder import ItemDecoder
+from streampack.online.plan import FlowPlan
+from streampack.online.samples import Columns
 from streampack.online.source_slice import Items, SourceSlice
 from streampack.pack import fit_samples
-from streampack.streams import IterableStream
 from streampack.streams.label_shift import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
-from streampack.streams.source_traits import is_one_shot
-from streampack.types import Int64Array, State
+from streampack.streams.sample_fields import invalid_labels, invalid_token_ids
+from streampack.streams.source_traits import is_one_shot, own_copy
+from streampack.types import PASS, SAMPLE, STREAM, TOKENS, Int64Array, State
 
 CHUNK = 64  # items that are read together
 LIST_ITEMS = 256  # of a list: its items are in memory already
 SIZE_TOGETHER = 65_536  # tokens or characters, up to the last item
 NEAR = 64  # most items that are reread only to verify the last sample
 
-# Columns of the lines: a sample's pass and number, the items of the slice up to and with it in that
-# pass, its tokens as it is packed, those of them that are packed, and what was taken with it.
-PASS_AT, NUMBER_AT, TAKEN_AT, LENGTH_AT, SERVED_AT, AMOUNT_AT, BAD_AT = range(7)
-NUM_FIELDS = 7
-POSITION = [PASS_AT, TAKEN_AT, AMOUNT_AT, BAD_AT]
+# Columns of the lines: a sample row, the items of the slice up to and with it in that pass, its
+# tokens that are packed, and what was taken with it.
+TAKEN_AT, SERVED_AT, AMOUNT_AT, BAD_AT = range(TOKENS + 1, TOKENS + 5)
+NUM_FIELDS = TOKENS + 5
+POSITION = [PASS, TAKEN_AT, AMOUNT_AT, BAD_AT]
+
+SAME_SAMPLES = (
+    "; a source must give the same samples in the same order each time: pass it, and its "
+    "tokenizer, as they were, or start again without the state"
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,33 +63,20 @@ class SourcePosition(NamedTuple):
 
 
 class StreamSampler:
-    """Samples of one stream in the order in which this worker takes them.
+    """Samples of stream `number` in the order in which this worker takes them."""
 
-    `has_labels` and `has_extras` say whether any stream has these, so that all have their columns.
-    """
-
-    def __init__(
-        self,
-        stream: IterableStream,
-        slice_: SourceSlice,
-        packing: Packing,
-        *,
-        has_labels: bool,
-        has_extras: bool,
-    ) -> None:
-        self._stream = stream
+    def __init__(self, plan: FlowPlan, number: int, slice_: SourceSlice) -> None:
+        self._number = number
+        self._stream = stream = plan.streams[number]
         self._name = slice_.name
         self._slice = slice_
-        self._packing = packing
-        self._is_text = stream.tokenizer is not None
-        self._decoder = ItemDecoder(
-            stream, packing, has_labels=has_labels, has_extras=has_extras, copies=not slice_.is_list
-        )
+        self._packing = plan.packing
+        self._decoder = ItemDecoder(plan, number, copies=not slice_.is_list)
         self.most_together = CHUNK
         """Items that are read together. Payloads of a group would all be in memory together."""
         if stream.payloads:
             self.most_together = 1
-        elif slice_.is_list and not self._is_text:
+        elif slice_.is_list and stream.tokenizer is None:
             self.most_together = LIST_ITEMS
         self.has_index = slice_.has_index
         self._quota = WorkerQuota()
@@ -98,7 +88,7 @@ class StreamSampler:
 
     def _reset(self, position: SourcePosition) -> None:
         self._lines = np.zeros((0, NUM_FIELDS), np.int64)
-        self._columns: Columns = ([], [], [], [])
+        self._columns: Columns = [[], [], [], []]
         self._num_taken = 0  # of these
         self._error: Exception | None = None  # what comes behind them
         self._at = self._read_to = position
@@ -110,7 +100,7 @@ class StreamSampler:
         self._has_ended = quota.amount == 0
         pass_, taken = epoch, 0
         if quota.skipped:
-            per_pass = self._slice.count()
+            per_pass, _ = self._slice.count()
             pass_, taken = divmod(quota.skipped, per_pass) if per_pass else (epoch, 0)
         elif quota.skipped is not None:
             pass_ = 0
@@ -141,17 +131,11 @@ class StreamSampler:
         return True
 
     def take(self, num: int) -> tuple[Int64Array, Columns]:
-        """Return the next `num` of the samples that wait.
-
-        Returns:
-            Pass, number and length of each, and more, shape (num, NUM_FIELDS).
-            The samples.
-        """
+        """Return rows, shape (num, 4), and columns of the next samples that wait."""
         part = slice(self._num_taken, self._num_taken + num)
         lines, self._num_taken = self._lines[part], part.stop
         self._at = SourcePosition(*lines[-1, POSITION].tolist())
-        tokens, labels, masks, extras = self._columns
-        return lines, (tokens[part], labels[part], masks[part], extras[part])
+        return lines[:, : TOKENS + 1].copy(), [rows[part] for rows in self._columns]
 
     def warn_of_end(self) -> None:
         """Warn, once, that the stream has ended while others continue."""
@@ -185,15 +169,12 @@ class StreamSampler:
         items = self._pull(most)
         if items is None:
             return False
-        values, numbers = items.values, items.numbers
-        ids = self._decoder.encode(values, numbers) if self._is_text else None
-        self._append(items, self._decoder.decode(values, numbers, ids))
+        self._append(items, *self._decoder.decode(items.values, items.numbers))
         return True
 
-    def _append(self, items: Items, decoded: Decoded) -> None:
+    def _append(self, items: Items, lengths: Int64Array, columns: Columns) -> None:
         """Add a group, up to the quota, or to a sample that is an error."""
-        lengths, columns = decoded
-        lines = self._lines_of(items, decoded)
+        lines = self._lines_of(items, lengths, columns)
         is_bad, stop = lengths == 0, len(lines)
         if self._quota.by_tokens and self._quota.amount is not None:
             stop = min(stop, int(lines[:, AMOUNT_AT].searchsorted(self._quota.amount)) + 1)
@@ -210,23 +191,22 @@ class StreamSampler:
         good = np.flatnonzero(~is_bad[:stop])
         if len(good) < len(lines):
             lines, places = lines[good], good.tolist()
-            columns = _map(columns, lambda rows: [rows[place] for place in places])
+            columns = [rows and [rows[place] for place in places] for rows in columns]
         if self._num_taken < len(self._lines):
             lines = np.concatenate([self._lines, lines])
-            tokens, labels, masks, extras = map(list.__add__, self._columns, columns)
-            columns = tokens, labels, masks, extras
+            columns = list(map(list.__add__, self._columns, columns))
         else:
             self._num_taken = 0
         self._lines, self._columns = lines, columns
 
-    def _lines_of(self, items: Items, decoded: Decoded) -> Int64Array:
-        num, (lengths, columns) = len(items.values), decoded
+    def _lines_of(self, items: Items, lengths: Int64Array, columns: Columns) -> Int64Array:
+        num = len(items.values)
         before, size, overflow = self._read_to, self._packing.row_tokens, self._packing.overflow
         lines = np.empty((num, NUM_FIELDS), np.int64)
-        lines[:, PASS_AT] = items.pass_
-        lines[:, NUMBER_AT] = items.numbers
+        lines[:, STREAM], lines[:, PASS] = self._number, items.pass_
+        lines[:, SAMPLE] = items.numbers
         lines[:, TAKEN_AT] = np.arange(items.taken + 1, items.taken + num + 1)
-        lines[:, LENGTH_AT] = lines[:, SERVED_AT] = lengths
+        lines[:, TOKENS] = lines[:, SERVED_AT] = lengths
         if overflow != "split":  # one that is dropped counts as one token
             lines[lengths > size, SERVED_AT] = size if overflow == "truncate" else 1
         for index, extras in enumerate(columns[3]):
@@ -242,7 +222,7 @@ class StreamSampler:
     def _refusal(self, line: Int64Array, error: DataError | Any) -> DataError | None:
         """Skip a bad sample; return the error if that is not possible."""
         if not isinstance(error, DataError):  # longer than a pack
-            row = np.array([[0, *line[[PASS_AT, NUMBER_AT, LENGTH_AT]].tolist()]])
+            row = np.array([[0, *line[PASS : TOKENS + 1].tolist()]])
             try:
                 fit_samples(row, self._packing.row_tokens, "error", [self._name])
             except DataError as too_long:
@@ -306,7 +286,7 @@ class StreamSampler:
             if index >= len(self._lines):
                 continue
             tokens, labels = self._columns[0][index], self._columns[1][index]
-            if not has_invalid_values((tokens, labels, None)):
+            if not (len(invalid_token_ids(tokens)) or len(invalid_labels(labels))):
                 looked_at.append((tokens, labels))
                 self.labels_shifted = labels_are_shifted(looked_at)
                 if self.labels_shifted is not None:
@@ -316,13 +296,22 @@ class StreamSampler:
 
     # State.
 
-    def state_dict(self, held: Iterable[SampleKey] | None) -> State:
-        """Return its position in the source; `held` are its buffered samples if it has no index."""
+    def state_dict(self, held: Iterable[Sequence[int]]) -> State:
+        """Return its position in the source.
+
+        `held` are pass and number of its buffered samples, which matter only without an index.
+        """
         pass_, taken, amount, bad = self.position
+        base = None
+        if not self.has_index:
+            # The number of a sample is its position times the number of slices, and the slice's.
+            num_slices = self._slice.worker_slice.num_slices
+            oldest = [(sample_pass, number // num_slices) for sample_pass, number in held]
+            base = self._slice.base(*min([(pass_, taken), *oldest]))
         return {
             "pass": pass_,
             "taken": taken,
-            "base": None if self.has_index else self._slice.base(*self._oldest(held or ())),
+            "base": base,
             "amount_taken": amount,
             "bad": bad,
             "labels_shifted": self.labels_shifted,
@@ -336,47 +325,66 @@ class StreamSampler:
         pass_, taken, *_ = self.position
         return (pass_, taken - NEAR) <= (sample_pass, number // self._slice.worker_slice.num_slices)
 
-    def _oldest(self, held: Iterable[SampleKey]) -> tuple[int, int]:
-        # A sample's number is its position times the number of slices, plus the slice's number.
-        num_slices = self._slice.worker_slice.num_slices
-        positions = [(pass_, number // num_slices) for _, pass_, number in held]
-        return min([self.position[:2], *positions])
-
     def load_state_dict(
-        self, state: State, quota: WorkerQuota, held: Sequence[SampleKey]
+        self, state: State, quota: WorkerQuota, held: Int64Array
     ) -> tuple[Int64Array, Columns]:
         """Resume from a state, and read the buffered samples again.
 
+        Without an index, the source is read from the state's `base` on; see `SourceSlice.base`.
+
+        Args:
+            state: The state.
+            quota: What the epoch takes of the stream.
+            held: Pass and number of the buffered samples, shape (n, 2).
+
         Returns:
-            Stream, pass, number and length of each of `held`, shape (n, 4), and the samples.
+            The rows of the samples, shape (n, 4), and their columns.
         """
         self._quota = quota
         counts = (state[key] for key in ("pass", "taken", "amount_taken", "bad"))
         self._reset(SourcePosition(*map(int, counts)))
         self.labels_shifted = state["labels_shifted"]
         self._has_ended = quota.amount == 0
-        rows = np.array([[*key, 0] for key in held], np.int64).reshape(-1, 4)
-        if self._has_ended:
-            return rows, self._decoder.columns([])
-        if state["size"] != self._slice.indexed_size:
+        rows = np.zeros((len(held), TOKENS + 1), np.int64)
+        rows[:, STREAM], rows[:, PASS:TOKENS] = self._number, held
+        if not self._has_ended and state["size"] != self._slice.indexed_size:
             raise DataError(
                 f"stream {self._name!r}: its source has {self._slice.indexed_size} samples, but "
                 f"had {state['size']} when the state was saved{SAME_SAMPLES}"
             )
-        wanted = [(pass_, number) for _, pass_, number in held]
-        values = read_again(self._slice, self._at[:2], state["base"], wanted)
+        values = [] if self._has_ended else self._read_again(state["base"], held.tolist())
         if not values:
             return rows, self._decoder.columns([])
-        numbers = rows[:, 2].tolist()
-        ids = self._decoder.encode(values, numbers) if self._is_text else None
-        rows[:, 3], columns = self._decoder.decode(values, numbers, ids)
+        rows[:, TOKENS], columns = self._decoder.decode(values, rows[:, SAMPLE].tolist())
         for tokens in columns[0]:
             if isinstance(tokens, DataError):
                 raise tokens
         return rows, columns
 
-
-def _map(columns: Columns, function: Any) -> Columns:
-    """Return the columns of other samples; those that are not used stay empty."""
-    tokens, labels, masks, extras = [rows and function(rows) for rows in columns]
-    return tokens, labels, masks, extras
+    def _read_again(self, base: State, wanted: Sequence[Sequence[int]]) -> list[Any]:
+        """Move the slice to the position; return the wanted samples, by pass and number."""
+        slice_, (pass_, taken, *_) = self._slice, self._at
+        if slice_.has_index:
+            slice_.begin(pass_, taken)
+            return [own_copy(slice_.get(number)) for _, number in wanted]
+        slice_.resume(base)
+        found: dict[tuple[int, int], Any] = {(each[0], each[1]): None for each in wanted}
+        while (slice_.pass_, slice_.taken) < (pass_, taken):
+            items = slice_.read()
+            if items is not None:
+                if (key := (items.pass_, items.numbers[0])) in found:
+                    found[key] = own_copy(items.values[0])
+            elif slice_.pass_ < pass_:
+                slice_.begin(slice_.pass_ + 1)
+            else:
+                raise DataError(
+                    f"stream {self._name!r}: the state is {taken} samples into pass {pass_}, but "
+                    f"the source gave {slice_.taken}{SAME_SAMPLES}"
+                )
+        for (sample_pass, number), item in sorted(found.items()):
+            if item is None:
+                raise DataError(
+                    f"stream {self._name!r}: the state holds sample {number} of pass "
+                    f"{sample_pass}, which the source does not give again{SAME_SAMPLES}"
+                )
+        return list(found.values())

@@ -46,8 +46,8 @@ from streampack.planned.cache_budget import (
 from streampack.planned.refusals import check_not_empty
 from streampack.planned.run_worlds import RunWorld, run_world, worlds_text
 from streampack.planned.spec import DatasetSpec, balance_in_state
-from streampack.runtime.at_exit import close_at_exit
 from streampack.runtime.batch_reader import BatchReader
+from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView, digest_of_values

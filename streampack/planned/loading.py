@@ -36,11 +36,10 @@ from streampack.planned.batch_groups import (
 from streampack.planned.cache_budget import NO_FETCHES, ReadAhead
 from streampack.planned.deliveries import IterationPlans, PlannedBatches
 from streampack.planned.engine import PlanEngine
-from streampack.runtime.at_exit import close_at_exit
-from streampack.runtime.loader_session import LoaderSession
+from streampack.runtime.batch_reader import RingReader
+from streampack.runtime.loader_session import LoaderSession, close_at_exit
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, SharedMemory, max_prefetch
 from streampack.runtime.rank_digest import digest_of_values
-from streampack.runtime.shared_ring import Ring, RingReader
 from streampack.runtime.stats import DeliveryStats, OverRanks, alone
 from streampack.runtime.thread_map import AT_HAND, ordered_thread_map
 from streampack.runtime.worker_main import serve_reads
@@ -135,7 +134,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         if not read.is_cheap:
             return None
         slot_tokens = engine.footprint().batch_tokens
-        slot_bytes = slot_tokens * Ring.bytes_per_token(read)
+        slot_bytes = slot_tokens * RingReader.bytes_per_token(read)
         # Groups prefetched by workers, plus two: one being delivered and one spare.
         num_groups = self.num_workers * self._ahead + 2
         room = SharedMemory(engine.world.num_local_ranks)
@@ -143,7 +142,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             self._group //= 2  # leave half of it to others
         num_slots = num_groups * self._group
         room.check(num_slots * slot_bytes)
-        return RingReader(reader=read, ring=Ring(num_slots, read, slot_tokens))
+        return RingReader(read, num_slots, slot_tokens)
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next."""

@@ -1,11 +1,4 @@
-"""Check the types of the datasets' arguments before anything is opened.
-
-::
-
-    PackedStreamingDataset([IterableStream(...)], packing={...}, batch_size=2.5)
-                                  |                   |              |
-                           another dataset's     not a Packing   not an int      -> ConfigError
-"""
+"""Check the types of the datasets' arguments before anything is opened."""
 
 from __future__ import annotations
 

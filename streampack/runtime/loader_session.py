@@ -1,8 +1,12 @@
-"""What the loaders of both wings share: worker processes and pinned memory."""
+"""What the loaders of both wings share: worker processes, pinned memory, and how they end."""
 
 from __future__ import annotations
 
-from typing import Any, Generic
+import atexit
+import weakref
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -10,6 +14,8 @@ from streampack.runtime.provenance import RecentBatches
 from streampack.runtime.resumable import Engine
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
+
+_T = TypeVar("_T")
 
 
 class LoaderSession(Generic[Engine]):
@@ -44,3 +50,22 @@ def pin(batch: Any) -> Any:
     if isinstance(batch, tuple | list):
         return type(batch)(pin(value) for value in batch)
     return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
+
+
+_under_way: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+
+
+def close_at_exit(iteration: Generator[_T, None, None]) -> Iterator[_T]:
+    """Return an iterator that is closed at the interpreter's exit if it is still referenced.
+
+    One that is finalized later cannot join its threads: module globals are gone by then.
+    """
+    _under_way.add(iteration)
+    return iteration
+
+
+@atexit.register
+def _end() -> None:
+    for iteration in list(_under_way):
+        with suppress(ValueError):  # another thread is running it
+            iteration.close()

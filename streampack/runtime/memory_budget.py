@@ -7,9 +7,8 @@
     worker_tokens  >=  packers' buffers +  ahead * batch                 num_workers = 0
     worker_bytes   >=  bytes added by a custom format + ahead * batch in bytes
 
-The packers' buffers determine the sequence, so no bound may shrink them. A bound that cannot hold
-them and one batch per worker is refused, and the message names the least that works. So are batches
-of workers that do not fit in shared memory.
+A bound that cannot hold the packers' buffers and one batch per worker is refused, and the message
+names the least that works. So are batches of workers that do not fit in shared memory.
 """
 
 from __future__ import annotations

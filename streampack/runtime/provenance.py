@@ -2,11 +2,7 @@
 
 ::
 
-    the plan, or a native batch --> Provenance --+-- segments      which samples, and which part
-                                                 +-- stream_ids    0 0 0 2 2 -1, as the tokens
-                                                 '-- step          the global batch of the run
-
-    stream_ids + 1 as tokens --make_batches--> native --the batch's format--> their layout there
+    stream ids + 1 as tokens --make_batches--> native --the batch's format--> their layout there
 
 So each format lays out the streams as it lays out tokens, also where it drops or adds padding.
 
@@ -17,7 +13,7 @@ native batch and its format.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -29,7 +25,6 @@ import torch
 from streampack.batch.batch import make_batches
 from streampack.batch.compact import to_compact
 from streampack.batch.formats.registry import Formatter, is_cheap, to_native, unwrapped
-from streampack.batch.kernels import ROW
 from streampack.batch.slices import slice_batch
 from streampack.config import Packing
 from streampack.errors import ConfigError
@@ -117,48 +112,6 @@ class Provenance:
         return ids
 
 
-class NativeOrigin:
-    """Makes the provenance of a native batch of iterables, one of `num_slices` slices of its rows.
-
-    `fields` are those of a `Provenance` that all batches share.
-    """
-
-    def __init__(
-        self, native: Mapping[str, Any], num_slices: int, fields: Mapping[str, Any]
-    ) -> None:
-        self._rows = native["segments"].numpy().copy()  # a view of a buffer that is used again
-        num_rows, row_tokens = native["tokens"].shape
-        self._shape = num_rows, row_tokens * num_slices
-        self._place = native["epoch"], native["position"]
-        self._fields = fields
-        self.step: int | None = None
-        """The step of the run, once the batch is delivered, if steps are counted."""
-
-    def __call__(self) -> Provenance:
-        epoch, position = self._place
-        return Provenance(
-            epoch=epoch,
-            position=position,
-            packs_of=self._packs,
-            shape=self._shape,
-            step_of=self._known_step,
-            **self._fields,
-        )
-
-    def _packs(self) -> Packs:
-        rows = self._rows
-        segments = np.column_stack([rows[:, ROW + 1 :], rows[:, -1]])
-        return Packs(segments=segments, ends=np.cumsum(np.bincount(rows[:, ROW])))
-
-    def _known_step(self) -> int:
-        if self.step is None:
-            raise ConfigError(
-                "the step of this batch of iterables is not known, as their epochs have no known "
-                "length; set steps to a number, such as steps=1000, or count the optimizer's steps"
-            )
-        return self.step
-
-
 Origin: TypeAlias = Provenance | Callable[[], Provenance]
 
 
@@ -171,7 +124,7 @@ class RecentBatches:
 
     def add(self, batch: Any, origin: Origin) -> None:
         """Record a batch, with its provenance or what makes it; its memory is freed as before."""
-        tensor = _first_tensor(batch)
+        tensor = next(tensors_in(batch), None)
         self._known.append((None if tensor is None else ref(tensor), origin))
 
     def find(self, batch: Any) -> Provenance:
@@ -180,7 +133,7 @@ class RecentBatches:
         Raises:
             ConfigError: If it is not one of the last batches, or has neither.
         """
-        tensor = _first_tensor(batch)
+        tensor = next(tensors_in(batch), None)
         for known, origin in reversed(self._known):
             if tensor is not None and known is not None and known() is tensor:
                 return _made(origin)
@@ -201,17 +154,13 @@ def _made(origin: Origin) -> Provenance:
     return origin if isinstance(origin, Provenance) else origin()
 
 
-def _first_tensor(batch: Any) -> torch.Tensor | None:
-    if isinstance(batch, torch.Tensor):
-        return batch
-    if isinstance(batch, Mapping):
-        batch = batch.values()
-    elif not isinstance(batch, (tuple, list)):
-        return None
-    for each in batch:
-        if (found := _first_tensor(each)) is not None:
-            return found
-    return None
+def tensors_in(thing: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch of any format."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+    elif isinstance(thing, Mapping | tuple | list):
+        for each in thing.values() if isinstance(thing, Mapping) else thing:
+            yield from tensors_in(each)
 
 
 class StreamSums(NamedTuple):

@@ -109,7 +109,7 @@ def _refuse(views: Sequence[RankView]) -> None:
             ranks = [rank for rank, each in enumerate(own) if each[key] != stream[key]]
             if ranks:
                 raise DataError(
-                    f"{_name(ranks)} {'has' if len(ranks) == 1 else 'have'} another {what} of "
+                    f"{_name(ranks)} another {what} of "
                     f"stream {stream['name']!r} (streams[{number}]) than rank 0: it lies in "
                     f"{own[ranks[0]]['folder']} there, in {stream['folder']} on rank 0. They "
                     "would plan other packs, and miss and repeat samples; delete the copy that is "
@@ -143,19 +143,16 @@ def _by_value(values: Sequence[Any]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(f"{value!r:.200}", []).append(rank)
-    return ", ".join(
-        f"{_name(own)} {'has' if len(own) == 1 else 'have'} {value}" for value, own in ranks.items()
-    )
+    return ", ".join(f"{_name(own)} {value}" for value, own in ranks.items())
 
 
 def _name(ranks: Sequence[int]) -> str:
-    """List some ranks, eight at most.
+    """Say that some ranks have something, and which, eight at most.
 
     >>> _name([3]), _name([0, 2, 5])
-    ('rank 3', 'ranks 0, 2 and 5')
+    ('rank 3 has', 'ranks 0, 2 and 5 have')
     """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 8:
-        return f"ranks {', '.join(map(str, ranks[:8]))} and {len(ranks) - 8} others"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    *others, last = map(str, ranks)
+    if len(others) > 8:
+        others, last = others[:8], f"{len(ranks) - 8} others"
+    return f"ranks {', '.join(others)} and {last} have" if others else f"rank {last} has"

@@ -6,7 +6,6 @@
     note(...)      the position, after every batch         ignored once a later iteration began
     go_to(epoch)   a state was loaded, or the epoch set    running iterations end with an error
 
-A dataset is a thin public face. Its engine, a `ResumableRun`, is for the loader and for reports.
 A position is whatever the wing's states hold: progress in a plan, or positions in the sources.
 """
 

@@ -49,12 +49,7 @@ def count_segments(segments: Int64Array, counts: Int64Array) -> None:
                 counts[stream, SPLIT] += 1
 
 
-def shares(counts: Sequence[float]) -> list[float]:
-    """Return each count's share of the total.
-
-    >>> shares([3, 1])
-    [0.75, 0.25]
-    """
+def _shares(counts: Sequence[float]) -> list[float]:
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]
 
@@ -80,9 +75,9 @@ def delivery_report(
     tokens = sum(counts["tokens"])
     columns: dict[str, Sequence[float]] = {
         **counts,
-        "share_samples": shares(counts["samples"]),
-        "share_tokens": shares(counts["tokens"]),
-        "target": shares(targets),
+        "share_samples": _shares(counts["samples"]),
+        "share_tokens": _shares(counts["tokens"]),
+        "target": _shares(targets),
     }
     return {
         "streams": {
@@ -144,19 +139,13 @@ class DeliveryStats:
         delivered, self._uncounted = self._uncounted, []
         segments = np.concatenate([NO_SEGMENTS, *(packs.segments for packs in delivered)])
         count_segments(segments, self._counts)
-        rules = [stream.overflow or self.recipe.packing.overflow for stream in self.recipe.streams]
-        if "truncate" in rules:
-            longest = [self.recipe.longest(n) for n in range(len(self._counts))]
-            full = segments[:, TOTAL] == np.array(longest)[segments[:, STREAM]]
-            full &= np.array([rule == "truncate" for rule in rules])[segments[:, STREAM]]
-            self._count_truncated(segments[(segments[:, START] == 0) & full])
-
-    def _count_truncated(self, segments: Int64Array) -> None:
-        for number in np.unique(segments[:, STREAM]).tolist():
-            stream = self.recipe.streams[number]
+        for number, stream in enumerate(self.recipe.streams):
+            if (stream.overflow or self.recipe.packing.overflow) != "truncate":
+                continue
             lengths_of = stream.whole_lengths_of or stream.lengths_of
             longest = self.recipe.longest(number)
-            samples = segments[segments[:, STREAM] == number, SAMPLE]
+            is_full = (segments[:, STREAM] == number) & (segments[:, TOTAL] == longest)
+            samples = segments[is_full & (segments[:, START] == 0), SAMPLE]
             shards = np.searchsorted(stream.first_sample, samples, side="right") - 1
             for shard in np.unique(shards).tolist():
                 places = samples[shards == shard] - stream.first_sample[shard]

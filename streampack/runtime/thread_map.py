@@ -6,22 +6,14 @@ With depth=4, one thread, and a caller that is faster than the thread::
     caller                      makes 1      gets 0, 1       makes 3 ...
 
 Threads take the items, so planning and waiting for shards never block a caller that has a result
-ready. A thread takes more items than it works on. The caller and other threads work on these while
-it waits for the next item. A caller that always finds a result, as a training loop does, never
-executes one itself.
+ready. A caller that always finds a result, as a training loop does, never executes one itself.
 
 The threads start at the first item and end with the iteration, so none is alive when a process
-forks, except one that gets no item for several seconds. A failure is raised where the
-result is requested, with its own traceback.
-
-A signal handler may raise at almost any instruction of the caller. So the end of the caller's frame
-ends the threads: a weak reference's callback is a C function, which no interrupt can skip.
+forks, except one that gets no item for several seconds. The end of the caller's frame ends them: a
+weak reference's callback is a C function, which no interrupt can skip. A failure is raised where
+the result is requested, with its own traceback. See docs/adr/0022 and 0054.
 
 Cost: one hand-over per item, about 20 us. Memory: `depth` results and `at_hand` items.
-
-A loop that consumes items as fast as they are made only competes with such a thread for the
-interpreter lock. `prefetched` starts one once its caller is away between items, as a training loop
-is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Batches that torch's DataLoader refuses to stack.
+"""Batches that torch's DataLoader refuses to stack, as it would with any batch_size but None.
 
-torch's `DataLoader` does not tell a dataset its batch_size. With any value but None, which is not
-the default, it would stack whole batches. But its collate function looks up what to do by type.
+It does not tell a dataset its batch_size, but its collate function looks up what to do by type.
 """
 
 from __future__ import annotations

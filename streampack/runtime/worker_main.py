@@ -4,15 +4,9 @@
 
     socket --Inbox, a thread--> tasks --work--> results --Outbox, a thread--> socket
 
-    (n, True, start)     sets up the work of iteration n
-    (n, False, task)     a task of iteration n
-    (n, results)         a pickle without tensors, then the bytes of each tensor; nothing at first
-
 The threads let the training loop send to a busy worker, and the worker continue while the loop is
 busy. Workers ignore signals that schedulers send to a whole process group: the training process
 handles them. They end when the other end of their socket closes, as it does when that process dies.
-
-Cost: 50 us per message, two copies of the tensors.
 """
 
 from __future__ import annotations
@@ -29,15 +23,20 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import _utils
 
-from streampack.runtime.transfer import by_value, pickled_parts, send_parts
+from streampack.types import IntArray
 
+SMALL_BYTES = 4096  # an array of less is part of the pickle
+MOST_PARTS = 1000  # of a call; Linux takes 1,024
 ORPHANED_S = 5.0  # time limit for the task of a worker that is no longer needed
 
 # Sent to process groups. The training process may handle them, also from later on.
@@ -193,3 +192,75 @@ def _results(work: DoTask, task: Any) -> list[Any]:
         return work(task)
     except Exception as error:
         return [Failed.of(error)]
+
+
+# Messages: a pickle of protocol 5, then the memory of large arrays and tensors, as it is.
+
+
+def pickled_parts(result: Any) -> list[memoryview]:
+    """Return a result as a pickle and the memory of its large arrays."""
+    out, parts = BytesIO(), list[memoryview]()
+
+    def is_inside(buffer: pickle.PickleBuffer) -> bool:
+        memory = buffer.raw()
+        if memory.nbytes >= SMALL_BYTES:
+            parts.append(memory)
+        return memory.nbytes < SMALL_BYTES
+
+    ForkingPickler(out, 5, True, is_inside).dump(result)
+    return [out.getbuffer(), *parts]
+
+
+def unpickled(parts: list[Any]) -> Any:
+    """Return the result of received parts.
+
+    >>> sent = pickled_parts({"tokens": np.arange(1000), "epoch": 3})
+    >>> [part.nbytes > 1000 for part in sent]
+    [False, True]
+    >>> unpickled([np.array(part) for part in sent])["tokens"][-1]
+    np.int64(999)
+    """
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def by_value(tensor: Tensor) -> Any:
+    """Reduce a tensor to an array of its bytes, so that no memory is shared."""
+    is_plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not is_plain or tensor.requires_grad or tensor.is_quantized:
+        return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return _tensor_of, (flat.numpy(), tensor.dtype, tuple(tensor.shape))
+
+
+def _tensor_of(flat: IntArray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(flat).view(dtype).reshape(shape)
+
+
+def send_parts(connection: Any, iteration: int, parts: list[memoryview]) -> None:
+    """Send the parts of a result of an iteration."""
+    connection.send((iteration, [part.nbytes for part in parts]))
+    _move(os.writev, connection, parts)
+
+
+def receive_parts(connection: Any) -> tuple[int, list[Any]]:
+    """Wait for the parts of a result; return its iteration too.
+
+    OSError: the socket broke, or time is over.
+    """
+    iteration, sizes = connection.recv()
+    parts: list[Any] = [np.empty(size, np.uint8) for size in sizes]
+    _move(os.readv, connection, [memoryview(part) for part in parts])
+    return iteration, parts
+
+
+def _move(move: Callable[[int, Any], int], connection: Any, parts: list[memoryview]) -> None:
+    """Write all parts, or fill them, in few calls: each gives other threads the interpreter."""
+    left = list(parts)
+    while left:
+        num_bytes = move(connection.fileno(), left[:MOST_PARTS])
+        if not num_bytes:
+            raise EOFError
+        while left and num_bytes >= len(left[0]):
+            num_bytes -= len(left.pop(0))
+        if num_bytes:
+            left[0] = left[0][num_bytes:]

@@ -9,13 +9,11 @@
 
     keeper, a thread    starts and ends the processes                        worker_processes.py
 
-A signal handler runs in the main thread, between almost any two instructions, and may raise. So:
+The loop marks a session as torn before it uses a socket, and as whole afterwards. One that a signal
+handler left torn is never reused: its workers end, and the next iteration starts new ones; see
+docs/adr/0021. The next request for a result notices a worker's death, or that it was silent for
+`timeout` seconds.
 
-- The keeper starts and ends the processes, because signal handlers never run in its thread.
-- The loop marks a session as torn before it uses a socket, and as whole afterwards. A session left
-  torn by an interrupt is never reused: its workers end, and the next iteration starts new ones.
-
-A worker's death, or its silence for `timeout` seconds, is noticed by the next request for a result.
 Cost: 50 us per message, two copies of the tensors.
 """
 
@@ -30,8 +28,7 @@ from typing import Any
 
 from streampack.errors import ConfigError, WorkerError
 from streampack.runtime.memory_budget import SHARED_MEMORY
-from streampack.runtime.transfer import receive_parts, unpickled
-from streampack.runtime.worker_main import Failed, Serve
+from streampack.runtime.worker_main import Failed, Serve, receive_parts, unpickled
 from streampack.runtime.worker_processes import LEAVE_S, WorkerOptions, WorkerProcesses
 
 REASONS = {

@@ -4,9 +4,8 @@
 
     keeper, a thread    starts the processes      waits for a request      ends them
 
-A weak reference tells the keeper that the session is no longer referenced. Its callback is a C
-function, so no interrupt can skip it, even one that skips other clean-up. A forked child closes its
-copies of the sockets.
+A weak reference's callback, a C function, tells the keeper that the session is no longer
+referenced. A forked child closes its copies of the sockets.
 """
 
 from __future__ import annotations

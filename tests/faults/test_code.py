@@ -42,8 +42,7 @@ ALLOWED = {
     # Writing a pickle runs no code; it shows whether a worker can send an error to its rank.
     ("runtime/worker_main.py", "import pickle"),
     # What a worker of ours sends over the socket that only it and its rank have.
-    ("runtime/transfer.py", "import pickle"),
-    ("runtime/transfer.py", "pickle.loads"),
+    ("runtime/worker_main.py", "pickle.loads"),
     # numba's cache of compiled kernels, next to the package's files. It never contains stream data
     # and is only read if its digest matches.
     ("_numba.py", "import pickle"),

@@ -17,8 +17,7 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice, WorkerSlice
 from tests.helpers.batches import same
 from tests.helpers.iterables import pieces
 

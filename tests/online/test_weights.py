@@ -23,10 +23,11 @@ from streampack import (
     Packing,
     World,
 )
+from streampack.online.dataset import flow_plan
 from streampack.online.epoch_quota import epoch_amounts
-from streampack.online.source_slice import SourceSlice
-from streampack.online.stream_sampler import NUMBER_AT, StreamSampler
-from streampack.online.worker_slice import WorkerSlice
+from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.stream_sampler import StreamSampler
+from streampack.types import SAMPLE
 from tests.helpers.examples import examples
 from tests.helpers.iterables import Again, pieces, rows_of
 
@@ -267,17 +268,12 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
             worker_slice = WorkerSlice(device=device, num_devices=num_slices)
             slice_ = SourceSlice(source, "a", worker_slice)
             for epoch, counter in enumerate(epochs):
-                sampler = StreamSampler(
-                    streams[0],
-                    slice_,
-                    Packing(max_seq_len=10),
-                    has_labels=False,
-                    has_extras=False,
-                )
+                plan = flow_plan("", streams, Packing(max_seq_len=10), mixing)
+                sampler = StreamSampler(plan, 0, slice_)
                 sampler.begin(epoch, amounts.quota(0, epoch, slice_, worker_slice))
                 while sampler.read():
-                    lines, _ = sampler.take(len(sampler.waiting))
-                    counter.update(lines[:, NUMBER_AT].tolist())
+                    rows, _ = sampler.take(len(sampler.waiting))
+                    counter.update(rows[:, SAMPLE].tolist())
         return epochs
 
     wanted = taken(items)

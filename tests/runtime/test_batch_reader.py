@@ -10,7 +10,7 @@ import torch
 
 from streampack import IterableStream, PackedIterableDataset, Packing, Stream, formats
 from streampack.loader.loader import PackedDataLoader
-from streampack.runtime.shared_ring import RingReader
+from streampack.runtime.batch_reader import RingReader
 from tests.helpers.batches import LENGTHS, dataset_of, same
 from tests.helpers.builders import stream_of
 
