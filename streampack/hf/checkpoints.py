@@ -97,15 +97,13 @@ def load_state(folder: str, loader: PackedDataLoader) -> None:
 
 def missing_files(folder: Path) -> list[str]:
     """Return which of the two files a checkpoint lacks, or has only in part."""
-    return [name for name in (LOADER_STATE, TRAINER_STATE_NAME) if not _is_json(folder / name)]
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
+    missing = []
+    for name in (LOADER_STATE, TRAINER_STATE_NAME):
+        try:
+            json.loads((folder / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            missing.append(name)
+    return missing
 
 
 def _checkpoints(output_dir: str | os.PathLike[str]) -> dict[int, Path]:

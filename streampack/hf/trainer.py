@@ -212,8 +212,10 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             )
         output = output._replace(num_samples=int(samples))
         if not only:
-            rows = self._rows(dataloader.dataset)
-            output = evaluate(rows, description, only, *rest)
+            size = self.args.per_device_eval_batch_size
+            rows: Any = held_out_rows(dataloader.dataset)
+            loader = self.accelerator.prepare(DataLoader(rows, size, collate_fn=padded))
+            output = evaluate(loader, description, only, *rest)
         output.metrics[f"{metric_key_prefix}_loss"] = loss / targets
         return output
 
@@ -252,14 +254,6 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             return self._batches_of(dataset, len(dataset))
         dataset.set_epoch(0)
         return self._batches_of(dataset)
-
-    def _rows(self, dataset: Any) -> Any:
-        rows: Any = DataLoader(
-            held_out_rows(dataset),  # type: ignore[arg-type]
-            batch_size=self.args.per_device_eval_batch_size,
-            collate_fn=padded,
-        )
-        return self.accelerator.prepare(rows)
 
     # What the dataset left open.
 

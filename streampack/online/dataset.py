@@ -177,12 +177,7 @@ class BucketedIterableDataset(FlowDataset):
         world: World | None = None,
         steps: Steps | None = None,
     ) -> None:
-        if not isinstance(bucketing, Bucketing):
-            raise ConfigError(
-                f"bucketing=<{type(bucketing).__name__}> is not a Bucketing; pass bucketing="
-                "streampack.Bucketing(max_tokens=8192)"
-            )
-        check_configs(world=world)
+        check_configs(bucketing=bucketing, world=world)
         name, packing = type(self).__name__, bucketing.packing()
         if world is not None:
             check_combination({"dataset": name, "context_parallel": world.context_parallel})

@@ -32,7 +32,6 @@ from streampack.online.byte_budget import (
     format_bytes,
 )
 from streampack.online.item_decoder import limit_tokenizer_threads
-from streampack.online.live_queue import fitting_window
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
@@ -60,6 +59,7 @@ from streampack.world import World
 # Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
 SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
 
+FEWEST_PACKS = 2  # a window of one pack keeps its order
 
 Delivery: TypeAlias = tuple[int, Batch, State]
 """A worker, its native batch, and its state after that."""
@@ -133,8 +133,18 @@ class OnlineEngine(ResumableRun[Position, Position]):
         return replace(footprint, packer_tokens=footprint.packer_tokens + window)
 
     def pack_window(self, num_workers: int) -> int:
-        """Return the packs that each of `num_workers` workers shuffles together; 0: no shuffle."""
-        return fitting_window(self.plan, self.buffers, num_workers)
+        """Return the packs that each of `num_workers` workers shuffles together; 0: no shuffle.
+
+        They fit next to the packers' buffers and one batch, except if that leaves fewer than two
+        packs; `max_prefetch` refuses such buffers.
+        """
+        asked, limits = self.plan.pack_shuffle, [self.buffers.worker_tokens]
+        if self.buffers.rank_tokens is not None:
+            limits.append(self.buffers.rank_tokens // max(num_workers, 1))
+        footprint = footprint_of(self.plan, num_workers)
+        used, size = footprint.packer_tokens + footprint.batch_tokens, self.plan.packing.row_tokens
+        rooms = [(limit - used) // size for limit in limits if limit is not None]
+        return max(min([asked, *rooms]), min(asked, FEWEST_PACKS))
 
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
         """Convert a native batch to the requested format; `ahead` batches are resident together.

@@ -117,8 +117,16 @@ def epoch_amounts(
     ]
     check_weights(weights)
     is_absolute = any(s.repeat is not None or s.choose is not None for s in streams)
-    if is_absolute or mixing.epoch_size is not None or mixing.stop == "repeat":
-        _check_again(streams, names, mixing)
+    asked = "stop='repeat'" if mixing.stop == "repeat" else ""
+    if mixing.epoch_size is not None:
+        asked = f"epoch_size={mixing.epoch_size}"
+    if is_absolute and asked:
+        raise ConfigError(
+            f"{asked} needs proportions, but the streams set repeat or choose, which say what an "
+            "epoch takes; omit it, or use proportion"
+        )
+    if is_absolute or asked:
+        _check_again(streams, names, asked or "a stream with repeat or choose")
     repeats: list[float | None] = [None] * len(names)
     if is_absolute:
         amounts, repeats = _absolute(streams, names, mixing)
@@ -131,7 +139,12 @@ def epoch_amounts(
         # Integers in the exact ratio of the shares.
         whole = lcm(*(share.denominator for share in shares))
         amounts = [int(share * whole) for share in shares]
-    _check_slots(amounts, names, mixing)
+    if mixing.batching_method != "random" and None in amounts:  # slots are shared out by them
+        raise ConfigError(
+            f"batching_method={mixing.batching_method!r} shares out packs by what an epoch takes "
+            f"of each stream, and stream {names[list(amounts).index(None)]!r} cannot say how many "
+            "samples it has; give it choose=, or all streams a proportion"
+        )
     return EpochQuotas(
         amounts=tuple(amounts),
         repeats=tuple(repeats),
@@ -140,29 +153,19 @@ def epoch_amounts(
     )
 
 
-def _check_again(streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing) -> None:
+def _check_again(streams: Sequence[IterableStream], names: Sequence[str], asked: str) -> None:
     for stream, name in zip(streams, names, strict=True):
-        if not is_one_shot(stream.source):
-            continue
-        asked = f"epoch_size={mixing.epoch_size}"
-        if mixing.epoch_size is None:
-            asked = "stop='repeat'" if mixing.stop == "repeat" else "a stream with repeat or choose"
-        raise ConfigError(
-            f"stream {name!r}: {asked} needs sources that have a length or can be iterated again, "
-            f"and a {type(stream.source).__name__} is neither; pass a list, a dataset, or an "
-            "object whose __iter__ makes a new generator"
-        )
+        if is_one_shot(stream.source):
+            raise ConfigError(
+                f"stream {name!r}: {asked} needs sources that have a length or can be iterated "
+                f"again, and a {type(stream.source).__name__} is neither; pass a list, a dataset, "
+                "or an object whose __iter__ makes a new generator"
+            )
 
 
 def _absolute(
     streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing
 ) -> tuple[list[int | None], list[float | None]]:
-    if mixing.epoch_size is not None or mixing.stop == "repeat":
-        asked = f"epoch_size={mixing.epoch_size}" if mixing.epoch_size else "stop='repeat'"
-        raise ConfigError(
-            f"{asked} needs proportions, but the streams set repeat or choose, which say what an "
-            "epoch takes; omit it, or use proportion"
-        )
     amounts: list[int | None] = []
     repeats: list[float | None] = []
     for stream, name in zip(streams, names, strict=True):
@@ -212,13 +215,3 @@ def _of_epoch_size(
         seed=seed,
     )
     return [quota.amount for quota in quotas]
-
-
-def _check_slots(amounts: Sequence[int | None], names: Sequence[str], mixing: Mixing) -> None:
-    """Refuse schedules of packs or batches where a stream's share is unknown."""
-    if mixing.batching_method != "random" and None in amounts:
-        raise ConfigError(
-            f"batching_method={mixing.batching_method!r} shares out packs by what an epoch takes "
-            f"of each stream, and stream {names[list(amounts).index(None)]!r} cannot say how many "
-            "samples it has; give it choose=, or all streams a proportion"
-        )

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack.config import Buffers
-from streampack.online.byte_budget import HeldBytes, footprint_of
+from streampack.online.byte_budget import HeldBytes
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import SampleStore
 from streampack.online.stream_mixer import StreamMixer
@@ -38,23 +37,7 @@ from streampack.types import (
     State,
 )
 
-FEWEST_PACKS = 2  # a window of one pack keeps its order
 CHUNK_TOKENS = 1 << 16  # of a chunk, if a device batch has fewer
-
-
-def fitting_window(plan: FlowPlan, buffers: Buffers, num_workers: int) -> int:
-    """Return the packs that each worker shuffles together, at most `plan.pack_shuffle`.
-
-    They fit next to the packers' buffers and one batch, except if that leaves fewer than two packs;
-    `max_prefetch` refuses such buffers.
-    """
-    limits = [buffers.worker_tokens]
-    if buffers.rank_tokens is not None:
-        limits.append(buffers.rank_tokens // max(num_workers, 1))
-    footprint = footprint_of(plan, num_workers)
-    used = footprint.packer_tokens + footprint.batch_tokens
-    rooms = [(limit - used) // plan.packing.row_tokens for limit in limits if limit is not None]
-    return max(min([plan.pack_shuffle, *rooms]), min(plan.pack_shuffle, FEWEST_PACKS))
 
 
 class LiveQueue:
@@ -167,18 +150,14 @@ class LiveQueue:
         if not self._window:
             self._ready = Packs.join([self._ready, packs])
             return
-        self._arrived = Packs.join([self._arrived, packs])
-        while len(self._arrived) >= self._window:
-            self._shuffle(self._window)
-        if self._has_ended and len(self._arrived):
-            self._shuffle(len(self._arrived))
-
-    def _shuffle(self, num: int) -> None:
-        seed_path = (*self._seed_path, self._num_windows)
-        order = permutation(num, self._plan.seed, "packs of iterables", *seed_path)
-        self._ready = Packs.join([self._ready, take_packs(self._arrived, order)])
-        self._arrived = self._arrived.slice(num, len(self._arrived))
-        self._num_windows += 1
+        arrived = Packs.join([self._arrived, packs])
+        while len(arrived) >= self._window or (self._has_ended and len(arrived)):
+            num, seed_path = min(len(arrived), self._window), (*self._seed_path, self._num_windows)
+            order = permutation(num, self._plan.seed, "packs of iterables", *seed_path)
+            self._ready = Packs.join([self._ready, take_packs(arrived, order)])
+            arrived = arrived.slice(num, len(arrived))
+            self._num_windows += 1
+        self._arrived = arrived
 
     # State.
 

@@ -26,10 +26,10 @@ from streampack.batch.buffer_pool import BufferPool
 from streampack.errors import DataError, ResumeError, StreampackError
 from streampack.mix.schedule import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
+from streampack.online.item_decoder import Columns
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import SampleStore
-from streampack.online.samples import Columns
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_mixer import StreamMixer, interleaved
 from streampack.online.stream_sampler import SAME_SAMPLES
@@ -59,6 +59,7 @@ class OnlinePacker:
         self._epoch = epoch
         self._is_random = plan.mixing.batching_method == "random"
         num = len(plan.streams)
+        self._amounts = [amount or 0 for amount in plan.amounts.amounts]
         self._mixer = StreamMixer(plan, worker_slice, slices, epoch)
         self._samplers = self._mixer.samplers
         self._replays = not all(sampler.has_index for sampler in self._samplers)
@@ -143,7 +144,7 @@ class OnlinePacker:
             # With per_stream, all ranks share one schedule; otherwise each rank has its own.
             ranks = () if method == "per_stream" else (worker_slice.device,)
             schedule = Schedule(
-                [amount or 0 for amount in self._plan.amounts.amounts],
+                self._amounts,
                 block=self._plan.batch_size if method == "stratified" else 1,
                 seed=self._plan.seed,
                 seed_path=("buffered", self._epoch, *ranks),
@@ -157,11 +158,10 @@ class OnlinePacker:
         """Return the stream that fills a slot: the scheduled one, or a substitute if it ended."""
         if self._queues[wanted].has_pack():
             return wanted
-        amounts = [amount or 0 for amount in self._plan.amounts.amounts]
-        total, num_slots = sum(amounts), sum(self._served) + 1
+        total, num_slots = sum(self._amounts), sum(self._served) + 1
         owed = sorted(
             (self._served[stream] * total - amount * num_slots, stream)
-            for stream, amount in enumerate(amounts)
+            for stream, amount in enumerate(self._amounts)
             if amount
         )
         for _, stream in owed:

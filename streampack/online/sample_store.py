@@ -26,6 +26,7 @@ from streampack.config import Packing
 from streampack.errors import DataError
 from streampack.gather.gather import Rows
 from streampack.online.byte_budget import payload_bytes
+from streampack.online.item_decoder import Columns, Extras, segments_of
 from streampack.online.sample_store_kernels import (
     DIGEST,
     LEFT,
@@ -38,7 +39,6 @@ from streampack.online.sample_store_kernels import (
     hold,
     take_out,
 )
-from streampack.online.samples import Columns, Extras, segments_of
 from streampack.special_ids import adds_ids, special_ids
 from streampack.streams import IterableStream
 from streampack.types import (
@@ -93,16 +93,11 @@ class SampleStore:
     def extend(
         self, rows: Int64Array, columns: Columns, are_shifted: Sequence[bool]
     ) -> tuple[Int64Array, int]:
-        """Store samples.
+        """Store samples, given their rows, shape (n, 4), and columns.
 
-        Args:
-            rows: Stream, pass, number and length of each, shape (n, 4).
-            columns: The samples.
-            are_shifted: Whether labels[i] is the target of token i + 1, for each stream.
-
-        Returns:
-            Their segment rows, shape (m, 6).
-            The index of the first sample with an invalid token id or label; n: all are valid.
+        `are_shifted` says for each stream whether labels[i] is the target of token i + 1. Return
+        their segments, shape (m, 6), and the index of the first sample with an invalid token id or
+        label; n: all are valid.
         """
         extras = columns[3]
         segments = segments_of(rows, extras, self._packing, self._names)
@@ -172,24 +167,22 @@ class SampleStore:
         self.high_water_tokens = max(self.high_water_tokens, self.num_tokens)
 
     def _reserve(self, num_lines: int, num_tokens: int) -> tuple[int, int, int]:
-        if self._num_lines + num_lines > len(self._table):
-            self._make_room(0)
-            while self._num_lines + num_lines > len(self._table) // 2:
-                self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-                self._heads = np.full(2 * len(self._table), -1)
-            self._find_again()
-        if self._used + num_tokens > len(self._tokens):
-            self._make_room(num_tokens)
+        is_full = self._num_lines + num_lines > len(self._table)
+        if is_full or self._used + num_tokens > len(self._tokens):
+            self._make_room(num_lines, num_tokens)
         first = (self._num_lines, self._used, self._num_ever)
         self._num_lines += num_lines
         self._used += num_tokens
         self._num_ever += num_lines
         return first
 
-    def _make_room(self, num_tokens: int) -> None:
-        """Make room for more tokens: compact the live ones, and resize the arrays if needed."""
+    def _make_room(self, num_lines: int, num_tokens: int) -> None:
+        """Compact the live pieces, and resize the arrays where they have not room for so many."""
         self._num_lines = compact(self._table, self._num_lines, self._tokens, self._labels)
-        self._find_again()
+        while self._num_lines + num_lines > len(self._table) // 2:
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        self._heads = np.full(2 * len(self._table), -1)
+        enter(self._table, self._heads, 0, self._num_lines)
         lines = self._table[: self._num_lines]
         used = int(lines[-1, OFFSET] + lines[-1, SIZE]) if len(lines) else 0
         wanted = max(2 * (used + num_tokens), FEWEST_TOKENS)
@@ -197,10 +190,6 @@ class SampleStore:
             self._tokens = _resized(self._tokens, used, 2 * wanted)
             self._labels = _resized(self._labels, used, 2 * wanted if self._has_labels else 0)
         self._used = used
-
-    def _find_again(self) -> None:
-        self._heads.fill(-1)
-        enter(self._table, self._heads, 0, self._num_lines)
 
     # State.
 
@@ -230,7 +219,7 @@ class SampleStore:
         self.last = {int(address[STREAM]): np.array(address, np.int64) for address in last}
         for line in lines[left == 0]:
             self.payload_bytes -= self._extras.pop(int(line[SERIAL]), (None, 0))[1]
-        self._make_room(0)
+        self._make_room(0, 0)
         self.num_tokens = int(left.sum())
         return None
 
@@ -295,7 +284,11 @@ class SampleStore:
         for left, serial in self._table[np.unique(copies[:, 2])][:, [LEFT, SERIAL]].tolist():
             if not left:
                 self.payload_bytes -= self._extras.pop(serial, (None, 0))[1]
-        return {name: torch.from_numpy(values) for name, values in fields.items()} | _lists(placed)
+        made: dict[str, Any] = {name: torch.from_numpy(values) for name, values in fields.items()}
+        for name, found in placed.items():
+            spans = np.array([place for _, *place in found], np.int64).reshape(-1, 3)
+            made |= {name: [thing for thing, *_ in found], f"{name}_at": torch.from_numpy(spans)}
+        return made
 
 
 def _concatenated(values: Sequence[IntArray], out: Int32Array) -> Int32Array:
@@ -313,13 +306,3 @@ def _resized(values: Int32Array, used: int, size: int) -> Int32Array:
     resized = np.empty(size, np.int32)
     resized[: min(used, size)] = values[: min(used, size)]
     return resized
-
-
-def _lists(placed: dict[str, list[tuple[Any, int, int, int]]]) -> dict[str, Any]:
-    """Return each payload field as a list, with its row and span tensor, shape (n, 3)."""
-    lists: dict[str, Any] = {}
-    for name, objects in placed.items():
-        lists[name] = [thing for thing, *_ in objects]
-        at = np.array([place for _, *place in objects], np.int64).reshape(-1, 3)
-        lists[f"{name}_at"] = torch.from_numpy(at)
-    return lists

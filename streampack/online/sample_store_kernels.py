@@ -55,25 +55,11 @@ def _bucket(heads: Int64Array, stream: int, pass_: int, sample: int) -> int:
 
 @compiled
 def enter(table: Int64Array, heads: Int64Array, first: int, last: int) -> None:
-    """Insert lines `first` to `last` - 1 into the hash table, if they have tokens left."""
+    """Insert lines `first` to `last` - 1 into the hash table; they leave it in `compact`."""
     for line in range(first, last):
-        if not table[line, LEFT]:
-            continue
         bucket = _bucket(heads, table[line, 0], table[line, 1], table[line, 2])
         table[line, NEXT] = heads[bucket]
         heads[bucket] = line
-
-
-@compiled
-def _leave(table: Int64Array, heads: Int64Array, line: int) -> None:
-    bucket = _bucket(heads, table[line, 0], table[line, 1], table[line, 2])
-    if heads[bucket] == line:
-        heads[bucket] = table[line, NEXT]
-        return
-    before = heads[bucket]
-    while table[before, NEXT] != line:
-        before = table[before, NEXT]
-    table[before, NEXT] = table[line, NEXT]
 
 
 @compiled
@@ -88,7 +74,8 @@ def _find(table: Int64Array, heads: Int64Array, segment: Int64Array, start: int)
     line = heads[_bucket(heads, segment[0], segment[1], segment[2])]
     while line != NO_LINE:
         begin = table[line, START]
-        if _is_same(table[line], segment) and begin <= start < begin + table[line, SIZE]:
+        is_in = table[line, LEFT] > 0 and begin <= start < begin + table[line, SIZE]
+        if is_in and _is_same(table[line], segment):
             break
         line = table[line, NEXT]
     return int(line)
@@ -350,8 +337,6 @@ def take_out(
                 is_whole = first + size == table[line, SIZE]
                 nexts[segment] = table[line, AFTER] if is_whole else tokens[at + size]
                 table[line, LEFT] -= size
-                if table[line, LEFT] == 0:
-                    _leave(table, heads, line)
                 filled, start, left = filled + size, start + size, left - size
             if is_last:
                 nexts[segment] = IGNORED

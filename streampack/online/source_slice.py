@@ -7,7 +7,7 @@ With 3 slices (workers over all ranks), slice 1 of each kind of source::
     shards itself             [x] [y] [z]                   all items that it gives to this worker
 
 A position in a slice is (pass, taken), where taken counts the items before it in that pass.
-docs/iterables.md says which sources shard themselves, and how each resumes at a position.
+docs/iterables.md shows which sources shard themselves, and how each resumes at a position.
 
 Cost: one call of the source's own iterator per item, and one source state every 64 items that are
 not skipped. Memory: the indices of a shuffled block, and those states.

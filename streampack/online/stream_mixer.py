@@ -18,8 +18,8 @@ import numpy as np
 
 from streampack.errors import StreampackError
 from streampack.mix.deficit import Deficits, num_served
+from streampack.online.item_decoder import Columns
 from streampack.online.plan import FlowPlan
-from streampack.online.samples import Columns
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.online.stream_sampler import StreamSampler
 from streampack.types import TOKENS, Int64Array
@@ -35,6 +35,7 @@ class StreamMixer:
         self._epoch = epoch
         self._by_tokens = plan.mixing.weight_unit == "tokens"
         self._is_random = plan.mixing.batching_method == "random"
+        self._chooses = self._is_random and len(slices) > 1
         self.quotas = [
             plan.amounts.quota(n, epoch, slice_, worker_slice) for n, slice_ in enumerate(slices)
         ]
@@ -45,14 +46,12 @@ class StreamMixer:
         if plan.amounts.are_quotas:
             amounts = [quota.amount for quota in self.quotas]
         self._deficits = Deficits([amount or 0 for amount in amounts], plan.mixing.weight_unit)
-        self._only: int | None = None  # the only stream left, if there is just one
         self._ended: int | None = None  # the last stream to end, until another is served
         self._is_stopping = False
 
     def begin(self) -> None:
         for sampler, quota in zip(self.samplers, self.quotas, strict=True):
             sampler.begin(self._epoch, quota)
-        self._find_only()
 
     def draw(
         self, lane: int, most_tokens: int, most_samples: int
@@ -65,8 +64,7 @@ class StreamMixer:
         chunks: list[tuple[Int64Array, Columns]] = []
         room = np.array([most_tokens, most_samples])
         while room.min() > 0 and not self._is_stopping:
-            fixed = self._only if self._is_random else lane
-            stream = self._deficits.next() if fixed is None else fixed
+            stream = self._deficits.next() if self._chooses else lane
             if stream is None:
                 break
             try:
@@ -78,8 +76,14 @@ class StreamMixer:
             if has_more:
                 if self._ended is not None:
                     self.warn_of_end(self._ended)
-                chunks.append(self._take(fixed, stream, room))
-            elif not self._end(stream):
+                chunks.append(self._take(stream, room))
+                continue
+            stops = self._plan.mixing.stop == "first_exhausted"
+            self._is_stopping = stops and self.quotas[stream].amount != 0
+            if self._is_random:
+                self._deficits.end(stream)
+                self._ended = stream
+            if not self._chooses:
                 break
         if len(chunks) < 2:
             return chunks[0] if chunks else None
@@ -87,11 +91,11 @@ class StreamMixer:
         merged = [[value for part in kind for value in part] for kind in zip(*columns, strict=True)]
         return np.concatenate(rows), merged
 
-    def _take(self, fixed: int | None, stream: int, room: Int64Array) -> tuple[Int64Array, Columns]:
+    def _take(self, stream: int, room: Int64Array) -> tuple[Int64Array, Columns]:
         """Take the samples that wait, as many as fit; `stream` is that of the first one."""
         samplers = self.samplers
-        if fixed is not None:  # a stream that is alone, or has a packer of its own
-            return samplers[fixed].take(num_served(samplers[fixed].waiting, room))
+        if not self._chooses:  # a stream that is alone, or has a packer of its own
+            return samplers[stream].take(num_served(samplers[stream].waiting, room))
         served = self._deficits.serve_waiting([each.waiting for each in samplers], room)
         if not len(served):  # deficits beyond int64
             length = int(samplers[stream].waiting[0])
@@ -108,34 +112,17 @@ class StreamMixer:
         columns = {n: own for n, (_, own) in parts.items()}
         return rows, interleaved(columns, served.tolist())
 
-    def _end(self, stream: int) -> bool:
-        stops = self._plan.mixing.stop == "first_exhausted"
-        self._is_stopping = stops and self.quotas[stream].amount != 0
-        if not self._is_random:
-            return False
-        self._deficits.end(stream)
-        self._ended = stream
-        self._find_only()
-        return True
-
     def warn_of_end(self, stream: int) -> None:
         """Warn that the other streams continue without this one, so proportions no longer hold."""
         self._ended = None
         if not self._plan.amounts.are_quotas:
             self.samplers[stream].warn_of_end()
 
-    def _find_only(self) -> None:
-        """Note the only stream left, if there is just one: it needs no deficit accounting."""
-        amounts = self._deficits.state_dict()["amounts"]
-        live = [stream for stream, amount in enumerate(amounts) if amount]
-        self._only = live[0] if self._is_random and len(live) == 1 else None
-
     def state_dict(self) -> dict[str, Any]:
         return {"deficits": self._deficits.state_dict(), "is_stopping": self._is_stopping}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._deficits.load_state_dict(state["deficits"])
-        self._find_only()
         self._is_stopping = bool(state["is_stopping"])
 
 

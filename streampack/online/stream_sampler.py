@@ -21,9 +21,8 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.online.epoch_quota import WorkerQuota
-from streampack.online.item_decoder import ItemDecoder
+from streampack.online.item_decoder import Columns, ItemDecoder
 from streampack.online.plan import FlowPlan
-from streampack.online.samples import Columns
 from streampack.online.source_slice import Items, SourceSlice
 from streampack.pack import fit_samples
 from streampack.streams.label_shift import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
@@ -328,17 +327,10 @@ class StreamSampler:
     def load_state_dict(
         self, state: State, quota: WorkerQuota, held: Int64Array
     ) -> tuple[Int64Array, Columns]:
-        """Resume from a state, and read the buffered samples again.
+        """Resume from a state, and return rows, shape (n, 4), and columns of buffered samples.
 
-        Without an index, the source is read from the state's `base` on; see `SourceSlice.base`.
-
-        Args:
-            state: The state.
-            quota: What the epoch takes of the stream.
-            held: Pass and number of the buffered samples, shape (n, 2).
-
-        Returns:
-            The rows of the samples, shape (n, 4), and their columns.
+        `held` are their passes and numbers, shape (n, 2). Without an index, the source is read from
+        the state's `base` on; see `SourceSlice.base`.
         """
         self._quota = quota
         counts = (state[key] for key in ("pass", "taken", "amount_taken", "bad"))

@@ -11,7 +11,7 @@ from typing import ParamSpec
 from streampack._checks import read_count, read_integer
 from streampack._state import MAX_EPOCH
 from streampack.balance import Balance
-from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
 from streampack.config.packing import MAX_BATCH_TOKENS
 from streampack.errors import ConfigError, short_text, suggest
 from streampack.world import World
@@ -19,13 +19,15 @@ from streampack.world import World
 P = ParamSpec("P")
 
 CONFIGS = {
-    "packing": Packing,
+    "bucketing": Bucketing,
+    "packing": Packing,  # behind it: most options of a Bucketing are options of a Packing, too
     "mixing": Mixing,
     "order": Order,
     "buffers": Buffers,
     "balance": Balance,
     "world": World,
 }
+REQUIRED = {Packing: "max_seq_len=2048", Bucketing: "max_tokens=8192"}
 # The equivalents here of arguments of MosaicML's dataset and torch's loader, except those that a
 # config has under the same name. The README's table has more.
 PLACES = {
@@ -75,16 +77,15 @@ def _place(name: str, known: list[str]) -> str:
 
 
 def check_configs(**configs: object) -> None:
-    """Refuse a config of the wrong type; None means the default, but packing has none."""
+    """Refuse a config of the wrong type; None means the default, except of those in REQUIRED."""
     for key, value in configs.items():
         wanted = CONFIGS[key]
-        if isinstance(value, wanted) or (value is None and wanted is not Packing):
+        if isinstance(value, wanted) or (value is None and wanted not in REQUIRED):
             continue
         article = "an" if wanted is Order else "a"
-        example = "Packing(max_seq_len=2048)" if wanted is Packing else f"{wanted.__name__}(...)"
         raise ConfigError(
             f"{key}={short_text(value)} is not {article} {wanted.__name__}; "
-            f"pass {key}=streampack.{example}"
+            f"pass {key}=streampack.{wanted.__name__}({REQUIRED.get(wanted, '...')})"
         )
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from streampack.runtime.provenance import RecentBatches
 from streampack.runtime.resumable import Engine
@@ -34,22 +35,11 @@ class LoaderSession(Generic[Engine]):
         return self.__dict__ | {"_workers": None, "recent": RecentBatches()}
 
     def _pinned(self, batch: Any) -> Any:
-        return pin(batch) if self._pins else batch
+        return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
 
     def _end_workers(self) -> None:
         if self._workers is not None:
             self._workers.end()
-
-
-def pin(batch: Any) -> Any:
-    """Return a batch of any format with its tensors in pinned memory."""
-    if isinstance(batch, dict):
-        return {key: pin(value) for key, value in batch.items()}
-    if hasattr(batch, "_fields"):  # a NamedTuple takes its values one by one
-        return type(batch)(*map(pin, batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(pin(value) for value in batch)
-    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
 
 
 _under_way: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()

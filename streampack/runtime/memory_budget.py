@@ -13,7 +13,7 @@ names the least that works. So are batches of workers that do not fit in shared 
 
 from __future__ import annotations
 
-import os
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,8 +94,7 @@ class SharedMemory:
         self.free: int | None = None
         """Free bytes, or None: torch will then use another location or raise its own error."""
         with suppress(OSError):
-            status = os.statvfs(folder)
-            self.free = status.f_bavail * status.f_frsize
+            self.free = shutil.disk_usage(folder).free
 
     def has(self, num_bytes: int) -> bool:
         return self.free is None or self._num_ranks * num_bytes <= self.free

@@ -216,9 +216,7 @@ def ordered_thread_map(
 def prefetched(items: Iterable[Item], depth: int) -> Iterator[Item]:
     """Yield `items`, advanced by a thread once the caller does other work between them.
 
-    Args:
-        items: Advanced in the caller, later in a thread.
-        depth: Items that may be alive in addition to one that is being made, at least 1.
+    `depth` items, at least 1, may be alive in addition to the one that is being made.
 
     >>> list(prefetched(range(3), depth=2))
     [0, 1, 2]

@@ -32,7 +32,6 @@ from streampack.runtime.worker_main import Serve, run_worker
 
 LEAVE_S = 2.0  # time limit for workers to end by themselves
 AWAKE_S = 0.1  # poll interval while waiting for the keeper
-REAPED_S = 1.0  # time limit for an exit code that another thread has just collected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +97,7 @@ class WorkerProcesses:
             if process.is_alive():
                 process.kill()  # it has only kernel locks, which are released
         self._join()
-        self.exitcodes = list(map(_exit_code, self.processes))
+        self.exitcodes = [process.exitcode for process in self.processes]
         # Here, so that no interrupt can arrive while the loop drops the last reference to them.
         self.processes.clear()
         _KEPT.discard(self)
@@ -189,16 +188,3 @@ def _limit(connection: Any, timeout_s: float) -> None:
 
 def _socket_of(connection: Any) -> socket.socket:
     return socket.socket(fileno=os.dup(connection.fileno()))
-
-
-def _exit_code(process: Any) -> int | None:
-    """Return how a process ended.
-
-    Another thread may ask after it too, as `multiprocessing.active_children` does. If that thread
-    has collected the process and not yet noted the code, multiprocessing knows none here.
-    """
-    deadline_s = time.monotonic() + REAPED_S
-    while process.exitcode is None and time.monotonic() < deadline_s:
-        time.sleep(0.001)
-    code: int | None = process.exitcode
-    return code

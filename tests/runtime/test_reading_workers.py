@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
 from streampack.online.engine import OnlineEngine
 from streampack.planned import loading as planned_loading
-from streampack.runtime.loader_session import pin
 from streampack.runtime.memory_budget import SharedMemory
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
@@ -311,29 +310,3 @@ def within(bound_s: float, work: Callable[[], None]) -> None:
     assert not done.is_alive(), f"not done after {bound_s} s"
     if failures:
         raise failures[0]
-
-
-class Pinnable:
-    is_pinned = False
-
-    def pin_memory(self) -> Pinnable:
-        pinned = Pinnable()
-        pinned.is_pinned = True
-        return pinned
-
-
-class Pair(NamedTuple):
-    tokens: Any
-    labels: Any
-
-
-def test_batches_of_every_form_are_pinned_and_keep_their_form():
-    batch = {"a": Pair(Pinnable(), [Pinnable(), 3]), "b": (Pinnable(), "x")}
-    pinned = pin(batch)
-    assert isinstance(pinned["a"], Pair)
-    assert pinned["a"].tokens.is_pinned
-    assert isinstance(pinned["a"].labels, list)
-    assert pinned["a"].labels[0].is_pinned
-    assert isinstance(pinned["b"], tuple)
-    assert pinned["b"][0].is_pinned
-    assert (pinned["a"].labels[1], pinned["b"][1]) == (3, "x")
