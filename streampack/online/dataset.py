@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from streampack._checks import read_count
 from streampack.batch.formats.registry import BatchFormat, Formatter, check_format, to_native
 from streampack.batch.slices import context_slice
 from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
@@ -28,7 +29,7 @@ from streampack.errors import ConfigError
 from streampack.online.engine import OnlineEngine
 from streampack.online.epoch_quota import epoch_amounts
 from streampack.online.loading import OnlineLoading
-from streampack.online.plan import FlowPlan, Steps, check_steps
+from streampack.online.plan import FlowPlan, Steps
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
 from streampack.runtime.whole_batch import whole
@@ -215,10 +216,16 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
             "cache_limit": (buffers or Buffers()).cache_limit,
         }
     )
+    if steps is not None:
+        if steps != "equal":
+            way_out = "write a number of steps, such as 1000, or 'equal'"
+            steps = read_count("steps", steps, way_out)
+        given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
+        check_combination({"steps": steps, **given})
     _check_fields(streams, packing, bucketing)
     packing = packing.resolved(is_windowed=False)
-    given = {"max_cost": packing.max_cost, "method": packing.method}
-    check_combination({"dataset": "PackedIterableDataset", **given})
+    options = {"max_cost": packing.max_cost, "method": packing.method}
+    check_combination({"dataset": "PackedIterableDataset", **options})
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
     )
@@ -235,7 +242,7 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
         seed=order.seed,
         shuffle_block_size=order.block_size if is_shuffled else None,
         bucketing=bucketing,
-        steps=check_steps(steps, mixing),
+        steps=steps,
         pack_shuffle=order.pack_shuffle or 0,
     )
 

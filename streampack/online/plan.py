@@ -12,9 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from streampack._checks import read_count
 from streampack.config import Bucketing, Mixing, Packing
-from streampack.config.combinations import check_combination
 from streampack.online.epoch_quota import EpochQuotas
 from streampack.online.source_slice import SourceSlice, WorkerSlice
 from streampack.pack import make_packer
@@ -105,20 +103,3 @@ class FlowPlan:
             )
             for number, (stream, name) in enumerate(zip(self.streams, self.names, strict=True))
         ]
-
-
-def check_steps(steps: object, mixing: Mixing | None) -> Steps | None:
-    """Return `steps` as an int, "equal" or None; refuse values that do not go with the mixing.
-
-    >>> check_steps("equal", None), check_steps(1000, None)
-    ('equal', 1000)
-    """
-    if steps is None:
-        return None
-    mixing = mixing or Mixing()
-    number: Steps = "equal"
-    if steps != "equal":
-        number = read_count("steps", steps, "write a number of steps, such as 1000, or 'equal'")
-    given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
-    check_combination({"steps": number, **given})
-    return number
