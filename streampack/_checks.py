@@ -26,6 +26,7 @@ BYTE_SUFFIXES = {"kb": 2**10, "mb": 2**20, "gb": 2**30, "tb": 2**40, "pb": 2**50
 COUNT_SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 MAX_ID = 2**31 - 1  # largest token id: batches hold int32
 MAX_COUNT = 2**57  # of samples, tokens or bytes: sums and small multiples still fit in 64 bits
+MAX_EPOCH = 10**6  # of a run
 MAX_INTEGER_BITS = 1024  # as in the largest float
 MAX_SHOWN_BITS = 256  # Python refuses to print an integer of more than 4,300 digits
 WRITE_COUNT = "write a whole number of at least 1, such as 1024"

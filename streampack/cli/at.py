@@ -18,8 +18,8 @@ from streampack.cli.verbs import At, LookBack
 from streampack.errors import ConfigError
 from streampack.lookback import PlanIndex, Row, at, build_index
 from streampack.lookback.steps import OnStep
+from streampack.plan.run_worlds import worlds_in
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.planned.run_worlds import worlds_in
 from streampack.report.bars import colour
 from streampack.world import World
 from streampack.write.tokenization import load_tokenizer

@@ -22,10 +22,13 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from itertools import takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeVar
+
+import numpy as np
 
 from streampack._paths import replaced
 from streampack.errors import ConfigError
@@ -37,8 +40,8 @@ from streampack.lookback.steps import (
     planned_engine,
     plans,
 )
+from streampack.mix.schedule import ScheduleState
 from streampack.plan.slots import WalkState
-from streampack.plan.snapshots import text_as_walk, walk_as_text
 from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -49,8 +52,8 @@ T = TypeVar("T")
 EVERY = 1000
 TABLES = """
 CREATE TABLE keys (epoch INTEGER PRIMARY KEY, key TEXT);
-CREATE TABLE starts (epoch INTEGER PRIMARY KEY, walk TEXT);
-CREATE TABLE walks (epoch INTEGER, position INTEGER, walk TEXT, PRIMARY KEY (epoch, position));
+CREATE TABLE starts (epoch INTEGER PRIMARY KEY, walk BLOB);
+CREATE TABLE walks (epoch INTEGER, position INTEGER, walk BLOB, PRIMARY KEY (epoch, position));
 CREATE TABLE snapshots (
     lane INTEGER, queue INTEGER, epoch INTEGER, position INTEGER, snapshot BLOB,
     PRIMARY KEY (lane, queue, epoch, position)
@@ -103,17 +106,14 @@ class PlanIndex:
             if number > last:
                 number, position = last, run.spans[last].num_slots or 0
 
-            def walk_of(text: str) -> WalkState:
-                return text_as_walk(text, engine.recipe, len(engine.recipe.names))
-
             query = "SELECT epoch, walk FROM starts WHERE epoch <= ?"
-            for start in self._rows(query, number, read=lambda at, text: (at, walk_of(text))):
+            for start in self._rows(query, number, read=lambda at, packed: (at, _walk(packed))):
                 run.know_start(*start)
             query = (
                 "SELECT walk FROM walks WHERE epoch = ? AND position <= ? "
                 "ORDER BY position DESC LIMIT 1"
             )
-            walks += self._rows(query, number, position, read=walk_of)
+            walks += self._rows(query, number, position, read=_walk)
         recipe = run.recipes[run.index(number)]
         first = 0 if recipe.is_endless else number
         snapshots = []
@@ -144,6 +144,25 @@ class PlanIndex:
 def _state(packed: bytes) -> State:
     state: State = json.loads(zlib.decompress(packed))
     return state
+
+
+def _packed_walk(walk: WalkState) -> bytes:
+    text = json.dumps(asdict(walk), default=np.ndarray.tolist)
+    return zlib.compress(text.encode(), 9)
+
+
+def _walk(packed: bytes) -> WalkState:
+    slot, served, turn, schedule, limits = _state(packed).values()
+    if schedule is not None:
+        lags, owed = np.array(schedule["lags"]), np.array(schedule["owed"])
+        schedule = ScheduleState(slot=schedule["slot"], lags=lags, owed=owed)
+    return WalkState(
+        slot=slot,
+        served=np.array(served),
+        turn=np.array(turn),
+        schedule=schedule,
+        limits=np.array(limits),
+    )
 
 
 def build_index(
@@ -213,7 +232,7 @@ def _plan_part(
                 if plan.epoch != epoch and not engine.recipe.is_endless:
                     saved = {}  # lanes begin again
                 if plan.epoch != epoch and engine.run.chapters and not part:
-                    start = walk_as_text(engine.run.start(plan.epoch))
+                    start = _packed_walk(engine.run.start(plan.epoch))
                     table.execute("INSERT INTO starts VALUES (?, ?)", (plan.epoch, start))
                 epoch, step = plan.epoch, engine.step_of(plan.epoch, slot)
                 if step > upto:
@@ -232,6 +251,5 @@ def _plan_part(
                         table.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", values)
                 walk = sequence.walk_state(*place)
                 if walk is not None and not part:
-                    table.execute(
-                        "INSERT INTO walks VALUES (?, ?, ?)", (*place, walk_as_text(walk))
-                    )
+                    values = (*place, _packed_walk(walk))
+                    table.execute("INSERT INTO walks VALUES (?, ?, ?)", values)

@@ -22,8 +22,8 @@ from streampack.balance import Within
 from streampack.errors import ConfigError
 from streampack.plan.deal import Dealer
 from streampack.plan.device_plan import BatchPacks
+from streampack.plan.run_worlds import RunWorld
 from streampack.planned.engine import PlanEngine
-from streampack.planned.run_worlds import RunWorld
 from streampack.types import Int64Array, Packs
 
 

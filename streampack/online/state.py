@@ -15,19 +15,14 @@ loader's state contains one for each of its workers. Cost: a few hundred integer
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from streampack._state import (
-    MAX_EPOCH,
-    UNCHANGED,
-    FieldChecks,
-    canonical_json,
-    field_difference,
-)
+from streampack._checks import MAX_EPOCH
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan, Steps
 from streampack.online.source_slice import WorkerSlice
@@ -36,8 +31,7 @@ from streampack.types import Packs, State
 
 STATE_VERSION = 6
 KIND = "iterable"
-STATE = FieldChecks("the state's ")
-LOOP = FieldChecks("the state's loop.")
+UNCHANGED = "load what state_dict() returned, unchanged"
 MAX_STEP = 2**63 - 1
 # `IterableStream` fields that decide how its samples are read; saved unchanged.
 STREAM_FIELDS = (
@@ -104,7 +98,10 @@ def saved_state(state: State) -> State:
 
 def _digest(state: State) -> str:
     bare = as_json({**state, "digest": None}, copy_source=lambda _: None)
-    return digest_of_values(canonical_json(bare))
+    try:
+        return digest_of_values(json.dumps(bare, sort_keys=True))
+    except (TypeError, ValueError, RecursionError):
+        return ""
 
 
 def as_json(value: Any, copy_source: Callable[[Any], Any] = copy.deepcopy) -> Any:
@@ -146,7 +143,11 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
     # States hold `pack_shuffle` only where packs are shuffled.
     for key, value in {"pack_shuffle": None, **fingerprint}.items():
         if state["fingerprint"].get(key) != value:
-            raise ResumeError(field_difference(key, state["fingerprint"].get(key), value))
+            raise ResumeError(
+                f"the state was saved with {key}={state['fingerprint'].get(key)!r:.400}, but this "
+                f"dataset has {key}={value!r}; resume with the saved value, or start again without "
+                "the state"
+            )
 
 
 def check_slice(state: State, worker_slice: WorkerSlice) -> None:
@@ -192,7 +193,8 @@ def read_loop(whole: State, states: Sequence[State], steps: Steps | None) -> Loo
         epoch = max(int(state["epoch"]) for state in states)
         flows = [each["flow"] for each in states if each["flow"] and each["epoch"] == epoch]
         return LoopPosition(epoch, sum(int(flow["num_batches"]) for flow in flows))
-    LOOP.mapping("loop", loop)
+    if not isinstance(loop, dict):
+        raise _wrong_value("loop", loop, "a dict")
     saved = loop.get("steps")
     if steps is not None and (saved == "equal") != (steps == "equal"):
         raise ResumeError(
@@ -201,9 +203,19 @@ def read_loop(whole: State, states: Sequence[State], steps: Steps | None) -> Loo
             f"{'steps=' + repr('equal') if saved == 'equal' else 'a number of steps'}"
         )
     return LoopPosition(
-        LOOP.integer("epoch", loop.get("epoch"), 0, MAX_EPOCH),
-        LOOP.integer("step", loop.get("step"), 0, MAX_STEP),
+        _count("loop.epoch", loop.get("epoch"), MAX_EPOCH),
+        _count("loop.step", loop.get("step"), MAX_STEP),
     )
+
+
+def _count(name: str, value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise _wrong_value(name, value, f"an integer of at least 0 and at most {most}")
+    return value
+
+
+def _wrong_value(name: str, value: Any, wanted: str) -> ResumeError:
+    return ResumeError(f"the state's {name} is {value!r:.80}, not {wanted}; {UNCHANGED}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,5 +270,7 @@ def read_workers(state: State, num_workers: int) -> tuple[list[State], int]:
             f"num_workers={saved}"
         )
     num = max(num_workers, 1)
-    workers = STATE.items("workers", state["workers"], num)
-    return workers, STATE.integer("next_worker", state.get("next_worker"), 0, num - 1)
+    workers = state["workers"]
+    if not isinstance(workers, list) or len(workers) != num:
+        raise _wrong_value("workers", workers, f"a list of {num}")
+    return workers, _count("next_worker", state.get("next_worker"), num - 1)

@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
-from hashlib import blake2b
 from typing import Any
 
-from streampack._state import canonical_json
 from streampack.chapters import SHAPES, Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
@@ -122,13 +120,3 @@ def chapter_record(recipe: Recipe) -> dict[str, Any]:
         "lane_run": recipe.lane_turn,
         "packing": {name: packing[name] for name in SHAPES},
     }
-
-
-def chain(recipes: Sequence[Recipe]) -> str:
-    """Return a hash of chapters, each with the hash of those before it."""
-    link = ""
-    for recipe in recipes:
-        # Chained, so that equal last hashes mean equal chapters before.
-        text = link + canonical_json(chapter_record(recipe))
-        link = blake2b(text.encode(), digest_size=16).hexdigest()
-    return link

@@ -17,6 +17,7 @@ from streampack.balance import Balance
 from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.recipe import Recipe
 from streampack.types import NO_PACKS, Int64Array, Packs
+from streampack.world import World
 
 AlikeBatches: TypeAlias = tuple[Packs, int, int]
 """Packs of one length, the batches that they are, and their length in slots."""
@@ -87,6 +88,36 @@ class DeviceView:
         place = number % self.num_devices
         first = replace(self, place=place).first_slot(position)
         return place, (slot - first) // self.stride, row
+
+
+def view_of(world: World, batch_size: int, balance: Balance | None) -> DeviceView:
+    """Return the part of the sequence that a rank gets."""
+    return DeviceView(
+        place=world.place,
+        num_devices=world.num_devices,
+        batch_size=batch_size,
+        balance=balance,
+        sharing=sharing_of(world, balance),
+    )
+
+
+def sharing_of(world: World, balance: Balance | None) -> tuple[int, ...]:
+    """Return the places of the devices that share packs with a rank's, in ascending order.
+
+    >>> sharing_of(World(rank=1, num_ranks=4, ranks_per_node=2), Balance(within="node"))
+    (0, 2)
+    """
+    if balance is None or balance.within == "rank":
+        return (world.place,)
+    if balance.within == "batch":
+        return tuple(range(world.num_devices))
+    return tuple(sorted({rank.place for rank in ranks_of_node(world)}))
+
+
+def ranks_of_node(world: World) -> list[World]:
+    """Return the ranks of this rank's node."""
+    first = world.node * world.num_local_ranks
+    return [replace(world, rank=rank) for rank in range(first, first + world.num_local_ranks)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

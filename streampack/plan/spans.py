@@ -88,6 +88,11 @@ class RunPlan:
     def __len__(self) -> int:
         return len(self.recipes)
 
+    def uses(self, last: int | None = None) -> set[str]:
+        """Return the streams with a share in a chapter up to `last`, or in any."""
+        recipes = self.recipes[: None if last is None else last + 1]
+        return {each.names[number] for each in recipes for number in each.used}
+
     def index(self, number: int) -> int:
         """Return the place of a chapter's recipe and view; all epochs have the same."""
         return number if self.chapters else 0

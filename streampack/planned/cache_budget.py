@@ -29,11 +29,11 @@ from streampack.gather.shard_prefetch import (
     ShardPrefetcher,
     cached_bytes,
 )
-from streampack.plan.device_plan import DevicePlan, touched_lanes
+from streampack.plan.device_plan import DevicePlan, ranks_of_node, touched_lanes
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
-from streampack.planned.spec import DatasetSpec, ranks_of_node
+from streampack.planned.spec import DatasetSpec
 from streampack.types import Int64Array
 from streampack.world import World
 

@@ -19,31 +19,29 @@ from torch.utils.data import get_worker_info
 from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan.chapter_recipes import chapter_record
-from streampack.plan.device_plan import DevicePlan
-from streampack.plan.sequence import PackSequence
-from streampack.plan.slots import WalkState
-from streampack.plan.snapshots import MAX_INTEGER
-from streampack.plan.spans import RunPlan
-from streampack.plan.state import (
-    Progress,
-    check_common,
-    decode_state,
-    plan_fingerprint,
-    saved_chapters,
-)
-from streampack.planned.build import build_chapters, chapter_spec, chapter_steps
-from streampack.planned.chapter_edits import (
+from streampack.plan.chapter_edits import (
+    PlannedChapters,
+    RunChapter,
     RunChapters,
-    fitting_run,
+    amend_chapters,
+    decode_chapters,
+    edits_record,
+    planned_as_before,
     read_skips,
     skip_problem,
     warn_of_skips,
 )
+from streampack.plan.chapter_recipes import chapter_record
+from streampack.plan.device_plan import DevicePlan
+from streampack.plan.run_worlds import check_at_batch, check_balance, worlds_in
+from streampack.plan.sequence import PackSequence
+from streampack.plan.slots import WalkState
+from streampack.plan.snapshots import MAX_INTEGER
+from streampack.plan.spans import RunPlan
+from streampack.plan.state import KIND, Progress, check_lanes, plan_fingerprint, read_state
+from streampack.planned.build import build_chapters, chapter_spec, chapter_steps
 from streampack.planned.engine import PlanEngine
-from streampack.planned.refusals import check_at_batch, check_lanes
-from streampack.planned.run_worlds import worlds_in
-from streampack.planned.spec import check_balance
+from streampack.planned.spec import DatasetSpec
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
 from streampack.types import State
@@ -55,14 +53,17 @@ class ChapterEngine(PlanEngine):
     def _build(self) -> None:
         self._digests = [stream.growing_digest for stream in self._spec.streams]
         self._whole = self._spec
-        self._written = RunChapters.written(self._spec.chapters)
+        self._written = [
+            RunChapter(chapter, number, chapter_steps(self._whole, chapter))
+            for number, chapter in enumerate(self._spec.chapters)
+        ]
         self.skips = list(self._spec.skip)
-        self._use_run(build_chapters(self._whole, self._written.chapters), self._written)
+        self._chapters, self.run, self.views = self._plan(self._written)
+        self._latest: PackSequence | None = None
         for number in range(len(self.run) - 1, -1, -1):  # ends with the first
             self._use_chapter(number)
             max_prefetch(self.buffers, self.footprint(), 1)
             self.check_cache()
-        self._check_shards(self.run, len(self.run) - 1)  # no state is after the last chapter
         warn_of_skips(self.run, self.skips)
 
     def _check_shards(self, run: RunPlan, first: int) -> None:
@@ -72,18 +73,24 @@ class ChapterEngine(PlanEngine):
             if stream.cache.is_emptied and any(plan.uses(number) for plan in plans):
                 stream.cache.check(stream.shards.index)
 
-    def _use_run(self, run: RunPlan, chapters: RunChapters, walk: WalkState | None = None) -> None:
-        """Plan these chapters from now on; the walk resumes from `walk`, if it is known."""
-        self.run = run
-        self._chapters = chapters
-        # For each chapter. The run may end before the last.
-        self._specs = [chapter_spec(self._whole, each) for each in chapters.chapters[: len(run)]]
-        self.views = [own.view() for own in self._specs]
-        self._walk = walk
-        self._latest: PackSequence | None = None
+    def _plan(
+        self, chapters: RunChapters, first: int | None = None, **known: Any
+    ) -> PlannedChapters:
+        """Plan chapters, of which one from `first` on is the next, or the last at the latest.
+
+        `known` are arguments of `build_chapters`.
+        """
+        run = build_chapters(self._whole, [each.chapter for each in chapters], **known)
+        self._check_shards(run, len(run) - 1 if first is None else first)
+        # The run may end before the last.
+        views = [chapter_spec(self._whole, each.chapter).view() for each in chapters[: len(run)]]
+        return PlannedChapters(chapters, run, views)
+
+    def _spec_of(self, number: int) -> DatasetSpec:
+        return chapter_spec(self._whole, self._chapters[number].chapter)
 
     def _use_chapter(self, number: int) -> None:
-        spec = self._specs[number]
+        spec = self._spec_of(number)
         self._spec = replace(spec, context=spec.slice_for(self._convert))
         self._use_recipe(self.run.recipes[number])
 
@@ -96,7 +103,6 @@ class ChapterEngine(PlanEngine):
     # Sizes.
 
     def first_step(self, number: int) -> int:
-        """Return the steps of the run before a chapter."""
         return self.run.spans[number].first_step
 
     def __len__(self) -> int:
@@ -135,7 +141,7 @@ class ChapterEngine(PlanEngine):
         self._use_chapter(first)
         stop = first + 1
         while stop < len(self.run) and (
-            self._reads_all or self._specs[stop].shape == self._specs[first].shape
+            self._reads_all or self._spec_of(stop).shape == self._spec_of(first).shape
         ):
             stop += 1
         self._latest = PackSequence(
@@ -172,14 +178,11 @@ class ChapterEngine(PlanEngine):
         return Progress(epoch=progress.epoch + 1, snapshots=progress.snapshots)
 
     def _walk_at(self, progress: Progress) -> WalkState | None:
-        running, start = self._latest, self._start
-        walk = running.walk_state(progress.epoch, progress.position) if running else None
-        if walk is None and self._walk is not None and start.epoch == progress.epoch:
-            walk = self._walk if self._walk.slot <= progress.position else None
-        return walk
+        """Return a known state from which the walk reaches a position."""
+        running = self._latest
+        return running.walk_state(progress.epoch, progress.position) if running else None
 
     def note_end(self, sequence: PackSequence) -> None:
-        """Record that an iteration is finished."""
         position = sequence.num_slots if sequence.num_slots is not None else sequence.position
         end = Progress(epoch=sequence.epoch, position=position, snapshots=sequence.snapshots())
         self.note(sequence, end)
@@ -213,8 +216,8 @@ class ChapterEngine(PlanEngine):
     # State.
 
     def _state_of(self, progress: Progress) -> State:
-        skips = {"skip": [list(skip) for skip in self.skips]}
-        return super()._state_of(progress) | skips | self._chapters.record(len(self.run))
+        edits = edits_record(self._chapters[: len(self.run)], self.skips)
+        return super()._state_of(progress) | edits
 
     def state_dict(self) -> State:
         """Return the state of the run; only the training process knows it."""
@@ -227,38 +230,35 @@ class ChapterEngine(PlanEngine):
 
     @property
     def next_epoch(self) -> int:
-        """The chapter of the next iteration."""
         return self._after_edge(self._reached).epoch
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`; later chapters, skips and streams may differ from its own."""
-        current, records = saved_chapters(state)
-        check_lanes(self._whole.order, state["num_lanes"])
-        skips, worlds = read_skips(state), worlds_in(state)
-        chapters, run = fitting_run(self._whole, self._written, state, records)
-        progress, walk = decode_state(state, run, self._digests)
-        own = chapter_spec(self._whole, chapters.chapters[current])
-        view = own.view()
+        saved = read_state(state, KIND)
+        check_lanes(self._whole.order, saved["num_lanes"])
+        skips, worlds = read_skips(saved), worlds_in(saved)
+        planned = planned_as_before(saved, self._written, self._plan)
+        progress = decode_chapters(saved, self.run, self._digests)
+        current, run, view = progress.epoch, planned.run, planned.views[progress.epoch]
         num_packs = run.spans[current].num_slots or MAX_INTEGER
-        check_balance(state, run.recipes[current], view, lambda: num_packs)
-        self._check_shards(run, current)
+        check_balance(saved, run.recipes[current], view, lambda: num_packs)
         check_at_batch(progress.position, progress.position, view)
         # Those that the state knows of were skipped then.
         warn_of_skips(run, [skip for skip in self.skips if skip not in skips], progress)
         skips = sorted({*self.skips, *skips})
         if (problem := skip_problem(run, progress, view.stride, skips)) is not None:
             raise ResumeError(problem)
-        self.skips = skips
-        self._use_run(run, chapters, walk)
-        self._use_chapter(current)
+        self.skips, self._latest = skips, None
+        self._chapters, self.run, self.views = planned
         self._resume_from(progress, worlds)
+        self._use_chapter(self.next_epoch)
 
     def check_state(self, state: State) -> tuple[int, int]:
         """Check that a state belongs to this run, and return its chapter and position."""
-        current, records = saved_chapters(state)
-        _, run = fitting_run(self._whole, self._written, state, records)
-        check_common(state, run, self._digests)
-        return current, state["position"]
+        saved = read_state(state, KIND)
+        planned_as_before(saved, self._written, self._plan)
+        decode_chapters(saved, self.run, self._digests)
+        return saved["epoch"], saved["position"]
 
     # Changes at run time; all ranks must ask for the same. A signal handler may raise at any time,
     # so each is made in a copy, and adopted by one assignment.
@@ -285,31 +285,22 @@ class ChapterEngine(PlanEngine):
         progress = self._compare(weights=shown)
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
-        # As written: a stream that ends the run may have no share in what is amended.
-        whole = chapter_steps(self._whole, self._chapters.chapters[number])
-        left = None if whole is None else whole - steps
-        if left == 0:
-            raise ConfigError(
-                f"chapters[{number}] ends with this global batch; amend in the next chapter"
-            )
-        amended = self._chapters.amend(number, weights, after=steps, left=left)
+        amended = amend_chapters(self._chapters, number, weights, after=steps)
         turns = [recipe.lane_turn for recipe in self.run.recipes]
         if steps:
             turns.insert(number, turns[number])
-        lanes = self.recipe.num_lanes
-        turn_of = dict(enumerate(turns)).get
-        run = build_chapters(
-            self._whole,
-            amended.chapters,
-            num_lanes=lanes,
-            turn_of=lambda each, _: turn_of(each),
+        planned = self._plan(
+            amended,
+            number,
+            num_lanes=self.recipe.num_lanes,
+            turn_of=lambda each, _: turns[each] if each < len(turns) else None,
         )
         reached = self._reached
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps
-        walk = None if is_replaced else self._walk_at(reached)
         changed = self._copy_at(reached)
-        changed._use_run(run, amended, walk)
+        changed._latest = None if is_replaced else self._latest
+        changed._chapters, changed.run, changed.views = planned
         changed._use_chapter(number)
         self.__dict__ = changed.__dict__
 
@@ -326,5 +317,4 @@ class ChapterEngine(PlanEngine):
         reached = self._reached
         changed = self._copy_at(reached)
         changed.skips = skips
-        changed._use_run(self.run, self._chapters, self._walk_at(reached))
         self.__dict__ = changed.__dict__

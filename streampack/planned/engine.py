@@ -12,6 +12,7 @@ has a copy of the engine, plans everything and reads its share.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from functools import partial
@@ -28,11 +29,11 @@ from streampack.errors import ResumeError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
-from streampack.plan.chapter_recipes import chain, chapter_record
+from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.device_plan import DevicePlan, DeviceView, touched_lanes
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_worlds import RunWorld, balance_in_state
 from streampack.plan.sequence import PackSequence
-from streampack.plan.slots import WalkState
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, encode_state, plan_fingerprint
 from streampack.planned.build import kept_shape
@@ -44,8 +45,7 @@ from streampack.planned.cache_budget import (
     lane_cycle,
 )
 from streampack.planned.refusals import check_not_empty
-from streampack.planned.run_worlds import RunWorld, run_world, worlds_text
-from streampack.planned.spec import DatasetSpec, balance_in_state
+from streampack.planned.spec import DatasetSpec
 from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
@@ -127,12 +127,12 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         """
         if not self.run.chapters:
             return [digest_of_values(self.fingerprint())]
-        keys, recipes = [], self.run.recipes
-        for number, recipe in enumerate(recipes):
-            common = plan_fingerprint(self.run, self._digests, number)
-            own = chapter_record(recipe) | {"steps": None}
-            names, lanes = recipe.names, recipe.num_lanes
-            keys.append(digest_of_values([common, names, lanes, chain(recipes[:number]), own]))
+        keys, recipe = [], self.run.recipes[0]
+        records = [chapter_record(each) for each in self.run.recipes]
+        for number, own in enumerate(records):
+            common = plan_fingerprint(self.run, self._digests, self.run.uses(number))
+            chapters = [*records[:number], own | {"steps": None}]
+            keys.append(digest_of_values([common, recipe.names, recipe.num_lanes, chapters]))
         return keys
 
     def worlds(self, number: int) -> list[RunWorld]:
@@ -144,7 +144,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         worlds = [w for w in self._past if (w.epoch, w.position) < (start.epoch, start.position)]
         for epoch in range(start.epoch, number + 1) if self.run.chapters else [start.epoch]:
             position = start.position if epoch == start.epoch else 0
-            world = run_world(epoch, position, self.world, self.views[self.run.index(epoch)])
+            world = RunWorld.of(epoch, position, self.world, self.views[self.run.index(epoch)])
             if not worlds or worlds[-1][2:] != world[2:]:
                 worlds.append(world)
         return worlds
@@ -178,13 +178,9 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def _state_of(self, progress: Progress) -> State:
         number = self.run.index(progress.epoch)
         recipe, view = self.run.recipes[number], self.views[number]
-        state = encode_state(self.run, self._digests, progress, self._walk_at(progress))
-        state["worlds"] = worlds_text(self.worlds(progress.epoch))
+        state = encode_state(self.run, self._digests, progress)
+        state["worlds"] = json.dumps(self.worlds(progress.epoch), separators=(",", ":"))
         return state | balance_in_state(recipe, view, progress.position)
-
-    def _walk_at(self, _: Progress) -> WalkState | None:
-        """Return a known state from which the walk of a chapter reaches a position."""
-        return None
 
     def _resume_from(self, progress: Progress, past: list[RunWorld] | None = None) -> None:
         """Begin the next iteration there, after these worlds, or None for those so far."""

@@ -8,29 +8,20 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from streampack.errors import ConfigError, ResumeError
+from streampack.plan.epoch_state import RunShape, check_resized, decode_epochs, run_shape
 from streampack.plan.lane_ends import count_slots, packs_in, slots_in
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_worlds import check_at_batch, check_balance, worlds_in
 from streampack.plan.sequence import PackSequence, epoch_sequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import (
-    Progress,
-    RunShape,
-    check_resized,
-    decode_state,
-    plan_fingerprint,
-    run_shape,
-)
+from streampack.plan.state import Progress, check_lanes, plan_fingerprint, read_state
 from streampack.planned.build import METHODS, build_recipe, kept_shape
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import (
-    check_at_batch,
-    check_lanes,
     check_saving_worker,
     check_whole_batches,
     check_within_epoch,
 )
-from streampack.planned.run_worlds import worlds_in
-from streampack.planned.spec import check_balance
 from streampack.runtime.resumable import ResumableRun
 from streampack.types import State
 
@@ -122,7 +113,6 @@ class EpochEngine(PlanEngine):
         return start.snapshots
 
     def note_end(self, sequence: PackSequence) -> None:
-        """Record that an iteration is finished."""
         progress = Progress(epoch=sequence.epoch + 1)
         self.note(sequence, replace(progress, snapshots=self._snapshots_at(progress)))
 
@@ -134,7 +124,6 @@ class EpochEngine(PlanEngine):
     # State.
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration begin at the start of an epoch."""
         self._resume_from(Progress(epoch=epoch))
 
     @property
@@ -146,7 +135,6 @@ class EpochEngine(PlanEngine):
 
     @property
     def next_epoch(self) -> int:
-        """The epoch of the next iteration, without beginning it."""
         start = self._worker_start or self._start_of(self.counter.next_epoch)
         position, stride = start.position, self._view.stride
         if not position:
@@ -158,6 +146,7 @@ class EpochEngine(PlanEngine):
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`, with its run's lanes and packing method."""
+        state = read_state(state)
         shape = run_shape(state)
         check_lanes(self._spec.order, shape.num_lanes)
         size = self._spec.mixing.global_batch_size or shape.global_batch_size
@@ -167,7 +156,7 @@ class EpochEngine(PlanEngine):
                 recipe = build_recipe(self._spec, shape._replace(global_batch_size=size))
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
-        progress, _ = decode_state(state, RunPlan([saved]), self._digests)
+        progress = decode_epochs(state, saved, self._digests)
         check_resized(saved, recipe, progress)
         check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
         is_of_worker, worlds = check_saving_worker(state, self._view), worlds_in(state)

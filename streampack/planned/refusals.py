@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch.utils.data import get_worker_info
 
-from streampack.config import Order, Packing
+from streampack.config import Packing
 from streampack.config.combination_table import SLOTS
 from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError, DataError, ResumeError
@@ -15,7 +15,6 @@ from streampack.pack.cost import check_max_cost
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
-from streampack.plan.state import nearest_divisors
 from streampack.streams import TokenStream
 from streampack.types import State
 
@@ -123,26 +122,6 @@ def check_within_epoch(sequence: PackSequence, position: int, saved_size: int) -
         raise ResumeError(
             f"the state's position {position} lies after the epoch's {slots} "
             "packs; load what state_dict() or state_after(batch) returned, unchanged"
-        )
-
-
-def check_at_batch(begin: int, position: int, view: DeviceView) -> None:
-    """Refuse a state with a `position` inside a batch; the sequence begins at `begin`."""
-    batch_size = view.batch_size
-    if begin % batch_size:
-        raise ResumeError(
-            f"the state's position {position} is not a multiple of batch_size="
-            f"{batch_size}; set batch_size to "
-            f"{nearest_divisors(position, batch_size)}, on any number of ranks"
-        )
-
-
-def check_lanes(order: Order, num_lanes: int) -> None:
-    """Refuse a state with another number of lanes than the dataset asks for."""
-    if order.num_lanes not in (None, num_lanes):
-        raise ResumeError(
-            f"the state was saved with num_lanes={num_lanes}, but this dataset asks for "
-            f"{order.num_lanes}; a run keeps its num_lanes: set {num_lanes}, or omit it"
         )
 
 

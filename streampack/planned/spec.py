@@ -3,16 +3,11 @@
 ::
 
     arguments --> DatasetSpec --> DeviceView --> PackSequence
-                                      '--> "balance" in a state from inside a global batch
-
-A balanced global batch is dealt as a whole. A state from inside it therefore fits only the world,
-batch size and Balance that it was saved with; a state from its edge fits all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from streampack.balance import Balance
@@ -21,12 +16,10 @@ from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.config.combinations import check_combination
-from streampack.errors import ResumeError
 from streampack.gather.context_slice import ContextSlice
-from streampack.plan.device_plan import DeviceView
+from streampack.plan.device_plan import DeviceView, view_of
 from streampack.plan.recipe import Recipe
 from streampack.streams import TokenStream
-from streampack.types import State
 from streampack.world import World
 
 
@@ -91,73 +84,7 @@ class DatasetSpec:
         return view_of(world or self.world, self.batch_size, self.balance)
 
 
-def view_of(world: World, batch_size: int, balance: Balance | None) -> DeviceView:
-    """Return the part of the sequence that a rank gets."""
-    return DeviceView(
-        place=world.place,
-        num_devices=world.num_devices,
-        batch_size=batch_size,
-        balance=balance,
-        sharing=sharing_of(world, balance),
-    )
-
-
-def sharing_of(world: World, balance: Balance | None) -> tuple[int, ...]:
-    """Return the places of the devices that share packs with a rank's, in ascending order.
-
-    >>> sharing_of(World(rank=1, num_ranks=4, ranks_per_node=2), Balance(within="node"))
-    (0, 2)
-    """
-    if balance is None or balance.within == "rank":
-        return (world.place,)
-    if balance.within == "batch":
-        return tuple(range(world.num_devices))
-    return tuple(sorted({rank.place for rank in ranks_of_node(world)}))
-
-
-def ranks_of_node(world: World) -> list[World]:
-    """Return the ranks of this rank's node."""
-    first = world.node * world.num_local_ranks
-    return [replace(world, rank=rank) for rank in range(first, first + world.num_local_ranks)]
-
-
 def check_whole_steps(recipe: Recipe, view: DeviceView) -> None:
     """Refuse a balanced global batch that is not a whole number of steps."""
     given = {"balance": view.balance, "global_batch_size": recipe.global_batch_size}
     check_combination({**given, "batch_size * devices": view.stride})
-
-
-def balance_in_state(recipe: Recipe, view: DeviceView, position: int) -> State:
-    """Return what a state at this position records of a balance; empty at a global batch's edge."""
-    if view.balance is None or position % recipe.global_batch_size == 0:
-        return {}
-    return {
-        "balance": {
-            "within": view.balance.within,
-            "cost": view.balance.digest(),
-            "devices": view.num_devices,
-            "sharing": len(view.sharing),
-            "batch_size": view.batch_size,
-        }
-    }
-
-
-def check_balance(
-    state: State, recipe: Recipe, view: DeviceView, num_packs: Callable[[], int]
-) -> None:
-    """Refuse a state from inside a global batch that was saved with another balance.
-
-    `recipe` is that of the state. `num_packs` returns the packs in its epoch, and is called only
-    before a refusal. The ResumeError names the last edge.
-    """
-    size, position = recipe.global_batch_size, state["position"]
-    saved, own = state.get("balance"), balance_in_state(recipe, view, position).get("balance")
-    edge = position // size * size
-    if saved == own or edge == position or edge + size > num_packs():
-        return
-    raise ResumeError(
-        f"the state lies inside a global batch, at position {position}, and was saved with "
-        f"balance={saved!r:.200}, but this dataset has {own!r}; resume with the saved balance, "
-        f"batch_size and ranks, or from the edge of the global batch: set the state's 'position' "
-        f"to {edge}"
-    )

@@ -21,11 +21,10 @@ from rich import box
 from rich.table import Table
 
 from streampack.gather.lookup_kernels import find_shards
-from streampack.plan.device_plan import DevicePlan, touched_lanes
+from streampack.plan.device_plan import DevicePlan, sharing_of, touched_lanes
 from streampack.plan.recipe import Recipe
 from streampack.planned.cache_budget import cache_needs, kept_bytes, least_limit
 from streampack.planned.engine import PlanEngine
-from streampack.planned.spec import sharing_of
 from streampack.types import Float64Array
 
 COUNTS = {"shards": "shards", "shared_shards": "shared"}

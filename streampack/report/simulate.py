@@ -17,7 +17,7 @@ import numpy as np
 
 from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
-from streampack.plan.device_plan import DevicePlan
+from streampack.plan.device_plan import DevicePlan, sharing_of
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
@@ -25,7 +25,6 @@ from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_not_empty, check_whole_batches
-from streampack.planned.spec import sharing_of
 from streampack.report.chapters import describe_run
 from streampack.report.nodes import NodeReads
 from streampack.runtime.resumable import engine_of

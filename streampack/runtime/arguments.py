@@ -8,8 +8,7 @@ from functools import wraps
 from inspect import signature
 from typing import ParamSpec
 
-from streampack._checks import read_count, read_integer
-from streampack._state import MAX_EPOCH
+from streampack._checks import MAX_EPOCH, read_count, read_integer
 from streampack.balance import Balance
 from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
 from streampack.config.packing import MAX_BATCH_TOKENS

@@ -21,11 +21,15 @@ from hypothesis.stateful import (
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Order, Packing
 from streampack.plan import sample_order
+from streampack.plan.chapter_edits import (
+    RunChapter,
+    amend_chapters,
+    check_past,
+    decode_chapters,
+)
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, decode_state, encode_state, saved_chapters
-from streampack.plan.state_differences import check_past
-from streampack.planned.chapter_edits import RunChapters
+from streampack.plan.state import Progress, encode_state
 from streampack.types import STREAM
 from tests.helpers.chapters import plan_packs, run_packs, run_plan, views_of
 from tests.helpers.examples import examples
@@ -105,7 +109,7 @@ class History(RuleBasedStateMachine):
         self.names = [name for name in order if name in self.used]
         self.skips: list[tuple[int, int]] = []
         self.got: list = []
-        self.state = self.saved(self.plan(), Progress(epoch=0, position=0), None)
+        self.state = self.saved(self.plan(), Progress(epoch=0, position=0))
 
     def with_enough(self, run) -> list[Chapter]:
         """Chapters that always have a stream with samples left."""
@@ -124,15 +128,14 @@ class History(RuleBasedStateMachine):
         lengths = {name: LENGTHS[name] for name in self.names}
         return run_plan(lengths, self.run, lane_turn=2, global_batch_size=SIZE, **self.options)
 
-    def saved(self, plan: RunPlan, progress: Progress, walk) -> dict[str, Any]:
-        return json.loads(json.dumps(encode_state(plan, self.names, progress, walk)))
+    def saved(self, plan: RunPlan, progress: Progress) -> dict[str, Any]:
+        return json.loads(json.dumps(encode_state(plan, self.names, progress)))
 
-    def resumed(self) -> tuple[RunPlan, Progress, Any]:
+    def resumed(self) -> tuple[RunPlan, Progress]:
         """The run in its current form, resumed from the saved state."""
         plan = self.plan()
-        _, records = saved_chapters(self.state)
-        check_past(records, plan.recipes, self.state)
-        return plan, *decode_state(self.state, plan, self.names)
+        check_past(self.state, plan.recipes)
+        return plan, decode_chapters(self.state, plan, self.names)
 
     @property
     def current(self) -> int:
@@ -151,12 +154,9 @@ class History(RuleBasedStateMachine):
         num_batches=st.integers(1, 30),
         is_small=st.booleans(),
         keeps_snapshots=st.booleans(),
-        keeps_walk=st.booleans(),
     )
-    def run_until_killed(
-        self, num_devices, num_batches, is_small, keeps_snapshots, keeps_walk
-    ) -> None:
-        plan, start, walk = self.resumed()
+    def run_until_killed(self, num_devices, num_batches, is_small, keeps_snapshots) -> None:
+        plan, start = self.resumed()
         batch_size = 1 if is_small or start.position % 2 else 2
         if self.skips and start.position % (batch_size * num_devices):
             num_devices = 1  # with more devices, a step could contain part of a skipped one
@@ -166,7 +166,6 @@ class History(RuleBasedStateMachine):
                 plan,
                 views,
                 start,
-                walk=walk,
                 skips=self.skips,
             )
             end = start.epoch, start.position
@@ -180,12 +179,11 @@ class History(RuleBasedStateMachine):
             ends.add(end)
             for snapshot in sequence.snapshots():
                 joined.setdefault((snapshot["lane"], snapshot["queue"]), snapshot)
-            walk_there = sequence.walk_state(*end)
             sequence.close()
         [(epoch, position)] = ends
         snapshots = list(joined.values()) if keeps_snapshots else []
         progress = Progress(epoch=epoch, position=position, snapshots=snapshots)
-        self.state = self.saved(plan, progress, walk_there if keeps_walk else None)
+        self.state = self.saved(plan, progress)
 
     @rule(run=chapters())
     def edit_what_comes(self, run) -> None:
@@ -205,7 +203,7 @@ class History(RuleBasedStateMachine):
     @rule(own=weights())
     def amend(self, own) -> None:
         self.names += [name for name in {"web": 1, **own} if name not in self.names]
-        plan, progress, walk = self.resumed()
+        plan, progress = self.resumed()
         number, steps = progress.epoch, self.steps_begun(plan)
         slots = plan.spans[number].num_slots
         size = plan.recipes[number].global_batch_size
@@ -214,11 +212,11 @@ class History(RuleBasedStateMachine):
             if progress.position < slots or number == len(self.run):
                 return  # the chapter ends with this global batch
             slots, size = plan.spans[number].num_slots, plan.recipes[number].global_batch_size
-        left = None if slots is None else slots // size - steps
-        chapters = RunChapters.written(self.run)
-        amended = chapters.amend(number, own, after=steps, left=left).chapters
-        self.run = self.with_enough(amended)
-        self.state = self.saved(self.plan(), progress, walk)
+        length = None if slots is None else slots // size
+        chapters = [RunChapter(chapter, n, length) for n, chapter in enumerate(self.run)]
+        amended = amend_chapters(chapters, number, own, after=steps)
+        self.run = self.with_enough([each.chapter for each in amended])
+        self.state = self.saved(self.plan(), progress)
 
     @rule(ahead=st.integers(0, 5), num=st.integers(1, 3))
     def skip(self, ahead, num) -> None:
@@ -273,7 +271,7 @@ def test_a_step_over_the_edge_of_a_chapter_ends_with_the_chapter():
         window=0,
         is_limited=False,
     )
-    keeps = {"is_small": True, "keeps_snapshots": False, "keeps_walk": False}
+    keeps = {"is_small": True, "keeps_snapshots": False}
     for num_devices, num_batches in ((1, 3), (2, 15), (1, 1)):
         history.run_until_killed(num_devices=num_devices, num_batches=num_batches, **keeps)
     history.teardown()

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import numpy as np
-import pytest
 
 from streampack.chapters import Chapter
+from streampack.plan.chapter_edits import decode_chapters
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.sequence import PackSequence
 from streampack.plan.snapshots import rows_as_text
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, decode_state, encode_state
+from streampack.plan.state import Progress, encode_state
 from streampack.types import LENGTH, SAMPLE, TOTAL
 from tests.helpers.chapters import run_plan, views_of
 
@@ -36,26 +36,7 @@ def state_of(plan: RunPlan) -> dict[str, Any]:
     while sequence.position < 20:
         sequence.next()
     progress = Progress(epoch=0, position=20, snapshots=sequence.snapshots())
-    walk = sequence.walk_state(0, 20) or plan.start(0)
-    return json.loads(json.dumps(encode_state(plan, NAMES, progress, walk)))
-
-
-@pytest.mark.parametrize("walk", [None, 7, "?", "AAAA:AAAA", b"", [1]])
-def test_a_damaged_walk_is_dropped_with_a_warning(walk, caplog):
-    plan = make("stratified")
-    state = state_of(plan)
-    assert state["walk"]
-    progress, found = decode_state(state | {"walk": walk}, plan, NAMES)
-    assert progress.snapshots
-    assert found is None
-    assert "the state's walk is damaged" in caplog.text
-
-
-def test_a_walk_of_another_position_is_dropped(caplog):
-    plan = make("stratified")
-    _, walk = decode_state(state_of(plan) | {"position": 16}, plan, NAMES)
-    assert walk is None
-    assert "or of another state" in caplog.text
+    return json.loads(json.dumps(encode_state(plan, NAMES, progress)))
 
 
 def test_a_damaged_snapshot_is_dropped_also_where_streams_were_added(caplog):
@@ -64,7 +45,7 @@ def test_a_damaged_snapshot_is_dropped_also_where_streams_were_added(caplog):
     snapshots[0]["undelivered"] = rows_as_text(np.array([ROW]))
 
     for more in (None, "math"):
-        progress, _ = decode_state(
+        progress = decode_chapters(
             state | {"snapshots": snapshots}, make(more=more), [*filter(None, [more]), *NAMES]
         )
         assert len(progress.snapshots) == len(snapshots) - 1

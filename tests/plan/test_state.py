@@ -17,14 +17,21 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config import order as order_config
 from streampack.config import packing as packing_config
 from streampack.errors import ResumeError
+from streampack.plan import epoch_state
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
-from streampack.plan.state import Progress, run_shape
+from streampack.plan.state import Progress, read_state
 from tests.helpers.examples import examples
 from tests.helpers.planning import decode_epochs, encode_epochs, recipe
 
 DIGESTS = ["5f2c", "91aa"]
+
+
+def run_shape(state: dict) -> epoch_state.RunShape:
+    return epoch_state.run_shape(read_state(state))
+
+
 LENGTHS = [np.arange(1, 60), np.arange(1, 90)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streampack import AttentionCost, Balance, PackedDataLoader, ResumeError, World
-from streampack.planned.spec import sharing_of
+from streampack.plan.device_plan import sharing_of
 from tests.helpers import conformance
 from tests.helpers.conformance import rows, show, worlds
 

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from streampack import Chapter, PackedDataLoader, ResumeError, World
-from streampack.planned.run_worlds import worlds_in
+from streampack.plan.run_worlds import worlds_in
 from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 CHAPTERS = [
