@@ -2,7 +2,7 @@
 
 ::
 
-    streams=[streaming.Stream(...)]    remote="oci://..."    own_download
+    streams=[streaming.Stream(...)]    remote="oci://..."    adopt, own_download
     stream_name="..."                                        registered_streams
 
 Other modules import this one by name, and only when a stream needs it.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -44,6 +45,21 @@ def _download(stream: Any, basename: str, to: Path) -> None:
     finally:
         with suppress(Exception):
             client.clean_up()
+
+
+def adopt(stream: Any, copied: Any) -> Path | None:
+    """Complete the copy of a `streaming.Stream`; return its temporary root."""
+    for name in ("proportion", "repeat", "choose"):
+        # Under the public names, `apply_weights` writes what it computed.
+        setattr(copied, name, getattr(stream, f"_{name}", None))
+    # A downloader may hold a client, which must not be shared with another thread or process.
+    copied._downloader = None
+    if stream.remote is None or getattr(stream, "_local", "") is not None:
+        return None
+    # MosaicML's choice. A subclass may choose another folder, which is its own responsibility.
+    root, local = Path(tempfile.gettempdir()), Path(stream.local)
+    is_mosaicml = local == Path(stream._get_temporary_directory()) and local.is_relative_to(root)
+    return root / local.relative_to(root).parts[0] if is_mosaicml else None
 
 
 def own_download(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -65,7 +64,8 @@ class StreamLocation:
         or the library that its remote needs.
         """
         copied, is_theirs = copy.copy(stream), is_mosaicml_stream(stream)
-        root = _adopt(stream, copied) if is_theirs else _resolve(stream, copied)
+        adopt = mosaicml("streaming.Stream").adopt if is_theirs else _resolve
+        root = adopt(stream, copied)
         for field, default in DEFAULTS.items():
             if getattr(copied, field, None) is None:
                 setattr(copied, field, default)
@@ -111,21 +111,6 @@ class StreamLocation:
         """The remote as a folder of this machine; None if it is an object store or unset."""
         folder = None if self.remote is None else folder_of(self.remote)
         return None if folder is None else Path(folder)
-
-
-def _adopt(stream: Any, copied: Any) -> Path | None:
-    """Complete the copy of a `streaming.Stream`; return its temporary root."""
-    for name in ("proportion", "repeat", "choose"):
-        # Under the public names, `apply_weights` writes what it computed.
-        setattr(copied, name, getattr(stream, f"_{name}", None))
-    # A downloader may hold a client, which must not be shared with another thread or process.
-    copied._downloader = None
-    if stream.remote is None or getattr(stream, "_local", "") is not None:
-        return None
-    # MosaicML's choice. A subclass may choose another folder, which is its own responsibility.
-    root, local = Path(tempfile.gettempdir()), Path(stream.local)
-    is_mosaicml = local == Path(stream._get_temporary_directory()) and local.is_relative_to(root)
-    return root / local.relative_to(root).parts[0] if is_mosaicml else None
 
 
 def _resolve(stream: Any, copied: Any) -> Path | None:
