@@ -330,19 +330,10 @@ def warn_of_skips(
         span = run.spans[progress.epoch]
         begun = span.step_at(progress.position + span.recipe.global_batch_size - 1)
     for first, stop in skips:
-        if first < begun:
+        if first < begun or (end is not None and stop > end):
+            last = "its end" if end is None else end - 1
             logger.warning(
-                "skip has steps %d to %d, and the state was saved when %d had begun: those are not "
-                "skipped; to skip them, resume from an earlier state",
-                first,
-                stop - 1,
-                begun,
-            )
-        if end is not None and stop > end:
-            logger.warning(
-                "skip has steps %d to %d, and the run has %d, counted from 0: those after are not "
-                "there",
-                first,
-                stop - 1,
-                end,
+                "skip has steps %d to %d, and the run still has steps %d to %s, counted from 0: "
+                "the others are not skipped; to skip earlier ones, resume from an earlier state",
+                *(first, stop - 1, begun, last),
             )
