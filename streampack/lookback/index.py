@@ -251,5 +251,5 @@ def _plan_part(
                         table.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", values)
                 walk = sequence.walk_state(*place)
                 if walk is not None and not part:
-                    values = (*place, _packed_walk(walk))
-                    table.execute("INSERT INTO walks VALUES (?, ?, ?)", values)
+                    packed = _packed_walk(walk)
+                    table.execute("INSERT INTO walks VALUES (?, ?, ?)", (*place, packed))
