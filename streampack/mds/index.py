@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.codecs import CODECS, COMPRESSIONS
+from streampack.mds.codecs import CODECS, COMPRESSIONS, HASHES
 from streampack.mds.litdata import LITDATA, LITDATA_BARE, entries_of, is_litdata
 from streampack.types import Int64Array
 
@@ -85,6 +85,11 @@ class Shard:
     @property
     def files(self) -> tuple[ShardFile, ...]:
         return (self.raw,) if self.packed is None else (self.raw, self.packed)
+
+    @property
+    def is_hashed(self) -> bool:
+        """Whether a known hash verifies the stored file, or the file unpacked from it."""
+        return not HASHES.keys().isdisjoint((*self.stored.hashes, *self.raw.hashes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

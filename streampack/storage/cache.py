@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex, Shard
-from streampack.storage.checksum import is_hashed
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
 from streampack.storage.location import StreamLocation
@@ -132,7 +131,7 @@ class ShardCache:
             ]
             self.needs_fetch = any(waiting)
             return
-        num_bare = sum(not is_hashed(shard) for shard in index.shards)
+        num_bare = sum(not shard.is_hashed for shard in index.shards)
         if num_bare:
             logger.warning(
                 "%s: has no hashes for %d of %d shards, so flipped bits in them cannot be "
@@ -153,7 +152,7 @@ class ShardCache:
                 path = self.folder / file.basename
                 state = self._disk.state(path)
             if state is not None and state.num_bytes == file.num_bytes:
-                if not is_hashed(shard):
+                if not shard.is_hashed:
                     self._at_start[file.basename] = state
                 return file is not shard.raw
         where = f" ({self.location.index_uri}: shards.{number}.{field})"

@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from streampack.errors import DataError, StreampackError
 from streampack.mds.regular_files import check_file
-from streampack.storage.location import StreamLocation
+from streampack.storage.location import ShardPart, StreamLocation
 from streampack.stores.failures import ChangedError, DamagedError, FailureKind, classify, error_text
 from streampack.stores.objects import fetch_parts
 from streampack.stores.retries import Retries
@@ -43,16 +42,6 @@ def budget_s(location: StreamLocation, num_bytes: int | None = None) -> float:
     return num_attempts * attempt_s(location, num_bytes)
 
 
-class ShardPart(NamedTuple):
-    """Bytes of an object that are a shard by themselves."""
-
-    name: str
-    start: int
-    stop: int
-    version: str | None
-    """The version of the object when its stream was opened."""
-
-
 def fetch(
     location: StreamLocation,
     basename: str,
@@ -61,7 +50,6 @@ def fetch(
     num_bytes: int | None = None,
     check: Callable[[Path], None] | None = None,
     is_hashed: bool = False,
-    part: ShardPart | None = None,
 ) -> int:
     """Download one object, or a part of it, within its time budget; return the number of attempts.
 
@@ -71,19 +59,7 @@ def fetch(
     checksum that the store reports is compared, where its library can compute it. A DataError says
     that the object cannot be fetched, or only damaged; an OSError, that it cannot be written here.
     """
-    return _Download(location, basename, to, num_bytes, is_hashed=is_hashed, part=part).run(check)
-
-
-def fetch_part(
-    parts: Mapping[str, ShardPart],
-    location: StreamLocation,
-    basename: str,
-    to: Path,
-    **options: Any,
-) -> int:
-    """Download a part of an object, named `basename` in `parts`; options and errors as `fetch`."""
-    part = parts[basename]
-    return fetch(location, part.name, to, part=part, **options)
+    return _Download(location, basename, to, num_bytes, is_hashed=is_hashed).run(check)
 
 
 def fetch_if_there(location: StreamLocation, basename: str, to: Path) -> bool:
@@ -121,16 +97,15 @@ class _Download:
         num_bytes: int | None,
         *,
         is_hashed: bool = False,
-        part: ShardPart | None = None,
         retried: tuple[FailureKind, ...] = (*TRANSIENT, FailureKind.UNKNOWN),
     ) -> None:
+        self._part = location.parts.get(basename)
+        self._basename = basename = basename if self._part is None else self._part.name
         self.uri = f"{location.remote}/{basename}"
         self._location = location
-        self._basename = basename
         self._to = to
         self._num_bytes = num_bytes
         self._is_hashed = is_hashed
-        self._part = part
         self._retries = Retries(
             self.uri,
             attempt_s=attempt_s(location, num_bytes),
@@ -197,9 +172,11 @@ class _Download:
             elif folder is not None:
                 shutil.copyfile(folder / self._basename, path)
             else:
-                options = {"is_checked": not self._is_hashed}
+                is_checked = not self._is_hashed
                 self._retries.use_store(
-                    lambda store: store.download(self.uri, path, self._num_bytes, **options)
+                    lambda store: store.download(
+                        self.uri, path, self._num_bytes, is_checked=is_checked
+                    )
                 )
         finally:
             if is_abandoned():

@@ -10,11 +10,11 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from streampack._paths import folder_of
@@ -40,6 +40,16 @@ DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
 
+class ShardPart(NamedTuple):
+    """Bytes of an object that are a shard by themselves."""
+
+    name: str
+    start: int
+    stop: int
+    version: str | None
+    """The version of the object when its stream was opened."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLocation:
     """Where a stream's files are and how to fetch them: a `Stream`'s arguments and defaults."""
@@ -55,6 +65,8 @@ class StreamLocation:
     own_download: Callable[[str, Path], None] | None = None
     """Fetches one file to a path, by its name, in one attempt: the `_download_file` of a class that
     overrides MosaicML's, or MosaicML's downloader for a store that nothing else reads."""
+    parts: Mapping[str, ShardPart] = field(default_factory=dict)
+    """The shards that are parts of objects, by name."""
 
     @classmethod
     def of(cls, stream: Any) -> StreamLocation:
@@ -66,9 +78,9 @@ class StreamLocation:
         copied, is_theirs = copy.copy(stream), is_mosaicml_stream(stream)
         adopt = mosaicml("streaming.Stream").adopt if is_theirs else _resolve
         root = adopt(stream, copied)
-        for field, default in DEFAULTS.items():
-            if getattr(copied, field, None) is None:
-                setattr(copied, field, default)
+        for option, default in DEFAULTS.items():
+            if getattr(copied, option, None) is None:
+                setattr(copied, option, default)
         copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
         split = copied.split or ""
         remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError
+from streampack.mds.codecs import HASHES
 from streampack.mds.index import Shard
-from streampack.storage.checksum import Digest, is_hashed
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.eviction import CacheLimit
@@ -129,10 +129,15 @@ class ShardMaterializer:
 
     def _unpack(self, source: Path, where: str, shard: Shard, raw: Path) -> None:
         # Hashed in the same pass: a second pass over the file would cost half as much as unpacking.
-        digest = Digest(self.verifier.expected(shard.raw))
+        algorithm = self.verifier.expected(shard.raw).partition(":")[0]
+        digest = HASHES[algorithm]() if algorithm else None
         with self.disk.open(source) as file:
-            self.disk.write(raw, digest.of(decompress_pieces(file, where, shard)))
-        problem = self.verifier.problem(raw, shard.raw, digest.text)
+            pieces = decompress_pieces(file, where, shard)
+            if digest is not None:
+                pieces = (digest.update(piece) or piece for piece in pieces)
+            self.disk.write(raw, pieces)
+        text = f"{algorithm}:{digest.hexdigest()}" if digest is not None else ""
+        problem = self.verifier.problem(raw, shard.raw, text)
         if problem is not None:
             raise DataError(f"{where}: unpacked, {problem}; rewrite the stream")
 
@@ -145,8 +150,7 @@ class ShardMaterializer:
             """Refuse a damaged file, so that the download tries again."""
             failures.clear()
             try:
-                problem = self.verifier.problem(path, file)
-                if problem is not None:
+                if (problem := self.verifier.problem(path, file)) is not None:
                     raise DamagedError(problem)
                 if unpack is not None:
                     unpack(path)
@@ -162,7 +166,7 @@ class ShardMaterializer:
             to,
             num_bytes=file.num_bytes,
             check=check,
-            is_hashed=is_hashed(shard),
+            is_hashed=shard.is_hashed,
         )
         if failures:
             raise failures[0]

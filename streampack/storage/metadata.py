@@ -18,7 +18,6 @@ from typing import NamedTuple, TypeVar
 from streampack.errors import DataError
 from streampack.mds.index import INDEX_FILE, MdsIndex, parse_index
 from streampack.mds.length_file import LENGTH_FILE
-from streampack.storage.checksum import is_hashed
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
@@ -89,8 +88,7 @@ class StreamMetadata:
             if self._location.remote is not None:
                 self.version, text = self._current()
                 return text
-            local = self._disk.read(path)
-            if local is None:
+            if (local := self._disk.read(path)) is None:
                 raise DataError(
                     f"{path}: does not exist; {self._split_hint()}give the folder of an MDS "
                     "stream as local=, or set remote= to where it can be fetched; `streampack "
@@ -195,7 +193,7 @@ class StreamMetadata:
                 self._store.fetch(location, INDEX_FILE, temporary, check=check)
                 text = downloads[-1]
                 self.fetched.append(len(text))
-                are_hashed = all(map(is_hashed, parsed[-1].shards))
+                are_hashed = all(shard.is_hashed for shard in parsed[-1].shards)
                 version = index_version(text, None if are_hashed else state)
                 note = {"remote": location.identity, "version": version}
                 self._disk.rename(temporary, location.folder / f"index.{version}.json")
@@ -229,27 +227,20 @@ class StreamMetadata:
 
         If our copy was deleted, or is damaged, it is refetched first.
         """
-        path, state = self.length_path, None
-        try:
-            with as_data_error(path):
-                state = self._disk.state(path)
-            return read()
-        except (DataError, OSError, RuntimeError) as failure:
-            with attach_uri(path), as_data_error(path):
-                is_gone = isinstance(failure, FileNotFoundError)
-                if not is_gone and not self._remove_damaged_lengths(failure, state):
-                    raise
-                return None if self.length_file_path() is None else read()
-
-    def _remove_damaged_lengths(self, failure: Exception, damaged: FileState | None) -> bool:
-        is_ours = damaged is not None and self._location.remote is not None
-        if not is_ours or not isinstance(failure, DataError):
-            return False
         path = self.length_path
-        with as_data_error(path), self._locks.hold(path.name, lock_s(self._location)):
-            if self._disk.state(path) == damaged:  # else another process has replaced it
-                self._disk.remove(path)
-        return True
+        with attach_uri(path), as_data_error(path):
+            before = self._disk.state(path)
+            try:
+                return read()
+            except FileNotFoundError:
+                pass
+            except DataError:
+                if self._location.remote is None:
+                    raise
+                with self._locks.hold(path.name, lock_s(self._location)):
+                    if self._disk.state(path) == before:  # else another process has replaced it
+                        self._disk.remove(path)
+            return None if self.length_file_path() is None else read()
 
 
 def _is_same(last: _Version, text: bytes, state: FileState | None) -> bool:

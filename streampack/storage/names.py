@@ -18,7 +18,6 @@ import re
 
 from streampack.mds.index import Shard
 from streampack.mds.length_file import index_digest
-from streampack.storage.checksum import is_hashed
 from streampack.storage.filesystem import FileState
 from streampack.storage.locks import note_name
 
@@ -57,7 +56,7 @@ def shard_name(shard: Shard, source: object) -> str:
     files = [[one.basename, one.num_bytes, sorted(one.hashes.items())] for one in shard.files]
     layout = [shard.layout.names, shard.layout.encodings, shard.layout.sizes]
     text = json.dumps(
-        [shard.num_samples, shard.compression, files, layout, "" if is_hashed(shard) else source]
+        [shard.num_samples, shard.compression, files, layout, "" if shard.is_hashed else source]
     )
     return f"{note_name(shard.raw.basename)}.{_hex(text)}"
 

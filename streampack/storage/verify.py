@@ -10,17 +10,20 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError, raise_if_limited
+from streampack.mds.codecs import HASHES
 from streampack.mds.index import Shard, ShardFile
-from streampack.storage.checksum import expected_hash, file_digest, is_hashed
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import CacheEntry, FileLocks
+
+FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32", "sha1", "md5", "blake2b")
 
 
 @contextmanager
@@ -57,6 +60,35 @@ def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) ->
         else:
             text = f"cannot be read or written ({error}); check the disk and the folder's rights"
         raise DataError(f"{path}: {text}", uri=str(path), shard=path.name) from error
+
+
+def expected_hash(file: ShardFile, validate_hash: str | None, uri: str) -> str:
+    """Return the hash that a file must have, as "algorithm:digest"; empty if none is known.
+
+    `file` is its entry in the index.json at `uri`. `validate_hash` is the one of its hashes
+    to use, and a DataError if it has no such hash; by default the cheapest.
+
+    >>> file = ShardFile(basename="a.mds", num_bytes=3, hashes={"md5": "0f", "xxh64": "AB"})
+    >>> expected_hash(file, None, "index.json")
+    'xxh64:ab'
+    """
+    known = sorted(HASHES.keys() & file.hashes)
+    if validate_hash and validate_hash not in known:
+        raise DataError(
+            f"{uri}: {file.basename} has no {validate_hash!r} hash, only "
+            f"{sorted(file.hashes)}; set validate_hash= to one of them, or to None"
+        )
+    cheapest = next((name for name in (*FAST_HASHES, *known) if name in known), None)
+    algorithm = validate_hash or cheapest
+    return f"{algorithm}:{file.hashes[algorithm].lower()}" if algorithm else ""
+
+
+def file_digest(disk: LocalFilesystem, path: Path, expected: str) -> str:
+    """Return a file's hash by the algorithm of `expected`; both are "algorithm:digest"."""
+    algorithm = expected.partition(":")[0]
+    with disk.open(path) as file:
+        digest = hashlib.file_digest(file, HASHES[algorithm])
+    return f"{algorithm}:{digest.hexdigest()}"
 
 
 class FileVerifier:
@@ -123,7 +155,7 @@ class FileVerifier:
 
         The text may be the same: without hashes it does not identify a shard's version.
         """
-        if self.opened is not None and not is_hashed(shard):
+        if self.opened is not None and not shard.is_hashed:
             path, before = self.opened
             raise_if_changed(path, before, self._disk.state(path), "was rewritten")
 

@@ -90,13 +90,7 @@ WAYS_OUT = {
 
 
 def classify(error: BaseException, target: str) -> FailureKind:
-    """Classify the failure of a download to paths with the prefix `target`.
-
-    >>> classify(FileNotFoundError("no such object"), "/local/x.tmp")
-    <FailureKind.MISSING: 'missing'>
-    >>> classify(ConnectionResetError("reset by peer"), "/local/x.tmp")
-    <FailureKind.TRANSIENT: 'transient'>
-    """
+    """Classify the failure of a download to paths with the prefix `target`."""
     chain = list(causes_of(error))
     if any(isinstance(cause, ChangedError) for cause in chain):
         return FailureKind.CHANGED
@@ -133,21 +127,13 @@ def way_out_of(error: BaseException, kind: FailureKind, scheme: str, package: st
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that an error or one of its causes carries, if any.
-
-    >>> status_of(ConnectionResetError("reset by peer")) is None
-    True
-    """
+    """Return the HTTP status that an error or one of its causes carries, if any."""
     statuses = map(_status_of, causes_of(error))
     return next((status for status in statuses if status is not None), None)
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's text; for an S3 error the code and the message of the store.
-
-    >>> error_text(ConnectionResetError("reset by peer"))
-    'ConnectionResetError: reset by peer'
-    """
+    """Return an error's text; for an S3 error the code and the message of the store."""
     status, name, message = status_of(error), type(error).__name__, str(error)
     for cause in causes_of(error):
         response = getattr(cause, "response", None)
@@ -161,17 +147,12 @@ def error_text(error: BaseException) -> str:
 
 
 def codes_of(error: BaseException) -> set[str]:
-    """Return the code and the HTTP status of an answer of S3; empty if there was none.
-
-    >>> codes_of(ConnectionResetError("reset by peer"))
-    set()
-    """
+    """Return the code and the HTTP status of an answer of S3; empty if there was none."""
     response = getattr(error, "response", None)
     if not isinstance(response, dict):
         return set()
     code = response.get("Error", {}).get("Code")
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return {str(each) for each in (code, status) if each}
+    return {str(each) for each in (code, _status_of(error)) if each}
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

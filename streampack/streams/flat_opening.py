@@ -34,11 +34,11 @@ from streampack.flat.mapped_tables import tables_mapped
 from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
-from streampack.storage.download import ShardPart, fetch, fetch_part
+from streampack.storage.download import fetch
 from streampack.storage.filesystem import LocalFilesystem
-from streampack.storage.location import StreamLocation
+from streampack.storage.location import ShardPart, StreamLocation
 from streampack.storage.locks import FileLocks
-from streampack.storage.materialize import Downloader, lock_s
+from streampack.storage.materialize import lock_s
 from streampack.storage.names import versioned_name
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import list_objects
@@ -107,7 +107,7 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     index = MdsIndex(uri=str(stream.remote), shards=())
     if folder is None:
         index, parts = _index(files, virtual, str(stream.remote))
-        cache = ShardCache(location, disk, Downloader(fetch=partial(fetch_part, parts)))
+        cache = ShardCache(replace(location, parts=parts), disk)
         cache.check(index)
         cache.metadata.fetched += found.fetched
     shards = FlatShards(

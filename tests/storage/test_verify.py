@@ -7,8 +7,8 @@ import pytest
 from streampack.errors import DataError
 from streampack.mds.codecs import HASHES
 from streampack.mds.index import ShardFile
-from streampack.storage.checksum import expected_hash, file_digest
 from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.verify import expected_hash, file_digest
 
 
 @pytest.mark.parametrize("algorithm", sorted(HASHES))
