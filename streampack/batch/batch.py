@@ -94,7 +94,6 @@ class _Layout:
     numbered: Int64Array
     """Segments with the row of their batch in front, shape (n, 6)."""
     edges: Int32Array
-    """Edges of all batches, one batch after another."""
     bounds: Int64Array
     """End of each batch's part of these arrays, shape (batches, NUM_BOUNDS)."""
 

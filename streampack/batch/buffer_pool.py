@@ -164,7 +164,6 @@ def _num_bytes(dtype: type[np.integer[Any]], shape: tuple[int, ...]) -> int:
 
 @lru_cache(KEPT_LAYOUTS)
 def _lay_out(shapes: tuple[Array, ...]) -> tuple[list[int], int]:
-    """Return the offset of each array in a block, and the block's size in bytes."""
     begins, end = [], 0
     for dtype, shape in shapes:
         begins.append(-(-end // CACHE_LINE) * CACHE_LINE)

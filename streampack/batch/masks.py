@@ -9,8 +9,7 @@ For one pack with ``document_ids = 1 1 2 0 0``, rows are queries::
         q3    .  .  .  x  .     padding="identity": padding attends to itself
         q4    .  .  .  c  x     padding="causal": also (c) to the padding before it
 
-A row without any x would become NaN in softmax, so every token attends at least to itself. Padding
-is never a target, and no real token attends to it, so the choice does not affect the loss.
+Padding is never a target, and no real token attends to it, so the choice does not affect the loss.
 
 Cost: `dense_mask` and `block_causal_mask` make B * S * S bools, `additive_mask` as many floats, for
 models of small S. `block_mask` makes a few numbers per 128 x 128 tokens, `document_mask_mod`

@@ -9,9 +9,8 @@ One row of two documents on rank 0 of 2, ``context_layout="zigzag"``::
                                                     chunks       [0, 2]   [6, 8]
     cu_seqlens     0                 6     8        cu_seqlens     0 6 8, as in the whole batch
 
-A slice's label may name a token of another rank's chunk, so a rank reads the token behind each of
-its chunks. cu_seqlens, max_seqlen and segments are those of the whole batch: attention over several
-ranks needs all edges, and TransformerEngine divides them itself.
+cu_seqlens, max_seqlen and segments are those of the whole batch: attention over several ranks needs
+all edges.
 
 Cost: `merge_slices` copies each tensor twice; `slice_batch` once.
 """
@@ -138,7 +137,6 @@ def merge_slices(slices: Sequence[Mapping[str, Any]]) -> Batch:
 
 
 def _is_per_token(key: str, value: Any, shape: torch.Size) -> bool:
-    """Return whether a field has a value for each token of rows of this shape."""
     is_common = key in (*COMMON, CHUNKS)  # they may have that shape by chance
     return not is_common and torch.is_tensor(value) and value.shape[:2] == shape
 

@@ -115,7 +115,6 @@ class Arrow:
 
 
 def _check_padding(masks: Any, path: Path) -> None:
-    """Refuse a record batch with padded rows, by the first of its attention masks."""
     values = masks.slice(0, MAX_MASKS)
     if hasattr(values, "flatten") and not np.asarray(values.flatten()).all():
         raise DataError(
@@ -125,7 +124,6 @@ def _check_padding(masks: Any, path: Path) -> None:
 
 
 def _column_of(pa: Any, schema: Any, columns: tuple[str, ...], path: Path) -> Any:
-    """Return the field of the tokens in a schema."""
     name = next((each for each in columns if each in schema.names), None)
     if name is None:
         raise DataError(

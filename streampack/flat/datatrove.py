@@ -58,7 +58,6 @@ class Datatrove:
 
 
 def _stated_itemsize(metadata: Path | None) -> int | None:
-    """Return the bytes of a token that a `.ds.metadata` file states; None if it states none."""
     if metadata is None:
         return None
     with metadata.open("rb") as file:

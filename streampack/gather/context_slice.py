@@ -7,12 +7,8 @@ A row in 4 chunks for 2 ranks, and one of two documents cut each on its own::
     zigzag_per_document   0 1 2 3 | 0 1 2 3    rank 0: 0 3 0 3
     contiguous_per_document   0 1 | 0 1        rank 0: 0 0
 
-A token attends to those before it, so later chunks cost more. A head and a tail together cost the
-same for every rank.
-
-docs/distributed.md names the trainers that cut alike, by ``_HeadTailLoadBalancer`` (torch),
-``get_pretrain_batch_on_this_cp_rank`` (Megatron-LM) and ``thd_partition_indices_kernel``
-(TransformerEngine). docs/adr/0032 explains why the plan is cut and not the batch.
+A head and a tail together cost the same for every rank. docs/distributed.md names the trainers that
+cut alike; docs/adr/0032 explains why the plan is cut and not the batch.
 
 Cost: 15 us per gather of 300 segments.
 """
@@ -60,11 +56,8 @@ class ContextSlice:
     """
 
     rank: int
-    """Index of the slice."""
     num_ranks: int
-    """Number of slices of a row, at least 2."""
     layout: ContextLayout = "zigzag"
-    """How rows are cut."""
     frame_tokens: int | None = None
     """Slots that are cut as one: those of a batch, where its format makes one row of them. None:
     those of a row."""

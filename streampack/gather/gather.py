@@ -49,7 +49,6 @@ class Rows:
 
 
 def _row_dtype(streams: Sequence[TokenStream], packing: Packing) -> type[np.integer[Any]]:
-    """Return the dtype of rows: uint16 if the ids of all streams fit, else int32."""
     own = [stream.ends.packing_of(packing) for stream in streams]
     largest = max(packing.padding_id, *(max(special_ids(each)) for each in own))
     stored = {dtype for stream in streams for dtype in stream.shards.token_dtypes}

@@ -49,7 +49,6 @@ class MappedShards:
     row_of: Int64Array
     """Row of each shard of all streams in the arrays below, or -1; shape (num_shards,)."""
     rows: Int64Array
-    """Their address rows, shape (m, ROW_COLUMNS)."""
     times: Int64Array
     """Monotonic times of each shard's last read, written by the kernel, and of the last size check
     of its file; shape (m, 2), in nanoseconds."""

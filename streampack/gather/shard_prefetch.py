@@ -56,11 +56,9 @@ class FetchLimits:
     """Limits of one process's prefetch."""
 
     num_threads: int = FETCH_THREADS
-    """Concurrent fetches."""
     cache_bytes: int | None = None
     """Limit in bytes for the shards needed now or later, or None for no limit."""
     turn: int = 0
-    """Index of this process on the node."""
     num_turns: int = 1
     """Processes on the node; each starts with different shards."""
 
@@ -114,8 +112,6 @@ class ShardPrefetcher:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
-        self._notes: deque[Callable[[], None]] = deque()
-        self._is_noting = False
         self._urgent: deque[ShardKey] = deque()
         self._ahead: deque[ShardKey] = deque()
         self._needed: set[ShardKey] = set()
@@ -140,6 +136,8 @@ class ShardPrefetcher:
         if needs is None:
             return
         ahead = [(s, shard) for s, shard in needs.ahead.tolist() if self._fetches[s]]
+        for s, shard in ahead:
+            self._streams[s].mark_planned([shard])
         with self._lock:
             self._needed = set(ahead)
             # A waiting reader has not yet seen its shard.
@@ -149,17 +147,14 @@ class ShardPrefetcher:
             self._here &= kept
             self._new &= kept
             self._ahead = deque(_own_first(self._within_limit(ahead), self._limits))
-            self._notes.append(lambda: self._note(ahead, is_finished=False))
             self._start()
             self._changed.notify_all()
 
     def finish(self, finished: Int64Array) -> None:
         """Mark shards as read: rows (stream, shard), shape (n, 2)."""
-        shards = [(s, shard) for s, shard in finished.tolist() if self._fetches[s]]
-        if shards:
-            with self._lock:
-                self._notes.append(lambda: self._note(shards, is_finished=True))
-                self._changed.notify_all()
+        for s, shard in finished.tolist():
+            if self._fetches[s]:
+                self._streams[s].mark_finished([shard])
 
     def wait_for(self, shards: Iterable[ShardKey]) -> None:
         """Wait until shards, given as (stream, shard), are local.
@@ -235,9 +230,6 @@ class ShardPrefetcher:
     def _next(self) -> Callable[[], None] | None:
         with self._lock:
             while not self._is_closed and not self._abandoned:
-                if self._notes and not self._is_noting:
-                    self._is_noting = True
-                    return self._write_notes
                 for keys in (self._urgent, self._ahead):
                     while keys:
                         key = keys.popleft()
@@ -276,21 +268,6 @@ class ShardPrefetcher:
                 if self._fetched is not None:
                     self._fetched.append(num_bytes)
             self._changed.notify_all()
-
-    def _write_notes(self) -> None:
-        try:
-            while self._notes:
-                self._notes.popleft()()
-        finally:
-            with self._lock:
-                self._is_noting = False
-                self._changed.notify_all()
-
-    def _note(self, shards: list[ShardKey], *, is_finished: bool) -> None:
-        for number, stream in enumerate(self._streams):
-            own = np.array([shard for s, shard in shards if s == number], np.int64)
-            if len(own):
-                (stream.mark_finished if is_finished else stream.mark_planned)(own)
 
     def _within_limit(self, shards: list[ShardKey]) -> list[ShardKey]:
         limit = self._limits.cache_bytes

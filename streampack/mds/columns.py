@@ -22,7 +22,7 @@ from math import prod
 import numpy as np
 
 from streampack.errors import DataError, suggest
-from streampack.mds.dtype_check import dtype_of_sizes
+from streampack.mds.dtype_check import LIKELY, itemsize_of
 from streampack.mds.index import MAX_SHARD_BYTES, Layout, Shard
 from streampack.mds.litdata import LITDATA_BARE
 from streampack.types import BoolArray, ByteArray, Int64Array, IntArray
@@ -35,7 +35,6 @@ NO_TOKENS = (
     "write`), or iterate its text: IterableStream(streaming.StreamingDataset(...), "
     "tokenizer=..., text=...)"
 )
-"""Advice for a stream of text."""
 DYNAMIC_DTYPES = {
     8: "uint8",
     9: "int8",
@@ -58,7 +57,6 @@ class Column:
 
     name: str
     number: int
-    """Its position in the layout."""
     dtype: str | None
     """The values' type, or None if each value states it in its first byte."""
     num_values: int | None = None
@@ -156,7 +154,6 @@ def find_column(
 
 
 def _way_to_integers(layout: Layout, option: str) -> str:
-    """Return a hint naming the columns that may hold token ids, by their encodings."""
     columns = zip(layout.names, layout.encodings, strict=True)
     kinds = {name: encoding.split(":") for name, encoding in columns}
     fitting = [
@@ -255,9 +252,11 @@ def sample_spans(
     misfits = num_values * itemsize != sizes
     hint = ""
     if misfits.any() and column.is_untyped:  # so the requested dtype may be wrong
-        likely = dtype_of_sizes(data, begins, sizes)
-        to_likely = f", to {likely!r} by the sizes of all samples" if likely is not None else ""
-        hint = f" (if that is not how it was written, set its dtype{to_likely})"
+        likely = LIKELY[itemsize_of(sizes)]
+        hint = (
+            f" (if that is not how it was written, set its dtype, to {likely!r} by the sizes of "
+            "all samples)"
+        )
     _refuse_first(
         misfits,
         where,
@@ -357,7 +356,6 @@ def _dynamic_dtype(
 def _stated_shapes(
     data: ByteArray, begins: Int64Array, sizes: Int64Array, where: str
 ) -> tuple[Int64Array, Int64Array]:
-    """Return each sample's number of values by its shape, and the bytes of that shape."""
     _refuse_first(sizes < 1, where, lambda i: f"a value of {sizes[i]} bytes has no shape")
     kinds = data[begins]  # the number of axes << 2 | log2(bytes per axis)
     head_bytes = 1 + (kinds.astype(np.int64) >> 2 << (kinds & 3))

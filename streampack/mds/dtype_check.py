@@ -12,15 +12,12 @@ Cost: once per stream and process, 256 bytes of each of the first 1,000 samples 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import gcd
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from streampack.errors import DataError
-from streampack.types import BoolArray, ByteArray, Int64Array
+from streampack.types import ByteArray, Int64Array
 
 MAX_SAMPLES = 1000
 MAX_BYTES = 256  # of each sample
@@ -28,41 +25,6 @@ WORD = 8  # bytes of the widest type
 LEAST_VALUES = 64  # needed for a pattern to count
 MOST_UPPER = 32  # upper halves below this belong to ids below 2 million
 LIKELY = {1: "uint8", 2: "uint16", 4: "int32", 8: "int64"}  # by the bytes of a value
-
-UIntArray: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Words:
-    """The first bytes of some samples, in words of 8."""
-
-    bytes: ByteArray
-    """Shape (n, 8)."""
-    is_inner: BoolArray
-    """Whether a word is not its sample's last, which may end in an EOS of 0; shape (n,)."""
-    size: int
-    """The largest power of 2, up to 8, that divides the bytes of every sample."""
-
-    @classmethod
-    def of(cls, data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> _Words:
-        divisor = int(np.gcd.reduce(num_bytes)) if len(num_bytes) else 0
-        begins, num_bytes = begins[:MAX_SAMPLES], num_bytes[:MAX_SAMPLES]
-        counts = np.minimum(num_bytes, MAX_BYTES) // WORD
-        firsts = np.repeat(np.cumsum(counts) - counts, counts)
-        offsets = WORD * (np.arange(int(counts.sum())) - firsts)
-        places = np.repeat(begins, counts) + offsets
-        words = data[places[:, None] + np.arange(WORD)]
-        is_inner = offsets + 2 * WORD <= np.repeat(num_bytes, counts)
-        return cls(bytes=np.ascontiguousarray(words), is_inner=is_inner, size=gcd(divisor, WORD))
-
-    def read(self, width: int, *, inner: bool = False) -> UIntArray:
-        words = self.bytes[self.is_inner] if inner else self.bytes
-        values: UIntArray = words.reshape(-1).view(f"<u{width}")
-        return values
-
-    def halves(self, width: int, *, inner: bool = False) -> tuple[UIntArray, UIntArray]:
-        pairs = self.read(width // 2, inner=inner).reshape(-1, 2)
-        return pairs[:, 0], pairs[:, 1]
 
 
 def check_tokens_dtype(
@@ -73,10 +35,16 @@ def check_tokens_dtype(
     In the shard's bytes, shape (num_bytes_of_shard,), the values of each sample start at `begins`
     and take `num_bytes`; shapes (num_samples,). `where` names the stream and the column.
     """
-    words = _Words.of(data, begins, num_bytes)
-    width = np.dtype(dtype).itemsize
+    width, size = np.dtype(dtype).itemsize, itemsize_of(num_bytes)
+    begins, num_bytes = begins[:MAX_SAMPLES], num_bytes[:MAX_SAMPLES]
+    # The last word of a sample may end in an EOS of 0.
+    counts = np.minimum(np.maximum(num_bytes // WORD - 1, 0), MAX_BYTES // WORD)
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    offsets = WORD * (np.arange(int(counts.sum())) - firsts)
+    places = np.repeat(begins, counts) + offsets
+    words = np.ascontiguousarray(data[places[:, None] + np.arange(WORD)])  # (n, 8)
     for wider in (8, 4, 2):
-        if wider > width and words.size % wider == 0 and (text := _of_wider(words, wider, width)):
+        if wider > width and size % wider == 0 and (text := _of_wider(words, wider, width)):
             likely = LIKELY[wider]
             raise DataError(
                 f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
@@ -85,21 +53,21 @@ def check_tokens_dtype(
             )
 
 
-def dtype_of_sizes(data: ByteArray, begins: Int64Array, num_bytes: Int64Array) -> str | None:
-    """Return the likely type of values if their sizes do not fit the requested one.
+def itemsize_of(num_bytes: Int64Array) -> int:
+    """Return the largest power of 2, up to 8, that divides the bytes of every sample.
 
-    It fits the sizes of all samples. None if only single bytes fit and do not look like ids.
+    >>> itemsize_of(np.array([12, 8]))
+    4
     """
-    words = _Words.of(data, begins, num_bytes)
-    is_unlikely = words.size == 1 and words.read(1).max(initial=0) > 250
-    return None if is_unlikely else LIKELY[words.size]
+    return gcd(int(np.gcd.reduce(num_bytes)) if len(num_bytes) else 0, WORD)
 
 
-def _of_wider(words: _Words, wider: int, width: int) -> str | None:
+def _of_wider(words: ByteArray, wider: int, width: int) -> str | None:
     """Describe evidence that the values are parts of wider ones with almost empty upper halves."""
-    lows, highs = words.halves(wider, inner=True)
-    if not len(highs):
+    if not len(words):
         return None
+    pairs = words.reshape(-1).view(f"<u{wider // 2}").reshape(-1, 2)
+    lows, highs = pairs[:, 0], pairs[:, 1]
     # Upper halves that are only the sign of the whole value.
     ones = np.iinfo(highs.dtype).max
     if not ((highs == 0) | ((highs == ones) & (lows > ones // 2))).all():
@@ -113,6 +81,6 @@ def _of_wider(words: _Words, wider: int, width: int) -> str | None:
     fraction = "every other one" if step == 2 else f"{step // 2} of every {step}"
     upper = "0" if not highs.any() else f"{highs.min()} to {highs.max()}"
     return (
-        f"of {len(words.read(width, inner=True))} values looked at, {fraction} would be the upper "
+        f"of {words.size // width} values looked at, {fraction} would be the upper "
         f"half of a {LIKELY[wider]}, and these are {upper}"
     )

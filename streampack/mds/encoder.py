@@ -117,9 +117,7 @@ class EncodedShard:
     name: str
     """Name of the file, such as "shard.00000.mds.zstd"."""
     data: bytes
-    """Contents of the file."""
     entry: dict[str, Any]
-    """The shard's entry in index.json."""
 
 
 class ShardEncoder:

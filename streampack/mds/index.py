@@ -36,7 +36,6 @@ class ShardFile:
     """Its path under the stream's folder, with `/`, never outside of it."""
     num_bytes: int
     hashes: Mapping[str, str]
-    """Hex digests by algorithm."""
     hashes_from: str = "index.json"
     """The file that states the hashes, for messages."""
 
@@ -70,11 +69,8 @@ class Shard:
 
     num_samples: int
     raw: ShardFile
-    """The shard's raw file."""
     packed: ShardFile | None
-    """Its compressed file, if there is one."""
     compression: str | None
-    """The compression, e.g. "zstd" or "zstd:7"."""
     layout: Layout
     stored: ShardFile = field(init=False)
     """The file that a store contains: the compressed one, else the raw one."""
@@ -97,9 +93,7 @@ class MdsIndex:
     """A stream's validated index.json."""
 
     uri: str
-    """Its origin, for messages."""
     shards: tuple[Shard, ...]
-    """The shards in stored order."""
     first_sample: Int64Array = field(init=False)
     """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
     raw_bytes: Int64Array = field(init=False)

@@ -33,14 +33,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streampack._paths import replaced
+from streampack._paths import check_file, open_file, replaced
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex
-from streampack.mds.regular_files import check_file, open_file
 from streampack.types import Int64Array, UInt32Array
 
 LENGTH_FILE = "lengths.bin"
-"""Name of the file in the stream's folder."""
 NO_TOKEN = 2**32 - 1
 """Placeholder edge for a sample without tokens, or for a token id that does not fit."""
 
@@ -69,12 +67,10 @@ class LengthFile:
     origin: str
     """Folder or URL of its stream, for messages."""
     column: str
-    """The column that was counted."""
     num_samples: int
     num_shards: int
     num_tokens: int
     min_tokens: int
-    """Number of tokens of the shortest sample."""
     head_bytes: int
     """Byte offset of the shards' entries."""
     hashes: tuple[str, ...]

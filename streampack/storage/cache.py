@@ -51,18 +51,14 @@ class CachedFile(NamedTuple):
 
     path: str
     state: FileState
-    """Identifies the version."""
 
 
 class MappedShard(NamedTuple):
     """A shard's raw bytes."""
 
     data: ByteArray
-    """The bytes, shape (num_bytes,)."""
     file: CachedFile
-    """The file they were mapped from."""
     uri: str
-    """The origin of that file, for messages."""
     is_gone: Callable[[], bool] | None
     """Returns whether the file was removed, so that only the mapping still takes its disk space;
     None if files are never evicted.
@@ -179,7 +175,6 @@ class ShardCache:
         return private_root() / digest.hexdigest()
 
     def _folders_of(self, *shards: Shard) -> tuple[Path, ...]:
-        """Return the cache folders that may hold raw files of shards, in order of preference."""
         if self.is_remote:
             return (self._cache,)
         if not any(shard.packed for shard in shards):
@@ -326,17 +321,15 @@ class ShardCache:
         return True
 
     def mark_planned(self, shards: Iterable[Shard]) -> None:
-        """Record that these shards will be read soon; a no-op without a limit."""
         now_s = self._disk.now_s()
-        for shard in shards if self.is_limited else ():
+        for shard in shards:
             name = shard.raw.basename
             if not 0 <= now_s - self._touched_s.get(name, 0.0) < TOUCH_S:
                 self._touched_s[name] = now_s
                 self._touch(shard, now_s)
 
     def mark_finished(self, shards: Iterable[Shard]) -> None:
-        """Record that these shards may be evicted first; a no-op without a limit."""
-        for shard in shards if self.is_limited else ():
+        for shard in shards:
             self._touched_s.pop(shard.raw.basename, None)
             self._touch(shard, 0.0)
 

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
-from streampack.mds.regular_files import check_file
+from streampack._paths import check_file
 from streampack.types import ByteArray
 
 Piece: TypeAlias = bytes | memoryview
@@ -65,9 +65,7 @@ class FileState(NamedTuple):
     """Identifies one version of a file."""
 
     num_bytes: int
-    """Size of the file."""
     mtime_ns: int
-    """Time of the last write."""
     inode: int
     """Inode number of the file; 0 on a network file system."""
 

@@ -126,7 +126,6 @@ class StreamLocation:
 
 
 def _resolve(stream: Any, copied: Any) -> Path | None:
-    """Complete the copy of a `Stream` of ours; return its temporary root."""
     defined = [n for n in ("_download_file", *NOT_CALLED) if hasattr(stream, n)]
     if defined:
         raise ConfigError(

@@ -7,14 +7,9 @@ In the stream's folder, for its file `a/shard.mds`::
     .streampack/a_shard.mds.failed         why the last holder gave up
     .streampack/a_shard.mds.json           which version of the file was verified
 
-When a download fails, the lock holder writes a failure note. A process that was already waiting
-notices that the note has changed since it began to wait. It raises the same error instead of
-retrying. Times are not compared, because machines that share a folder may have different clocks.
-
-The note of a file is written before it gets its final name, and again after each new verification.
-Under a cache limit, a note without a time reserves room before the download. The time of the note
-itself is when its file's next use was planned (eviction.py). Notes from before a reboot are not
-trusted: a crash may lose writes made before it.
+A process that waits for a lock and finds a new failure note raises the same error instead of
+retrying. Under a cache limit, a note without a time reserves room before the download, and the time
+of the note itself is when its file's next use was planned (eviction.py).
 
 Cost: five system calls per lock, about 50 us per note; a sweep lists one folder.
 """
@@ -57,10 +52,7 @@ class FileLocks:
 
     @contextmanager
     def temporary(self, basename: str) -> Iterator[Path]:
-        """Yield a new temporary path for a file. The caller has the file's lock.
-
-        What is there at the end is removed, or if that fails, left to a later start.
-        """
+        """Yield a new temporary path for a file with a held lock; removed at the end."""
         path = self._folder / f"{note_name(basename)}.{uuid.uuid4().hex}.tmp"
         try:
             yield path
@@ -193,7 +185,6 @@ class CacheEntry:
     """The note of one file."""
 
     num_bytes: int
-    """Its size."""
     mtime_ns: int = 0
     """Its modification time when it was verified; 0: it is being fetched."""
     hash: str = ""

@@ -213,7 +213,6 @@ def _check_azure(files: Any) -> None:
 
 
 def _sftp_options(timeout_s: float) -> dict[str, Any]:
-    """Return options for the key that MosaicML's downloader takes."""
     key = os.environ.get("COMPOSER_SFTP_KEY_FILE")
     return {"timeout": timeout_s, **({"key_filename": key} if key else {})}
 

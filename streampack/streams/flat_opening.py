@@ -30,7 +30,6 @@ from streampack.flat.files import (
     order_of_dataset,
     split_source,
 )
-from streampack.flat.mapped_tables import tables_mapped
 from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
@@ -51,7 +50,6 @@ from streampack.streams.token_stream import TokenStream
 logger = logging.getLogger(__name__)
 
 SHARD_FORMATS = ("mds", "litdata")
-"""Formats of shards with an index.json."""
 OPENING_THREADS = 16  # tables of a store wait for it
 NO_LAYOUT = Layout(names=(), encodings=(), sizes=())
 
@@ -124,7 +122,6 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
 
 
 def _check_options(stream: Any) -> None:
-    """Refuse options that nothing in token files answers to."""
     for option in ("labels", "loss_mask"):
         if (column := getattr(stream, option)) is not None:
             raise ConfigError(
@@ -229,7 +226,6 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
 
 
 def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, StoredObject]:
-    """Return the files below a folder by name; of a list, those."""
     if listed is None:
         listed = []
         for path, _, names in os.walk(folder):
@@ -252,7 +248,6 @@ def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, St
 def _found_in_store(
     location: StreamLocation, listed: Sequence[str] | None, pattern: str
 ) -> dict[str, StoredObject]:
-    """Return the objects below a remote by name: those of a list's folders, or of a pattern."""
     start = len(f"{location.remote}/")
     if listed is None:
         # Without the ending, a file's table is listed, too.
@@ -296,18 +291,17 @@ def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualS
 def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
     """Return one token file of a stream with its virtual shards; errors as of `open_flat`."""
     file = found.file(name)
-    with tables_mapped():
-        if stream.index is None:
-            options = Options(
-                tokens=ColumnSelection.of(stream).token_names,
-                dtype=stream.tokens_dtype,
-                unit=_unit(stream),
-            )
-            opened = found.form.open(file, options)
-        else:
-            index = local_path(stream.index, "index")
-            opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
-        shards = opened.cut(0, opened.boundaries.num_samples)
+    if stream.index is None:
+        options = Options(
+            tokens=ColumnSelection.of(stream).token_names,
+            dtype=stream.tokens_dtype,
+            unit=_unit(stream),
+        )
+        opened = found.form.open(file, options)
+    else:
+        index = local_path(stream.index, "index")
+        opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
+    shards = opened.cut(0, opened.boundaries.num_samples)
     if stream.tokens_dtype not in (None, opened.dtype):
         raise ConfigError(
             f"tokens_dtype={stream.tokens_dtype!r}: {found.location.uri(name)} has tokens of "

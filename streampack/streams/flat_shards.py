@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from streampack._paths import open_file
 from streampack.errors import DataError
 from streampack.flat.documents import Documents
 from streampack.flat.mapped_tables import map_shared
 from streampack.flat.token_file import TokenFile, VirtualShards
 from streampack.mds.columns import Spans
 from streampack.mds.index import Layout, MdsIndex
-from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.streams.shard_pool import OpenShard
@@ -41,7 +41,6 @@ class FlatShards:
     index: MdsIndex
     """The virtual shards of remote files as the cache knows them; none of local files."""
     root: Path
-    """The folder of local files."""
     files: tuple[TokenFile, ...]
     virtual: VirtualShards
     begins_with_bos: bool | None
@@ -109,7 +108,6 @@ class FlatShards:
         return self.files[int(self.virtual.file[shard])]
 
     def _documents(self, shard: int) -> tuple[int, int]:
-        """Return the first and one past the last document of a shard, in its file."""
         first = int(self.virtual.first_document[shard])
         begin, end = self.virtual.first_sample[shard : shard + 2].tolist()
         return first, first + end - begin
@@ -164,7 +162,6 @@ class FlatShards:
         return begins, lengths
 
     def _verify(self, file: TokenFile, shard: int, data: ByteArray, first_byte: int) -> None:
-        """Compare a local shard with its hash in an index, if there is one."""
         start, stop = self.virtual.extents[shard].tolist()
         wanted = file.hashes.get((start, stop))
         part = data[start - first_byte : stop - first_byte]

@@ -55,7 +55,6 @@ class IterableSample:
     """One sample of an iterable, as arrays."""
 
     tokens: Int64Array
-    """Token ids, shape (num_tokens,)."""
     labels: Int64Array | None
     """Labels, shape (num_tokens,), if the stream has them."""
     loss_mask: Int64Array | None
@@ -63,7 +62,6 @@ class IterableSample:
     token_fields: dict[str, Any] = field(default_factory=dict)
     """Extra values per token: one array of shape (num_tokens,) for each field."""
     payloads: dict[str, list[Any]] = field(default_factory=dict)
-    """Extra objects, such as images."""
     spans: dict[str, Int64Array] = field(default_factory=dict)
     """Token span of each object: first and one past the last, shape (num_objects, 2)."""
     extra_cost: int = 0
@@ -259,7 +257,6 @@ class IterableStream:
     def _without_padding(
         self, item: Mapping[str, Any], tokens: Int64Array, where: str
     ) -> tuple[Mapping[str, Any], Int64Array]:
-        """Return an item and its tokens without those that its attention mask marks as padding."""
         try:
             kept = padded_range(item[PADDING_MASK], len(tokens))
         except ValueError as error:

@@ -33,18 +33,15 @@ class MdsShards:
     """The shards of a `TokenStream` with an index.json."""
 
     name: str
-    """The stream's name, for messages."""
     digest: str
     """Identifies the shards and the selected columns."""
     index: MdsIndex
-    """The shards, validated."""
     rows: MdsIndex | None = None
     """The index of the shards as they are stored, if samples are documents in their rows."""
     columns: ColumnSelection
     cache: ShardCache
     length_file: LengthFile | None
     checks_dtypes: bool = True
-    """Whether to check that `bytes` columns are read with the right type."""
 
     @property
     def first_sample(self) -> Int64Array:

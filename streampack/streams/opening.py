@@ -113,7 +113,6 @@ def open_mds(
 
 
 def _check_options(stream: Any, uri: str) -> None:
-    """Refuse options that nothing in a stream of shards answers to."""
     for option in OF_TOKEN_FILES:
         if (value := getattr(stream, option, None)) is not None:
             raise ConfigError(

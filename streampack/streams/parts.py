@@ -70,7 +70,6 @@ class SamplePart:
     counts: Int64Array
     """The samples that each shard stores, shape (num_shards,)."""
     own: Int64Array
-    """Those that belong to the part, shape (num_shards,)."""
     tokens: Int64Array | None = None
     """The tokens of these, shape (num_shards,); None if they are not known."""
     first_sample: Int64Array = field(init=False)
@@ -147,7 +146,6 @@ def chosen_shards(
 
 
 def _own_counts(side: Side, fraction: float, first_sample: Int64Array) -> Int64Array:
-    """Return how many samples of each shard belong to a part, shape (num_shards,)."""
     counts, stop = np.zeros(len(first_sample) - 1, np.int64), int(first_sample[-1])
     for first in range(int(first_sample[0]), stop, AT_ONCE):
         places = held_out(first, min(first + AT_ONCE, stop), fraction)

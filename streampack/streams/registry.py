@@ -104,7 +104,6 @@ def _written(stream: Any) -> Any:
 
 
 def _named(name: str) -> Callable[..., Any]:
-    """Return the class registered under a name; a ConfigError lists the known names."""
     if name in _registered:
         return _registered[name]
     installed = entry_points(group=ENTRY_POINTS)
@@ -169,7 +168,6 @@ def _is_a(value: object, stream_type: type) -> bool:
 
 
 def _way_out(value: object, stream_type: type) -> str:
-    """Return how to pass what a wrong value in `streams` was meant to be."""
     kind, others = stream_type.__name__, {base.__name__ for base in type(value).__mro__}
     others = DATASETS.keys() & others - {kind}
     if isinstance(value, str) and kind == "Stream":

@@ -10,7 +10,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.columns import Column, Spans, find_column, sample_spans
-from streampack.mds.dtype_check import MAX_SAMPLES, check_tokens_dtype, dtype_of_sizes
+from streampack.mds.dtype_check import LIKELY, MAX_SAMPLES, check_tokens_dtype, itemsize_of
 from streampack.mds.index import Shard
 from streampack.padding import PADDING_MASK
 from streampack.streams.shard_pool import OpenShard
@@ -23,9 +23,7 @@ class ShardChecker:
 
     stream_name: str
     columns: Mapping[str, Column]
-    """The columns that are read, by option."""
     first_sample: int
-    """Number of the shard's first sample, for messages."""
     stated: Int64Array | None = None
     """The lengths in the length file, shape (num_samples,); None without one."""
     length_file: Path | None = None
@@ -79,7 +77,7 @@ class ShardChecker:
         if self.length_file is not None and stated is not None and (stated != counts).any():
             sample = int((stated != counts).argmax())
             hint = self._dtype_hint(shard.tokens, stated, "tokens")
-            if dtype_of_sizes(shard.data, *_byte_ranges(shard.tokens)) == shard.tokens.dtype:
+            if LIKELY[itemsize_of(_byte_ranges(shard.tokens)[1])] == shard.tokens.dtype:
                 hint = ""  # the file is wrong
             typed = f" --tokens-dtype {shard.tokens.dtype}" * self.columns["tokens"].is_untyped
             raise DataError(
@@ -92,7 +90,6 @@ class ShardChecker:
         return f"stream {self.stream_name!r}, sample {self.first_sample + index}"
 
     def _dtype_hint(self, spans: Spans, counts: Int64Array, option: str) -> str:
-        """Return a hint if another type of an untyped column would give these counts."""
         _, num_bytes = _byte_ranges(spans)
         for dtype in ("int32", "int64", "uint16", "uint8"):
             is_fit = np.array_equal(counts * np.dtype(dtype).itemsize, num_bytes)

@@ -5,10 +5,9 @@
     get(key) --> shard      put(shard), touch(shards) --> [least recent] ... [most recent]
                                                           '-- closed, once there are too many
 
-Memory maps are kept per process, for all streams together; they hold no file descriptor. A gatherer
-keeps the address rows of open shards that it reads (gather/mapped_shards.py). It reports their use
-before it opens another shard, and releases the rows of shards that the pool has closed. Shards
-whose files were evicted are closed the next time a shard is opened.
+Memory maps are kept per process, for all streams together. A gatherer keeps the address rows of the
+shards that it reads (gather/mapped_shards.py), and reports their use before it opens another one.
+Shards whose files were evicted are closed the next time a shard is opened.
 
 Cost: 16 bytes per sample and column, as much again for a gatherer's address rows, for at most 3
 million samples. One lock per opening, and under a cache limit a `stat` for each open shard.
@@ -36,7 +35,6 @@ class OpenShard:
     key: Hashable
     """Identifies the version of the shard's file, and the columns that are read."""
     uri: str
-    """Origin of the shard, for messages."""
     data: ByteArray
     """The raw shard, mapped from its file, shape (num_bytes,)."""
     tokens: Spans

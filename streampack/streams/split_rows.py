@@ -28,7 +28,6 @@ from streampack.mds.length_file import LengthFile, open_length_file
 from streampack.types import ByteArray, Int64Array
 
 SPLIT_FILE = "documents-{eos_id}.bin"
-"""Name of the length file in the folder."""
 
 
 def open_split(stream: Any, text: bytes, rows: MdsIndex) -> tuple[MdsIndex, LengthFile]:

@@ -209,7 +209,6 @@ CHOICES = {
     "unit": ("document", "sequence", "shard", "sample"),
     **dict.fromkeys(("tokens_dtype", "labels_dtype", "loss_mask_dtype"), DTYPES),
 }
-"""The values of options, where they are set."""
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,7 +315,6 @@ def _checked_local(local: str | os.PathLike[str]) -> str:
 
 
 def _checked_remote(remote: str | os.PathLike[str]) -> str:
-    """Return a remote as text, a folder as its path; refuse what nothing can fetch from."""
     remote = folder_of(shown_path(remote)) or shown_path(remote)
     scheme = urlsplit(remote).scheme  # as in MosaicML: whatever precedes a colon
     if scheme and scheme not in MOSAICML_SCHEMES and not is_known(scheme):

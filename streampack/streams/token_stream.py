@@ -16,16 +16,19 @@ a fork; shard_pool.py limits them and says their cost.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from streampack.config import Packing
+from streampack.config.packing import Overflow
 from streampack.errors import DataError
 from streampack.storage.cache import ShardCache
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
-from streampack.streams.ends import StreamEnds
 from streampack.streams.flat_shards import FlatShards
 from streampack.streams.mds_shards import MdsShards
 from streampack.streams.parts import SamplePart
@@ -36,14 +39,36 @@ Shards: TypeAlias = MdsShards | FlatShards
 OPTIONS = ("proportion", "repeat", "choose", "max_seq_len", "max_passes", "on_exhausted")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnds:
+    """Options of `Packing` that a stream has of its own, or None for the packing's."""
+
+    bos_id: int | None = None
+    eos_id: int | None = None
+    overflow: Overflow | None = None
+
+    @classmethod
+    def of(cls, stream: Any) -> StreamEnds:
+        """Read them from a `Stream`; MosaicML's class has none."""
+        return cls(**{name: getattr(stream, name, None) for name in cls.__slots__})
+
+    def packing_of(self, packing: Packing) -> Packing:
+        stated = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(packing, **stated) if stated else packing
+
+    def digest_of(self, digest: str) -> str:
+        """Return a digest of a stream's contents and these options; without any, the former."""
+        if self == StreamEnds():
+            return digest
+        return hashlib.blake2b(f"{digest}{astuple(self)}".encode(), digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenStream:
     """A stream of any format: lengths first, tokens on demand; frozen, and safe to pickle."""
 
     name: str
-    """Its name in messages and reports."""
     number: int
-    """Its index among the streams."""
     proportion: float | None
     repeat: float | None
     choose: int | None
@@ -55,9 +80,7 @@ class TokenStream:
     on_exhausted: str = "substitute"
     """What happens after `max_passes`."""
     ends: StreamEnds
-    """Its own ends and overflow rule."""
     columns: ColumnSelection
-    """The columns that are read."""
     digest: str
     """Identifies the contents: index.json, or the tables, and the selected columns."""
     entries_digest: str
@@ -68,7 +91,6 @@ class TokenStream:
     part: SamplePart | None = None
     """Its samples, or None for all of its shards."""
     shards: Shards
-    """Its shards, all samples of each."""
     cache: ShardCache = field(init=False)
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
@@ -233,12 +255,14 @@ class TokenStream:
             return None
         return info.stored.num_bytes if self.cache.fetch(info) else 0
 
-    def mark_planned(self, shards: Int64Array) -> None:
+    def mark_planned(self, shards: Sequence[int]) -> None:
         """Record that shards will be read soon."""
         infos = self.shards.index.shards
-        self.cache.mark_planned(infos[shard] for shard in shards.tolist() if infos)
+        if infos and self.cache.is_limited:
+            self.cache.mark_planned(infos[shard] for shard in shards)
 
-    def mark_finished(self, shards: Int64Array) -> None:
+    def mark_finished(self, shards: Sequence[int]) -> None:
         """Record that shards may be evicted first."""
         infos = self.shards.index.shards
-        self.cache.mark_finished(infos[shard] for shard in shards.tolist() if infos)
+        if infos and self.cache.is_limited:
+            self.cache.mark_finished(infos[shard] for shard in shards)

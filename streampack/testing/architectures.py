@@ -98,7 +98,6 @@ def _read(row: str) -> Architecture:
 RESULTS: Mapping[str, Architecture] = {
     kind: _read(row) for kind, _, row in (line.partition(" | ") for line in TABLE.splitlines())
 }
-"""By model_type."""
 
 
 def way_out(model: Any) -> str:

@@ -67,7 +67,6 @@ def assert_format(form: TokenFormat | str, write: Write, **options: Any) -> None
 
 
 def _compare(stream: TokenStream, documents: Sequence[IntArray], what: str) -> None:
-    """Compare lengths and tokens of a stream with documents."""
     shards = range(stream.num_shards)
     lengths = [n for shard in shards for n in stream.shard_lengths(shard).tolist()]
     if lengths != list(map(len, documents)):
@@ -88,7 +87,6 @@ def _compare(stream: TokenStream, documents: Sequence[IntArray], what: str) -> N
 
 
 def _check_cut(folder: Path, stream: Callable[[], Stream]) -> None:
-    """Cut the largest file, which has the tokens, and expect an error."""
     largest = max(folder.rglob("*"), key=lambda path: path.stat().st_size)
     largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
     try:

@@ -7,13 +7,9 @@
                b0 b1
     law        equal logits, token by token
 
-The tolerance depends on the model. To measure a real change, the tokens before a segment's last one
-are replaced, and the change of its logits is recorded. If rounding hides that change, or no row has
-two segments, the check is inconclusive and raises instead of passing.
-
-Some leaks are weaker, such as those of short convolutions at their initial weights. So every second
-segment is replaced, then the others: without a leak, the segments that stay keep their logits. If
-logits differ, the segment that moves them is the one that leaked.
+To know what a real change is, the tokens before a segment's last one are replaced. Weak leaks, such
+as those of short convolutions at their initial weights, show if every second segment is replaced,
+then the others.
 
 Cost: three forward passes of the batch, one for each of its segments, and one for each of the
 4 longest; after a failure, one of the batch for each segment.
@@ -153,7 +149,6 @@ def _check_logits(
 
 
 def _check_edges(batch: dict[str, Any]) -> None:
-    """Refuse a batch in which nothing could leak: one segment per row, or only single tokens."""
     rows, lengths = batch["segments"][:, 0], batch["segments"][:, 5]
     most = int(rows.bincount().max()) if len(rows) else 0
     if most < 2:
@@ -204,7 +199,6 @@ def _compare(
 def _moved_by_others(
     logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor
 ) -> list[float]:
-    """Return how much each segment's logits change when its neighbors are replaced."""
     tokens = _tokens_of_segments(batch)
     moved = [0.0] * len(tokens)
     for first in (0, 1):
@@ -302,7 +296,6 @@ def _name(batch: dict[str, Any], number: int) -> str:
 def _why(
     logits_of: LogitsOf, batch: dict[str, Any], packed: torch.Tensor, number: int, tolerance: float
 ) -> str:
-    """Return why a segment's logits differ from those it has alone, or change with others."""
     if bool(packed.isnan().any()):
         return "the model's logits are NaN"
     if _difference(packed, logits_of(batch)) > tolerance:
@@ -334,7 +327,6 @@ def _why(
 
 
 def _with_other_tokens(batch: dict[str, Any], inside: torch.Tensor) -> dict[str, Any]:
-    """Return the batch with each of these tokens replaced by a different token of the batch."""
     known = batch["tokens"].unique()  # sorted
     if len(known) == 1:
         known = torch.cat([known, known ^ 1])

@@ -106,7 +106,6 @@ def assert_exactly_once(
 
 
 def _check_pieces(own: Int64Array, stream: int) -> None:
-    """Check that the pieces of each sample join, given as pass, sample, start, length in order."""
     is_same = (own[1:, :2] == own[:-1, :2]).all(1)
     joins = np.where(is_same, own[1:, 2] == own[:-1, 2] + own[:-1, 3], own[1:, 2] == 0)
     joins = np.append(own[:1, 2] == 0, joins)
@@ -119,7 +118,6 @@ def _check_pieces(own: Int64Array, stream: int) -> None:
 
 
 def _check_whole(own: Int64Array, lengths: Int64Array, wanted: int, stream: int) -> None:
-    """Check that the pieces reach the end of their samples, and how many samples there are."""
     is_last = np.append((own[1:, :2] != own[:-1, :2]).any(1), True)[: len(own)]
     samples, ends = own[is_last, 1], (own[:, 2] + own[:, 3])[is_last]
     is_cut = ends != lengths[samples]

@@ -164,7 +164,6 @@ def to_llama_factory(
 
 
 def _inputs(batch: Batch, *, shift_labels: bool = False) -> dict[str, Any]:
-    """Return the inputs of all formats here; with `shift_labels`, also the shifted labels."""
     inputs = {
         "input_ids": batch["tokens"],
         "labels": unshifted_labels(batch),
@@ -174,5 +173,4 @@ def _inputs(batch: Batch, *, shift_labels: bool = False) -> dict[str, Any]:
 
 
 def _other_fields(batch: Batch) -> dict[str, Any]:
-    """Return epoch, position, and all fields that are not streampack's own."""
     return {key: value for key, value in batch.items() if key in CARRIED or key not in NATIVE}
