@@ -116,11 +116,8 @@ class StreamMetadata:
         if split is not None and (folder / INDEX_FILE).exists():
             return f"omit split={split!r}, as {folder} has an index.json; or "
         splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX_FILE}"))
-        if not splits:
-            return ""
         options = " or ".join(f"split={name!r}" for name in splits[:NAMED_SPLITS])
-        more = ", ..." if splits[NAMED_SPLITS:] else ""
-        return f"set {options}{more}, whose folders hold one; or "
+        return f"set {options}, whose folders hold one; or " if splits else ""
 
     def _current(self) -> _Version:
         """Return the remote's version where that is free or `check_remote` asks, else the last."""

@@ -57,16 +57,16 @@ class DriverStore:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         scheme = url.partition("://")[0]
-        options, check = _OPTIONS.get(scheme, (lambda _: {}, lambda _: None))
+        options = _OPTIONS[scheme](timeout_s) if scheme in _OPTIONS else {}
         try:
             # An instance of fsspec's cache may be the parent's, which is not usable after a fork.
             core: Any = import_module("fsspec.core")
-            self._files, _ = core.url_to_fs(
-                _known(url), skip_instance_cache=True, **options(timeout_s)
-            )
+            self._files, _ = core.url_to_fs(_known(url), skip_instance_cache=True, **options)
         except ValueError as error:
             raise NoStoreError(f"{url}: {error}") from error
-        check(self._files)
+        # Azure's clients take a missing token for a failed request, and retry for over a minute.
+        if (credential := getattr(self._files, "sync_credential", None)) is not None:
+            credential.get_token(AZURE_SCOPE)
         self._scheme = scheme
         self.has_served = False
 
@@ -205,21 +205,13 @@ def _azure_options(_: float) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _check_azure(files: Any) -> None:
-    # Azure's clients take a missing token for a failed request, and retry for over a minute.
-    credential = getattr(files, "sync_credential", None)
-    if credential is not None:
-        credential.get_token(AZURE_SCOPE)
-
-
 def _sftp_options(timeout_s: float) -> dict[str, Any]:
     key = os.environ.get("COMPOSER_SFTP_KEY_FILE")
     return {"timeout": timeout_s, **({"key_filename": key} if key else {})}
 
 
-_OPTIONS: dict[str, tuple[Callable[[float], dict[str, Any]], Callable[[Any], None]]] = {
-    **dict.fromkeys(("http", "https"), (_http_options, lambda _: None)),
-    **dict.fromkeys(("az", "abfs", "abfss", "azure"), (_azure_options, _check_azure)),
-    **dict.fromkeys(("sftp", "ssh"), (_sftp_options, lambda _: None)),
+_OPTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
+    **dict.fromkeys(("http", "https"), _http_options),
+    **dict.fromkeys(("az", "abfs", "abfss", "azure"), _azure_options),
+    **dict.fromkeys(("sftp", "ssh"), _sftp_options),
 }
-"""The options of drivers by scheme, and a check once their file system is made."""
