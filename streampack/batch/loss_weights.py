@@ -1,16 +1,8 @@
-"""Loss weights that make the average independent of packing.
-
-A pack of two samples, one with 3 targets and one with 1, and the weight of each target::
-
-    labels      a1   a2   a3 -100 | b1 -100 | -100
-    tokens       1    1    1    0 |  1    0 |    0      equal weight for every token
-    samples    1/3  1/3  1/3    0 |  1    0 |    0      for every sample, as in a batch of one
-    packs      1/4  1/4  1/4    0 |1/4    0 |    0      for every pack: rarely intended
-
-A `Stream(loss_weight=...)` is one more factor of its targets, and changes no divisor.
+"""Loss weights that make the average independent of packing; docs/loss.md has an example.
 
 The loss is ``sum(weight * loss of token) / units``, where units are the tokens, samples or packs
-with a target in the *global* batch: all micro-batches of an optimizer step, on all ranks.
+with a target in the *global* batch: all micro-batches of an optimizer step, on all ranks. A
+`Stream(loss_weight=...)` is one more factor of its targets, and changes no divisor.
 
 Cost: two passes over the labels.
 """

@@ -22,9 +22,8 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -220,14 +219,15 @@ class ShardPrefetcher:
     def _work_on(self) -> None:
         try:
             while (work := self._next()) is not None:
-                work()
+                self._fetch(*work)
         except BaseException as failure:  # raised by the next request for a batch
             with self._lock:
                 self._failure = self._failure or failure
                 self._is_closed = True
                 self._changed.notify_all()
 
-    def _next(self) -> Callable[[], None] | None:
+    def _next(self) -> tuple[ShardKey, bool] | None:
+        """Return a shard to fetch, and whether a reader waits for it; None at the end."""
         with self._lock:
             while not self._is_closed and not self._abandoned:
                 for keys in (self._urgent, self._ahead):
@@ -235,11 +235,11 @@ class ShardPrefetcher:
                         key = keys.popleft()
                         if key not in self._here and key not in self._busy:
                             self._busy.add(key)
-                            return partial(self._fetch, key, is_waiting=keys is self._urgent)
+                            return key, keys is self._urgent
                 self._changed.wait(POLL_S)
             return None
 
-    def _fetch(self, key: ShardKey, *, is_waiting: bool) -> None:
+    def _fetch(self, key: ShardKey, is_waiting: bool) -> None:
         number, shard = key
         stream = self._streams[number]
         is_new = not stream.is_here(shard)

@@ -28,7 +28,7 @@ from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
-from streampack.storage.materialize import Downloader, ShardMaterializer
+from streampack.storage.materialize import Downloader, ShardMaterializer, lock_s
 from streampack.storage.metadata import StreamMetadata
 from streampack.storage.names import PACKED, shard_name
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
@@ -315,9 +315,11 @@ class ShardCache:
         path = Path(damaged.path)
         if (path, True) not in self._paths_of(shard):
             return False
-        with as_data_error(path, is_retried=False):
-            paths = self._cached_paths(shard, path.parent)
-            self._materializer.remove_damaged(*paths, damaged.state)
+        locks = FileLocks(path.parent, self._disk)
+        with as_data_error(path, is_retried=False), locks.hold(path.name, lock_s(self.location)):
+            if self._disk.state(path) == damaged.state:
+                for each in self._cached_paths(shard, path.parent):
+                    self._disk.remove(each)
         return True
 
     def mark_planned(self, shards: Iterable[Shard]) -> None:

@@ -23,7 +23,7 @@ from streampack.mds.index import Shard
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.eviction import CacheLimit
-from streampack.storage.filesystem import FileState, LocalFilesystem
+from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
@@ -72,12 +72,6 @@ class ShardMaterializer:
             errors = as_data_error(raw, num_bytes + shard.raw.num_bytes)
             with errors if self.location.remote is not None else nullcontext():
                 return self._make(shard, raw, packed, locks)
-
-    def remove_damaged(self, raw: Path, packed: Path, damaged: FileState) -> None:
-        with FileLocks(raw.parent, self.disk).hold(raw.name, lock_s(self.location)):
-            if self.disk.state(raw) == damaged:
-                self.disk.remove(packed)
-                self.disk.remove(raw)
 
     def _make(self, shard: Shard, raw: Path, packed: Path, locks: FileLocks) -> bool:
         incoming = {raw: shard.raw.num_bytes}

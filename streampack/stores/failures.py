@@ -110,22 +110,6 @@ def classify(error: BaseException, target: str) -> FailureKind:
     return FailureKind.UNKNOWN if is_builtin and not is_network else FailureKind.TRANSIENT
 
 
-def way_out_of(error: BaseException, kind: FailureKind, scheme: str, package: str | None) -> str:
-    """Return what to do about a failure; empty if that depends on what was done.
-
-    `package` is what pip installs for the scheme of the URL, if it is known.
-    """
-    if "NoSuchBucket" in codes_of(error):
-        return "the store has no such bucket: check its name, and S3_ENDPOINT_URL"
-    if kind is not FailureKind.BROKEN:
-        return WAYS_OUT.get(kind, "")
-    if any(isinstance(cause, ImportError) for cause in causes_of(error)):
-        return f"install the driver of this store{f': pip install {package}' if package else ''}"
-    if any(isinstance(cause, NoRangesError) for cause in causes_of(error)):
-        return "copy the file to this machine, or to a server that sends ranges"
-    return f"nothing reads {scheme}: URLs; install an fsspec driver for it, or copy the files"
-
-
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status that an error or one of its causes carries, if any."""
     statuses = map(_status_of, causes_of(error))

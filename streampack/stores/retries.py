@@ -22,12 +22,15 @@ from typing import Any, TypeVar
 from streampack.errors import DataError, StreampackError
 from streampack.stores.drivers import PACKAGES
 from streampack.stores.failures import (
+    WAYS_OUT,
     DamagedError,
     FailureKind,
+    NoRangesError,
+    causes_of,
     classify,
+    codes_of,
     error_text,
     status_of,
-    way_out_of,
 )
 from streampack.stores.objects import StoredObject
 from streampack.stores.store import TIMEOUT_S, Store, open_store, renew_store
@@ -111,8 +114,7 @@ class Retries:
         kind = classify(error, self._target)
         if kind is FailureKind.DENIED and self._store and not self._store.has_credentials:
             kind = FailureKind.NO_CREDENTIALS
-        scheme = self._url.partition(":")[0]
-        way_out = way_out_of(error, kind, scheme, PACKAGES.get(scheme)) or way_out
+        way_out = self._way_out(error, kind) or way_out
         attempts = f"{self.num_attempts} attempt{'s' if self.num_attempts > 1 else ''}"
         causes = "; ".join(self._causes.values()) or error_text(error)
         return DataError(
@@ -123,6 +125,19 @@ class Retries:
             elapsed_s=self.elapsed_s,
             **facts,
         )
+
+    def _way_out(self, error: Exception, kind: FailureKind) -> str:
+        if "NoSuchBucket" in codes_of(error):
+            return "the store has no such bucket: check its name, and S3_ENDPOINT_URL"
+        if kind is not FailureKind.BROKEN:
+            return WAYS_OUT.get(kind, "")
+        scheme, causes = self._url.partition(":")[0], list(causes_of(error))
+        if any(isinstance(cause, ImportError) for cause in causes):
+            package = f": pip install {PACKAGES[scheme]}" if scheme in PACKAGES else ""
+            return f"install the driver of this store{package}"
+        if any(isinstance(cause, NoRangesError) for cause in causes):
+            return "copy the file to this machine, or to a server that sends ranges"
+        return f"nothing reads {scheme}: URLs; install an fsspec driver for it, or copy the files"
 
     def _is_worth_another(self, error: Exception) -> bool:
         if isinstance(error, DamagedError):

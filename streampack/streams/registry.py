@@ -25,7 +25,6 @@ from streampack.storage.location import is_mosaicml_stream, mosaicml
 from streampack.streams import Stream
 
 ENTRY_POINTS = "streampack.streams"
-DATASETS = {"Stream": "PackedStreamingDataset", "IterableStream": "PackedIterableDataset"}
 
 
 _registered: dict[str, Callable[..., Any]] = {"streampack": Stream}
@@ -168,18 +167,9 @@ def _is_a(value: object, stream_type: type) -> bool:
 
 
 def _way_out(value: object, stream_type: type) -> str:
-    kind, others = stream_type.__name__, {base.__name__ for base in type(value).__mro__}
-    others = DATASETS.keys() & others - {kind}
-    if isinstance(value, str) and kind == "Stream":
+    kind = stream_type.__name__
+    if kind == "Stream" and isinstance(value, str):
         return "pass a path as remote= or local=, or [Stream(local=...)]"
-    if isinstance(value, str):
-        return (
-            "IterableStream takes samples; for a path, PackedStreamingDataset takes remote= or "
-            "local="
-        )
-    if others:
-        taker = DATASETS[others.pop()]
-        return f"{taker} takes it, {DATASETS.get(kind)} takes {kind} objects"
     if kind == "Stream" and not _is_a(value, stream_type) and hasattr(type(value), "__iter__"):
         return (
             "Stream reads MDS shards; PackedIterableDataset([IterableStream(...)]) packs anything "

@@ -39,6 +39,9 @@ LEAST_SHARE = 1e-3  # fraction of a real change that counts as a difference from
 LEAST_LEAK = 1e-5  # the same between passes of one shape, which differ by far less if none leaks
 LEAST_CONTRAST = 4.0  # least ratio of a real change to the tolerance for a meaningful check
 
+DIFFERS = "differ by {:.3g} from those of the same tokens alone"
+MOVES = "change by {:.3g} if tokens of other segments are replaced"
+
 
 class InconclusiveError(ConfigError):
     """A leak could not have shown: in this batch, or in the logits of this model."""
@@ -121,23 +124,19 @@ def _check_logits(
     is_conclusive = change > LEAST_CONTRAST * tolerance
     # In an inconclusive check, a difference far beyond rounding is still a failure.
     limit = tolerance if is_conclusive else LEAST_CONTRAST * tolerance
-    for number, difference in enumerate(differences):
-        # Negated, so that a NaN fails too.
-        if not difference <= limit:
-            why = _why(logits_of, batch, packed, number, tolerance)
-            raise LeakError(
-                f"{_name(batch, number)} have logits that differ by {difference:.3g} from "
-                f"those of the same tokens alone, more than atol={tolerance:.3g}; {why}"
-            )
     # TF32 rounds so much more that experts could be accused.
     is_exact = torch.get_float32_matmul_precision() == "highest"
-    limit = max(rounding, (LEAST_LEAK if is_exact else LEAST_SHARE) * change)
-    for number, moved in enumerate(_moved_by_others(logits_of, batch, packed)):
-        if not moved <= limit:
-            why = _why(logits_of, batch, packed, number, limit)
+    least = max(rounding, (LEAST_LEAK if is_exact else LEAST_SHARE) * change)
+    found = [(value, limit, tolerance, DIFFERS) for value in differences]
+    found += [(value, least, least, MOVES) for value in _moved_by_others(logits_of, batch, packed)]
+    for number, (value, most, atol, what) in enumerate(found):
+        # Negated, so that a NaN fails too.
+        if not value <= most:
+            number %= len(differences)
+            why = _why(logits_of, batch, packed, number, atol)
             raise LeakError(
-                f"{_name(batch, number)} have logits that change by {moved:.3g} if tokens of "
-                f"other segments are replaced, more than atol={limit:.3g}; {why}"
+                f"{_name(batch, number)} have logits that {what.format(value)}, more than "
+                f"atol={atol:.3g}; {why}"
             )
     if not is_conclusive:
         raise InconclusiveError(

@@ -1,14 +1,7 @@
 """Formats for transformers, and for trainers built on it.
 
-A row of 5 with two segments and a padding token, as `to_hf` returns it::
-
-    input_ids       a0   a1 | b0   b1 |  0
-    labels        -100   a1 |-100  b1 |-100     unshifted; transformers shifts them
-    position_ids     0    1 |  0    1 |  0      transformers finds the edges here
-    use_cache     False                         with a cache, it skips the search and leaks
-
-It has no attention_mask. One of all ones, or one that numbers documents, disables the search for
-edges in eager, SDPA and FlexAttention.
+`to_hf` returns no attention_mask: one of all ones, or one that numbers documents, disables the
+search for edges in eager, SDPA and FlexAttention. So does a cache, hence use_cache=False.
 
 Cost: one pass for the labels; B * S * S floats for a dense mask.
 """

@@ -1,15 +1,4 @@
-"""Formats for Megatron-LM, OLMo-core and llm-foundry.
-
-A row of 5 with two segments of 2 tokens each and a padding token::
-
-    megatron      cu_seqlens     0 2 4 5 5 5    S + 1 values, filled with S
-                  loss_mask      1 0 1 0 0
-    olmo_core     doc_lens       2 2 1          rows filled with 0
-                  label_mask     . x . x .      which tokens are targets
-    llm_foundry   sequence_id    0 0 1 1 -1
-
-In all three, padding at a row's end is a separate document.
-"""
+"""Formats for Megatron-LM, OLMo-core and llm-foundry. Padding at a row's end is a document."""
 
 from __future__ import annotations
 

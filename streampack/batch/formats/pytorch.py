@@ -1,13 +1,5 @@
 """Formats for torchtune and torchtitan.
 
-A row of 5 with two segments and a padding token::
-
-                torchtune                        torchtitan
-    tokens      a0   a1 | b0   b1 |  0           input       a0   a1 | b0   b1 |  0
-    labels    -100   a1 |-100  b1 |-100          labels      a1 -100 | b1 -100 |-100
-    input_pos    0    1 |  0    1 |  0           positions    0    1 |  0    1 |  0
-    mask      (B, S, S)                          (the trainer makes its mask from positions)
-
 Both pass the batch to the model, so neither carries epoch and position. Save the state of a run
 with ``loader.state_dict()`` of a `PackedDataLoader`.
 """

@@ -1,18 +1,8 @@
 """Batch formats: a native batch with the names, shapes and conventions of a trainer.
 
-::
-
-    native --+-- hf, hf_flash            transformers: edges from position_ids or cu_seq_lens
-             +-- torchtune               model(**batch) with a mask
-             +-- torchtitan(_flat)       (inputs, labels), edges from positions
-             +-- megatron                thd: cu_seqlens of constant shape, loss_mask
-             +-- olmo_core               doc_lens, label_mask
-             +-- llm_foundry             sequence_id
-             +-- llama_factory           an attention_mask that numbers the documents
-             '-- compact                 int32 or uint16 tokens and edges, for `expand` on a GPU
-
 Labels in the wrong convention silently train a model to predict the token after next. So each
-function states which one it returns. All are pure functions of the native batch.
+function states which one it returns. All are pure functions of the native batch; docs/formats.md
+compares them.
 """
 
 from __future__ import annotations
