@@ -22,7 +22,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -135,8 +135,8 @@ class ShardPrefetcher:
         if needs is None:
             return
         ahead = [(s, shard) for s, shard in needs.ahead.tolist() if self._fetches[s]]
-        for s, shard in ahead:
-            self._streams[s].mark_planned([shard])
+        for number, shards in _by_stream(ahead):
+            self._streams[number].mark_planned(shards)
         with self._lock:
             self._needed = set(ahead)
             # A waiting reader has not yet seen its shard.
@@ -151,9 +151,9 @@ class ShardPrefetcher:
 
     def finish(self, finished: Int64Array) -> None:
         """Mark shards as read: rows (stream, shard), shape (n, 2)."""
-        for s, shard in finished.tolist():
-            if self._fetches[s]:
-                self._streams[s].mark_finished([shard])
+        for number, shards in _by_stream(finished.tolist()):
+            if self._fetches[number]:
+                self._streams[number].mark_finished(shards)
 
     def wait_for(self, shards: Iterable[ShardKey]) -> None:
         """Wait until shards, given as (stream, shard), are local.
@@ -285,6 +285,14 @@ class ShardPrefetcher:
                     "iteration again, in the process that consumes it"
                 )
             self._changed.wait(POLL_S)
+
+
+def _by_stream(shards: list[Any]) -> Iterator[tuple[int, Int64Array]]:
+    by_stream: dict[int, list[int]] = {}
+    for number, shard in shards:
+        by_stream.setdefault(number, []).append(shard)
+    for number, own in by_stream.items():
+        yield number, np.array(own, np.int64)
 
 
 def _own_first(shards: list[ShardKey], limits: FetchLimits) -> list[ShardKey]:

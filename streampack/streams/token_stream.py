@@ -17,7 +17,6 @@ a fork; shard_pool.py limits them and says their cost.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -255,14 +254,14 @@ class TokenStream:
             return None
         return info.stored.num_bytes if self.cache.fetch(info) else 0
 
-    def mark_planned(self, shards: Sequence[int]) -> None:
+    def mark_planned(self, shards: Int64Array) -> None:
         """Record that shards will be read soon."""
         infos = self.shards.index.shards
         if infos and self.cache.is_limited:
-            self.cache.mark_planned(infos[shard] for shard in shards)
+            self.cache.mark_planned(infos[shard] for shard in shards.tolist())
 
-    def mark_finished(self, shards: Sequence[int]) -> None:
+    def mark_finished(self, shards: Int64Array) -> None:
         """Record that shards may be evicted first."""
         infos = self.shards.index.shards
         if infos and self.cache.is_limited:
-            self.cache.mark_finished(infos[shard] for shard in shards)
+            self.cache.mark_finished(infos[shard] for shard in shards.tolist())
