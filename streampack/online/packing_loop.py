@@ -179,10 +179,12 @@ class OnlinePacker:
         for stream, address in sorted(self._store.last.items()):
             if self._samplers[stream].is_near(int(address[PASS]), int(address[SAMPLE])):
                 last.append(address)
-        kept = np.array([*held, *last]).reshape(-1, held.shape[1])
+        kept = held[:0]
+        if self._replays:
+            kept = np.concatenate([held, np.array(last, np.int64).reshape(-1, held.shape[1])])
         mixing, sources = self._mixer.state_dict(), []
         for number, sampler in enumerate(self._samplers):
-            own = kept[kept[:, STREAM] == number] if self._replays else kept[:0]
+            own = kept[kept[:, STREAM] == number]
             sources.append(sampler.state_dict(own[:, PASS : SAMPLE + 1].tolist()))
         return {
             "epoch": self._epoch,

@@ -259,7 +259,7 @@ def _encode(
     own_labels, mask = targets
     num = len(own)
     lead = 1 if ids[0] != NO_ID and own[0] != ids[0] else 0
-    tokens[:lead] = ids[0]
+    tokens[0] = ids[0] if lead else tokens[0]
     if not is_in_place:
         _copy(own, tokens[lead : lead + num])
     smallest, largest = _range(own)
