@@ -288,7 +288,7 @@ def test_a_stream_without_a_share_changes_no_pack_of_a_small_stream():
         window=0,
         is_limited=False,
     )
-    keeps = {"is_small": False, "keeps_snapshots": False, "keeps_walk": False}
+    keeps = {"is_small": False, "keeps_snapshots": False}
     history.run_until_killed(num_devices=1, num_batches=8, **keeps)
     history.amend(own={"web": 1})
     history.teardown()
