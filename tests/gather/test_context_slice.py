@@ -100,17 +100,6 @@ def test_pieces_are_the_slots_that_trainers_give_the_rank(case):
     assert [slot for begin, end in chunks.tolist() for slot in range(begin, end)] == wanted
 
 
-@given(case=planned())
-def test_segments_to_read_are_the_tokens_of_the_pieces(case):
-    context, packs, sizes = case
-    read, at = pieces_of(context, packs, sizes).to_read(packs)
-
-    rows = pieces_of(context, packs, sizes).rows
-    assert read.segments[:, LENGTH].tolist() == [n for n in rows[:, 2].tolist() if n > 0]
-    assert len(read.ends) == context.framed(shape_of(context, sizes))[0]
-    assert len(at) == len(read.segments) == (read.ends[-1] if len(read.ends) else 0)
-
-
 def write(folder: Path, samples: list[list[int]]) -> Any:
     with MDSWriter(out=str(folder), columns={"tokens": "ndarray:int32"}) as writer:
         for tokens in samples:

@@ -382,32 +382,42 @@ def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(
     assert detect_shift(streams[0]) is is_shifted
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint32"])
-def test_a_token_id_that_does_not_fit_in_int32_is_refused_by_name(tmp_path: Path, dtype) -> None:
-    samples = [{"tokens": np.array([5, 6, 7], dtype)}, {"tokens": np.array([5, 2**31, 7], dtype)}]
-    write_stream(tmp_path / "s", samples, {"tokens": f"ndarray:{dtype}"})
-    stream = open_stream(Stream(local=str(tmp_path / "s")), 0)
-    gatherer = Gatherer([stream], Packing(max_seq_len=4))
-    assert gatherer.gather(packs_of([[0, 0, 0, 0, 3, 3]]), 1).tokens.tolist() == [[5, 6, 7, 0]]
-    with pytest.raises(DataError, match=r"sample 1: .*outside int32"):
-        gatherer.gather(packs_of([[0, 0, 1, 0, 3, 3]]), 1)
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize(
+    ("column", "dtype", "value", "message"),
+    [
+        *(
+            ("tokens", f"int{bits}", -1, "one of its token ids is negative")
+            for bits in (8, 16, 32, 64)
+        ),
+        *(("tokens", dtype, 2**31, "outside int32") for dtype in ("int64", "uint32")),
+        *(
+            ("mask", dtype, value, "its loss mask .* belong in labels=")
+            for dtype, value in [
+                *(("uint8", 2), ("int8", -1), ("int16", 256)),
+                *(("int32", -100), ("uint32", 2**16), ("int64", 2**32)),
+            ]
+        ),
+    ],
+)
 @pytest.mark.parametrize("at", [0, 40, 99])
-def test_a_negative_token_id_is_refused_by_name(tmp_path: Path, dtype: str, at: int) -> None:
-    tokens = np.arange(100, dtype=dtype)
-    bad = tokens.copy()
-    bad[at] = -1  # as an id over the type's largest becomes
-    write_stream(
-        tmp_path / "s", [{"tokens": tokens}, {"tokens": bad}], {"tokens": f"ndarray:{dtype}"}
-    )
-    gatherer = Gatherer(
-        [open_stream(Stream(local=str(tmp_path / "s")), 0)], Packing(max_seq_len=100)
-    )
-    assert gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1).tokens.tolist() == [[*range(100)]]
-    with pytest.raises(DataError, match=r"sample 1: one of its token ids is negative"):
+def test_a_value_that_cannot_be_is_refused_with_its_sample(
+    tmp_path: Path, column: str, dtype: str, value: int, message: str, at: int
+) -> None:
+    values = np.ones((2, 100), dtype)
+    first = 1 if column == "mask" else 0  # the first token is no label, so its mask is not read
+    values[1, max(at, first)] = value
+    rows = [
+        {"tokens": np.arange(100, dtype="int32"), "mask": np.ones(100, "int32"), column: each}
+        for each in values
+    ]
+    encodings = {name: f"ndarray:{rows[0][name].dtype}" for name in rows[0]}
+    write_stream(tmp_path / "s", rows, encodings)
+    loss_mask = "mask" if column == "mask" else None
+    stream = open_stream(Stream(local=str(tmp_path / "s"), loss_mask=loss_mask), 0)
+    gatherer = Gatherer([stream], Packing(max_seq_len=100))
+    gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1)
+    with pytest.raises(DataError, match=rf"sample 1: .*{message}"):
         gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 
@@ -423,32 +433,6 @@ def test_an_error_names_the_shard_that_holds_the_sample(tmp_path: Path) -> None:
     file = tmp_path / "s" / f"shard.0000{shard}.mds"
     assert f"; {file} is damaged" in str(caught.value)
     assert (caught.value.uri, caught.value.shard) == (str(file), file.name)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [
-        ("uint8", 2),
-        ("int8", -1),
-        ("int16", 256),
-        ("int32", -100),
-        ("uint32", 2**16),
-        ("int64", 2**32),
-    ],
-)
-def test_a_loss_mask_of_other_values_than_0_and_1_is_refused_by_name(
-    tmp_path: Path, dtype: str, value: int
-) -> None:
-    masks = np.ones((2, 100), dtype)
-    masks[1, 37] = value
-    samples = [{"tokens": np.arange(100, dtype=np.int32), "mask": mask} for mask in masks]
-    columns = {"tokens": "ndarray:int32", "mask": f"ndarray:{dtype}"}
-    write_stream(tmp_path / "s", samples, columns)
-    stream = open_stream(Stream(local=str(tmp_path / "s"), loss_mask="mask", name="chat"), 0)
-    gatherer = Gatherer([stream], Packing(max_seq_len=100))
-    gatherer.gather(packs_of([[0, 0, 0, 0, 100, 100]]), 1)
-    with pytest.raises(DataError, match=r"'chat', sample 1: its loss mask .* belong in labels="):
-        gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 
 @pytest.mark.thorough

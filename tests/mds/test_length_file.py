@@ -107,13 +107,3 @@ def test_lengths_that_are_not_the_shards_are_refused_when_it_is_opened(stream):
     opened = open_stream(Stream(local=str(path)), 0)
     with pytest.raises(DataError, match=f"sample 0: 1 tokens, but .*lengths.bin says {LENGTHS[1]}"):
         opened.open_shard(0)
-
-
-def test_length_file_of_another_column_is_as_good_as_none(tmp_path):
-    values = {"other": [np.ones(2, np.int32)] * 3}
-    path, _ = builders.write_stream_files(
-        tmp_path / "s", [3, 4, 5], columns={"other": "ndarray:int32"}, values=values
-    )
-    opened = open_stream(Stream(local=str(path), tokens="other"), 0)
-    assert not opened.has_length_file
-    assert opened.shard_lengths(0).tolist() == [2, 2, 2]

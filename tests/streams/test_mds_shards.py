@@ -97,40 +97,6 @@ def test_input_ids_are_found_where_no_column_is_named(tmp_path):
         open_stream(Stream(local=str(path), tokens="ids"), 0)
 
 
-def test_bytes_need_a_stated_dtype(tmp_path):
-    path, samples = builders.write_stream_files(
-        tmp_path / "web", LENGTHS, encoding="bytes", dtype="uint16"
-    )
-    with pytest.raises(
-        DataError, match=r"column 'tokens' is stored as 'bytes', .* set tokens_dtype="
-    ):
-        open_stream(Stream(local=str(path)), 0)
-    shard = open_stream(Stream(local=str(path), tokens_dtype="uint16"), 0).open_shard(0)
-    np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
-
-
-def test_labels_and_masks_have_places_of_their_own(tmp_path):
-    masks = [np.arange(n, dtype=np.uint8) % 2 for n in LENGTHS]
-    labels = [np.where(mask, np.arange(len(mask)), -100) for mask in masks]
-    path, _ = builders.write_stream_files(
-        tmp_path / "s",
-        LENGTHS,
-        extra_columns=True,
-        columns={"mask": "ndarray:uint8", "labels": "ndarray:int64"},
-        values={"mask": masks, "labels": labels},
-    )
-    opened = open_stream(
-        Stream(local=str(path), labels="labels", labels_shifted=False, loss_mask="mask"), 0
-    )
-    assert opened.columns.labels_shifted is False
-    for shard_number in range(opened.num_shards):
-        shard = opened.open_shard(shard_number)
-        for i in range(len(shard.tokens.counts)):
-            sample = int(opened.first_sample[shard_number]) + i
-            np.testing.assert_array_equal(shard.labels.read(shard.data, i), labels[sample])
-            np.testing.assert_array_equal(shard.loss_mask.read(shard.data, i), masks[sample])
-
-
 @pytest.mark.parametrize("option", ["labels", "loss_mask"])
 def test_a_column_not_as_long_as_the_tokens_is_refused(tmp_path, option):
     values = [np.ones(n + (i == 25), np.int32) for i, n in enumerate(LENGTHS)]

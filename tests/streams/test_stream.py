@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
-from unittest.mock import ANY
 
 import streaming
 from streaming import StreamingDataset
 
-from streampack.storage.filesystem import private_root
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
 
@@ -26,19 +23,6 @@ def test_an_unset_argument_is_what_mosaicmls_dataset_would_make_it(tmp_path):
     stream = StreamLocation.of(Stream(local=str(tmp_path))).stream
     for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip"):
         assert getattr(stream, name) == theirs[name].default, name
-
-
-def test_an_unset_local_follows_from_the_remote_in_a_folder_of_this_users_alone(tmp_path):
-    remote = str(tmp_path / "r")
-    stream = Stream(remote=remote, split="train")
-    location = StreamLocation.of(stream)
-    assert stream.local is None
-    assert location.folder.is_relative_to(private_root())
-    assert location.temporary_root == private_root()
-    assert StreamLocation.of(Stream(remote=f"file://{remote}", split="train")) == replace(
-        location, stream=ANY
-    )
-    assert StreamLocation.of(Stream(remote=f"{remote}2", split="train")).folder != location.folder
 
 
 def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypatch):
