@@ -355,6 +355,3 @@ def test_real_tokens_are_those_of_the_segments_not_their_padding(rows: list[list
         expected[row, first : first + length] = True
     assert torch.equal(real_tokens(batch), expected)
     assert all(b > a for a, b in pairwise(batch["cu_seqlens"].tolist()))
-
-
-# Bad input.

@@ -168,6 +168,3 @@ def test_ddp_with_accumulation_has_the_gradient_of_the_whole_batch(tmp_path: Pat
             assert found_units == units
             for weight, gradient in zip(model.parameters(), gradients, strict=True):
                 assert torch.allclose(weight.grad, gradient, atol=1e-7)
-
-
-# Bad input.

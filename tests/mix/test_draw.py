@@ -28,13 +28,6 @@ def chunks(quotas: list[int], seed: int = 3) -> list[np.ndarray]:
     return drawn
 
 
-@given(quotas=quotas, seed=st.integers(0, 99))
-def test_an_epoch_draws_each_stream_exactly_as_often_as_its_quota_says(quotas, seed):
-    drawn = np.concatenate([np.zeros(0, np.int64), *chunks(quotas, seed)])
-
-    assert np.bincount(drawn, minlength=len(quotas)).tolist() == quotas
-
-
 @given(quotas=quotas)
 def test_every_chunk_holds_the_cumulative_apportionment_of_the_shares(quotas):
     counts = np.zeros(len(quotas), np.int64)
@@ -68,26 +61,6 @@ def draw_tokens(weights: list[int], lengths: list[list[int]], num_draws: int) ->
         out,
     )
     return out[:made].tolist()
-
-
-@given(
-    weights=st.lists(st.integers(1, 100), min_size=1, max_size=5),
-    lengths=st.lists(st.lists(lengths, min_size=30, max_size=60), min_size=5, max_size=5),
-)
-def test_by_tokens_no_stream_is_ahead_or_behind_by_more_than_one_longest_sample(weights, lengths):
-    lengths = lengths[: len(weights)]
-    longest = max(max(own) for own in lengths)
-    shares = np.array(weights) / sum(weights)
-    got, nexts = np.zeros(len(weights)), [0] * len(weights)
-
-    for stream in draw_tokens(weights, lengths, 400):
-        got[stream] += lengths[stream][nexts[stream]]
-        nexts[stream] += 1
-        error = got - got.sum() * shares
-        assert error.max() <= longest + 1e-3, "ahead"
-        assert error.min() >= -longest - 1e-3, "behind"
-        if nexts[stream] == len(lengths[stream]):
-            break  # a stream has run out
 
 
 def test_by_tokens_a_large_share_waits_for_its_turns_among_many_small_ones():

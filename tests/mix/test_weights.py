@@ -107,53 +107,38 @@ def mosaic_amounts(asked: list[dict], num_samples: list[int], epoch_size: int | 
     return amounts
 
 
+PROPORTIONS = st.lists(st.just(0.0) | st.floats(1e-3, 1e3), min_size=8, max_size=8).map(
+    lambda weights: [{"proportion": each} for each in [weights[0] or 0.7, *weights[1:]]]
+)
+ABSOLUTE = st.lists(
+    st.one_of(
+        st.just({}),
+        st.floats(1e-3, 50).map(lambda x: {"repeat": x}),
+        st.integers(1, 10**7).map(lambda x: {"choose": x}),
+    ),
+    min_size=8,
+    max_size=8,
+)
+
+
+@example(num_samples=[1], asked=[{"repeat": 0.5}], epoch_size=None, seed=1)
 @given(
     num_samples=sizes,
-    weights=st.lists(st.just(0.0) | st.floats(1e-3, 1e3), min_size=8, max_size=8),
+    asked=PROPORTIONS | ABSOLUTE | st.just([{}] * 8),
     epoch_size=st.none() | st.integers(1, 10**8),
     seed=st.integers(0, 2**31),
 )
-def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_proportions(
-    num_samples, weights, epoch_size, seed
-):
-    asked = [{"proportion": weight} for weight in weights[: len(num_samples)]]
-    asked[0] = {"proportion": weights[0] or 0.7}
-
-    ours = resolve(asked, num_samples, epoch_size=epoch_size, arithmetic="mosaicml", seed=seed)
-    assert ours == mosaic_amounts(asked, num_samples, epoch_size, seed)
-
-
-@given(num_samples=sizes, epoch_size=st.integers(1, 10**8), seed=st.integers(0, 2**31))
-def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_an_epoch_size_alone(
-    num_samples, epoch_size, seed
-):
-    asked: list[dict] = [{} for _ in num_samples]
-
-    ours = resolve(asked, num_samples, epoch_size=epoch_size, arithmetic="mosaicml", seed=seed)
-    assert ours == mosaic_amounts(asked, num_samples, epoch_size, seed)
-
-
-@example(num_samples=[1], kinds=[{"repeat": 0.5}])
-@given(
-    num_samples=sizes,
-    kinds=st.lists(
-        st.one_of(
-            st.just({}),
-            st.floats(1e-3, 50).map(lambda x: {"repeat": x}),
-            st.integers(1, 10**7).map(lambda x: {"choose": x}),
-        ),
-        min_size=8,
-        max_size=8,
-    ),
-)
-def test_mosaicml_arithmetic_is_theirs_bit_for_bit_for_repeat_and_choose(num_samples, kinds):
-    asked = kinds[: len(num_samples)]
+def test_mosaicml_arithmetic_is_theirs_bit_for_bit(num_samples, asked, epoch_size, seed):
+    asked = asked[: len(num_samples)]
+    if any({"repeat", "choose"} & set(each) for each in asked):
+        epoch_size = None
     with np.errstate(invalid="ignore"):  # their code divides by the number of chosen samples
-        if not any(mosaic_amounts(asked, num_samples, None, 1)):
-            return  # nothing chosen; for us this is an error, see below
+        theirs = mosaic_amounts(asked, num_samples, epoch_size, seed)
+    if not any(theirs):
+        return  # for us this is an error
 
-    ours = resolve(asked, num_samples, arithmetic="mosaicml")
-    assert ours == mosaic_amounts(asked, num_samples, None, 1)
+    ours = resolve(asked, num_samples, epoch_size=epoch_size, arithmetic="mosaicml", seed=seed)
+    assert ours == theirs
 
 
 KINDS = [
