@@ -7,14 +7,51 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
+from hypothesis import strategies as st
 
-from streampack.chapters import Chapter
+from streampack.chapters import Chapter, Ramp
 from streampack.config import Mixing, Order, Packing
 from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from tests.helpers.planning import Int64Array, plan_stream, world_views
+
+RNG = np.random.default_rng(0)
+SIZES = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
+LENGTHS = {name: RNG.integers(1, most, num) for name, (num, most) in SIZES.items()}
+
+
+@st.composite
+def some_weights(draw, names: Sequence[str] = tuple(SIZES)) -> dict[str, int | Ramp]:
+    used = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
+    return {name: draw(st.integers(1, 5)) for name in used}
+
+
+@st.composite
+def some_chapters(
+    draw, names: Sequence[str] = tuple(SIZES), *, may_be_open: bool = False
+) -> list[Chapter]:
+    """Up to three chapters with different weights, streams, lengths and sizes."""
+    made: list[Chapter] = []
+    num = draw(st.integers(1, 3))
+    for number in range(num):
+        own, steps = draw(some_weights(names)), draw(st.integers(1, 6))
+        if len(own) > 1 and draw(st.booleans()):
+            first, last = list(own)[:2]
+            own |= {first: Ramp(own[first], own[last]), last: Ramp(own[last], own[first])}
+        elif may_be_open and number == num - 1 and draw(st.booleans()):
+            steps = None
+        made.append(
+            Chapter(
+                weights=own,
+                steps=steps,
+                packing=draw(st.sampled_from([None, None, Packing(max_seq_len=128)])),
+                global_batch_size=draw(st.sampled_from([None, None, 8])),
+                batch_size=draw(st.sampled_from([None, None, 1])) if may_be_open else None,
+            )
+        )
+    return made
 
 
 def run_plan(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from streampack import (
     IterableStream,
     Mixing,
     Order,
+    PackedDataLoader,
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
@@ -79,3 +82,10 @@ def chapter_dataset(
         order=Order(**order),
         **defaults | options,
     )
+
+
+def state_after(loader: PackedDataLoader, num_batches: int) -> dict[str, Any]:
+    """Return a loader's state after so many batches, as JSON gives it back."""
+    for _ in islice(loader, num_batches):
+        pass
+    return json.loads(json.dumps(loader.state_dict()))

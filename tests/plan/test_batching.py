@@ -86,38 +86,20 @@ def test_stratified_is_within_one_pack_of_each_share_after_every_global_batch(
 @given(
     weights=WEIGHTS,
     num_lanes=st.sampled_from([1, 2, 3]),
-    run=st.integers(1, 3),
-    unit=st.sampled_from(["samples", "tokens"]),
-)
-def test_per_stream_gives_global_batches_of_one_stream_by_their_shares(
-    weights, num_lanes, run, unit
-):
-    r = make("per_stream", weights, num_lanes, run, num_lanes * run * 2, weight_unit=unit)
-    counts = counts_until_one_runs_out(r, 0.5)
-
-    assert ((counts > 0).sum(axis=1) == 1).all()
-    assert np.abs(drift(counts, r)).max() < r.global_batch_size * (1 + 1e-6)
-
-
-@examples(25)
-@given(
-    weights=WEIGHTS,
-    num_lanes=st.sampled_from([1, 2, 3]),
     run=st.integers(1, 4),
     unit=st.sampled_from(["samples", "tokens"]),
 )
-def test_device_per_stream_gives_device_batches_of_one_stream_by_their_shares(
-    weights, num_lanes, run, unit
-):
-    r = make("device_per_stream", weights, num_lanes, run, run * 6, weight_unit=unit)
+@pytest.mark.parametrize("method", ["per_stream", "device_per_stream"])
+def test_batches_of_one_stream_come_by_their_shares(method, weights, num_lanes, run, unit):
+    size = num_lanes * run * 2 if method == "per_stream" else run * 6
+    r = make(method, weights, num_lanes, run, size, weight_unit=unit)
     counts = counts_until_one_runs_out(r, 0.5)
 
+    part = size if method == "per_stream" else run  # the packs that share a stream
     for packs, all_live in global_batches(r):
-        if all_live:
-            for first in range(0, len(packs), run):
-                streams = {pack[0][STREAM] for pack in packs[first : first + run] if pack}
-                assert len(streams) == 1
-    assert np.abs(drift(counts, r)).max() < run * (1 + 1e-6)
+        for first in range(0, len(packs) * all_live, part):
+            assert len({pack[0][STREAM] for pack in packs[first : first + part] if pack}) == 1
+    assert np.abs(drift(counts, r)).max() < part * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("method", ["stratified", "per_stream", "device_per_stream"])

@@ -7,7 +7,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -18,9 +17,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from streampack.chapters import Chapter, Ramp
-from streampack.config import Order, Packing
-from streampack.plan import sample_order
+from streampack.chapters import Chapter
+from streampack.config import Order
 from streampack.plan.chapter_edits import (
     RunChapter,
     amend_chapters,
@@ -31,65 +29,31 @@ from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, encode_state
 from streampack.types import STREAM
-from tests.helpers.chapters import plan_packs, run_packs, run_plan, views_of
+from tests.helpers.chapters import (
+    LENGTHS,
+    plan_packs,
+    run_packs,
+    run_plan,
+    some_chapters,
+    some_weights,
+    views_of,
+)
 from tests.helpers.examples import examples
 
 SIZE = 16  # packs of a global batch
 LIMITS = {"math": Fraction(1, 2), "code": Fraction(1, 8), "other": Fraction(1)}
-NAMES = ["web", "code", "math", "other"]
+NAMES = list(LENGTHS)
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Use small chunks of draws for these small streams, so that planning takes milliseconds."""
-    monkeypatch.setattr(sample_order, "CHUNK", 64)
-
-
-def made_lengths() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60), "other": (50, 100)}
-    return {name: rng.integers(1, most, num) for name, (num, most) in sizes.items()}
-
-
-LENGTHS = made_lengths()
-
-
-@st.composite
-def weights(draw) -> dict[str, Any]:
-    used = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
-    return {name: draw(st.integers(1, 5)) for name in used}
-
-
-@st.composite
-def chapters(draw) -> list[Chapter]:
-    """Up to three chapters with different weights, streams, lengths and sizes."""
-    made: list[Chapter] = []
-    num = draw(st.integers(1, 3))
-    while len(made) < num:
-        own, steps = draw(weights()), draw(st.integers(1, 6))
-        if len(own) > 1 and draw(st.booleans()):
-            first, last = list(own)[:2]
-            own |= {first: Ramp(own[first], own[last]), last: Ramp(own[last], own[first])}
-        elif len(made) == num - 1 and draw(st.booleans()):
-            steps = None
-        made.append(
-            Chapter(
-                weights=own,
-                steps=steps,
-                packing=draw(st.sampled_from([None, None, Packing(max_seq_len=128)])),
-                global_batch_size=draw(st.sampled_from([None, None, 8])),
-                batch_size=draw(st.sampled_from([None, None, 1])),
-            )
-        )
-    return made
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 class History(RuleBasedStateMachine):
     """A run where only JSON survives a kill, compared at the end with one that never stopped."""
 
     @initialize(
-        run=chapters(),
+        run=some_chapters(may_be_open=True),
         order=st.permutations(NAMES),
         method=st.sampled_from(METHODS),
         unit=st.sampled_from(["samples", "tokens"]),
@@ -185,7 +149,7 @@ class History(RuleBasedStateMachine):
         progress = Progress(epoch=epoch, position=position, snapshots=snapshots)
         self.state = self.saved(plan, progress)
 
-    @rule(run=chapters())
+    @rule(run=some_chapters(may_be_open=True))
     def edit_what_comes(self, run) -> None:
         self.run = [*self.run[: self.current + 1], *self.with_enough(run)]
         self.list_used()
@@ -200,7 +164,7 @@ class History(RuleBasedStateMachine):
         steps = max(self.steps_begun(self.plan()) + more, 1)
         self.run[self.current] = replace(self.run[self.current], steps=steps)
 
-    @rule(own=weights())
+    @rule(own=some_weights())
     def amend(self, own) -> None:
         self.names += [name for name in {"web": 1, **own} if name not in self.names]
         plan, progress = self.resumed()

@@ -9,61 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.chapters import Chapter, Ramp
+from streampack.chapters import Chapter
 from streampack.config import Order, Packing
-from streampack.plan import sample_order
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
 from tests.helpers.chapters import (
+    LENGTHS,
     drawn_segments,
     run_packs,
     run_plan,
+    some_chapters,
     views_of,
 )
 from tests.helpers.examples import examples
 
 NAMES = ["web", "code", "math"]
+STREAMS = {name: LENGTHS[name] for name in NAMES}
 SIZE = 16  # packs of a global batch
 EXAMPLES = examples(25)
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Use small chunks of draws for these small streams, so that planning takes milliseconds."""
-    monkeypatch.setattr(sample_order, "CHUNK", 64)
-
-
-def lengths(seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    sizes = {"web": (400, 150), "code": (150, 300), "math": (90, 60)}
-    return {name: rng.integers(1, most, num) for name, (num, most) in sizes.items()}
-
-
-@st.composite
-def chapters(draw) -> list[Chapter]:
-    """Up to four chapters that change weights, streams, lengths and sizes."""
-    made = []
-    for _ in range(draw(st.integers(1, 4))):
-        used = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
-        weights = {name: draw(st.integers(1, 5)) for name in used}
-        if len(used) > 1 and draw(st.booleans()):
-            first, last = used[:2]
-            weights[first], weights[last] = (
-                Ramp(weights[first], weights[last]),
-                Ramp(weights[last], weights[first]),
-            )
-        packing = draw(st.sampled_from([None, None, Packing(max_seq_len=128)]))
-        size = draw(st.sampled_from([None, None, 8]))
-        steps = draw(st.integers(1, 9))
-        made.append(Chapter(weights=weights, steps=steps, packing=packing, global_batch_size=size))
-    return made
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 methods = st.sampled_from(["random", "stratified", "device_per_stream", "per_stream"])
 shapes = {
-    "run": chapters(),
+    "run": some_chapters(NAMES),
     "method": methods,
     "unit": st.sampled_from(["samples", "tokens"]),
     "num_lanes": st.sampled_from([1, 2, 4]),
@@ -73,7 +46,7 @@ shapes = {
 
 def make(run, method: str, unit: str, num_lanes: int, window: int) -> RunPlan:
     return run_plan(
-        lengths(),
+        STREAMS,
         run,
         method=method,
         unit=unit,
@@ -100,7 +73,7 @@ def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, n
         drawn: Counter = Counter()
         for row in own.tolist():
             drawn[row[PASS], row[SAMPLE]] += row[LENGTH]
-        total = lengths()[NAMES[stream]]
+        total = STREAMS[NAMES[stream]]
         # Each is complete, and no token comes twice.
         assert all(tokens == total[sample] for (_, sample), tokens in drawn.items())
         starts = Counter((row[PASS], row[SAMPLE], row[START]) for row in own.tolist())
@@ -126,7 +99,7 @@ def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, n
 def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lanes, window):
     """Each lane draws every num_lanes-th element of a common order, once, from the beginning."""
     rng = np.random.default_rng(num_samples)
-    own = {"web": lengths()["web"], "tiny": rng.integers(1, 60, num_samples)}
+    own = {"web": STREAMS["web"], "tiny": rng.integers(1, 60, num_samples)}
     plan = run_plan(
         own,
         [Chapter(weights={"web": 9, "tiny": weight}, steps=6) for weight in weights],
@@ -157,7 +130,7 @@ def test_long_samples_of_a_stream_that_left_stay_counted(window):
     """Without its queues, the count of lost tokens would drop to 0 when a stream leaves."""
     run = [Chapter(weights={name: 1}, steps=4) for name in ("web", "code", "web")]
     plan = run_plan(
-        lengths(),
+        STREAMS,
         run,
         packing=Packing(max_seq_len=64, overflow="drop"),
         order=Order(seed=3, pack_shuffle=window),
@@ -174,7 +147,7 @@ def test_long_samples_of_a_stream_that_left_stay_counted(window):
 
 @examples(40)
 @given(
-    run=chapters(),
+    run=some_chapters(NAMES),
     method=st.sampled_from(["stratified", "device_per_stream"]),
     num_lanes=st.sampled_from([1, 2, 4]),
 )

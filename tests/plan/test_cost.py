@@ -20,7 +20,7 @@ from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH
-from tests.helpers.planning import covered, global_batches, recipe, synthetic_stream
+from tests.helpers.planning import covered, device_batches, global_batches, recipe, synthetic_stream
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 FIFTY_MILLION = 50_000_000
@@ -73,12 +73,12 @@ def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
     assert time.perf_counter() - begin < 5
 
 
-def counting(r: Recipe, asked: list[int]) -> Recipe:
+def counting(r: Recipe, asked: list[tuple[str, int]]) -> Recipe:
     """The recipe, with streams that record each shard they are asked for the lengths of."""
 
     def counted(stream: PlanStream) -> PlanStream:
         def ask(shard: int) -> np.ndarray:
-            asked.append(shard)
+            asked.append((stream.name, shard))
             return stream.lengths_of(shard)
 
         return replace(stream, lengths_of=ask)
@@ -88,7 +88,7 @@ def counting(r: Recipe, asked: list[int]) -> Recipe:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_by_tokens_an_epoch_begins_where_the_one_before_was_seen_to_end(method):
-    asked: list[int] = []
+    asked: list[tuple[str, int]] = []
     r = counting(small(60_000, method, weight_unit="tokens", epoch_size=700_000), asked)
     r = replace(r, num_lanes=1)
     for epoch in range(3):
@@ -102,9 +102,10 @@ def test_by_tokens_an_epoch_begins_where_the_one_before_was_seen_to_end(method):
         sequence.close()
 
 
-def test_by_tokens_going_on_from_snapshots_asks_for_no_lengths_of_what_lies_before():
-    asked: list[int] = []
-    r = counting(small(60_000, weight_unit="tokens", epoch_size=700_000), asked)
+@pytest.mark.parametrize("mixing", [{}, {"weight_unit": "tokens", "epoch_size": 700_000}])
+def test_going_on_from_snapshots_asks_for_no_lengths_of_what_lies_before(mixing):
+    asked: list[tuple[str, int]] = []
+    r = counting(small(60_000, **mixing), asked)
     r = replace(r, num_lanes=1)
     view = DeviceView(batch_size=64)
     first = epoch_sequence(r, view, Progress(epoch=1))
@@ -199,24 +200,9 @@ def test_no_packer_ever_holds_more_than_its_bounds(lengths, method, buffer_token
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_lanes", [1, 3])
 def test_an_epoch_asks_for_the_lengths_of_each_shard_a_few_times_at_most(method, num_lanes):
-    asked: list[tuple[int, int]] = []
-    r = small(30_000, method)
-    r = replace(r, num_lanes=num_lanes, global_batch_size=64 * num_lanes)
-
-    def counted(number: int):
-        lengths_of = r.streams[number].lengths_of
-
-        def ask(shard: int):
-            asked.append((number, shard))
-            return lengths_of(shard)
-
-        return replace(r.streams[number], lengths_of=ask)
-
-    r = replace(r, streams=tuple(counted(number) for number in range(2)))
-    sequence = epoch_sequence(r, DeviceView(place=0, num_devices=num_lanes, batch_size=1))
-    while sequence.next() is not None:
-        pass
-    sequence.close()
+    asked: list[tuple[str, int]] = []
+    r = replace(small(30_000, method), num_lanes=num_lanes, global_batch_size=64 * num_lanes)
+    device_batches(counting(r, asked), DeviceView(num_devices=num_lanes, batch_size=1))
 
     # Once to plan; in other lanes, once to bound them and once to find their ends. If two blocks
     # share a shard, both ask for it.

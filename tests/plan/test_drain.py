@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError
-from streampack.plan import sample_order
 from streampack.plan.drain import drained
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
@@ -32,19 +32,12 @@ STREAMS = {
 SIZE, RUN = 8, 2
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(sample_order, "CHUNK", 64)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def plan_of(tune, chapters, method, *, passes=1, num_lanes=1, overflow="split"):
     chapters = [
-        Chapter(
-            weights=chapter.weights,
-            steps=chapter.steps,
-            packing=chapter.packing
-            and Packing(max_seq_len=chapter.packing.max_seq_len, overflow=overflow),
-        )
+        replace(chapter, packing=chapter.packing and replace(chapter.packing, overflow=overflow))
         for chapter in chapters
     ]
     plan = run_plan(

@@ -14,7 +14,7 @@ from streampack.config import Mixing, Packing
 from streampack.plan.lane_ends import LaneEndFinder, count_slots
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
-from streampack.types import LENGTH, PASS, SAMPLE, STREAM, TOTAL
+from streampack.types import LENGTH, PASS, SAMPLE, TOTAL
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
     all_packs,
@@ -98,27 +98,6 @@ def test_a_pad_epoch_smaller_than_one_global_batch_is_one_step_of_every_rank():
     assert [len(own) for own in batches] == [1] * 6
     assert [len(own[0].packs) for own in batches] == [1, 0, 0, 0, 0, 0]
     assert batches[0][0].packs[0][:, TOTAL].tolist() in ([30, 20], [20, 30])
-
-
-@pytest.mark.parametrize("method", ["random", "stratified"])
-def test_carry_fixed_small_quota_leaves_out_lanes_without_samples(method):
-    """With three samples per epoch and four lanes, some lanes get none and others fill in."""
-    mixing = Mixing(batching_method=method, epoch_end="carry", sampling_method="fixed")
-    r = recipe(
-        [np.full(50, 40)] * 2,
-        weights=[{"choose": 2}, {"choose": 1}],
-        mixing=mixing,
-        packing=Packing(max_seq_len=16, buffer_tokens=64),
-        num_lanes=4,
-        global_batch_size=4,
-    )
-    views = world_views(1, 4)
-    epochs = [all_packs(r, views, epoch) for epoch in range(3)]
-    assert [len(packs) for packs in epochs] == [4] * 3
-    samples = {tuple(row[[STREAM, SAMPLE]]) for e in epochs for p in e for row in np.array(p)}
-    assert len(samples) == 3
-    # A later epoch begins where the earlier one stopped, in any world.
-    assert all_packs(r, world_views(2, 2), 2) == epochs[2]
 
 
 def test_carry_mixed_lane_without_samples_is_left_out():

@@ -9,7 +9,7 @@ import pytest
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan import sequence, span_slots
-from streampack.plan.device_plan import DevicePlan, DeviceView
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
@@ -72,34 +72,3 @@ def test_batches_planned_together_are_those_planned_one_by_one(
 
     assert seen(r, view) == together
     assert len(together) > 50
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4), (2, 1)])
-def test_plans_of_several_batches_are_those_of_each(method, epoch_end, num_devices, batch_size):
-    r = make(method, epoch_end)
-    view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=batch_size)
-
-    def rows(plan: DevicePlan, snapshots: list) -> tuple:
-        packs = plan.packs
-        return packs.segments.tolist(), packs.ends.tolist(), plan.position, json.dumps(snapshots)
-
-    alone, together = (epoch_sequence(r, view, Progress(epoch=1)) for _ in range(2))
-    sizes = []
-    while (plan := together.next(len(sizes) % 7 + 1)) is not None:
-        sizes.append(plan.num_batches)
-        assert 1 <= plan.num_batches <= (len(sizes) - 1) % 7 + 1
-        # Only a batch that comes alone may have fewer packs than rows.
-        assert plan.num_batches == 1 or len(plan.packs) == plan.num_batches * plan.num_rows
-        for number in range(plan.num_batches):
-            one, expected = plan.slice(number, number + 1), alone.next()
-            assert rows(one, together.snapshots()) == rows(expected, alone.snapshots())
-        assert together.position == alone.position
-        assert together.totals.substituted == alone.totals.substituted
-        assert together.totals.dropped.tolist() == alone.totals.dropped.tolist()
-    assert alone.next() is None
-    assert max(sizes) > 1
-    together.close()
-    alone.close()

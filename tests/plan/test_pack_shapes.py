@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Mixing, Packing
 from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, STREAM
-from tests.helpers.examples import examples
 from tests.helpers.planning import (
-    covered,
     device_batches,
     encode_epochs,
     recipe,
-    world_views,
 )
 
 SIZE, RUN = 32, 8
@@ -28,8 +23,6 @@ LENGTHS = [
     for seed, (num, longest) in enumerate([(900, 50), (400, 150), (150, 400)])
 ]
 METHODS = ["device_per_stream", "per_stream"]
-
-methods = st.sampled_from(METHODS)
 
 
 def make(method: str, epoch_end: str, *, num_lanes: int = 1, slots=SLOTS, **options) -> Recipe:
@@ -61,39 +54,6 @@ def check_batch(plan: DevicePlan, batch_size: int, slots: list[int] = SLOTS) -> 
     assert {slots[stream] for stream in streams} <= {plan.slots_per_pack}
     assert all(sum(row[LENGTH] for row in p) <= SIZE * plan.slots_per_pack for p in packs)
     return streams
-
-
-def sequence_of(r: Recipe, num_devices: int, batch_size: int, epoch: int = 0, **options) -> list:
-    """The packs of a world in slot order with the length of each; empty ones omitted."""
-    views = world_views(num_devices, batch_size)
-    per_device = [device_batches(r, view, epoch, **options) for view in views]
-    first = options.get("position", 0) // batch_size % num_devices
-    found = []
-    for step in zip(*per_device[first:], *per_device[:first], strict=True):
-        assert len({plan.position for plan in step}) == 1
-        for plan in step:
-            if r.shapes.is_pure:
-                check_batch(plan, batch_size, [s.slots_per_pack for s in r.streams])
-            found += [(plan.slots_per_pack, pack) for pack in packs_of(plan) if pack]
-    return found
-
-
-@examples(30)
-@given(
-    method=methods,
-    num_lanes=st.sampled_from([1, 2, 3]),
-    seed=st.integers(0, 9),
-    slots=st.sampled_from([SLOTS, [1, 1, 1]]),
-)
-def test_a_padded_epoch_holds_every_token_once(method, num_lanes, seed, slots):
-    r = make(method, "pad", num_lanes=num_lanes, slots=slots, order=Order(seed=seed))
-
-    packs = [pack for _, pack in sequence_of(r, 2, RUN)]
-
-    for lengths, pieces in zip(LENGTHS, covered(packs, 3), strict=True):
-        assert sorted(pieces) == [(0, sample) for sample in range(len(lengths))]
-        for (_, sample), own in pieces.items():
-            assert sum(length for _, length in own) == lengths[sample]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError, DataError
-from streampack.plan import sample_order
 from streampack.plan.pass_limits import check_limits
 from streampack.plan.sequence import PackSequence
 from streampack.types import PASS, START, STREAM
@@ -34,16 +33,12 @@ RUN = 2
 SIZE = 8
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    monkeypatch.setattr(sample_order, "CHUNK", 64)
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def plan_of(run, passes, method="stratified", overflow="split", num_lanes=2, unit="samples"):
     chapters = [
-        replace(chapter, packing=replace(chapter.packing, overflow=overflow))
-        if chapter.packing
-        else chapter
+        replace(chapter, packing=chapter.packing and replace(chapter.packing, overflow=overflow))
         for chapter in run
     ]
     return run_plan(

@@ -97,25 +97,6 @@ def test_snapshots_do_not_grow_with_the_epoch():
     assert max(sizes) < 20_000
 
 
-def test_with_snapshots_a_resume_plans_no_more_than_a_chunk_again():
-    asked: list[int] = []
-    lengths = np.random.default_rng(0).integers(1, 40, 40_000)
-    r = make("random", "pad", lengths=[lengths])
-    states = states_of(r, DeviceView(batch_size=600), 0)
-    position, snapshots = states[len(states) * 3 // 4]
-    whole = r.streams[0].lengths_of
-
-    def count(shard: int):
-        asked.append(shard)
-        return whole(shard)
-
-    stream = replace(r.streams[0], lengths_of=count)
-    again = replace(r, streams=(stream,))
-    view = DeviceView(batch_size=600)
-    epoch_sequence(again, view, Progress(position=position, snapshots=json.loads(snapshots))).next()
-    assert len(asked) <= 625 * 2  # the shards of one block, asked for once or twice
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("unit", ["samples", "tokens"])

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from itertools import islice
-
 import pytest
 
 from streampack import Chapter, PackedDataLoader, ResumeError, World
 from streampack.plan.run_worlds import worlds_in
-from tests.helpers.datasets import chapter_dataset, write_chapter_streams
+from tests.helpers.datasets import chapter_dataset, state_after
 
 CHAPTERS = [
     Chapter(weights={"web": 3, "code": 1}, steps=3),
     Chapter(weights={"web": 1, "math": 1}, steps=9, batch_size=4),
 ]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
-
-
-def state_after(loader, num_batches):
-    for _ in islice(loader, num_batches):
-        pass
-    return json.loads(json.dumps(loader.state_dict()))
 
 
 def worlds_of(state):

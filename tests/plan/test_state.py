@@ -254,23 +254,6 @@ def test_what_is_no_list_of_snapshots_is_dropped_with_a_warning(snapshots, caplo
     assert "all of the state's snapshots are damaged" in caplog.text
 
 
-@pytest.mark.parametrize("number", range(len(RECIPES)))
-def test_a_state_goes_on_from_its_snapshots_with_every_packer(number):
-    r = RECIPES[number]
-    sequence = epoch_sequence(r, DeviceView(batch_size=16), Progress(epoch=1))
-    sequence.next()
-    state = encode_epochs(
-        r, DIGESTS, Progress(epoch=1, position=16, snapshots=sequence.snapshots())
-    )
-    progress = decode_epochs(json.loads(json.dumps(state)), r, DIGESTS)
-    assert progress.snapshots
-    again = epoch_sequence(r, DeviceView(batch_size=16), progress)
-    wanted, found = sequence.next(), again.next()
-    assert wanted.packs.segments.tolist() == found.packs.segments.tolist()
-    sequence.close()
-    again.close()
-
-
 @pytest.mark.parametrize("lanes", [2**14 + 1, 10**6])
 def test_lanes_that_would_take_long_to_plan_are_refused(lanes):
     with pytest.raises(ResumeError, match=f"num_lanes is {lanes}, .* at most 16384"):

@@ -81,26 +81,6 @@ def test_repeat_and_choose_are_exact_in_every_epoch_and_samples_are_used_evenly(
                 assert max(uses) - min(uses) <= 1
 
 
-@examples(25)
-@given(
-    nums=st.lists(st.integers(1, 500), min_size=2, max_size=3),
-    weights=st.lists(st.sampled_from([1, 3, 0.5]), min_size=3, max_size=3),
-    epoch_size=st.sampled_from([None, 100, 777]),
-    method=st.sampled_from(METHODS),
-    num_lanes=st.sampled_from([1, 2, 3]),
-)
-def test_proportions_are_exact_in_every_epoch(nums, weights, epoch_size, method, num_lanes):
-    lengths = [np.random.default_rng(num).integers(1, 40, num) for num in nums]
-    asked = [{"proportion": w} for w in weights[: len(nums)]]
-    r = make(lengths, asked, method, num_lanes, epoch_size=epoch_size)
-
-    assert sum(stream.quota.amount for stream in r.streams) == (epoch_size or sum(nums))
-    for epoch in range(3):
-        assert [len(pieces) for pieces in taken(r, epoch)] == [
-            stream.quota.amount for stream in r.streams
-        ]
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("num_lanes", [1, 3])
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
@@ -249,31 +229,3 @@ def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
         return
     [uses] = starts(r, num_epochs)
     assert uses.max() - uses.min() <= 2
-
-
-@pytest.mark.thorough
-@examples(8)
-@given(
-    method=st.sampled_from(["stratified", "device_per_stream"]),
-    num_lanes=st.sampled_from([1, 2, 3, 8]),
-    shares=st.sampled_from([(99, 1), (5, 3), (1, 1)]),
-    epoch_size=st.sampled_from([150, 700]),
-)
-def test_carry_with_several_streams_uses_samples_as_often_but_for_two_and_the_lanes_bound(
-    method, num_lanes, shares, epoch_size
-):
-    run, num_samples = 2, 800
-    r = recipe(
-        [np.full(num_samples, 16)] * 2,
-        weights=[{"proportion": share} for share in shares],
-        mixing=Mixing(batching_method=method, epoch_end="carry", epoch_size=epoch_size),
-        packing=Packing(max_seq_len=64, buffer_tokens=128),
-        num_lanes=num_lanes,
-        lane_turn=run,
-        global_batch_size=run * 3,
-    )
-    in_unit = 4 * (run if method == "device_per_stream" else 1)
-    bound = 2 + 8 * in_unit * num_lanes / num_samples
-    for uses in starts(r, 6000 // epoch_size):
-        assert uses.sum() > 0, "a stream never comes"
-        assert uses.max() - uses.min() <= bound

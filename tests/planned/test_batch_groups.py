@@ -25,10 +25,8 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
-from tests.helpers.batches import same
-from tests.helpers.builders import stream_of, write_stream_files
-
-LENGTHS = np.random.default_rng(7).integers(1, 200, 300).tolist()
+from tests.helpers.batches import LENGTHS, same, stream_with_targets
+from tests.helpers.builders import stream_of
 
 
 def dataset_of(streams: list[Stream], **options: Any) -> PackedStreamingDataset:
@@ -40,16 +38,8 @@ def dataset_of(streams: list[Stream], **options: Any) -> PackedStreamingDataset:
 def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Stream]:
     """Two streams, one without labels and one with a loss mask."""
     folder = tmp_path_factory.mktemp("streams")
-    masks = [(np.arange(length) % 3 > 0).astype(np.uint8) for length in LENGTHS]
-    masked, _ = write_stream_files(
-        folder / "masked",
-        LENGTHS,
-        seed=1,
-        columns={"loss_mask": "ndarray:uint8"},
-        values={"loss_mask": masks},
-    )
     plain = stream_of(folder / "plain", LENGTHS, weights={"repeat": 2})
-    return [plain, Stream(local=str(masked), loss_mask="loss_mask")]
+    return [plain, stream_with_targets(folder / "masked", "mask")]
 
 
 @pytest.mark.thorough
@@ -151,6 +141,3 @@ def test_a_format_of_ones_own_is_asked_for_a_batch_at_a_time(streams: list[Strea
             positions.append(batch["position"])
     assert positions == list(range(3, 60, 3))
     assert len(set(asked)) == len(asked)
-
-
-# Grouping of plans.

@@ -13,9 +13,9 @@ import pytest
 from torch.utils.data import DataLoader
 
 from streampack.config import Buffers, Mixing, Order, Packing
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
-from streampack.planned.cache_budget import CacheWorkingSet, cache_needs, fetch_limits, lane_cycle
+from streampack.planned.cache_budget import cache_needs, lane_cycle
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.resumable import engine_of
@@ -93,18 +93,6 @@ def test_no_thread_starts_where_nothing_is_to_be_fetched(tmp_path):
     assert loader.stats()["shards"] == dict.fromkeys(loader.stats()["shards"], 0)
 
 
-@pytest.mark.parametrize("loader", ["threads", "workers", "plain"])
-def test_a_shard_that_cannot_be_had_is_a_data_error_at_once(tmp_path, loader):
-    written = write(tmp_path / "remote", compression="zstd")
-    missing = sorted(written.paths[0].glob("*.mds.zstd"))[3]
-    missing.unlink()
-    dataset = remote(written, tmp_path)
-    with pytest.raises(DataError, match=missing.name):
-        for _ in LOADERS[loader](dataset):
-            pass
-    assert not [t for t in threading.enumerate() if t.name.startswith("streampack-read")]
-
-
 def cached_bytes(local: Path) -> int:
     sizes = []
     for path in local.glob("*/shard.*"):
@@ -158,18 +146,6 @@ def test_the_limit_is_the_nodes_whatever_its_ranks_read(tmp_path):
         least.append(int(re.search(r"at least (\d+)", str(caught.value))[1]))
     # Ranks that share a lane also share its shards, so only those in flight add to them.
     assert least[0] < least[1] < least[2]
-
-
-@pytest.mark.processes
-def test_room_over_the_least_becomes_threads_and_look_ahead():
-    needs, world = CacheWorkingSet(node_bytes=1000, own_bytes=500, shard_bytes=10), worlds(2)[1]
-    tight = fetch_limits(1020, needs, world)
-    assert (tight.num_threads, tight.cache_bytes) == (1, 500)
-    wide = fetch_limits(10_000, needs, world)
-    assert (wide.num_threads, wide.cache_bytes) == (4, 4960)
-    assert fetch_limits(None, needs, world).cache_bytes is None
-    with pytest.raises(ConfigError, match="at least 1060"):
-        fetch_limits(1059, needs, world, num_workers=2)
 
 
 def test_lanes_that_move_between_nodes_with_carry_count_in_every_epoch(tmp_path):

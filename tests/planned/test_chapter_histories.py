@@ -30,16 +30,10 @@ from streampack import (
     Stream,
     World,
 )
-from tests.helpers.datasets import write_chapter_streams
 
 NAMES = ["web", "code", "math", "other"]
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 MOST_RANKS = 4
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
 
 
 def random_chapters(rng: Any) -> list[Chapter]:

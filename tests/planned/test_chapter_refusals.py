@@ -20,7 +20,7 @@ from streampack import (
     Stream,
     World,
 )
-from tests.helpers.datasets import chapter_dataset, write_chapter_streams
+from tests.helpers.datasets import state_after
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 C = CHAPTERS = [
@@ -31,17 +31,9 @@ C = CHAPTERS = [
 FIXED, RAMP = 20, 60  # batches before a position in the first chapter, and in the second
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
-
-
 @pytest.fixture
-def make(folders):
-    def make(chapters=CHAPTERS, **options):
-        return chapter_dataset(folders, chapters, **options)
-
-    return make
+def make(make):
+    return lambda chapters=CHAPTERS, **options: make(chapters, **options)
 
 
 def keys(batches) -> list:
@@ -49,10 +41,7 @@ def keys(batches) -> list:
 
 
 def saved(make, number: int, **options) -> Any:
-    loader = PackedDataLoader(make(**options))
-    for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
-        pass
-    return json.loads(json.dumps(loader.state_dict()))
+    return state_after(PackedDataLoader(make(**options)), number)
 
 
 def with_chapter(number: int, **changes: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,10 @@ from streampack import (
 )
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
+from streampack.streams import open_stream
 from streampack.write import write_lengths
 from tests.helpers.builders import write_stream_files
-from tests.helpers.datasets import chapter_dataset, write_chapter_streams
+from tests.helpers.datasets import state_after
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -49,17 +49,9 @@ CHAPTERS = [
 EDGES = [48, 88, 128]  # batches before a chapter, on one rank
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, str]:
-    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
-
-
 @pytest.fixture
-def make(folders):
-    def make(chapters=CHAPTERS, **options):
-        return chapter_dataset(folders, chapters, **options)
-
-    return make
+def make(make):
+    return lambda chapters=CHAPTERS, **options: make(chapters, **options)
 
 
 def key(batch: dict[str, Any]) -> tuple[int, int, bytes]:
@@ -155,13 +147,6 @@ def test_iterators_of_loaders_follow_a_change_of_the_run_and_others_end_with_an_
     assert followed[0] == followed[1] != keys(PackedDataLoader(make()))[1:]
 
 
-def saved(make, number: int, **options) -> Any:
-    loader = PackedDataLoader(make(**options))
-    for _ in zip(range(number), loader):  # noqa: B905 - a loop that is left early
-        pass
-    return json.loads(json.dumps(loader.state_dict()))
-
-
 def test_an_open_run_has_no_length_and_goes_on(make):
     dataset = make([CHAPTERS[0], Chapter(weights={"math": 1})])
     with pytest.raises(TypeError, match="no end"):
@@ -172,7 +157,8 @@ def test_an_open_run_has_no_length_and_goes_on(make):
 
 @pytest.mark.parametrize("method", ["random", "stratified"])
 def test_a_run_is_described_before_it_runs(make, method):
-    described = report.describe_run(make(method=method), saved(make, 60, method=method))
+    state = state_after(PackedDataLoader(make(method=method)), 60)
+    described = report.describe_run(make(method=method), state)
     chapters = described["chapters"]
     assert [chapter["first_step"] for chapter in chapters] == [0, 6, 11, 16]
     assert described["stands_at"] == {"chapter": 1, "step": 1}
@@ -228,20 +214,11 @@ def test_the_configs_of_chapters_load_and_are_planned(folders, tmp_path, name):
 
 @pytest.mark.parametrize("has_lengths", [False, True])
 def test_shards_that_were_appended_are_taken_beside_the_old_ones(tmp_path, has_lengths):
-    rng = np.random.default_rng(1)
-    first, second = (rng.integers(1, 100, num).tolist() for num in (120, 80))
-    old, _ = write_stream_files(tmp_path / "old", first)
-    grown, _ = write_stream_files(tmp_path / "new", second)
-    merged = tmp_path / "merged"
-    shutil.copytree(old, merged)
-    index, more = (json.loads((folder / "index.json").read_text()) for folder in (old, grown))
-    num_old = len(index["shards"])
-    for shard in more["shards"]:
-        name = shard["raw_data"]["basename"]
-        shard["raw_data"]["basename"] = f"new.{name}"
-        shutil.copy(grown / name, merged / f"new.{name}")
-    index["shards"] += more["shards"]
-    (merged / "index.json").write_text(json.dumps(index))
+    options = {"lengths_file": has_lengths}
+    merged, _ = write_stream_files(tmp_path / "merged", [50] * 200, **options)
+    stops = open_stream(Stream(local=merged), 0).first_sample
+    num_old = len(stops) // 2
+    old, _ = write_stream_files(tmp_path / "old", [50] * int(stops[num_old]), **options)
 
     def dataset(*streams, chapters):
         return PackedStreamingDataset(
@@ -253,30 +230,20 @@ def test_shards_that_were_appended_are_taken_beside_the_old_ones(tmp_path, has_l
             world=World(),
         )
 
-    for folder in (old, merged):
-        if has_lengths:
-            write_lengths(folder)
-        else:
-            (folder / "lengths.bin").unlink(missing_ok=True)
     before = Chapter(weights={"web": 1}, steps=5)
-    loader = PackedDataLoader(dataset(Stream(name="web", local=str(old)), chapters=[before]))
-    whole = keys(loader)
-    loader = PackedDataLoader(dataset(Stream(name="web", local=str(old)), chapters=[before]))
-    for _ in zip(range(7), loader):  # noqa: B905 - a loop that is left early
-        pass
-    state = loader.state_dict()
-    alone = dataset(Stream(name="web", local=str(merged)), chapters=[before])
+    first = [dataset(Stream(name="web", local=old), chapters=[before]) for _ in range(2)]
+    state, whole = state_after(PackedDataLoader(first[0]), 7), keys(PackedDataLoader(first[1]))
+    alone = dataset(Stream(name="web", local=merged), chapters=[before])
     with pytest.raises(ResumeError, match=r"shards=slice\(0, n\)"):
         alone.load_state_dict(state)
     both = dataset(
-        Stream(name="web", local=str(merged), shards=slice(0, num_old)),
-        Stream(name="web2", local=str(merged), shards=slice(num_old, None)),
+        Stream(name="web", local=merged, shards=slice(0, num_old)),
+        Stream(name="web2", local=merged, shards=slice(num_old, None)),
         chapters=[before, Chapter(weights={"web": 1, "web2": 1}, steps=5)],
     )
     both.load_state_dict(state)
     loader = PackedDataLoader(both)
-    rest = keys(loader)
-    assert rest[:13] == whole[7:]
+    assert keys(loader)[:13] == whole[7:]
     assert loader.stats()["streams"]["web2"]["samples"] > 0
 
 

@@ -82,16 +82,6 @@ def test_the_constructor_touches_no_shard(tmp_path):
         next(iter(dataset))
 
 
-def test_the_world_is_read_from_torchruns_variables(written, monkeypatch):
-    for key, value in {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
-        monkeypatch.setenv(key, value)
-    own = conformance.make(written, world=None)
-    assert own.world == World(rank=2, num_ranks=3)
-    assert [show(batch) for batch in own] == [
-        show(batch) for batch in conformance.make(written, world=worlds(3)[2])
-    ]
-
-
 def _packs_of_rank(rank, folder, written):
     """Iterate as in PyTorch's tutorial: no environment variables, the rank is an argument."""
     early = conformance.make(written, world=None)
@@ -127,38 +117,6 @@ def test_ranks_that_know_each_other_by_torch_distributed_alone_share_the_data(
         for message in refused:
             assert "the dataset was made as rank 0 of 1, but now torch.distributed says" in message
             assert f"rank {rank} of 2; make the dataset after init_process_group" in message
-
-
-def test_a_batch_has_the_documented_keys_types_and_shapes(written):
-    for batch in conformance.make(written, batch_size=3):
-        shapes = {key: tuple(value.shape) for key, value in batch.items() if not is_int(value)}
-        types = {
-            key: str(value.dtype).removeprefix("torch.")
-            for key, value in batch.items()
-            if not is_int(value)
-        }
-        num_segments = len(batch["segments"])
-        assert types == {
-            "tokens": "int64",
-            "labels": "int64",
-            "input_pos": "int64",
-            "document_ids": "int32",
-            "cu_seqlens": "int32",
-            "segments": "int64",
-        }
-        for key in ("tokens", "labels", "input_pos", "document_ids"):
-            assert shapes[key] == (3, 64)
-        assert shapes["segments"] == (num_segments, 6)
-        assert {key for key, value in batch.items() if is_int(value)} == {
-            "epoch",
-            "position",
-            "max_seqlen",
-        }
-        assert (batch["cu_seqlens"][0], batch["cu_seqlens"][-1]) == (0, 3 * 64)
-
-
-def is_int(value: Any) -> bool:
-    return isinstance(value, int)
 
 
 def test_lanes_follow_the_nodes_only_where_they_are_long_enough(written):

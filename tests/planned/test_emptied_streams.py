@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from streampack import Chapter, DataError, PackedDataLoader, Packing
 from streampack.write import write_lengths
-from tests.helpers.datasets import chapter_dataset, write_chapter_streams
+from tests.helpers.datasets import chapter_dataset, state_after, write_chapter_streams
 
 CHAPTERS = [
     Chapter(weights={"web": 3, "code": 1}, steps=6),
@@ -41,13 +40,6 @@ def shards_of(folder: str) -> list[Path]:
     return sorted(Path(folder).glob("shard.*"))
 
 
-def state_at(loader: PackedDataLoader, number: int) -> dict:
-    for index, _ in enumerate(loader):
-        if index == number:
-            break
-    return json.loads(json.dumps(loader.state_dict()))
-
-
 def tokens_of(batches) -> list[bytes]:
     return [batch["tokens"].numpy().tobytes() for batch in batches]
 
@@ -56,7 +48,7 @@ def tokens_of(batches) -> list[bytes]:
 @pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
 def test_a_run_resumes_without_the_shards_of_a_stream_that_it_no_longer_uses(folders, method):
     whole = tokens_of(loader_of(folders, method))
-    state = state_at(loader_of(folders, method), LATE)
+    state = state_after(loader_of(folders, method), LATE + 1)
     for shard in shards_of(folders["code"]):
         shard.unlink()
     for saved in (state, state | {"snapshots": "[]"}):
@@ -66,7 +58,7 @@ def test_a_run_resumes_without_the_shards_of_a_stream_that_it_no_longer_uses(fol
 
 
 def test_shards_of_a_stream_in_use_are_missed_before_the_first_batch(folders):
-    early, late = state_at(loader_of(folders), 8), state_at(loader_of(folders), LATE)
+    early, late = state_after(loader_of(folders), 9), state_after(loader_of(folders), LATE + 1)
     kept = Path(folders["code"]).with_name("kept")
     shutil.copytree(folders["code"], kept)
     for shard in shards_of(folders["code"]):

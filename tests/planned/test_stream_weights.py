@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from streampack import (
-    ConfigError,
     PackedDataLoader,
     PackedStreamingDataset,
     Packing,
@@ -18,7 +17,7 @@ from streampack import (
     loss_weights,
 )
 from streampack.batch.compact import expand_on
-from streampack.formats import FORMATS, to_megatron
+from streampack.formats import to_megatron
 from streampack.write import write_stream
 
 
@@ -76,14 +75,3 @@ def test_megatrons_loss_mask_has_the_weights(tmp_path, options):
     for batch in dataset:
         wanted = expected(of_token, batch["tokens"], batch["labels"])
         torch.testing.assert_close(batch["loss_mask"], wanted)
-
-
-def test_formats_of_trainers_that_cannot_weigh_refuse_a_loss_weight_other_than_1(tmp_path):
-    refused = set(FORMATS) - {"native", "compact", "megatron"}
-    for number, name in enumerate(sorted(refused)):
-        options = {"batch_format": name, "batch_size": 1}
-        with pytest.raises(ConfigError, match=rf"loss_weight\)=2.0 .*batch_format='{name}'.*use"):
-            with_weights(tmp_path / f"{number}", [2.0], **options)
-        with_weights(tmp_path / f"{number}-1", [1.0], **options)
-    with pytest.raises(ConfigError, match=r"loss_weight=-1 is not a number of 0 or more"):
-        Stream(local=tmp_path, loss_weight=-1)

@@ -1,0 +1,13 @@
+"""Fixtures of the tests of plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from streampack.plan import sample_order
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw small chunks, so that planning the small streams of tests takes milliseconds."""
+    monkeypatch.setattr(sample_order, "CHUNK", 64)
