@@ -46,6 +46,16 @@ class WithState:
         self.at = state["at"]
 
 
+class ByChar:
+    """A tokenizer that takes each character for a token, counted from `first`."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        return [[self.first + ord(character) for character in text] for text in texts]
+
+
 def pieces(batches: list[dict[str, Any]]) -> dict[tuple[int, int, int], list[int]]:
     """Return the tokens of each (stream, pass, sample), joined from the segments of batches."""
     found: dict[tuple[int, int, int], list[tuple[int, list[int]]]] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import re
 import tracemalloc
 from functools import partial
@@ -20,7 +19,6 @@ from streampack import (
     Buffers,
     ConfigError,
     IterableStream,
-    Mixing,
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
@@ -35,6 +33,7 @@ from streampack.online.byte_budget import (
 )
 from streampack.runtime.resumable import engine_of
 from tests.helpers.examples import examples
+from tests.helpers.iterables import ByChar
 
 SIZE = 64
 IMAGE = 1 << 16  # bytes of a payload
@@ -144,47 +143,25 @@ def test_a_function_of_ones_own_is_measured_at_each_batch(num_workers):
     assert sum(1 for _ in loader(40_000, partial(to_megatron, pad_to=4))) > 3
 
 
-def images(num: int, sizes=itertools.repeat(IMAGE)):  # noqa: B008 - never changes
-    """Samples with an image each, made as they are asked for."""
-    for number, size in zip(range(num), sizes, strict=False):
-        yield {"tokens": [number + 1] * 8, "image": np.zeros(size, np.uint8)}
+class Images:
+    """Can be iterated again, and makes its samples anew each time."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __iter__(self):
+        for number, size in enumerate(self.sizes):
+            yield {"tokens": [number + 1] * 8, "image": np.zeros(size, np.uint8)}
 
 
-def image_loader(limit, num_samples=400, *, num_workers=0, sizes=None, prefetch_factor=2, **mixing):
+def image_loader(limit, sizes, prefetch_factor):
     """Packs of 8 samples, and 32 samples that wait at most."""
-    source = (
-        (lambda: images(num_samples)) if sizes is None else (lambda: images(num_samples, sizes))
-    )
-
-    class Images:
-        def __iter__(self):
-            return source()
-
     dataset = PackedIterableDataset(
-        [IterableStream(Images(), payloads={"image": None}, name="pictures")],
+        [IterableStream(Images(sizes), payloads={"image": None}, name="pictures")],
         packing=Packing(max_seq_len=SIZE, buffer_samples=32, method="best_fit"),
-        mixing=Mixing(**mixing),
-        buffers=None if limit is None else Buffers(worker_bytes=limit),
+        buffers=Buffers(worker_bytes=limit),
     )
-    return PackedDataLoader(dataset, num_workers=num_workers, prefetch_factor=prefetch_factor)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_payloads_count_and_what_does_not_fit_is_refused_with_what_would(num_workers):
-    limit, messages, found = 100_000, [], 0
-    while not found:
-        try:
-            loader = image_loader(limit, num_workers=num_workers)
-            found = sum(1 for _ in loader)
-        except ConfigError as error:
-            messages.append(str(error))
-            limit = int(LEAST.search(messages[-1])[1])
-    assert found == 50
-    assert len(messages) > 1, "the payloads of a batch alone are half a megabyte"
-    for message in messages:
-        assert re.search(r"payloads up to stream 'pictures', sample \d+: those", message)
-    assert 8 * IMAGE < loader.stats()["buffers"]["worker_bytes"] <= limit
+    return PackedDataLoader(dataset, prefetch_factor=prefetch_factor)
 
 
 @pytest.mark.processes
@@ -192,7 +169,7 @@ def test_payloads_count_and_what_does_not_fit_is_refused_with_what_would(num_wor
 def test_the_memory_that_payloads_really_take_stays_below_the_bound(ahead):
     limit = (ahead * 8 + 40) * IMAGE
     sizes = [IMAGE * (1 + n % 2) // 2 for n in range(2000)]
-    loader = image_loader(limit, 2000, sizes=sizes, prefetch_factor=ahead)
+    loader = image_loader(limit, sizes, ahead)
     batches = iter(loader)
     next(batches)
     gc.collect()
@@ -220,7 +197,7 @@ def test_the_memory_that_payloads_really_take_stays_below_the_bound(ahead):
 def test_the_mark_is_what_there_was_and_never_passes_the_bound(sizes, ahead, limit):
     for _ in range(len(sizes) + 1):
         try:
-            loader = image_loader(limit, len(sizes), sizes=sizes, prefetch_factor=ahead)
+            loader = image_loader(limit, sizes, ahead)
             batches = list(loader)
             break
         except ConfigError as error:
@@ -253,10 +230,6 @@ def test_values_for_each_token_count_in_batches_and_are_known_before():
 
 
 def test_payloads_beside_texts_do_not_wait_for_each_other():
-    class ByChar:
-        def encode(self, texts):
-            return [[ord(c) for c in text] for text in texts]
-
     drawn = []
 
     def source():

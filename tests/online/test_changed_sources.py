@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import (
+    ConfigError,
     DataError,
     IterableStream,
     Order,
@@ -20,7 +21,7 @@ from streampack import (
 )
 from tests.helpers.batches import same
 from tests.helpers.examples import examples
-from tests.helpers.iterables import Again, WithState, rows_of
+from tests.helpers.iterables import Again, ByChar, WithState, rows_of
 
 LENGTHS = [7, 12, 30, 2, 9, 11, 31, 3, 5, 21] * 8
 WAY_OUT = r"; a source must give the same samples .* or start again without the state"
@@ -147,16 +148,6 @@ def test_no_change_of_any_held_token_goes_unseen(data):
         resumed(dataset(rows), state)
 
 
-class ByChar:
-    """A tokenizer that takes each character for a token, counted from `first`."""
-
-    def __init__(self, first: int = 0) -> None:
-        self.first = first
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        return [[self.first + ord(character) for character in text] for text in texts]
-
-
 def test_another_tokenizer_of_the_same_kind_is_refused():
     texts = ["abc" * n for n in (3, 4, 7, 2, 9) * 8]
     state = state_after(dataset(texts, tokenizer=ByChar()), 5)
@@ -200,6 +191,16 @@ def test_a_last_sample_long_ago_keeps_no_states_of_the_source():
     next(batches)
     next(batches)
     assert made.state_dict()["flow"]["sources"][0]["base"]["taken"] >= 832
+
+
+def test_a_source_that_is_shorter_or_takes_no_state_is_refused():
+    rows = rows_of(0, [8] * 300)
+    state = state_after(dataset(Again(rows)), 50)
+    with pytest.raises(DataError, match=r"stream 'a': the state is .* but the source gave 5"):
+        resumed(dataset(Again(rows[:5])), state)
+    state = state_after(dataset(WithState(rows)), 50)
+    with pytest.raises(ConfigError, match="Again has no load_state_dict"):
+        resumed(dataset(Again(rows)), state)
 
 
 def test_a_state_of_an_earlier_version_is_refused_with_what_to_do():

@@ -9,7 +9,6 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed
@@ -24,41 +23,13 @@ from streampack import (
     Packing,
     World,
 )
-from tests.helpers import iterables
 from tests.helpers.examples import examples
-
-KEYS = {
-    "tokens",
-    "labels",
-    "input_pos",
-    "document_ids",
-    "cu_seqlens",
-    "max_seqlen",
-    "segments",
-    "epoch",
-    "position",
-}
-
-
-def samples(number: int, lengths: list[int]) -> list[list[int]]:
-    """Token lists in which every token tells stream, sample and place."""
-    return [
-        [number * 10**6 + index * 10**3 + i for i in range(length)]
-        for index, length in enumerate(lengths)
-    ]
-
-
-def pieces(batches: list[dict]) -> dict[tuple[int, int], list[int]]:
-    """(stream, sample) -> its tokens, put together from the batches' segments of one pass."""
-    found = iterables.pieces(batches)
-    together = {(stream, sample): tokens for (stream, _, sample), tokens in found.items()}
-    assert len(together) == len(found)
-    return together
+from tests.helpers.iterables import pieces, rows_of
 
 
 def dataset(*lengths: list[int], **kwargs) -> PackedIterableDataset:
     """A dataset over lists of samples of these lengths."""
-    streams = [IterableStream(samples(n, each), name=f"s{n}") for n, each in enumerate(lengths)]
+    streams = [IterableStream(rows_of(n, each), name=f"s{n}") for n, each in enumerate(lengths)]
     packing = kwargs.pop("packing", Packing(max_seq_len=32))
     return PackedIterableDataset(streams, packing=packing, **kwargs)
 
@@ -74,20 +45,10 @@ def test_every_token_comes_exactly_once_and_splits_concatenate_back(lengths, bat
     batches = list(dataset(*lengths, batch_size=batch_size))
 
     assert pieces(batches) == {
-        (number, index): tokens
+        (number, 0, index): tokens
         for number, each in enumerate(lengths)
-        for index, tokens in enumerate(samples(number, each))
+        for index, tokens in enumerate(rows_of(number, each))
     }
-
-
-def test_batches_have_the_keys_and_types_of_the_planned_way():
-    batch = next(iter(dataset([5, 40, 9], batch_size=2)))
-
-    assert set(batch) == KEYS
-    assert batch["tokens"].dtype == batch["labels"].dtype == torch.int64
-    assert batch["document_ids"].dtype == batch["cu_seqlens"].dtype == torch.int32
-    assert batch["tokens"].shape == batch["input_pos"].shape == (2, 32)
-    assert (batch["epoch"], batch["position"]) == (0, 2)
 
 
 def test_labels_are_next_tokens_within_a_sample_and_at_a_cut_the_first_of_the_rest():
@@ -114,7 +75,7 @@ def test_workers_and_ranks_take_every_sample_once(num_workers):
 
     found = pieces(batches)
 
-    assert sorted(found) == [(0, i) for i in range(10)] + [(1, i) for i in range(15)]
+    assert sorted(found) == [(0, 0, i) for i in range(10)] + [(1, 0, i) for i in range(15)]
 
 
 def test_a_process_group_that_came_after_the_dataset_is_refused_not_ignored():
@@ -144,7 +105,7 @@ def test_epochs_advance_under_torchs_loader(num_workers):
 def test_mixing_is_off_by_at_most_one_sample_a_source():
     lengths = [10] * 400
     streams = [
-        IterableStream(samples(n, lengths), proportion=p) for n, p in enumerate([0.5, 0.3, 0.2])
+        IterableStream(rows_of(n, lengths), proportion=p) for n, p in enumerate([0.5, 0.3, 0.2])
     ]
     mixed = PackedIterableDataset(
         streams, packing=Packing(max_seq_len=10, method="next_fit"), batch_size=1
@@ -237,24 +198,6 @@ def test_a_loss_mask_decides_the_label_before_its_token():
 
     assert batch["tokens"][0].tolist() == [1, 5, 6, 7, 8, 2]
     assert batch["labels"][0].tolist() == [5, -100, 7, 8, 2, -100]
-
-
-def test_a_pack_leaves_once_the_chunk_of_its_samples_is_read():
-    given_out = []
-
-    def source():
-        for number in range(100):
-            given_out.append(number)
-            yield [number] * 8
-
-    batches = iter(
-        PackedIterableDataset([IterableStream(source())], packing=Packing(max_seq_len=16))
-    )
-    for number in range(32):
-        next(batches)
-        assert len(given_out) == 64, number
-    next(batches)
-    assert len(given_out) == 100
 
 
 class Switch:

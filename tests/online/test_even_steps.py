@@ -83,26 +83,6 @@ def test_a_loop_of_a_number_of_steps_has_a_length(threads):
         len(PackedDataLoader(mixture("equal")))
 
 
-@pytest.mark.parametrize("at", ["loop", "end"])
-def test_a_state_of_the_last_batch_continues_with_the_next_loop(alone, at):
-    loader, wanted = PackedDataLoader(mixture(9)), in_order(alone["random", "pad"])
-    for number, _ in enumerate(loader, 1):
-        if number == 9:
-            state = loader.state_dict()
-    if at == "end":
-        state = loader.state_dict()
-    assert (
-        state["loop"]
-        == {
-            "loop": {"epoch": 0, "step": 9, "steps": 9},
-            "end": {"epoch": 1, "step": 0, "steps": 9},
-        }[at]
-    )
-    resumed = PackedDataLoader(mixture(9))
-    resumed.load_state_dict(state)
-    assert loops(resumed, 2) == [wanted[9:18], wanted[18:27]]
-
-
 def test_a_generator_that_can_be_iterated_once_continues_in_the_next_loop():
     dataset = PackedIterableDataset(
         [IterableStream([number] * 8 for number in range(25))],

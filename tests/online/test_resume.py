@@ -25,7 +25,7 @@ from streampack import (
 )
 from streampack.online.state import saved_state
 from tests.helpers.batches import same
-from tests.helpers.iterables import Again, WithState, pieces, rows_of
+from tests.helpers.iterables import Again, ByChar, WithState, pieces, rows_of
 
 # torchdata's own call into torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -242,13 +242,6 @@ def test_a_state_is_refused_where_workers_of_another_loader_iterate(has_iterated
     assert ours.state_dict()["epoch"] == 3
 
 
-class ByChar:
-    """A tokenizer that takes each character for a token."""
-
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        return [[ord(character) for character in text] for text in texts]
-
-
 TEXTS = {"tokenizer": ByChar()}
 LABELS = {"labels": "labels", "labels_shifted": False}
 IMAGES = {"payloads": {"images": "spans"}}
@@ -363,39 +356,3 @@ def test_forged_packs_of_other_tokens_than_are_buffered_are_refused_and_not_copi
 
     with pytest.raises(DataError, match=r"is packed but not held"):
         list(loader)
-
-
-def test_a_source_that_gives_other_samples_is_named():
-    original = dataset(Again)
-    batches = iter(original)
-    for _ in range(20):
-        next(batches)
-    short = PackedIterableDataset(
-        [
-            IterableStream(Again(rows_of(0, LENGTHS)[:5]), proportion=2, name="a"),
-            IterableStream(Again(rows_of(1, LENGTHS[:40])), proportion=1, name="b"),
-        ],
-        packing=Packing(max_seq_len=32),
-        order=Order(seed=3),
-        batch_size=2,
-    )
-    short.load_state_dict(original.state_dict())
-
-    with pytest.raises(DataError, match=r"stream 'a': the state is .* but the source gave 5"):
-        next(iter(short))
-
-
-def test_a_state_of_the_source_needs_a_source_that_takes_it():
-    original = PackedIterableDataset(
-        [IterableStream(WithState(rows_of(0, [8] * 300)))], packing=Packing(max_seq_len=32)
-    )
-    batches = iter(original)
-    for _ in range(50):
-        next(batches)
-    other = PackedIterableDataset(
-        [IterableStream(Again(rows_of(0, [8] * 300)))], packing=Packing(max_seq_len=32)
-    )
-    other.load_state_dict(original.state_dict())
-
-    with pytest.raises(ConfigError, match="Again has no load_state_dict"):
-        next(iter(other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,15 @@ KINDS = ("list", "array", "tensor")
 SAMPLES = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=20)
 
 
-class Fresh:
-    """Gives new objects for every item."""
+class Source:
+    """Gives new objects for every item, or fills the memory of the one before it."""
 
-    def __init__(self, samples: list[list[int]], kind: str, fields: tuple[str, ...]) -> None:
+    def __init__(
+        self, samples: list[list[int]], kind: str, fields: tuple[str, ...], *, reuses: bool
+    ) -> None:
         # The first one tells that the targets are not shifted.
         self.samples, self.kind, self.fields = [[5, 6, 7, 8], *samples], kind, fields
+        self.buffers: dict[str, Any] | None = {} if reuses else None
 
     def values(self, sample: list[int], field: str) -> Any:
         if field == "text":
@@ -47,27 +51,22 @@ class Fresh:
         return {"list": list, "array": np.array, "tensor": torch.tensor}[self.kind](sample)
 
     def item(self, sample: list[int]) -> Any:
-        if not self.fields:
-            return self.values(sample, "")
-        return {field: self.values(sample, field) for field in self.fields}
+        item: Any = {field: self.values(sample, field) for field in self.fields}
+        item = item or self.values(sample, "")
+        return item if self.buffers is None else refilled(self.buffers, "item", item)
 
     def __iter__(self) -> Any:
         return map(self.item, self.samples)
 
 
-class Reuses(Fresh):
-    """Gives one dict, and lists, arrays and tensors that share the memory of one buffer each."""
+class Indexed(Source):
+    """The same as a map-style dataset."""
 
-    def __iter__(self) -> Any:
-        given: dict[str, Any] = {}
-        buffers: dict[str, Any] = {}
-        for sample in self.samples:
-            if not self.fields:
-                yield refilled(buffers, "", self.values(sample, ""))
-                continue
-            for field in self.fields:
-                given[field] = refilled(buffers, field, self.values(sample, field))
-            yield given
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.item(self.samples[number])
 
 
 def refilled(buffers: dict[str, Any], key: str, value: Any) -> Any:
@@ -87,29 +86,6 @@ def refilled(buffers: dict[str, Any], key: str, value: Any) -> Any:
         buffers[key][: len(value)] = value
         return buffers[key][: len(value)]
     return value
-
-
-class Indexed(Reuses):
-    """A map-style dataset that fills the same buffers for every index."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.buffers: dict[str, Any] = {}
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, number: int) -> Any:
-        item = self.item(self.samples[number])
-        return refilled(self.buffers, "item", item)
-
-
-class FreshIndexed(Indexed):
-    def __getitem__(self, number: int) -> Any:
-        return self.item(self.samples[number])
-
-
-PAIRS = [(Fresh, Reuses), (FreshIndexed, Indexed)]
 
 
 class Words:
@@ -138,69 +114,67 @@ def seen(batch: dict[str, Any]) -> dict[str, Any]:
     return {key: repr(value) for key, value in batch.items()}
 
 
-def batches_of(source: Any, options: dict[str, Any], **others: Any) -> list[dict[str, Any]]:
-    dataset = PackedIterableDataset(
+def packs_of(source: Source, options: dict[str, Any], **others: Any) -> Any:
+    return PackedIterableDataset(
         [IterableStream(source, **options)], packing=PACKING, batch_size=2, **others
     )
-    return list(map(seen, dataset))
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("pair", PAIRS, ids=["iterable", "indexed"])
+@pytest.mark.parametrize("way", [Source, Indexed])
 @examples(6)
-@given(samples=SAMPLES, kind=st.sampled_from(KINDS))
-def test_packs_are_those_of_fresh_items(pair, name, kind, samples):
+@given(samples=SAMPLES, kind=st.sampled_from(KINDS), order=st.sampled_from([None, Order(seed=3)]))
+def test_packs_are_those_of_fresh_items(way, name, kind, samples, order):
     fields, options = OPTIONS[name]
-    fresh, reuses = (each(samples, kind, fields) for each in pair)
-    order = Order(seed=3)
+    fresh, reused = (
+        list(map(seen, packs_of(way(samples, kind, fields, reuses=reuses), options, order=order)))
+        for reuses in (False, True)
+    )
+    assert reused == fresh
 
-    assert batches_of(reuses, options) == batches_of(fresh, options)
-    assert batches_of(reuses, options, order=order) == batches_of(fresh, options, order=order)
 
-
-@examples(15)
-@given(samples=SAMPLES, kind=st.sampled_from(KINDS))
-def test_buckets_are_those_of_fresh_items(kind, samples):
+def buckets(source: Source) -> Any:
     bucketing = Bucketing(max_tokens=64, buffer_samples=5)
-
-    def batches(source):
-        streams = [IterableStream(source(samples, kind, ("tokens",)))]
-        return list(map(seen, BucketedIterableDataset(streams, bucketing=bucketing)))
-
-    assert batches(Reuses) == batches(Fresh)
+    return BucketedIterableDataset([IterableStream(source)], bucketing=bucketing)
 
 
-@pytest.mark.parametrize("split", [True, False])
+def torchtune(source: Source, split: bool) -> Any:
+    return PackedDataset(source, max_seq_len=12, split_across_pack=split)
+
+
+def torchdata(source: Source) -> Any:
+    len_fn = (lambda item: len(item["tokens"])) if source.fields else len
+    return MaxTokenBucketizer(source, 24, len_fn, buffer_size=4)
+
+
+@pytest.mark.parametrize(
+    ("collect", "fields"),
+    [
+        (buckets, ("tokens",)),
+        (partial(torchtune, split=True), ("tokens", "labels")),
+        (partial(torchtune, split=False), ("tokens", "labels")),
+        *((torchdata, fields) for fields in [(), ("tokens",), ("tokens", "images")]),
+    ],
+)
 @examples(15)
 @given(samples=SAMPLES, kind=st.sampled_from(KINDS))
-def test_torchtunes_packs_are_those_of_fresh_items(split, kind, samples):
-    def packs(source):
-        made = source(samples, kind, ("tokens", "labels"))
-        return list(map(seen, PackedDataset(made, max_seq_len=12, split_across_pack=split)))
-
-    assert packs(Reuses) == packs(Fresh)
-
-
-@pytest.mark.parametrize("fields", [(), ("tokens",), ("tokens", "images")])
-@examples(15)
-@given(samples=SAMPLES, kind=st.sampled_from(KINDS))
-def test_torchdatas_batches_are_those_of_fresh_items(fields, kind, samples):
-    def batches(source):
-        made = source(samples, kind, fields)
-        len_fn = (lambda item: len(item["tokens"])) if fields else len
-        # Each is kept until the end, as a loop that collects them would.
-        return repr(list(MaxTokenBucketizer(made, 24, len_fn, buffer_size=4)))
-
-    assert batches(Reuses) == batches(Fresh)
+def test_batches_of_all_kinds_are_those_of_fresh_items(collect, fields, kind, samples):
+    # Each batch is kept until the end, as a loop that collects them would.
+    fresh, reused = (
+        repr(list(collect(Source(samples, kind, fields, reuses=reuses))))
+        for reuses in (False, True)
+    )
+    assert reused == fresh
 
 
 @pytest.mark.parametrize("kind", ["list", "array"])
 @pytest.mark.parametrize("fields", [(), ("tokens", "loss_mask")])
 def test_a_stream_is_written_as_from_fresh_items(fields, kind, tmp_path):
     samples = [[(7 * n + k) % 90 + 1 for k in range(n % 11 + 1)] for n in range(60)]
-    for source in (Fresh, Reuses):
-        write_stream(source(samples, kind, fields), tmp_path / source.__name__, size_limit=600)
+    for reuses in (False, True):
+        source = Source(samples, kind, fields, reuses=reuses)
+        write_stream(source, tmp_path / str(reuses), size_limit=600)
 
-    for path in sorted((tmp_path / "Fresh").iterdir()):
-        assert path.read_bytes() == (tmp_path / "Reuses" / path.name).read_bytes()
+    for path in sorted((tmp_path / "False").iterdir()):
+        assert path.read_bytes() == (tmp_path / "True" / path.name).read_bytes()

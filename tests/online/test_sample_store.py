@@ -18,51 +18,11 @@ from streampack import (
     PackedIterableDataset,
     Packing,
 )
-from streampack.online.sample_store import SampleStore
 from streampack.pack import fit_samples, make_packer
 from streampack.types import Packs
 from tests.helpers.batches import same
 from tests.helpers.examples import examples
 from tests.helpers.iterables import pieces, rows_of
-
-
-def hold(store, key, tokens, num_tokens=None):
-    """Store a whole sample; return its segment row."""
-    row = np.array([[*key, num_tokens or len(tokens)]])
-    columns = ([np.array(tokens)], [], [], [])
-    segments, first_bad = store.extend(row, columns, [False] * 3)
-    assert first_bad == 1
-    store.count(int(row[0, 3]))
-    return segments
-
-
-def one_pack(rows) -> Packs:
-    return Packs(segments=np.array(rows, np.int64).reshape(-1, 6), ends=np.array([len(rows)]))
-
-
-@examples(25)
-@given(
-    lengths=st.lists(st.integers(1, 400), min_size=1, max_size=300),
-    seed=st.integers(0, 99),
-    has_labels=st.booleans(),
-)
-def test_samples_are_found_in_any_order_while_others_come_and_go(lengths, seed, has_labels):
-    held = SampleStore(Packing(max_seq_len=402, bos_id=1), [], has_labels=has_labels)
-    generator, waiting = np.random.default_rng(seed), {}
-    for number, length in enumerate(lengths):
-        tokens = np.arange(2, length + 2) + number
-        row = hold(held, (0, 0, number), tokens, length + 1)
-        waiting[number] = row, [1, *tokens.tolist()]
-        if generator.random() < 0.6:
-            row, expected = waiting.pop(int(generator.choice(list(waiting))))
-            rows, _ = held.pop_rows(one_pack([row]), 1)
-            assert rows.tokens[0, : len(expected)].tolist() == expected
-            if has_labels:
-                assert rows.labels[0, : len(expected)].tolist() == [*expected[1:], -100]
-        assert held.num_tokens == sum(len(tokens) for _, tokens in waiting.values())
-    assert held.addresses[:, 2].tolist() == list(waiting)
-    assert held.high_water_tokens >= held.num_tokens
-
 
 PACKERS = [
     {"method": method, **options}

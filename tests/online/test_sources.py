@@ -12,7 +12,6 @@ from streaming.base.util import clean_stale_shared_memory
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from streampack import (
-    Buffers,
     DataError,
     IterableStream,
     Mixing,
@@ -57,15 +56,6 @@ class ShardsItself(IterableDataset):
         info = get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
         yield from rows_of(0, [5] * 20)[first::step]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_map_style_dataset_is_split_by_index(num_workers):
-    rows = rows_of(0, [5, 9, 20] * 7)
-    mapped = dataset(IterableStream(MapStyle(rows)))
-
-    assert tokens_of(DataLoader(mapped, batch_size=None, num_workers=num_workers)) == rows
 
 
 @pytest.mark.processes
@@ -252,17 +242,6 @@ def test_a_worker_without_samples_is_no_error():
     assert tokens_of(loader) == [[1, 2]]
 
 
-@pytest.mark.parametrize(
-    ("overflow", "expected"),
-    [("split", [list(range(20))]), ("truncate", [list(range(16))]), ("drop", [])],
-)
-def test_a_sample_longer_than_a_pack_follows_the_overflow_policy(overflow, expected):
-    packing = Packing(max_seq_len=16, overflow=overflow)
-    found = tokens_of(dataset(IterableStream([list(range(20)), [7]]), packing=packing))
-
-    assert found == sorted([*expected, [7]])
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [None, 0, 2])
 def test_an_epoch_that_drops_all_it_has_is_refused(num_workers):
@@ -273,21 +252,3 @@ def test_an_epoch_that_drops_all_it_has_is_refused(num_workers):
     for _ in range(2):
         with pytest.raises(DataError, match=r"epoch \d has no batch on rank 0.*epoch_end='pad'"):
             list(loader)
-
-
-# Bounds.
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_what_workers_and_the_rank_hold_stays_under_the_bounds(num_workers):
-    rows = [[1] * (1 + 37 * n % 90) for n in range(400)]
-    rows[50:50] = [[1] * 5000, [1] * 3000]
-    packing = Packing(max_seq_len=64, buffer_tokens=512)
-    least = 512 + 2 * 64
-    buffers = Buffers(worker_tokens=least, rank_tokens=num_workers * least)
-    bounded = dataset(IterableStream(rows), packing=packing, buffers=buffers, batch_size=2)
-    loader = PackedDataLoader(bounded, num_workers=num_workers)
-    for _ in loader:
-        held = loader.stats()["buffers"]
-        assert held["rank_tokens"] <= num_workers * least + 64 * num_workers

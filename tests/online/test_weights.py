@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from streampack import (
-    ConfigError,
     IterableStream,
     Mixing,
     Order,
@@ -116,19 +114,6 @@ def test_an_epoch_ends_with_all_sources_with_the_first_or_never():
     assert num_packs("repeat") == 500
 
 
-@pytest.mark.parametrize(
-    ("stream", "mixing", "message"),
-    [
-        ({"proportion": 1}, {"stop": "repeat"}, "stop='repeat' needs sources that have a length"),
-        ({"proportion": 1}, {"epoch_size": 9}, "epoch_size=9 needs sources that have a length"),
-    ],
-)
-def test_a_generator_cannot_begin_again(stream, mixing, message):
-    source = (row for row in rows_of(0, [5]))
-    with pytest.raises(ConfigError, match=message):
-        dataset(IterableStream(source, **stream), mixing=Mixing(**mixing))
-
-
 # Batching methods.
 
 SHARES = (0.5, 0.3, 0.2)
@@ -194,23 +179,6 @@ def test_a_seed_shuffles_sources_with_an_index_each_pass_anew():
 
 
 @pytest.mark.processes
-def test_stats_say_what_was_delivered():
-    streams = [IterableStream(rows_of(n, [9, 40, 4]), name=f"s{n}") for n in range(2)]
-    loader = PackedDataLoader(dataset(*streams), num_workers=2)
-    batches = iter(loader)
-    num_tokens = num_packs = 0
-    for batch in itertools.islice(batches, 3):
-        num_tokens += int(batch["segments"][:, 5].sum())
-        num_packs += 1
-    stats = loader.stats()
-
-    assert stats["tokens"] == num_tokens
-    assert stats["packs"] == num_packs
-    assert stats["streams"]["s0"]["target"] == 0.5
-    assert stats["fill"] == num_tokens / num_packs / 16
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_stats_of_an_epoch_stay_until_the_next_one_begins(num_workers):
     dataset = PackedIterableDataset(
@@ -225,26 +193,6 @@ def test_stats_of_an_epoch_stay_until_the_next_one_begins(num_workers):
     assert loader.stats()["packs"] == 5
     next(iter(loader))
     assert loader.stats()["streams"]["mine"]["samples"] == 2
-
-
-class Unsized:
-    """Can be iterated again, and has no length."""
-
-    def __init__(self, items: list[list[int]]) -> None:
-        self._items = items
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._items)
-
-
-class Sharded:
-    """Gives its own part of a pass."""
-
-    def __init__(self, num: int) -> None:
-        self._num = num
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return ([n + 1] for n in range(self._num))
 
 
 @examples(60)
@@ -278,7 +226,7 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
 
     wanted = taken(items)
     assert [counter.total() for counter in wanted] == [int(repeat * num)] * 3
-    assert taken(Unsized(items)) == wanted
+    assert taken(Again(items)) == wanted
 
 
 @examples(100)
@@ -287,12 +235,12 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
     repeat=st.fractions(0, 3, max_denominator=8),
 )
 def test_parts_that_split_themselves_take_their_fractions_over_epochs(sizes, repeat):
-    stream = IterableStream(Sharded(0), repeat=repeat, sharded=True)
+    stream = IterableStream(Again([]), repeat=repeat, sharded=True)
     amounts = epoch_amounts([stream, IterableStream([[7]], choose=1)], ["a", "b"], Mixing(), 0)
     totals = np.zeros((8, len(sizes)), np.int64)
     for device, size in enumerate(sizes):
         worker_slice = WorkerSlice(device=device, num_devices=len(sizes))
-        slice_ = SourceSlice(Sharded(size), "a", worker_slice, sharded=True)
+        slice_ = SourceSlice(Again([[n + 1] for n in range(size)]), "a", worker_slice, sharded=True)
         for epoch in range(8):
             quota = amounts.quota(0, epoch, slice_, worker_slice)
             assert quota.skipped == totals[:, device].sum()
