@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,23 +36,6 @@ def test_the_subset_is_the_best_there_is_and_the_oldest_that_is_as_good(lengths)
         assert lengths[0] + without < best
 
 
-@given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=10), most=st.integers(1, 5))
-def test_of_at_most_so_many_samples_the_best_subset_is_taken(lengths, most):
-    size = 401
-    packer = make_packer(Packing(max_seq_len=size, max_samples_per_pack=most))
-
-    packs = Packs.join([packer.add(rows_of(lengths)), packer.flush()])
-
-    left = size - lengths[0]
-    best = max(
-        sum(some)
-        for count in range(most)
-        for some in combinations(lengths[1:], count)
-        if sum(some) <= left
-    )
-    assert sum(lengths[sample] for sample in samples_of(packs)[0]) == lengths[0] + best
-
-
 @given(
     lengths=st.lists(st.integers(1, 99), min_size=1, max_size=60),
     buffer_tokens=st.integers(100, 1000),
@@ -69,28 +50,6 @@ def test_the_oldest_sample_left_opens_the_next_pack(lengths, buffer_tokens):
         assert pack[0] == min(waiting)
         assert pack == sorted(pack)
         waiting -= set(pack)
-
-
-@given(
-    lengths=st.lists(st.integers(1, 100), max_size=60),
-    full=st.lists(st.integers(0, 60), max_size=10),
-    split_gap=st.sampled_from([None, 0.0, 0.1]),
-)
-def test_full_samples_pass_through_and_change_no_other_pack(lengths, full, split_gap):
-    packing = Packing(max_seq_len=100, buffer_tokens=300, split_gap=split_gap)
-    rows = rows_of([min(length, 99) for length in lengths])
-    places = sorted(min(place, len(rows)) for place in full)
-    extra = rows_of([100] * len(places))
-    extra[:, SAMPLE] += 1000
-    plain, mixed = make_packer(packing), make_packer(packing)
-
-    expected = samples_of(Packs.join([plain.add(rows), plain.flush()]))
-    found = samples_of(
-        Packs.join([mixed.add(np.insert(rows, places, extra, axis=0)), mixed.flush()])
-    )
-
-    assert [pack for pack in found if pack[0] < 1000] == expected
-    assert [pack for pack in found if pack[0] >= 1000] == [[s] for s in extra[:, SAMPLE].tolist()]
 
 
 @pytest.mark.parametrize("max_seq_len", [2048, 8192, 32768])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
-from streampack.types import LENGTH, SAMPLE, START, TOTAL, Packs
+from streampack.types import LENGTH, SAMPLE, START, Packs
 from tests.helpers.oracles import rows_of
 
 
@@ -35,17 +35,6 @@ def test_pieces_of_a_long_sample_that_meet_in_a_pack_are_one_segment(lengths):
     for pack in range(len(packs)):
         assert len(np.unique(packs[pack][:, SAMPLE])) == len(packs[pack])
     assert packs.segments[:, LENGTH].sum() == sum(lengths)
-
-
-@given(lengths=st.lists(st.integers(1, 32), min_size=1, max_size=40))
-def test_with_pad_to_multiple_packs_of_concat_are_full_of_rooms(lengths):
-    packs = packed("concat", rows_of(lengths), max_seq_len=32, pad_to_multiple=8)
-
-    rooms = -(-packs.segments[:, LENGTH] // 8) * 8
-    inner = packs.segments[:, START] + packs.segments[:, LENGTH] < packs.segments[:, TOTAL]
-    ends = np.cumsum(rooms)[packs.ends - 1]
-    assert (np.diff(ends, prepend=0)[:-1] == 32).all()
-    assert not (packs.segments[inner, LENGTH] % 8).any()
 
 
 @given(lengths=st.lists(st.integers(1, 20), max_size=60))

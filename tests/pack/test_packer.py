@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -278,35 +275,3 @@ def test_a_packer_saved_and_loaded_between_any_two_calls_goes_on_the_same(case):
 
     assert packer.state_dict() == straight.state_dict()
     assert as_lists(packer.flush()) == as_lists(straight.flush())
-
-
-SCRIPT = """
-import hashlib, sys
-import numpy as np
-from streampack.config import Packing
-from streampack.pack import make_packer
-from streampack.types import Packs
-for method in sys.argv[1:]:
-    short = {"short_seq_len": 512} if method == "two_tiers" else {}
-    packer = make_packer(Packing(max_seq_len=2048, method=method, **short))
-    lengths = np.random.Generator(np.random.Philox(key=5)).integers(1, 1500, 3000)
-    rows = np.array([[0, 0, s, 0, n, n] for s, n in enumerate(lengths)])
-    packs = Packs.join([packer.add(rows), packer.flush()])
-    print(method, hashlib.sha256(packs.segments.tobytes() + packs.ends.tobytes()).hexdigest())
-"""
-
-
-@pytest.mark.processes
-def test_packs_are_the_same_in_every_process_and_with_every_hash_seed(monkeypatch, capsys):
-    there = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *METHODS],
-        env={**os.environ, "PYTHONHASHSEED": "17"},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    monkeypatch.setattr(sys, "argv", ["", *METHODS])
-    exec(SCRIPT, {})
-
-    assert capsys.readouterr().out == there
-    assert len(there.splitlines()) == len(METHODS)
