@@ -14,7 +14,6 @@ import pytest
 from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.flat import token_file
-from streampack.storage.filesystem import private_root
 from streampack.streams import open_stream
 from streampack.testing import assert_resumes, assert_same_in_every_world
 from streampack.write import write_stream
@@ -121,17 +120,6 @@ def test_a_remote_is_verified_with_its_index_and_warned_about_without(
     reopened = open_stream(Stream(**options, index=tmp_path / "index"), 0)
     with pytest.raises(DataError, match=r"web\.bin"):
         reopened.open_shard(1)
-
-
-@pytest.mark.processes
-def test_a_cache_without_local_is_this_users_alone(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    write("megatron", bucket / "tokens", make_documents(20))
-    open_stream(Stream(remote="s3://bucket/tokens", format="megatron"), 0).open_shard(0)
-    assert private_root().is_relative_to(tmp_path)
-    assert private_root().stat().st_mode & 0o777 == 0o700
 
 
 def test_a_damaged_index_is_a_typed_error_or_stays_inside_the_file(tmp_path: Path) -> None:

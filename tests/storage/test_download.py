@@ -23,7 +23,6 @@ from botocore.exceptions import NoCredentialsError
 from streampack.errors import DataError
 from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
 from streampack.storage.location import StreamLocation
-from streampack.stores.failures import DamagedError
 from streampack.streams import Stream
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
@@ -106,27 +105,6 @@ def join_late_threads() -> None:
             assert not thread.is_alive()
 
 
-def test_an_s3_server_gives_the_object_and_refuses_a_wrong_secret(tmp_path):
-    name = f"fetch-real-{os.getpid()}"
-    (tmp_path / "root" / name).mkdir(parents=True)
-    (tmp_path / "root" / name / "a.mds").write_bytes(CONTENT)
-    files = files_of(f"s3://{name}", tmp_path / "local", 30.0)
-    to = tmp_path / "local" / "xyz.tmp"
-    with servers.s3_server(tmp_path / "root") as server:
-        with servers.s3_environment(server.url):
-            assert fetch(files, "a.mds", to) == 1
-            assert to.read_bytes() == CONTENT
-            assert not fetch_if_there(files, "b.mds", to)
-        with (
-            servers.s3_environment(server.url, secret="another-secret"),
-            pytest.raises(
-                DataError, match=r"a\.mds: cannot be fetched, 1 attempt in .*; the store refuses: "
-            ),
-        ):
-            # Another timeout, since an existing client with the right secret would be accepted.
-            fetch(files_of(f"s3://{name}", tmp_path / "local", 31.0), "a.mds", to)
-
-
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -191,42 +169,6 @@ def test_what_does_not_pass_is_an_error_soon_after_the_budget(bucket, kind, opti
     assert f"cannot be fetched, {error.attempts} attempt" in str(error)
     assert "raise download_retry= and download_timeout=" in str(error)
     assert os.listdir(bucket.local) == []
-
-
-@only_s3
-@pytest.mark.parametrize(
-    ("status", "said", "way_out"),
-    [
-        (
-            401,
-            "InternalError, injected",
-            "the store refuses: check the path and the rights of",
-        ),
-        (403, "AccessDenied, injected", "the store refuses: check the path and the rights of"),
-        (404, "NoSuchKey, injected", "the store has no such object: check the path"),
-    ],
-)
-def test_what_is_refused_is_asked_for_once_and_told_in_the_stores_words(
-    bucket, status, said, way_out
-):
-    bucket.server.add("status", status=status)
-    with pytest.raises(DataError, match="1 attempt in") as raised:
-        fetch(bucket.files(60.0), "a.mds", bucket.to)
-    assert f"(HTTP {status}, ClientError: {said}); {way_out}" in str(raised.value)
-    assert bucket.server.count(method="GET|HEAD") == 1
-    # The way out, in this case: the refusals end.
-    bucket.server.clear()
-    fetch(bucket.files(60.0), "a.mds", bucket.to)
-    bucket.assert_whole_and_alone()
-
-
-def test_a_time_out_at_the_end_does_not_hide_what_failed_before_it(bucket):
-    bucket.server.add("status", status=500, times=2)
-    bucket.server.add("stall_headers", skip=2)
-    with pytest.raises(DataError, match=r"cannot be fetched, \d attempts in") as raised:
-        fetch(bucket.files(1.0), "a.mds", bucket.to)
-    assert re.search(r"\(HTTP 500, Client(Response)?Error: ", str(raised.value))
-    assert "; TimeoutError: not done within " in str(raised.value)
 
 
 @pytest.fixture
@@ -370,30 +312,6 @@ def test_a_client_that_says_success_and_writes_nothing_is_not_believed(tmp_path)
         fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
 
 
-def check(path: Path) -> None:
-    if path.read_bytes() != CONTENT:
-        raise DamagedError("its bytes are others")
-
-
-def test_damaged_bytes_are_fetched_again_three_times(bucket):
-    bucket.server.add("flip", times=3)
-    assert fetch(bucket.files(20.0), "a.mds", bucket.to, check=check) == 4
-    bucket.assert_whole_and_alone()
-
-
-@pytest.mark.parametrize("kind", ["flip", "shorter"])
-def test_bytes_that_stay_damaged_are_an_error_after_four_downloads(bucket, kind):
-    fault = bucket.server.add(kind)
-    message = (
-        r"a\.mds: its bytes are others; the same in 4 downloads, [\d.]+ s: rewrite the stream, "
-        f"or, if it was replaced since it was first read, delete {bucket.local}"
-    )
-    with pytest.raises(DataError, match=message) as raised:
-        fetch(bucket.files(20.0), "a.mds", bucket.to, check=check, is_hashed=True)
-    assert raised.value.attempts == fault.given == 4
-    assert os.listdir(bucket.local) == []
-
-
 def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
     files = bucket.files()
     assert not fetch_if_there(files, "b.mds", bucket.to)
@@ -418,24 +336,13 @@ def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
         fetch_if_there(bucket.files(0.4), "a.mds", bucket.to)
 
 
-class Keyed(streaming.Stream):
-    """A class that keeps its files in a dict."""
-
-    def _download_file(self, from_basename: str, to_basename: str | None = None) -> str:
-        path = Path(self.local, to_basename or from_basename)
-        path.write_bytes({"a.mds": CONTENT}[from_basename])
-        return str(path)
-
-
 def test_a_class_of_its_own_may_say_that_there_is_none_with_any_error(tmp_path, caplog):
-    files = StreamLocation.of(Keyed(remote="s3://nowhere/at-all", local=str(tmp_path)))
+    stream = _Own(tmp_path, [KeyError("lengths.bin")] * 9)
 
-    assert not fetch_if_there(files, "lengths.bin", tmp_path / "x.tmp")
-    assert (
-        "lengths.bin: was refused (KeyError: 'lengths.bin') and is treated as missing"
-        in caplog.text
-    )
-    assert fetch_if_there(files, "a.mds", tmp_path / "x.tmp")
+    assert not fetch_if_there(StreamLocation.of(stream), "lengths.bin", tmp_path / "x.tmp")
+    assert "lengths.bin: was refused (KeyError: 'lengths.bin') and is treated as mis" in caplog.text
+    stream.failures.clear()
+    assert fetch_if_there(StreamLocation.of(stream), "a.mds", tmp_path / "x.tmp")
 
 
 def test_a_folder_is_fetched_from_without_libraries_of_stores(tmp_path):

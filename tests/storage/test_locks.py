@@ -13,16 +13,22 @@ from streampack.errors import DataError
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import FileLocks
 
+DAY_S = 86_400.0
+
 
 class WaitedFor(LocalFilesystem):
-    """A disk that signals when a caller begins to wait for a lock."""
+    """A disk that signals when a caller begins to wait for a lock; its clock may be fast."""
 
-    def __init__(self) -> None:
+    def __init__(self, ahead_s: float = 0.0) -> None:
         self.asked = threading.Semaphore(0)
+        self.ahead_s = ahead_s
 
     def lock(self, path, timeout_s):
         self.asked.release()
         return super().lock(path, timeout_s)
+
+    def now_s(self) -> float:
+        return time.time() + self.ahead_s
 
 
 def outcome_of(locks: FileLocks, outcomes: list[object]) -> None:
@@ -33,16 +39,18 @@ def outcome_of(locks: FileLocks, outcomes: list[object]) -> None:
         outcomes.append(error)
 
 
-def test_who_waited_for_a_holder_that_failed_raises_the_same_at_once_and_does_not_try(tmp_path):
-    disk = WaitedFor()
-    locks = FileLocks(tmp_path, disk)
+@pytest.mark.parametrize(("ahead_s", "waiter_ahead_s"), [(0, 0), (DAY_S, 0), (0, DAY_S)])
+def test_who_waited_for_a_holder_that_failed_raises_the_same_at_once_and_does_not_try(
+    tmp_path, ahead_s, waiter_ahead_s
+):
+    disk = WaitedFor(waiter_ahead_s)
+    holder, locks = FileLocks(tmp_path, WaitedFor(ahead_s)), FileLocks(tmp_path, disk)
     outcomes: list[object] = []
     threads = [threading.Thread(target=outcome_of, args=(locks, outcomes)) for _ in range(3)]
     failure = DataError("s3://a: no answer", uri="s3://a", shard="a", attempts=3, elapsed_s=1.5)
 
     def fail() -> None:
-        with locks.hold("a", 60):
-            assert disk.asked.acquire(timeout=30)
+        with holder.hold("a", 60):
             for thread in threads:
                 thread.start()
                 assert disk.asked.acquire(timeout=30)
@@ -137,39 +145,3 @@ def test_remains_of_one_file_are_not_those_of_another(tmp_path):
         locks.remove_leftovers("shard.mds")
         assert not mine.exists()
         assert other.exists()
-
-
-DAY_S = 86_400.0
-
-
-class Ahead(LocalFilesystem):
-    """The disk of a machine with a clock that is a day fast."""
-
-    def now_s(self) -> float:
-        return time.time() + DAY_S
-
-
-@pytest.mark.parametrize("kinds", [(Ahead, WaitedFor), (WaitedFor, Ahead)])
-def test_a_failure_is_heard_of_whatever_the_clocks_say(tmp_path, kinds):
-    holder, waiter = (FileLocks(tmp_path, kind()) for kind in kinds)
-    outcomes: list[object] = []
-    begun = threading.Event()
-
-    class Telling(kinds[1]):
-        def lock(self, path, timeout_s):
-            begun.set()
-            return super().lock(path, timeout_s)
-
-    waiter = FileLocks(tmp_path, Telling())
-    thread = threading.Thread(target=outcome_of, args=(waiter, outcomes))
-
-    def fail() -> None:
-        with holder.hold("a", 60):
-            thread.start()
-            assert begun.wait(30)
-            raise DataError("gone")
-
-    with pytest.raises(DataError, match="gone"):
-        fail()
-    thread.join(30)
-    assert [str(error) for error in outcomes] == ["gone"]

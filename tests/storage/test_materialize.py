@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from streampack.storage.filesystem import LocalFilesystem
 from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
-from tests.helpers.caches import NOTES, Buckets, cache_of, cached, cached_shards
+from tests.helpers.caches import NOTES, Buckets, cached, cached_shards
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(30)]
 
@@ -117,17 +116,6 @@ def test_the_users_own_files_are_hashed_once_a_process_and_nothing_is_written(tm
     assert sorted(path.rglob("*")) == before
 
 
-def test_a_remote_without_hashes_is_warned_of_once(tmp_path, caplog):
-    path, _ = written(tmp_path, hashes=[])
-    with caplog.at_level(logging.WARNING):
-        opened = open_stream(remote(tmp_path), 0, store=Buckets(bucket=path).store)
-        opened.fetch(0)
-        opened.fetch(1)
-    (record,) = caplog.records
-    count = opened.num_shards
-    assert f"s3://bucket/r/index.json: has no hashes for {count} of {count}" in record.message
-
-
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("fault", ["missing", "cut"])
 def test_local_files_are_compared_with_the_index_at_construction(tmp_path, compression, fault):
@@ -142,15 +130,3 @@ def test_local_files_are_compared_with_the_index_at_construction(tmp_path, compr
     message = rf"{file}: {problem}.*\({path}/index\.json: shards\.2\.{field}\)"
     with pytest.raises(DataError, match=message):
         open_stream(Stream(local=str(path)), 0)
-
-
-def test_a_shard_that_somebody_else_brings_is_skipped_by_who_will_not_wait(tmp_path):
-    path, _ = written(tmp_path)
-    opened = open_stream(remote(tmp_path), 0, store=Buckets(bucket=path).store)
-    name = opened.cache._name_of(opened.shards.index.shards[0])
-    with LocalFilesystem().lock(cache_of(tmp_path / "l") / NOTES / f"{name}.lock", 1):
-        assert opened.fetch(0, is_waiting=False) is None
-        assert opened.fetch(1, is_waiting=False)
-    assert not opened.is_here(0)
-    assert opened.is_here(1)
-    assert opened.fetch(0)

@@ -24,8 +24,6 @@ from tests.helpers.caches import (
 )
 from tests.helpers.examples import examples
 
-# ---------------------------------------------------------------------------- files rewritten
-
 
 def test_a_local_stream_that_is_rewritten_while_it_is_open_is_refused(tmp_path):
     path, _ = write_bare(tmp_path / "s", seed=0)
@@ -60,8 +58,6 @@ def test_a_remote_folder_that_was_rewritten_with_the_old_times_is_noticed(tmp_pa
         os.replace(file, path / file.name)
     assert_reads(open_stream(stream, 0), others)
 
-
-# ---------------------------------------------------------------------------- the law
 
 SMALL = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 PLACES = ("a", "b")  # two remotes, which are also read as local streams
@@ -158,9 +154,6 @@ def test_a_stream_gives_the_version_it_was_opened_with_or_an_error(
     law()
 
 
-# ---------------------------------------------------------------------------- versions of a stream
-
-
 def in_store(buckets: Buckets, local: Path, bucket: str = "b", **options):
     stream = Stream(remote=f"s3://{bucket}/data", local=str(local), **options)
     return open_stream(stream, 0, store=buckets.store)
@@ -226,9 +219,6 @@ def test_a_cache_that_cannot_be_written_is_read_all_the_same(tmp_path):
     assert_reads(open_stream(stream, 0, disk=builders.ReadOnlyDisk()), samples)
 
 
-# ---------------------------------------------------------------------------- remotes
-
-
 def test_a_second_remote_with_the_same_local_is_another_folder(tmp_path):
     one, samples = write_bare(tmp_path / "one")
     two, others = write_bare(tmp_path / "two", seed=1)
@@ -272,22 +262,6 @@ def test_one_remote_may_be_written_in_several_ways(tmp_path, one, other, is_same
         folders = {location(remote, split).folder for remote in (one, other)}
         assert (len(folders) == 1) is is_same, split
         assert "secret" not in location(one, split).identity
-
-
-# ---------------------------------------------------------------------------- MosaicML's layout
-
-
-def test_files_of_mosaicmls_layout_are_neither_used_nor_changed(tmp_path):
-    path, samples = write_bare(tmp_path / "b", hashes=["xxh64"])
-    shutil.copytree(path, tmp_path / "l")
-    before = {file: file.read_bytes() for file in (tmp_path / "l").iterdir()}
-    buckets = Buckets(b=path)
-    assert_reads(in_store(buckets, tmp_path / "l"), samples)
-    assert len(shards_asked(buckets)) == len(list(path.glob("*.mds")))
-    assert {file: file.read_bytes() for file in before} == before
-
-
-# ---------------------------------------------------------------------------- old versions
 
 
 def test_old_versions_are_evicted_like_any_other_shard(tmp_path, growing):

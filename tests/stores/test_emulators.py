@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -20,7 +17,6 @@ from streampack.stores.store import open_store
 from streampack.streams import Stream
 from tests.helpers.faults import harness, servers
 
-READY_S = 30.0
 ACCOUNT = "devstoreaccount1"
 # The emulator's published key, the same for everyone.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -35,19 +31,6 @@ pytestmark = [
 ]
 
 
-def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + READY_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            urlopen(url, timeout=1).close()
-            return
-        except URLError as error:
-            if getattr(error, "code", None):
-                return
-            time.sleep(0.1)
-    pytest.fail(f"{process.args} did not start")
-
-
 @pytest.fixture
 def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     adlfs = pytest.importorskip("adlfs", reason="adlfs is in the azure extra")
@@ -57,18 +40,13 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     port = servers.free_port()
     command = [azurite, "--blobPort", str(port), "--silent", "--skipApiVersionCheck"]
     command += ["--inMemoryPersistence", "--disableTelemetry"]
-    process = subprocess.Popen(command, cwd=tmp_path)
     url = f"http://127.0.0.1:{port}/{ACCOUNT}"
     connection = f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"{connection}BlobEndpoint={url};")
-    try:
-        wait_until_ready(url, process)
+    with servers.serve(command, port, url, tmp_path / "log"):
         # A unique name, because the process keeps one store per bucket, and with it the server.
         adlfs.AzureBlobFileSystem(skip_instance_cache=True).mkdir(f"bucket{port}")
         yield f"az://bucket{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
@@ -79,18 +57,13 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         pytest.skip("the emulator is not installed: pip install gcp-storage-emulator")
     port = servers.free_port()
     command = [emulator, "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-    try:
-        wait_until_ready(url, process)
+    with servers.serve(command, port, url, tmp_path / "log"):
         body = f'{{"name": "bucket{port}"}}'.encode()
         headers = {"Content-Type": "application/json"}
         urlopen(Request(f"{url}/storage/v1/b?project=test", body, headers), timeout=10).close()
         yield f"gs://bucket{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(params=["azure", "google"])

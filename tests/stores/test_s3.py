@@ -110,10 +110,9 @@ def bucket(tmp_path: Path) -> Iterator[FaultServer]:
         yield server
 
 
-def location(tmp_path: Path, retry: int = 2) -> StreamLocation:
-    local = str(tmp_path / "local")
-    stream = Stream(remote="s3://bucket", local=local, download_timeout=20, download_retry=retry)
-    return StreamLocation.of(stream)
+def location(tmp_path: Path, **options: int) -> StreamLocation:
+    options = {"download_timeout": 20, "download_retry": 2, **options}
+    return StreamLocation.of(Stream(remote="s3://bucket", local=str(tmp_path / "local"), **options))
 
 
 @pytest.mark.parametrize("content", [CONTENT, LARGE], ids=["small", "large"])
@@ -178,18 +177,7 @@ def test_a_store_with_a_private_authority_is_read_over_tls(tmp_path, authority, 
         servers.s3_environment(server.url),
     ):
         with pytest.raises(DataError, match=r"cannot be fetched.*SSLError"):
-            fetch(
-                StreamLocation.of(
-                    Stream(
-                        remote="s3://bucket",
-                        local=str(to.parent),
-                        download_timeout=2,
-                        download_retry=0,
-                    )
-                ),
-                "a.mds",
-                to,
-            )
+            fetch(location(tmp_path, download_timeout=2, download_retry=0), "a.mds", to)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(authority[0]))
         assert fetch(location(tmp_path), "a.mds", to) == 1
         assert to.read_bytes() == CONTENT

@@ -113,31 +113,6 @@ def test_a_large_object_that_changes_between_its_parts_is_refused(place, tmp_pat
     replaced.join()
 
 
-@pytest.mark.parametrize("kind", ["status", "reset", "short"])
-def test_what_passes_is_repeated(place, kind):
-    (place.folder / "a").write_bytes(SMALL)
-    url = f"{place.url}/a"
-    fault = place.server.add(kind, method="GET", status=503, times=3)
-    assert request(url, "read", lambda store: store.read(url)) == SMALL
-    assert fault.given == 3
-
-
-def test_objects_of_a_prefix_are_listed(place):
-    if place.url.startswith("http"):
-        pytest.skip("the server of this test has no index pages")
-    for name in ("b/2", "b/1", "a", "c"):
-        path = place.folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(SMALL)
-    assert [found.url for found in list_objects(f"{place.url}/")] == [
-        f"{place.url}/{name}" for name in ("a", "b/1", "b/2", "c")
-    ]
-    assert [found.url for found in list_objects(f"{place.url}/b")] == [
-        f"{place.url}/b/{number}" for number in (1, 2)
-    ]
-    assert list(list_objects(f"{place.url}/none/")) == []
-
-
 def test_a_web_server_without_ranges_serves_a_whole_download_only(tmp_path):
     (tmp_path / "a").write_bytes(LARGE)
 
@@ -158,20 +133,6 @@ def test_a_web_server_without_ranges_serves_a_whole_download_only(tmp_path):
             request(url, "read", lambda store: store.read(url, 1, 3))
         server.shutdown()
         thread.join()
-
-
-def test_objects_are_written_replaced_and_removed(tmp_path):
-    root = tmp_path / "root"
-    (root / "bucket").mkdir(parents=True)
-    with servers.s3_server(root, is_written=True) as s3, servers.s3_environment(s3.url):
-        url = "s3://bucket/a"
-        store = open_store(url)
-        store.write(url, b"1")
-        store.write(url, b"2")
-        assert store.read(url) == b"2"
-        assert store.write_if_absent("s3://bucket/b", b"1")
-        store.remove(url)
-        assert [found.url for found in list_objects("s3://bucket/")] == ["s3://bucket/b"]
 
 
 def _read(

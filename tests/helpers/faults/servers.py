@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 @contextmanager
-def _serve(command: list[str], port: int, url: str, log: Path) -> Iterator[Server]:
+def serve(command: list[str], port: int, url: str, log: Path) -> Iterator[Server]:
     """Run a server until the block ends; enter it once the port takes connections."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
@@ -79,7 +79,7 @@ def s3_server(
     command += ["--auth-key", f"{KEY},{SECRET}", "--dir-cache-time", cache, "--config", os.devnull]
     if tls is not None:
         command += ["--cert", str(tls[0]), "--key", str(tls[1])]
-    with _serve(command, port, f"http{'s' * bool(tls)}://127.0.0.1:{port}", log) as server:
+    with serve(command, port, f"http{'s' * bool(tls)}://127.0.0.1:{port}", log) as server:
         yield server
 
 
@@ -150,7 +150,7 @@ def sftp_server(folder: Path) -> Iterator[Server]:
     }
     url = f"sftp://{_user()}@127.0.0.1:{port}{folder.absolute()}"
     command = [sshd, "-D", "-e", "-f", str(own / "config")]
-    with _environment(variables), _serve(command, port, url, own / "log") as server:
+    with _environment(variables), serve(command, port, url, own / "log") as server:
         yield server
 
 
