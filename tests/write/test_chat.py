@@ -199,14 +199,28 @@ def test_markers_and_prefixes_agree_and_transformers_where_it_is_right(
         assert by_markers["loss_mask"].tolist() == theirs["assistant_masks"]
 
 
-def test_a_line_break_is_learned_where_it_is_the_end_of_turn() -> None:
-    template = (
-        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-    )
-    tokenizer = tokenizer_of(template, "byte_level")
-    sample = ChatEncoder(tokenizer)(say("hello", "fine", "how", "well"))
-    assert learned(sample, tokenizer).replace(" ", "") == "fine\nwell\n"
+LINES = (
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+BARE = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "contents", "expected"),
+    [
+        (LINES, ("hello", "fine", "how", "well"), "fine\nwell\n"),
+        (BARE, ("hello", "fine", "how", "well"), "fine<|end|>well<|end|>"),
+        # The header's line break and the response's first share a token.
+        (CHATML, ("hello", "\n\nfine"), "\n\n\nfine<|im_end|>"),
+    ],
+    ids=["lines", "no header and no prompt", "a token over the edge"],
+)
+def test_what_ends_a_turn_and_a_token_over_its_edge_are_learned(
+    template: str, contents: tuple[str, ...], expected: str
+) -> None:
+    tokenizer = tokenizer_of(template)
+    assert learned(ChatEncoder(tokenizer)(say(*contents)), tokenizer) == expected
 
 
 def test_white_space_that_is_in_no_token_unmasks_nothing_after_it() -> None:
@@ -220,15 +234,6 @@ def test_white_space_that_is_in_no_token_unmasks_nothing_after_it() -> None:
     sample = ChatEncoder(tokenizer, chat_template=template)(say("hello", " fine \n", "bye"))
     assert sample["tokens"].tolist() == [1, 2, 3]
     assert sample["loss_mask"].tolist() == [0, 1, 0]
-
-
-def test_a_token_over_the_edge_of_a_response_is_a_target() -> None:
-    tokenizer = tokenizer_of()
-    sample = ChatEncoder(tokenizer)(say("hello", "\n\nfine"))
-    pieces = tokenizer.convert_ids_to_tokens(sample["tokens"])
-    edge = sample["loss_mask"].tolist().index(1)
-    assert pieces[edge] == "ĊĊ", "the header's line break and the response's first share a token"
-    assert learned(sample, tokenizer) == "\n\n\nfine<|im_end|>"
 
 
 def test_calls_of_tools_are_responses_and_their_results_are_not() -> None:
@@ -256,23 +261,51 @@ def test_json_text_of_messages_and_tools_is_read() -> None:
         encode({"messages": messages, "tools": "add(a, b)"})
 
 
-def test_rows_messages_and_sharegpt_say_the_same() -> None:
-    plain = [{"role": "system", "content": "s"}, *say("hello", "fine")]
-    senders = {"system": "system", "user": "human", "assistant": "gpt"}
-    sharegpt = [{"from": senders[m["role"]], "value": m["content"]} for m in plain]
-    table = [message | {"tool_calls": None} for message in plain]
+CHAT = say("hello", "fine")
+FIRST = {"role": "system", "content": "Be brief."}
+FORMS: list[tuple[Any, list[dict[str, Any]]]] = [
+    (tuple(CHAT), CHAT),
+    ([message | {"tool_calls": None} for message in CHAT], CHAT),
+    ({"messages": CHAT}, CHAT),
+    ({"messages": CHAT, "system": ""}, CHAT),
+    ([{"from": "human", "value": "hello"}, {"from": "gpt", "value": "fine"}], CHAT),
+    ({"conversations": [FIRST, *CHAT], "tools": None, "id": 7}, [FIRST, *CHAT]),
+    ({"prompt": "hello", "completion": "fine"}, CHAT),
+    ({"prompt": CHAT[:1], "completion": CHAT[1:], "prompt_id": "a"}, CHAT),
+    ({"prompt": json.dumps(CHAT[:1]), "completion": json.dumps(CHAT[1:])}, CHAT),
+    ({"prompt": "other", "messages": CHAT}, CHAT),
+    ({"instruction": "hello", "input": "", "output": "fine"}, CHAT),
+    ({"instruction": "hello", "input": None, "output": "fine", "messages": None}, CHAT),
+    ({"instruction": "hello", "output": "fine"}, CHAT),
+    ({"instruction": "Add.", "input": "1 1", "output": "2"}, say("Add.\n1 1", "2")),
+    ({"messages": CHAT, "system": "Be brief."}, [FIRST, *CHAT]),
+    ({"messages": [FIRST, *CHAT], "system": "Be brief."}, [FIRST, *CHAT]),
+    ({"prompt": "hello", "completion": "fine", "system": "Be brief."}, [FIRST, *CHAT]),
+    ({"instruction": "hello", "output": "fine", "system": "Be brief."}, [FIRST, *CHAT]),
+    (
+        {"conversations": [{"from": "human", "value": "hello"}, CHAT[1]], "system": "Be brief."},
+        [FIRST, *CHAT],
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "chat"), FORMS)
+def test_rows_of_any_form_are_the_conversation_that_they_hold(row: Any, chat: Any) -> None:
     encode = ChatEncoder(tokenizer_of(TOOLS))
-    expected = encode(plain)["tokens"].tolist()
-    for row in (
-        sharegpt,
-        tuple(plain),
-        table,
-        {"messages": plain},
-        {"conversations": sharegpt, "tools": None, "id": 7},
-    ):
-        assert encode(row)["tokens"].tolist() == expected
-    unpickled = pickle.loads(pickle.dumps(encode))
-    assert unpickled(plain)["tokens"].tolist() == expected
+    assert_equal(encode(row), encode(chat))
+    assert_equal(pickle.loads(pickle.dumps(encode))(row), encode(chat))
+
+
+def test_a_prompt_of_several_messages_is_not_learned() -> None:
+    turns = say("hello", "fine", "how", "well")
+    tokenizer = tokenizer_of()
+    sample = ChatEncoder(tokenizer)({"prompt": turns[:3], "completion": turns[3:], "system": "so"})
+    assert learned(sample, tokenizer) == "well<|im_end|>"
+
+
+def test_a_system_text_that_differs_from_the_first_message_is_refused() -> None:
+    with pytest.raises(DataError, match=r"system='Be long.' differs from its first message"):
+        ChatEncoder(tokenizer_of())({"messages": [FIRST, *CHAT], "system": "Be long."})
 
 
 def test_options_reach_the_template() -> None:
@@ -359,12 +392,6 @@ def test_a_generation_prompt_that_ends_every_text_is_not_learned(header, train_o
     encode = ChatEncoder(tokenizer_of(asks), train_on)
     [*_, sample] = encode.samples(say("hello", "fine"))
     assert learned(sample, encode.tokenizer) == "fine<|im_end|>"
-
-
-def test_turns_that_end_alike_and_have_no_header_need_no_prompt() -> None:
-    encode = ChatEncoder(tokenizer_of("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"))
-    sample = encode(say("hello", "fine", "how", "well"))
-    assert learned(sample, encode.tokenizer) == "fine<|end|>well<|end|>"
 
 
 class Counting:
@@ -460,46 +487,6 @@ def test_a_field_like_system_or_tools_is_refused_not_ignored(field: str) -> None
         encode(row | {field: "Be brief."})
     for empty in ("", [], None):
         assert encode(row | {field: empty, "system_id": 7, "source": "a"})["loss_mask"].any()
-
-
-def test_a_rows_own_system_text_is_the_first_message() -> None:
-    encode = ChatEncoder(tokenizer_of())
-    first = {"role": "system", "content": "Be brief."}
-    chat = say("hello", "fine")
-    expected = encode([first, *chat])
-    assert "Be brief." in encode.tokenizer.decode(expected["tokens"])
-    for row in (
-        {"messages": chat, "system": "Be brief."},
-        {"messages": [first, *chat], "system": "Be brief."},
-        {"prompt": "hello", "completion": "fine", "system": "Be brief."},
-        {"instruction": "hello", "input": "", "output": "fine", "system": "Be brief."},
-        {"conversations": [{"from": "human", "value": "hello"}, chat[1]], "system": "Be brief."},
-    ):
-        assert_equal(encode(row), expected)
-    assert_equal(encode({"messages": chat, "system": ""}), encode(chat))
-    with pytest.raises(DataError, match=r"system='Be long.' differs from its first message"):
-        encode({"messages": [first, *chat], "system": "Be long."})
-
-
-def test_prompts_and_instructions_are_conversations() -> None:
-    encode = ChatEncoder(tokenizer_of())
-    chat = say("hello", "fine")
-    for row in (
-        {"prompt": "hello", "completion": "fine"},
-        {"prompt": chat[:1], "completion": chat[1:], "prompt_id": "a"},
-        {"prompt": json.dumps(chat[:1]), "completion": json.dumps(chat[1:])},
-        {"instruction": "hello", "input": "", "output": "fine"},
-        {"instruction": "hello", "input": None, "output": "fine", "messages": None},
-        {"instruction": "hello", "output": "fine"},
-        {"prompt": "other", "messages": chat},
-    ):
-        assert_equal(encode(row), encode(chat))
-    added = encode({"instruction": "Add.", "input": "1 1", "output": "2"})
-    assert_equal(added, encode(say("Add.\n1 1", "2")))
-    # A prompt may have several messages; none of them is learned.
-    turns = say("hello", "fine", "how", "well")
-    prompted = encode({"prompt": turns[:3], "completion": turns[3:], "system": "so"})
-    assert learned(prompted, encode.tokenizer) == "well<|im_end|>"
 
 
 def test_contents_in_parts_are_read_by_every_template() -> None:

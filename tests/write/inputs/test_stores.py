@@ -173,22 +173,6 @@ def test_passing_faults_of_the_store_change_no_row(server, kind):
     assert any(request.fault == kind for request in proxy.log)
 
 
-@pytest.mark.parametrize(
-    ("status", "text"),
-    [
-        (403, "the store refuses: check the path and the rights"),
-        (404, "no such object: check the path"),
-    ],
-)
-def test_lasting_faults_of_the_store_name_the_object_and_a_way_out(server, status, text):
-    proxy, url = server
-    [part] = split(f"{url}/in/rows.jsonl")
-    proxy.add("status", status=status, path=r"rows\.jsonl")
-
-    with pytest.raises(DataError, match=rf"^{url}/in/rows.jsonl: cannot be read.*{text}"):
-        rows_of([part])
-
-
 @pytest.mark.parametrize("suffix", ["txt", "jsonl.zst", "parquet"])
 def test_small_objects_are_fetched_several_at_a_time_each_in_one_request(faults, root, suffix):
     texts = [f"text {number}" for number in range(40)]
