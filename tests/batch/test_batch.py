@@ -55,9 +55,7 @@ def plain_batch(rows: Rows, packs: Packs, positions: str) -> dict[str, Any]:
 
 
 @given(planned=planned_rows(), positions=st.sampled_from(["restart", "continue"]))
-def test_a_batch_is_what_filling_it_token_by_token_gives(
-    planned: tuple[Rows, Packs], positions: str
-) -> None:
+def test_a_batch_is_what_filling_it_token_by_token_gives(planned, positions):
     rows, packs = planned
     batch = make_batches(rows, packs, steps=[(3, 40)], positions=positions)[0]
     shown = {key: v.tolist() if torch.is_tensor(v) else v for key, v in batch.items()}
@@ -73,9 +71,7 @@ def rows_with_labels(*labels: list[int]) -> tuple[Rows, Packs]:
 
 
 @pytest.mark.parametrize("make", [make_batches, make_compacts])
-def test_a_batch_of_samples_without_a_target_is_named_once_for_each_stream(
-    make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_of_samples_without_a_target_is_named_once_for_each_stream(make, caplog):
     batch_module._warn_of_no_target.cache_clear()
     none = [-100, -100]
     for labels in ([[6, -100], [8, 9], none], [none, none, none]) * 2:

@@ -16,7 +16,7 @@ SHAPES: list[Any] = [(np.int64, (3, 5)), (np.int32, (3, 5)), (np.uint16, (7,))]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2)), max_size=60))
-def test_no_two_batches_that_are_held_share_a_byte(steps: list[tuple[int, int]]) -> None:
+def test_no_two_batches_that_are_held_share_a_byte(steps):
     blocks = BufferPool()
     held: dict[int, tuple[int, list[torch.Tensor]]] = {}
     for number, (place, kind) in enumerate(steps):
@@ -32,7 +32,7 @@ def test_no_two_batches_that_are_held_share_a_byte(steps: list[tuple[int, int]])
             assert all(bool((tensor.to(torch.int64) == written).all()) for tensor in kept)
 
 
-def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
+def test_a_block_is_used_again_once_its_last_tensor_is_gone():
     blocks = BufferPool()
     arrays, [tensors] = blocks.take(*SHAPES)
     first = arrays[0].ctypes.data
@@ -45,7 +45,7 @@ def test_a_block_is_used_again_once_its_last_tensor_is_gone() -> None:
     assert blocks.take(*SHAPES)[0][0].ctypes.data == first
 
 
-def test_a_copy_for_another_process_has_no_blocks_of_this_one() -> None:
+def test_a_copy_for_another_process_has_no_blocks_of_this_one():
     blocks = BufferPool()
     blocks.take((np.int64, (1 << 16,)))
     assert len(pickle.dumps(blocks)) < 500
@@ -53,7 +53,7 @@ def test_a_copy_for_another_process_has_no_blocks_of_this_one() -> None:
 
 
 @given(num_parts=st.integers(1, 4), num_rows=st.integers(1, 3))
-def test_parts_are_the_arrays_cut_and_any_of_them_keeps_all(num_parts: int, num_rows: int) -> None:
+def test_parts_are_the_arrays_cut_and_any_of_them_keeps_all(num_parts, num_rows):
     blocks = BufferPool()
     size = num_parts * num_rows
     shapes: list[Any] = [(np.int64, (size, 5)), (np.int32, (size,))]

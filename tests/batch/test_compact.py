@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from streampack.batch.compact import expand_on, to_compact
 from streampack.gather.gather import Rows
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.types import Packs
 from tests.helpers.batches import same
 from tests.helpers.builders import stream_of, write_stream_files
 from tests.helpers.packs import native_batch
@@ -37,9 +34,7 @@ WAYS = [streampack.expand, partial(expand_on, device=CPU)]
     positions=st.sampled_from(["restart", "continue"]),
     has_labels=st.booleans(),
 )
-def test_an_expanded_batch_is_the_native_one(
-    expand: Any, planned: tuple[Rows, Packs], dtype: Any, positions: str, has_labels: bool
-) -> None:
+def test_an_expanded_batch_is_the_native_one(expand, planned, dtype, positions, has_labels):
     wide, packs = planned
     labels = np.where(wide.tokens % 3 == 0, -100, wide.tokens) if has_labels else None
     native = Rows(tokens=wide.tokens, next_tokens=wide.next_tokens, labels=labels)
@@ -60,9 +55,7 @@ def test_an_expanded_batch_is_the_native_one(
     seed=st.integers(0, 99),
     masked=st.booleans(),
 )
-def test_a_native_batch_comes_back_from_its_compact_form(
-    expand: Any, rows: list[list[int]], multiple: int, seed: int, masked: bool
-) -> None:
+def test_a_native_batch_comes_back_from_its_compact_form(expand, rows, multiple, seed, masked):
     cuts = [(0, len(rows[0]) - 1)] if rows[0] else []
     batch = native_batch(rows, 4 * 8, seed=seed, multiple=multiple, cuts=cuts)
     if masked:
@@ -73,7 +66,7 @@ def test_a_native_batch_comes_back_from_its_compact_form(
 
 
 @pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def stream(tmp_path_factory):
     lengths = np.random.default_rng(4).integers(1, 300, 150).tolist()
     folder = tmp_path_factory.mktemp("stream") / "s"
     write_stream_files(folder, lengths, dtype="uint16")
@@ -90,9 +83,7 @@ PACKINGS = [
 @pytest.mark.processes
 @pytest.mark.parametrize("packing", PACKINGS, ids=["plain", "continue", "multiple"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_dataset_yields_compact_batches_of_the_same_packs(
-    stream: Any, packing: Packing, num_workers: int
-) -> None:
+def test_a_dataset_yields_compact_batches_of_the_same_packs(stream, packing, num_workers):
     def made(batch_format: str) -> PackedStreamingDataset:
         return PackedStreamingDataset(
             [stream], packing=packing, batch_size=4, batch_format=batch_format
@@ -108,7 +99,7 @@ def test_a_dataset_yields_compact_batches_of_the_same_packs(
     assert loader.dataset.state_after(compact[3])["position"] == native[3]["position"]
 
 
-def test_a_compact_batch_has_a_seventh_of_the_bytes(tmp_path: Path) -> None:
+def test_a_compact_batch_has_a_seventh_of_the_bytes(tmp_path):
     stream = stream_of(tmp_path / "s", [1000] * 40)
 
     def first_bytes(batch_format: str) -> int:

@@ -124,7 +124,7 @@ def get_format(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_format_has_the_keys_types_and_shapes_of_its_trainer(name: str) -> None:
+def test_a_format_has_the_keys_types_and_shapes_of_its_trainer(name):
     assert shown(get_format(name)(the_batch())) == TABLE[name]
 
 
@@ -136,9 +136,7 @@ def inputs_labels(made: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", sorted(SHIFTED | UNSHIFTED))
-def test_labels_name_the_samples_own_next_token_in_the_convention_that_is_promised(
-    name: str,
-) -> None:
+def test_labels_name_the_samples_own_next_token_in_the_convention_that_is_promised(name):
     batch = the_batch()
     tokens, labels = inputs_labels(get_format(name)(batch))
     assert torch.equal(tokens, batch["tokens"])
@@ -149,7 +147,7 @@ def test_labels_name_the_samples_own_next_token_in_the_convention_that_is_promis
     assert torch.equal(labels, expected)
 
 
-def test_a_format_leaves_the_native_batch_alone() -> None:
+def test_a_format_leaves_the_native_batch_alone():
     for name in formats.FORMATS:
         batch, before = the_batch(), the_batch()
         get_format(name)(batch)
@@ -202,7 +200,7 @@ def lengths_of_rows(draw: st.DrawFn) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", TABLE)
 @given(rows=lengths_of_rows())
-def test_documents_are_found_again_where_they_were(name: str, rows: list[list[int]]) -> None:
+def test_documents_are_found_again_where_they_were(name, rows):
     batch = native_batch(rows, S)
     found = starts_of(name, get_format(name)(batch))
     expected = batch["cu_seqlens"].tolist()[:-1]
@@ -216,7 +214,7 @@ def test_documents_are_found_again_where_they_were(name: str, rows: list[list[in
 
 
 @pytest.mark.parametrize("convert", [formats.to_hf, formats.to_llama_factory])
-def test_a_dense_mask_is_additive_finite_and_of_the_models_type(convert: Any) -> None:
+def test_a_dense_mask_is_additive_finite_and_of_the_models_type(convert):
     mask = convert(the_batch(), dense=True, dtype=torch.bfloat16)["attention_mask"]
     assert (mask.dtype, tuple(mask.shape)) == (torch.bfloat16, (B, 1, S, S))
     assert mask.isfinite().all()
@@ -224,7 +222,7 @@ def test_a_dense_mask_is_additive_finite_and_of_the_models_type(convert: Any) ->
 
 
 @pytest.mark.processes
-def test_hf_flash_without_padding_is_what_transformers_own_collator_makes() -> None:
+def test_hf_flash_without_padding_is_what_transformers_own_collator_makes():
     transformers = pytest.importorskip("transformers")
     batch = the_batch()
     samples = [
@@ -254,9 +252,7 @@ FLAT = {
 
 @pytest.mark.parametrize("name", FLAT)
 @given(rows=lengths_of_rows(), pad_to=st.sampled_from([1, 5, 8, 96]), own=st.sampled_from([1, 4]))
-def test_pad_to_leaves_the_samples_and_padding_up_to_the_multiple(
-    name: str, rows: list[list[int]], pad_to: int, own: int
-) -> None:
+def test_pad_to_leaves_the_samples_and_padding_up_to_the_multiple(name, rows, pad_to, own):
     width = S if own == 1 else 4 * S
     batch = native_batch(rows, width, multiple=own, cuts=[(0, 0)])
     total, samples = 4 * width, formats.unpad(batch)
@@ -282,7 +278,7 @@ def test_pad_to_leaves_the_samples_and_padding_up_to_the_multiple(
         assert made["cu_seqlens"].tolist() == [edges + [size] * (size + 1 - len(edges))]
 
 
-def test_hf_flash_with_a_capacity_has_constant_shapes() -> None:
+def test_hf_flash_with_a_capacity_has_constant_shapes():
     shapes = set()
     for rows in (ROWS_OF_4, [[1] * 24, [2, 3], [], [4]], [[], [], [], []]):
         made = formats.to_hf_flash(native_batch(rows, S), capacity=32)
@@ -291,7 +287,7 @@ def test_hf_flash_with_a_capacity_has_constant_shapes() -> None:
     assert len(shapes) == 1
 
 
-def test_megatron_fills_cu_seqlens_with_s_and_masks_what_is_no_target() -> None:
+def test_megatron_fills_cu_seqlens_with_s_and_masks_what_is_no_target():
     batch = the_batch()
     made = formats.to_megatron(batch)
     assert made["cu_seqlens"][0].tolist() == [0, 7, 19] + [24] * 22
@@ -303,7 +299,7 @@ def test_megatron_fills_cu_seqlens_with_s_and_masks_what_is_no_target() -> None:
 
 
 @pytest.mark.parametrize("multiple", [1, 4])
-def test_olmo_cores_own_labels_from_the_mask_are_ours_but_for_cuts(multiple: int) -> None:
+def test_olmo_cores_own_labels_from_the_mask_are_ours_but_for_cuts(multiple):
     batch = native_batch([[7, 9], [5], [23], []], 24, multiple=multiple, cuts=[(0, 0), (2, 0)])
     made = formats.to_olmo_core(batch)
     # OLMo-core makes labels by masking and then shifting.
@@ -316,7 +312,7 @@ def test_olmo_cores_own_labels_from_the_mask_are_ours_but_for_cuts(multiple: int
 
 
 @pytest.mark.processes
-def test_llm_foundry_and_llama_factory_number_documents_from_0_and_from_1() -> None:
+def test_llm_foundry_and_llama_factory_number_documents_from_0_and_from_1():
     foundry = formats.to_llm_foundry(the_batch())
     factory = formats.to_llama_factory(native_batch([[9, 1]], S))
     assert foundry["sequence_id"][1].tolist() == [0] * 9 + [1] + [-1] * 14
@@ -326,7 +322,7 @@ def test_llm_foundry_and_llama_factory_number_documents_from_0_and_from_1() -> N
 
 
 @pytest.mark.parametrize("multiple", [1, 4])
-def test_llama_factory_leaves_out_what_its_collator_leaves_out(multiple: int) -> None:
+def test_llama_factory_leaves_out_what_its_collator_leaves_out(multiple):
     # With flash attention, it selects the tokens with a nonzero number and uses no other mask.
     batch = native_batch([[9, 1]], S, multiple=multiple)
     batch |= {"weight": torch.rand(1, S), "images": ["a"]}
@@ -339,7 +335,7 @@ def test_llama_factory_leaves_out_what_its_collator_leaves_out(multiple: int) ->
     assert made["images"] == ["a"]
 
 
-def test_torchtune_takes_a_block_mask_other_padding_and_shifted_labels() -> None:
+def test_torchtune_takes_a_block_mask_other_padding_and_shifted_labels():
     batch = the_batch()
     causal = formats.to_torchtune(batch, padding="causal", shifted=True)
     assert torch.equal(causal["mask"][3], torch.ones(S, S, dtype=torch.bool).tril())
@@ -348,7 +344,7 @@ def test_torchtune_takes_a_block_mask_other_padding_and_shifted_labels() -> None
 
 
 @given(rows=lengths_of_rows())
-def test_real_tokens_are_those_of_the_segments_not_their_padding(rows: list[list[int]]) -> None:
+def test_real_tokens_are_those_of_the_segments_not_their_padding(rows):
     batch = native_batch([[n for n in row if n % 3] for row in rows], 48, multiple=3)
     expected = torch.zeros(B, 48, dtype=torch.bool)
     for row, first, length in samples_of(batch):

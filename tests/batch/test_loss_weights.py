@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +59,7 @@ def mean_loss(batches: list[dict[str, Any]], losses: list[torch.Tensor], average
 
 
 @given(average=average, seed=st.integers(0, 20))
-def test_weights_of_a_batch_alone_give_its_average(average: Any, seed: int) -> None:
+def test_weights_of_a_batch_alone_give_its_average(average, seed):
     batch = masked_batch(seed)
     weights, losses = loss_weights(batch, average=average), token_losses(batch)
     assert (weights.dtype, weights.shape) == (torch.float32, batch["labels"].shape)
@@ -71,7 +70,7 @@ def test_weights_of_a_batch_alone_give_its_average(average: Any, seed: int) -> N
 
 
 @every_average
-def test_micro_batches_with_global_units_add_up_to_the_average_of_all(average: Any) -> None:
+def test_micro_batches_with_global_units_add_up_to_the_average_of_all(average):
     batches = [masked_batch(0), masked_batch(1, [[3], [], [20, 4], [1, 2]]), masked_batch(2)]
     losses = [token_losses(batch, seed) for seed, batch in enumerate(batches)]
     units = global_units(batches, average=average)
@@ -83,7 +82,7 @@ def test_micro_batches_with_global_units_add_up_to_the_average_of_all(average: A
 
 
 @every_average
-def test_how_samples_share_packs_changes_only_the_average_over_packs(average: Any) -> None:
+def test_how_samples_share_packs_changes_only_the_average_over_packs(average):
     lengths = [7, 12, 5, 9, 10]
     together, apart = native_batch([lengths], 48), native_batch([[n] for n in lengths], 48)
     value = {"tokens": 38, "samples": 5, "packs": 1}[average]  # a sample's last token: no target
@@ -97,7 +96,7 @@ def test_how_samples_share_packs_changes_only_the_average_over_packs(average: An
 
 
 @every_average
-def test_padding_within_a_segment_and_samples_without_targets_count_nothing(average: Any) -> None:
+def test_padding_within_a_segment_and_samples_without_targets_count_nothing(average):
     padded, bare = (native_batch([[7, 6], [5], []], 24, multiple=m) for m in (4, 1))
     for batch in (padded, bare):
         batch["labels"][1] = -100
@@ -144,7 +143,7 @@ def train_rank(rank: int, folder: str) -> None:
 
 
 @pytest.mark.processes
-def test_ddp_with_accumulation_has_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+def test_ddp_with_accumulation_has_the_gradient_of_the_whole_batch(tmp_path):
     # Not forked, since a child would inherit locks held by threads of earlier tests.
     ranks = multiprocessing.start_processes(
         train_rank, (str(tmp_path),), nprocs=2, join=False, start_method="spawn"

@@ -51,9 +51,7 @@ def sees(document_ids: list[int], query: int, key: int, padding: str = "identity
 
 
 @given(document_ids=DOCUMENT_IDS, padding=PADDING)
-def test_a_token_sees_itself_and_its_own_segment_before_it(
-    document_ids: list[list[int]], padding: Any
-) -> None:
+def test_a_token_sees_itself_and_its_own_segment_before_it(document_ids, padding):
     mask = block_causal_mask(torch.tensor(document_ids, dtype=torch.int32), padding=padding)
     size = range(len(document_ids[0]))
     assert mask.dtype == torch.bool
@@ -65,7 +63,7 @@ def test_a_token_sees_itself_and_its_own_segment_before_it(
 
 
 @given(document_ids=DOCUMENT_IDS, padding=PADDING)
-def test_all_forms_are_the_same_mask(document_ids: list[list[int]], padding: Any) -> None:
+def test_all_forms_are_the_same_mask(document_ids, padding):
     ids = torch.tensor(document_ids, dtype=torch.int32)
     expected = block_causal_mask(ids, padding=padding)
     places = (torch.arange(n) for n in (ids.shape[0], ids.shape[1], ids.shape[1]))
@@ -83,9 +81,7 @@ def test_all_forms_are_the_same_mask(document_ids: list[list[int]], padding: Any
 
 @examples(15)
 @given(document_ids=DOCUMENT_IDS, padding=PADDING)
-def test_a_block_mask_shows_the_blocks_that_hold_a_pair(
-    document_ids: list[list[int]], padding: Any
-) -> None:
+def test_a_block_mask_shows_the_blocks_that_hold_a_pair(document_ids, padding):
     ids = torch.tensor(document_ids, dtype=torch.int32).repeat_interleave(64, dim=1)
     made = block_mask(ids, padding=padding).to_dense()[:, 0]  # (B, blocks, blocks)
     mask = torch.nn.functional.pad(dense_mask(ids, padding=padding), 2 * (0, -ids.shape[1] % 128))
@@ -139,7 +135,7 @@ KINDS = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("rows", KINDS.values(), ids=KINDS)
-def test_all_ways_of_attention_agree(rows: list[list[int]]) -> None:
+def test_all_ways_of_attention_agree(rows):
     batch = native_batch(rows, 40)
     query, key, value = heads_of(batch)
     ids = batch["document_ids"]
@@ -182,7 +178,7 @@ def flex_eager(
 # cu_seqlens of constant shape, and without padding.
 
 
-def test_fixed_cu_seqlens_keep_their_shape_over_an_epoch_and_their_attention() -> None:
+def test_fixed_cu_seqlens_keep_their_shape_over_an_epoch_and_their_attention():
     shapes = set()
     for seed in range(20):
         batch = native_batch(random_rows(seed), 40)
@@ -193,7 +189,7 @@ def test_fixed_cu_seqlens_keep_their_shape_over_an_epoch_and_their_attention() -
 
 
 @pytest.mark.parametrize("multiple", [1, 4])
-def test_unpadded_attention_is_that_of_the_pack_and_finds_its_way_back(multiple: int) -> None:
+def test_unpadded_attention_is_that_of_the_pack_and_finds_its_way_back(multiple):
     batch = native_batch([[7, 12, 5], [9, 1], [], [24]], 40, multiple=multiple)
     bare = unpad(batch)
     assert len(bare["tokens"]) == 7 + 12 + 5 + 9 + 1 + 24

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -24,7 +22,7 @@ WORLD = context_worlds(2)[0]
 
 
 @pytest.fixture
-def slices() -> list[dict[str, Any]]:
+def slices():
     batch = native_batch([[8, 4], [16]], 16)
     return [slice_batch(batch, ContextSlice(rank=rank, num_ranks=2)) for rank in range(2)]
 

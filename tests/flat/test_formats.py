@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +67,7 @@ def assert_same(got: list[Any], expected: list[Any]) -> None:
 
 
 @pytest.fixture
-def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_cells(monkeypatch):
     monkeypatch.setattr(token_file, "CELL_BYTES", CELL_BYTES)
 
 
@@ -76,7 +75,7 @@ NUM_RUNS, RUN_DOCUMENTS, RUN_TOKENS = 24, 16, CELL_BYTES // 2
 
 
 @pytest.fixture
-def runs() -> list[Documents]:
+def runs():
     """Runs that each fill a cell, with as many documents as each other.
 
     Each document has fewer than 256 tokens, so that MDS states its shape in one byte.
@@ -112,8 +111,8 @@ def write_runs(form: str, folder: Path, runs: list[Documents]) -> None:
 
 @pytest.mark.parametrize("num_lanes", [1, 2, 4])
 def test_the_same_runs_of_documents_give_the_same_packs_in_every_format(
-    num_lanes: int, runs: list[Documents], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    num_lanes, runs, tmp_path, monkeypatch
+):
     found = {}
     for form in ("mds", *FORMATS):
         # In a file of Arrow, other bytes precede the tokens of a run.
@@ -130,7 +129,7 @@ def test_the_same_runs_of_documents_give_the_same_packs_in_every_format(
 
 @pytest.mark.usefixtures("small_cells")
 @pytest.mark.parametrize("form", FLAT)
-def test_a_run_resumes_in_another_world(form: str, tmp_path: Path) -> None:
+def test_a_run_resumes_in_another_world(form, tmp_path):
     write(form, tmp_path / form, make_documents())
     stream = Stream(local=tmp_path / form, **options_of(form))
     mixing = Mixing(global_batch_size=4)
@@ -149,7 +148,7 @@ def test_a_run_resumes_in_another_world(form: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[tuple[Path, FaultServer]]:
+def bucket(tmp_path):
     (tmp_path / "root" / "bucket").mkdir(parents=True)
     with (
         servers.s3_server(tmp_path / "root") as s3,
@@ -166,8 +165,8 @@ def bucket(tmp_path: Path) -> Iterator[tuple[Path, FaultServer]]:
     [("megatron", ""), ("olmo", "*.npy"), ("datatrove", "a.ds b.ds"), ("arrow", "a.arrow b.arrow")],
 )
 def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
-    form: str, names: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
-) -> None:
+    form, names, tmp_path, bucket
+):
     folder, server = bucket
     for name, seed in (("a", 1), ("b", 2)):
         write(form, folder / "tokens", make_documents(seed=seed), name)
@@ -208,9 +207,7 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
 
 @pytest.mark.processes
 @pytest.mark.parametrize("form", ["megatron", "olmo", "datatrove"])
-def test_a_file_of_a_remote_is_opened_with_the_files_that_describe_it(
-    form: str, tmp_path: Path, bucket: tuple[Path, FaultServer]
-) -> None:
+def test_a_file_of_a_remote_is_opened_with_the_files_that_describe_it(form, tmp_path, bucket):
     write(form, bucket[0] / "tokens", make_documents(), "web.v1")
     suffix = {"megatron": "bin", "olmo": "npy", "datatrove": "ds"}[form]
     remote = f"s3://bucket/tokens/web.v1.{suffix}"
@@ -219,9 +216,7 @@ def test_a_file_of_a_remote_is_opened_with_the_files_that_describe_it(
 
 
 @pytest.mark.processes
-def test_an_object_that_changed_is_an_error(
-    tmp_path: Path, bucket: tuple[Path, FaultServer]
-) -> None:
+def test_an_object_that_changed_is_an_error(tmp_path, bucket):
     folder, _ = bucket
     write("megatron", folder / "tokens", make_documents())
     stream = Stream(
@@ -239,7 +234,7 @@ def test_an_object_that_changed_is_an_error(
         next(iter(PackedDataLoader(dataset)))
 
 
-def test_a_sample_is_a_document_or_a_sequence(tmp_path: Path) -> None:
+def test_a_sample_is_a_document_or_a_sequence(tmp_path):
     documents = make_documents(50)
     write_megatron(tmp_path, documents, sequences=3)
     whole = open_stream(Stream(local=tmp_path), 0)
@@ -249,7 +244,7 @@ def test_a_sample_is_a_document_or_a_sequence(tmp_path: Path) -> None:
     assert pieces.shard_lengths(0).sum() == whole.shard_lengths(0).sum()
 
 
-def test_a_source_is_a_folder_a_file_a_prefix_a_glob_or_a_list(tmp_path: Path) -> None:
+def test_a_source_is_a_folder_a_file_a_prefix_a_glob_or_a_list(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         write_datatrove(tmp_path / name, make_documents(20), "x")
@@ -264,7 +259,7 @@ def test_a_source_is_a_folder_a_file_a_prefix_a_glob_or_a_list(tmp_path: Path) -
         assert open_stream(Stream(local=source), 0).num_samples == count
 
 
-def test_a_saved_dataset_is_read_in_its_own_order(tmp_path: Path) -> None:
+def test_a_saved_dataset_is_read_in_its_own_order(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = [[n, n + 1] for n in range(100)]
     dataset = datasets.Dataset.from_dict({"input_ids": rows})
@@ -283,9 +278,7 @@ def test_a_saved_dataset_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert found == rows
 
 
-def test_padding_and_labels_of_a_dataset_are_noticed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_padding_and_labels_of_a_dataset_are_noticed(tmp_path, caplog):
     datasets = pytest.importorskip("datasets")
     rows = {"input_ids": [[5, 6, 7]] * 9, "attention_mask": [[1, 1, 1]] * 9}
     datasets.Dataset.from_dict({**rows, "labels": [[-100, 6, 7]] * 9}).save_to_disk(tmp_path / "a")
@@ -299,7 +292,7 @@ def test_padding_and_labels_of_a_dataset_are_noticed(
 
 
 @pytest.mark.parametrize("item", ["array", "tree", "tensor", "zstd"])
-def test_litdatas_items_are_headerless_arrays_in_any_loader(item: str, tmp_path: Path) -> None:
+def test_litdatas_items_are_headerless_arrays_in_any_loader(item, tmp_path):
     torch = pytest.importorskip("torch")
     loaders = pytest.importorskip("litdata.streaming.item_loader")
     documents = make_documents(100)
@@ -321,9 +314,7 @@ def test_litdatas_items_are_headerless_arrays_in_any_loader(item: str, tmp_path:
 
 
 @pytest.mark.processes
-def test_litdatas_compressed_chunks_are_fetched_once_from_a_remote(
-    tmp_path: Path, bucket: tuple[Path, FaultServer]
-) -> None:
+def test_litdatas_compressed_chunks_are_fetched_once_from_a_remote(tmp_path, bucket):
     folder, server = bucket
     (folder / "lit").mkdir()
     options = {"compression": "zstd", "compression_level": "chunk", "chunk_bytes": 8000}
@@ -336,20 +327,20 @@ def test_litdatas_compressed_chunks_are_fetched_once_from_a_remote(
     assert sum(request.num_bytes for request in chunks) == stored
 
 
-def test_what_litdata_compresses_in_batches_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_litdata_compresses_in_batches_is_refused_by_name(tmp_path):
     write_litdata(tmp_path, make_documents(20), compression="zstd")
     with pytest.raises(DataError, match="compression_level is 'batch'"):
         open_stream(Stream(local=tmp_path), 0)
 
 
-def test_a_loss_mask_of_datatrove_is_refused(tmp_path: Path) -> None:
+def test_a_loss_mask_of_datatrove_is_refused(tmp_path):
     write_datatrove(tmp_path, make_documents(20))
     tmp_path.joinpath("web.ds.loss").write_bytes(b"\1" * 10)
     with pytest.raises(DataError, match=r"web\.ds\.loss"):
         open_stream(Stream(local=tmp_path), 0)
 
 
-def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path: Path) -> None:
+def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path):
     documents = [np.append(each, 7).astype("uint16") for each in make_documents(60)]
     write_megatron(tmp_path, documents)
     packing = Packing(max_seq_len=256, eos_id=7)
@@ -363,7 +354,7 @@ def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path: Pa
         batches_of(make_dataset(wrong, packing=packing))
 
 
-def test_files_of_two_formats_need_a_format(tmp_path: Path) -> None:
+def test_files_of_two_formats_need_a_format(tmp_path):
     write_megatron(tmp_path, make_documents(10))
     write_arrow(tmp_path, make_documents(10))
     with pytest.raises(ConfigError, match=r"megatron.*arrow"):
@@ -377,9 +368,7 @@ def test_files_of_two_formats_need_a_format(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bos", [None, 5])
-def test_documents_are_found_by_their_eos(
-    bos: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_are_found_by_their_eos(bos, tmp_path, monkeypatch):
     monkeypatch.setattr(token_index, "PIECE_BYTES", 250)
     rng = np.random.default_rng(3)
     documents = [rng.integers(10, 1000, n).astype("uint16") for n in rng.integers(1, 60, 200)]

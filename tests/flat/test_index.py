@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ PACKING = Packing(max_seq_len=256, eos_id=EOS)
 
 
 @pytest.fixture(autouse=True)
-def small_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_cells(monkeypatch):
     monkeypatch.setattr(token_file, "CELL_BYTES", 4096)
 
 
@@ -55,7 +54,7 @@ def mixed_documents() -> list[np.ndarray[Any, Any]]:
 
 
 @pytest.mark.parametrize("form", FLAT)
-def test_an_index_has_the_edges_of_documents(form: str, tmp_path: Path) -> None:
+def test_an_index_has_the_edges_of_documents(form, tmp_path):
     documents = mixed_documents()
     write(form, tmp_path / "data", documents)
     write_stream(documents, tmp_path / "mds", size_limit=4096)
@@ -74,7 +73,7 @@ def test_an_index_has_the_edges_of_documents(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FLAT)
-def test_a_byte_that_changed_since_is_an_error(form: str, tmp_path: Path) -> None:
+def test_a_byte_that_changed_since_is_an_error(form, tmp_path):
     write(form, tmp_path / "data", make_documents())
     types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
     index(tmp_path / "data", tmp_path / "index", *types)
@@ -90,16 +89,14 @@ def test_a_byte_that_changed_since_is_an_error(form: str, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[Path]:
+def bucket(tmp_path):
     (tmp_path / "root" / "bucket").mkdir(parents=True)
     with servers.s3_server(tmp_path / "root") as s3, servers.s3_environment(s3.url):
         yield tmp_path / "root" / "bucket"
 
 
 @pytest.mark.processes
-def test_a_remote_is_verified_with_its_index_and_warned_about_without(
-    tmp_path: Path, bucket: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_remote_is_verified_with_its_index_and_warned_about_without(tmp_path, bucket, caplog):
     write("megatron", bucket / "tokens", make_documents())
     options: dict[str, Any] = {"remote": "s3://bucket/tokens", "format": "megatron"}
     options |= {"local": tmp_path / "cache", "download_retry": 0, "download_timeout": 5}
@@ -122,7 +119,7 @@ def test_a_remote_is_verified_with_its_index_and_warned_about_without(
         reopened.open_shard(1)
 
 
-def test_a_damaged_index_is_a_typed_error_or_stays_inside_the_file(tmp_path: Path) -> None:
+def test_a_damaged_index_is_a_typed_error_or_stays_inside_the_file(tmp_path):
     write("datatrove", tmp_path / "data", make_documents(30))
     index(tmp_path / "data", tmp_path / "index")
     [path] = (tmp_path / "index").iterdir()
@@ -142,7 +139,7 @@ def test_a_damaged_index_is_a_typed_error_or_stays_inside_the_file(tmp_path: Pat
     assert num_refused > 100
 
 
-def test_an_index_of_other_tokens_or_of_none_is_refused(tmp_path: Path) -> None:
+def test_an_index_of_other_tokens_or_of_none_is_refused(tmp_path):
     write("datatrove", tmp_path / "data", make_documents(30))
     stream = Stream(local=tmp_path / "data", index=tmp_path / "index")
     with pytest.raises(DataError, match=r"does not exist.*streampack index FILES --out"):
@@ -171,9 +168,7 @@ def joined_rows(length: int = 64) -> tuple[list[np.ndarray[Any, Any]], list[np.n
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_rows_are_split_into_documents_that_are_planned_and_resumed(
-    compression: str | None, tmp_path: Path
-) -> None:
+def test_rows_are_split_into_documents_that_are_planned_and_resumed(compression, tmp_path):
     rows, pieces = joined_rows()
     write_stream(rows, tmp_path / "rows", size_limit=4096, compression=compression)
     (tmp_path / "rows" / "lengths.bin").unlink()
@@ -206,7 +201,7 @@ def test_rows_are_split_into_documents_that_are_planned_and_resumed(
     assert_same_in_every_world(make)
 
 
-def test_documents_of_rows_differ_from_the_rows_in_a_saved_run(tmp_path: Path) -> None:
+def test_documents_of_rows_differ_from_the_rows_in_a_saved_run(tmp_path):
     rows, _ = joined_rows()
     write_stream(rows, tmp_path / "rows")
     index(tmp_path / "rows", tmp_path / "index", "--eos-id", EOS)
@@ -223,7 +218,7 @@ def test_documents_of_rows_differ_from_the_rows_in_a_saved_run(tmp_path: Path) -
     assert len(digests) == 6
 
 
-def test_rows_that_are_not_those_of_the_index_are_refused(tmp_path: Path) -> None:
+def test_rows_that_are_not_those_of_the_index_are_refused(tmp_path):
     rows, _ = joined_rows()
     write_stream(rows, tmp_path / "rows")
     index(tmp_path / "rows", tmp_path / "index", "--eos-id", EOS)
@@ -233,7 +228,7 @@ def test_rows_that_are_not_those_of_the_index_are_refused(tmp_path: Path) -> Non
         open_stream(stream, 0)
 
 
-def test_flat_rows_are_split_too(tmp_path: Path) -> None:
+def test_flat_rows_are_split_too(tmp_path):
     rows, _ = joined_rows()
     rows = [row.astype("uint16") for row in rows]
     write("megatron", tmp_path / "data", rows)

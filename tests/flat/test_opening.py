@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ print(stream.num_samples, seconds, int(status["RssAnon"].split()[0]) << 10)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["megatron", "datatrove"])
-def test_a_billion_documents_open_in_5_seconds_and_600_mib(form: str, tmp_path: Path) -> None:
+def test_a_billion_documents_open_in_5_seconds_and_600_mib(form, tmp_path):
     ends = np.arange(1, NUM_DOCUMENTS + 1, dtype="<u8") * LENGTH
     if form == "datatrove":
         (tmp_path / "0.ds.index").write_bytes(ends.tobytes())

@@ -60,36 +60,32 @@ def fuzz(form: str, folder: Path, num_damages: int) -> None:
 
 
 @pytest.mark.parametrize("form", TABLES)
-def test_a_damaged_table_is_a_typed_error_or_stays_inside_the_file(
-    form: str, tmp_path: Path
-) -> None:
+def test_a_damaged_table_is_a_typed_error_or_stays_inside_the_file(form, tmp_path):
     fuzz(form, tmp_path, NUM_DAMAGES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", TABLES)
-def test_a_million_damaged_tables_are_typed_errors_or_stay_inside_the_file(
-    form: str, tmp_path: Path
-) -> None:
+def test_a_million_damaged_tables_are_typed_errors_or_stay_inside_the_file(form, tmp_path):
     fuzz(form, tmp_path, NUM_DAMAGES_SLOW)
 
 
 @pytest.mark.parametrize("form", ["megatron", "datatrove", "olmo"])
-def test_a_missing_table_is_named(form: str, tmp_path: Path) -> None:
+def test_a_missing_table_is_named(form, tmp_path):
     write(form, tmp_path, make_documents(30))
     (tmp_path / TABLES[form]).unlink()
     with pytest.raises(DataError, match=r"web\.(idx|ds\.index|csv\.gz)"):
         open_stream(Stream(local=tmp_path, **options_of(form)), 0)
 
 
-def test_tokens_after_olmos_last_document_are_not_read(tmp_path: Path) -> None:
+def test_tokens_after_olmos_last_document_are_not_read(tmp_path):
     documents = make_documents(20)
     write_olmo(tmp_path, documents)
     stream = open_stream(Stream(local=tmp_path, tokens_dtype="uint16"), 0)
     assert stream.total_tokens() == (sum(map(len, documents)), "lengths")
 
 
-def test_a_file_with_a_numpy_header_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_a_numpy_header_is_refused(tmp_path):
     documents = make_documents(20)
     write_olmo(tmp_path, documents)
     np.save(tmp_path / "web.npy", np.concatenate(documents))
@@ -97,7 +93,7 @@ def test_a_file_with_a_numpy_header_is_refused(tmp_path: Path) -> None:
         read_all(tmp_path, "olmo")
 
 
-def test_litdatas_chunk_of_another_index_is_refused(tmp_path: Path) -> None:
+def test_litdatas_chunk_of_another_index_is_refused(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     write_litdata(tmp_path / "a", make_documents(20))
@@ -109,9 +105,7 @@ def test_litdatas_chunk_of_another_index_is_refused(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 90_000_000), min_size=1, max_size=30), st.data())
-def test_virtual_shards_are_the_documents_that_begin_in_each_cell(
-    lengths: list[int], data: st.DataObject
-) -> None:
+def test_virtual_shards_are_the_documents_that_begin_in_each_cell(lengths, data):
     ends = np.cumsum(np.array(lengths, np.int64))
     file = TokenFile(name="x", dtype="uint16", num_bytes=int(2 * ends[-1]), boundaries=Ends(ends))
     first = data.draw(st.integers(0, len(lengths) - 1))

@@ -95,7 +95,7 @@ def write_stream(
 
 
 @pytest.fixture(scope="module")
-def streams(tmp_path_factory: pytest.TempPathFactory) -> list[TokenStream]:
+def streams(tmp_path_factory):
     """One stream of several shards for each way to store tokens and targets."""
     opened = []
     for number, (encoding, dtype, way) in enumerate(STORED):
@@ -181,8 +181,8 @@ def plans(draw: st.DrawFn, ways: set[str]) -> tuple[Packs, Packing]:
 @examples(200)
 @given(plan=plans({stored[2] for stored in STORED}), num_padding=st.integers(0, 2))
 def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
-    streams: list[TokenStream], plan: tuple[Packs, Packing], num_padding: int
-) -> None:
+    streams, plan, num_padding
+):
     packs, packing = plan
     num_rows = len(packs) + num_padding
     rows = Gatherer(streams, packing).gather(packs, num_rows)
@@ -203,12 +203,8 @@ def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
     frame_rows=st.sampled_from([1, 2]),
 )
 def test_slices_of_rows_hold_their_part_of_the_tokens_and_labels(
-    streams: list[TokenStream],
-    plan: tuple[Packs, Packing],
-    layout: Any,
-    num_ranks: int,
-    frame_rows: int,
-) -> None:
+    streams, plan, layout, num_ranks, frame_rows
+):
     packs, packing = plan
     num_rows = -(-len(packs) // frame_rows) * frame_rows
     expected = plain_rows(packs, packing, num_rows)
@@ -243,9 +239,7 @@ def every_sample(packing: Packing) -> Packs:
     return packs_of(*packs)
 
 
-def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
-    streams: list[TokenStream], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(streams, monkeypatch):
     monkeypatch.setattr(shard_pool, "_pools", {os.getpid(): shard_pool.ShardPool(2, 10**6)})
     packing = Packing(max_seq_len=ROW_TOKENS)
     packs = every_sample(packing)
@@ -266,7 +260,7 @@ def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_does_not_wait_for_its_parents_lock(streams: list[TokenStream]) -> None:
+def test_a_forked_child_does_not_wait_for_its_parents_lock(streams):
     packing = Packing(max_seq_len=ROW_TOKENS)
     gatherer, packs = Gatherer(streams, packing), every_sample(packing)
     expected = gatherer.gather(packs, len(packs)).tokens
@@ -300,9 +294,7 @@ TOTAL_OF_4 = len(own_tokens(0, 4))
         ((0, 0, 4, 0, 0, TOTAL_OF_4), r"sample 4: tokens 0 to 0 of 12 are planned"),
     ],
 )
-def test_a_segment_that_is_not_in_its_stream_is_an_error_that_names_it(
-    streams: list[TokenStream], segment: Sequence[int], message: str
-) -> None:
+def test_a_segment_that_is_not_in_its_stream_is_an_error_that_names_it(streams, segment, message):
     assert TOTAL_OF_4 == 12
     with pytest.raises(DataError, match=message):
         gather_one(streams, *segment)
@@ -324,18 +316,14 @@ def labelled(
     ("labels", "why"),
     [([[-100] * 4], "both"), ([[5, 5, 5, 5]], "both"), ([[1, 2, 3, 4]], "neither")],
 )
-def test_labels_that_fit_both_ways_or_neither_ask_to_say_which(
-    tmp_path: Path, labels: list[Any], why: str
-) -> None:
+def test_labels_that_fit_both_ways_or_neither_ask_to_say_which(tmp_path, labels, why):
     streams = labelled(tmp_path, [[5, 5, 5, 5]] if why == "both" else [[5, 6, 7, 8]], labels)
     message = "the labels of its first 1 samples do not tell .* say so with labels_shifted=True"
     with pytest.raises(DataError, match=f"stream '{tmp_path.name}': {message}"):
         gather_one(streams, 0, 0, 0, 0, 4, 4)
 
 
-def test_a_shifted_columns_last_label_counts_for_an_added_eos_and_not_after_truncation(
-    tmp_path: Path,
-) -> None:
+def test_a_shifted_columns_last_label_counts_for_an_added_eos_and_not_after_truncation(tmp_path):
     streams = labelled(tmp_path, [[5, 6, 7], list(range(20, 34))], [[6, 7, 8], list(range(21, 35))])
     rows = gather_one(streams, 0, 0, 0, 0, 3, 3)
     assert rows.labels is not None
@@ -352,9 +340,7 @@ def test_a_shifted_columns_last_label_counts_for_an_added_eos_and_not_after_trun
     tokens=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=3),
     data=st.data(),
 )
-def test_labels_are_told_apart_as_the_rule_written_out_does(
-    tokens: list[list[int]], data: st.DataObject
-) -> None:
+def test_labels_are_told_apart_as_the_rule_written_out_does(tokens, data):
     labels = [[data.draw(st.sampled_from([-100, *ids])) for _ in ids] for ids in tokens]
     pairs = [
         (own, said, ids, i)
@@ -369,9 +355,7 @@ def test_labels_are_told_apart_as_the_rule_written_out_does(
 
 
 @pytest.mark.parametrize("is_shifted", [True, False])
-def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(
-    tmp_path: Path, is_shifted: bool
-) -> None:
+def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(tmp_path, is_shifted):
     # One sample per shard, since its 200 tokens and labels exceed the limit of write_stream.
     tokens = [np.arange(200) + number for number in range(3)]
     unsaid = np.full(200, -100)
@@ -402,8 +386,8 @@ def test_shards_that_do_not_tell_how_labels_are_stored_leave_it_to_the_next(
 )
 @pytest.mark.parametrize("at", [0, 40, 99])
 def test_a_value_that_cannot_be_is_refused_with_its_sample(
-    tmp_path: Path, column: str, dtype: str, value: int, message: str, at: int
-) -> None:
+    tmp_path, column, dtype, value, message, at
+):
     values = np.ones((2, 100), dtype)
     first = 1 if column == "mask" else 0  # the first token is no label, so its mask is not read
     values[1, max(at, first)] = value
@@ -421,7 +405,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_sample(
         gatherer.gather(packs_of([[0, 0, 1, 0, 100, 100]]), 1)
 
 
-def test_an_error_names_the_shard_that_holds_the_sample(tmp_path: Path) -> None:
+def test_an_error_names_the_shard_that_holds_the_sample(tmp_path):
     samples = [{"tokens": np.full(50, value, np.int32)} for value in (1, 2, 3, -4, 5)]
     write_stream(tmp_path / "s", samples, {"tokens": "ndarray:int32"})
     stream = open_stream(Stream(local=str(tmp_path / "s")), 0)
@@ -439,8 +423,8 @@ def test_an_error_names_the_shard_that_holds_the_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
 @pytest.mark.parametrize("max_seq_len", [1500, 8192])
 def test_samples_of_many_lines_of_memory_are_read_whole_wherever_they_begin_and_are_cut(
-    tmp_path: Path, dtype: str, max_seq_len: int
-) -> None:
+    tmp_path, dtype, max_seq_len
+):
     generator = np.random.default_rng(max_seq_len)
     lengths = [1, 3000, 1023, 1024, 1025, 2048, 511, 5000, 12_000, 2, 16, 4096, 700, 33]
     samples = [generator.integers(10, 50_000, length).astype(dtype) for length in lengths]

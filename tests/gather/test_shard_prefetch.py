@@ -55,19 +55,19 @@ class Gates(Gate):
 
 
 @pytest.fixture
-def remote(tmp_path) -> Path:
+def remote(tmp_path):
     return builders.write_stream_files(tmp_path / "remote", LENGTHS, compression="zstd")[0]
 
 
 @pytest.fixture
-def stream(remote, tmp_path) -> Gate:
+def stream(remote, tmp_path):
     gate = gated(Gate, remote, tmp_path / "local", gate=threading.Event())
     gate.gate.set()
     return gate
 
 
 @pytest.fixture
-def gates(remote, tmp_path) -> Gates:
+def gates(remote, tmp_path):
     events = {shard: threading.Event() for shard in range(8)}
     return gated(Gates, remote, tmp_path / "local", gates=events)
 

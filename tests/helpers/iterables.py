@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from typing import Any
+
+from tests.helpers.batches import same
 
 
 def rows_of(number: int, lengths: list[int]) -> list[list[int]]:
@@ -73,3 +76,18 @@ def pieces(batches: list[dict[str, Any]]) -> dict[tuple[int, int, int], list[int
         assert starts == list(itertools.accumulate([0, *(len(t) for _, t in parts)][:-1]))
         together[key] = [token for _, tokens in parts for token in tokens]
     return together
+
+
+def with_states(dataset: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the batches of a dataset or loader, and its state after each of them."""
+    batches, states = [], []
+    for batch in dataset:
+        batches.append(batch)
+        states.append(json.dumps(dataset.state_dict()))
+    return batches, states
+
+
+def assert_continues(dataset: Any, state: str, rest: list[dict[str, Any]]) -> None:
+    """Assert that a new dataset or loader delivers the rest from a state, bit for bit."""
+    dataset.load_state_dict(json.loads(state))
+    assert same(list(dataset), rest)

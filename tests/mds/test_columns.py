@@ -43,7 +43,7 @@ def layout_of(encoding: str, size: int | None = None) -> Any:
         ("ndarray:int32", 8, "has column_sizes 8, but must have null, as its"),
     ],
 )
-def test_a_column_that_holds_no_integers_is_refused(encoding: str, size: int, message: str):
+def test_a_column_that_holds_no_integers_is_refused(encoding, size, message):
     with pytest.raises(DataError, match=message) as caught:
         find_column(layout_of(encoding, size), ("tokens",), None, "stream 'x'", "tokens")
     assert "stream 'x'" in str(caught.value)
@@ -87,15 +87,20 @@ def test_spans_find_every_token(tmp_path, encoding, dtype, extra_columns):
     assert spans.edges(data).tolist() == edges
 
 
+def spans_in(folder, rows, encoding="ndarray"):
+    """Write rows with MosaicML's writer; return the shard's bytes, and the spans in it."""
+    with streaming.MDSWriter(out=str(folder), columns={"tokens": encoding}) as writer:
+        for row in rows:
+            writer.write({"tokens": row})
+    index = parse_index((folder / "index.json").read_bytes(), "x")
+    data = np.fromfile(folder / "shard.00000.mds", np.uint8)
+    return data, spans_of(data, index.shards[0])
+
+
 @pytest.mark.parametrize("encoding", ["ndarray", "ndarray:int32", "ndarray:int32:2,3"])
 def test_spans_of_arrays_with_two_axes_are_read_flat(tmp_path, encoding):
     rows = [np.arange(6, dtype=np.int32).reshape(2, 3) + i for i in range(4)]
-    with streaming.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": encoding}) as writer:
-        for row in rows:
-            writer.write({"tokens": row})
-    index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
-    data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
-    spans = spans_of(data, index.shards[0])
+    data, spans = spans_in(tmp_path / "s", rows, encoding)
     assert [spans.read(data, i).tolist() for i in range(4)] == [
         row.ravel().tolist() for row in rows
     ]
@@ -119,24 +124,17 @@ def test_a_shard_cut_short_is_refused(tmp_path):
             spans_of(data[:num_bytes], shard)
 
 
-def test_two_dtypes_in_one_shard_are_refused(tmp_path):
-    with streaming.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
-        for dtype in ("int32", "int64"):
-            writer.write({"tokens": np.arange(3, dtype=dtype)})
-    index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
-    data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
-    with pytest.raises(DataError, match="column 'tokens' holds int32, int64 in one shard"):
-        spans_of(data, index.shards[0])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "uint64"])
-def test_a_dtype_found_in_the_data_that_is_no_token_is_refused(tmp_path, dtype):
-    with streaming.MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray"}) as writer:
-        writer.write({"tokens": np.arange(3, dtype=dtype)})
-    index = parse_index((tmp_path / "s" / "index.json").read_bytes(), "x")
-    data = np.fromfile(tmp_path / "s" / "shard.00000.mds", np.uint8)
-    with pytest.raises(DataError, match=f"holds {dtype}, but must hold one of"):
-        spans_of(data, index.shards[0])
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        (["float32"], "holds float32, but must hold one of"),
+        (["uint64"], "holds uint64, but must hold one of"),
+        (["int32", "int64"], "column 'tokens' holds int32, int64 in one shard"),
+    ],
+)
+def test_dtypes_in_the_data_that_are_not_one_of_tokens_are_refused(tmp_path, dtypes, message):
+    with pytest.raises(DataError, match=message):
+        spans_in(tmp_path / "s", [np.arange(3, dtype=dtype) for dtype in dtypes])
 
 
 @examples(100)

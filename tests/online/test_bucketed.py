@@ -19,9 +19,8 @@ from streampack import (
     PackedDataLoader,
     World,
 )
-from tests.helpers.batches import same
 from tests.helpers.examples import examples
-from tests.helpers.iterables import Again, WithState, rows_of
+from tests.helpers.iterables import Again, WithState, assert_continues, rows_of, with_states
 
 LENGTHS = np.random.Generator(np.random.Philox(key=1)).integers(1, 60, 150).tolist()
 
@@ -142,18 +141,13 @@ def test_ranks_and_workers_take_every_sample_once(num_workers):
 @pytest.mark.parametrize("kind", [list, Again, WithState])
 def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
     original = dataset(kind, method=method, order=Order(seed=3))
-    states, batches = [json.dumps(original.state_dict())], []
-    for batch in original:
-        batches.append(batch)
-        states.append(json.dumps(original.state_dict()))
+    first = json.dumps(original.state_dict())
+    batches, states = with_states(original)
     assert samples_of(batches) == expected()
 
     for at in [0, 1, 2, *range(3, len(batches), 9), len(batches) - 1]:
         resumed = dataset(kind, method=method, order=Order(seed=3))
-        resumed.load_state_dict(json.loads(states[at]))
-        rest = list(resumed)
-        assert len(rest) == len(batches) - at
-        assert all(map(same, rest, batches[at:])), f"differs after {at}"
+        assert_continues(resumed, states[at - 1] if at else first, batches[at:])
 
 
 def test_stats_count_samples_tokens_and_padding():

@@ -32,7 +32,7 @@ METHODS = ("random", "stratified", "device_per_stream")
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[tuple[str, str], list[list[str]]]:
+def alone():
     """Twelve epochs of a rank without `steps`."""
     return {
         (method, end): loops(mixture(None, method, epoch_end=end), 12)

@@ -19,7 +19,7 @@ from streampack import (
 )
 from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice, WorkerSlice
 from tests.helpers.batches import same
-from tests.helpers.iterables import pieces
+from tests.helpers.iterables import assert_continues, pieces, with_states
 
 
 def generated(shards, num_rows):
@@ -56,16 +56,12 @@ def test_an_epoch_of_a_size_has_it_whichever_shards_are_empty(num_workers):
 def test_loops_of_a_number_of_steps_have_it_whichever_shards_are_empty(rank):
     world = World(rank=rank, num_ranks=4)
     even = loader(IterableStream(sparse()), world=world, steps=40)
-    batches, states = [], []
-    for batch in even:
-        batches.append(batch)
-        states.append(json.dumps(even.state_dict()))
+    batches, states = with_states(even)
 
     assert len(batches) == 40
     for at in (7, 23):
         resumed = loader(IterableStream(sparse()), world=world, steps=40)
-        resumed.load_state_dict(json.loads(states[at - 1]))
-        assert all(map(same, list(resumed), batches[at:]))
+        assert_continues(resumed, states[at - 1], batches[at:])
 
 
 def test_a_rank_that_gets_no_sample_in_any_pass_is_told(caplog):
@@ -109,17 +105,12 @@ def concatenated(num_shards, **options):
 @pytest.mark.parametrize("replays", [False, True])
 @pytest.mark.parametrize("at", [5, 15])
 def test_a_concatenation_resumes_in_each_of_its_parts(replays, at):
-    original, batches, states = loader(concatenated(2), num_workers=2), [], []
-    for batch in original:
-        batches.append(batch)
-        states.append(json.dumps(original.state_dict()))
+    batches, states = with_states(loader(concatenated(2), num_workers=2))
+    first = at * len(states) // 20
     resumed = loader(concatenated(2, replay=replays), num_workers=2)
-    resumed.load_state_dict(json.loads(states[at * len(states) // 20 - 1]))
-    rest = batches[at * len(states) // 20 :]
-    again = list(resumed)
 
-    assert len(again) == len(rest) > 0
-    assert all(map(same, again, rest))
+    assert first < len(batches)
+    assert_continues(resumed, states[first - 1], batches[first:])
 
 
 @pytest.mark.processes
@@ -127,18 +118,12 @@ def test_a_state_that_a_source_cannot_load_is_resumed_from_with_replay():
     make = lambda **options: loader(  # noqa: E731
         concatenated(3, **options), 2, world=World(rank=1, num_ranks=2)
     )
-    original, batches, states = make(), [], []
-    for batch in original:
-        batches.append(batch)
-        states.append(json.dumps(original.state_dict()))
+    batches, states = with_states(make())
     at = len(states) * 3 // 4
     refused = make()
     refused.load_state_dict(json.loads(states[at - 1]))
     with pytest.raises(DataError, match="set replay=True to resume without its own state"):
         list(refused)
 
-    replayed = make(replay=True)
-    replayed.load_state_dict(json.loads(states[at - 1]))
-    again = list(replayed)
-    assert len(again) == len(batches) - at > 0
-    assert all(map(same, again, batches[at:]))
+    assert at < len(batches)
+    assert_continues(make(replay=True), states[at - 1], batches[at:])

@@ -25,7 +25,7 @@ from streampack import (
 )
 from streampack.online.state import saved_state
 from tests.helpers.batches import same
-from tests.helpers.iterables import Again, ByChar, WithState, pieces, rows_of
+from tests.helpers.iterables import Again, ByChar, WithState, assert_continues, pieces, rows_of
 
 # torchdata's own call into torch.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -43,7 +43,7 @@ def dataset(kind: type = list, **kwargs) -> PackedIterableDataset:
         ],
         packing=kwargs.pop("packing", Packing(max_seq_len=32)),
         mixing=Mixing(batching_method=method),
-        order=Order(seed=3),
+        order=Order(seed=3, pack_shuffle=kwargs.pop("window", None)),
         batch_size=2,
         **kwargs,
     )
@@ -97,7 +97,7 @@ def test_a_sources_state_may_be_what_it_goes_on_to_change():
     for at in (33, 40, 70):
         resumed = dataset_of(Live(rows_of(0, [8] * 200)))
         resumed.load_state_dict(states[at])
-        assert all(map(same, list(resumed), batches[at + 1 :])), at
+        assert same(list(resumed), batches[at + 1 :]), at
     assert [json.dumps(state) for state in states] == saved
 
 
@@ -138,29 +138,24 @@ def test_a_state_that_was_handed_over_is_nobody_elses():
     spoil(state)
     rest = list(batches)
 
-    assert all(map(same, rest, whole[1:]))
-    assert all(map(same, list(resumed), whole[1:]))
+    assert same(rest, whole[1:])
+    assert same(list(resumed), whole[1:])
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_our_loader_resumes_exactly_whichever_worker_was_last(num_workers):
-    whole = list(PackedDataLoader(dataset(), num_workers=num_workers))
+@pytest.mark.parametrize(("num_workers", "window"), [(0, None), (2, None), (2, 8)])
+def test_our_loader_resumes_exactly_whichever_worker_was_last(num_workers, window):
+    make = lambda: PackedDataLoader(dataset(window=window), num_workers=num_workers)  # noqa: E731
+    whole = list(make())
     assert len(pieces(whole)) == 120
     last = len(whole) - 1
     for at in (1, 4, 7, last):
-        loader = PackedDataLoader(dataset(), num_workers=num_workers)
+        loader = make()
         batches = iter(loader)
         for _ in range(at):
             next(batches)
-        state = json.loads(json.dumps(loader.state_dict()))
 
-        resumed = PackedDataLoader(dataset(), num_workers=num_workers)
-        resumed.load_state_dict(state)
-        rest = list(resumed)
-
-        assert len(rest) == len(whole) - at
-        assert all(map(same, rest, whole[at:]))
+        assert_continues(make(), json.dumps(loader.state_dict()), whole[at:])
 
 
 @pytest.mark.processes
@@ -174,8 +169,7 @@ def test_an_iteration_beside_a_later_one_is_refused_and_the_later_one_is_whole(n
     with pytest.raises(ConfigError, match="a later iteration of this loader has begun"):
         next(first)
     got += second
-    assert len(got) == len(whole)
-    assert all(map(same, got, whole))
+    assert same(got, whole)
 
 
 @pytest.mark.processes

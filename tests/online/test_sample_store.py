@@ -185,6 +185,5 @@ def test_a_list_and_what_gives_its_items_one_by_one_make_the_same_batches(
     together, alone = loader(as_arrays), loader(lambda each: OneByOne(as_arrays(each)))
     for _ in range(2):
         batches, expected = list(together), list(alone)
-        assert len(batches) == len(expected)
-        assert all(map(same, batches, expected))
+        assert same(batches, expected)
         assert together.stats()["streams"] == alone.stats()["streams"]

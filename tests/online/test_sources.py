@@ -22,7 +22,7 @@ from streampack import (
 )
 from tests.helpers.batches import same
 from tests.helpers.builders import write_stream_files
-from tests.helpers.iterables import Again, pieces, rows_of
+from tests.helpers.iterables import Again, assert_continues, pieces, rows_of, with_states
 from tests.helpers.words import words
 
 PACKING = Packing(max_seq_len=16)
@@ -96,15 +96,10 @@ def test_a_hugging_face_iterable_resumes_exactly_also_with_a_shuffle_buffer(shuf
             source = together([source, hugging_face(rows_of(1, [7] * 20))])
         return dataset(IterableStream(source))
 
-    original, batches, states = make(), [], []
-    for batch in original:
-        batches.append(batch)
-        states.append(original.state_dict())
+    batches, states = with_states(make())
     for at in (1, 40, 90):
-        resumed = make()
-        resumed.load_state_dict(json.loads(json.dumps(states[at - 1])))
-        assert all(map(same, list(resumed), batches[at:])), at
-    has_state = "source" in states[110]["flow"]["sources"][0]["base"]
+        assert_continues(make(), states[at - 1], batches[at:])
+    has_state = "source" in json.loads(states[110])["flow"]["sources"][0]["base"]
     assert has_state != shuffled
 
 
@@ -112,19 +107,13 @@ def test_a_hugging_face_iterable_resumes_exactly_also_with_a_shuffle_buffer(shuf
 @pytest.mark.parametrize("weight", [{"repeat": 0.5}, {"choose": 350}])
 def test_a_hugging_face_iterable_that_was_put_somewhere_begins_its_next_pass_at_the_start(weight):
     make = lambda: dataset(IterableStream(hugging_face(rows_of(0, [8] * 200), 1), **weight))  # noqa: E731
-    original, epochs, states = make(), [[], []], []
-    for epoch in epochs:
-        for batch in original:
-            epoch.append(batch)
-            states.append(json.dumps(original.state_dict()))
+    original, resumed = make(), make()
+    (epoch, states), (following, _) = with_states(original), with_states(original)
 
-    resumed = make()
-    for at in (len(epochs[0]) - 2, 5):  # the second one is before a state of the source's own
-        resumed.load_state_dict(json.loads(states[at]))
-        for rest in (epochs[0][at + 1 :], epochs[1]):
-            again = list(resumed)
-            assert len(again) == len(rest)
-            assert all(map(same, again, rest)), at
+    for at in (len(epoch) - 2, 5):  # the second one is before a state of the source's own
+        assert_continues(resumed, states[at], epoch[at + 1 :])
+        again = list(resumed)
+        assert same(again, following)
 
 
 @pytest.mark.processes
@@ -137,16 +126,10 @@ def test_mosaicmls_streaming_dataset_splits_itself_and_resumes_exactly(tmp_path,
         return PackedDataLoader(dataset(IterableStream(source)), num_workers=num_workers)
 
     clean_stale_shared_memory()
-    loader, batches, states = make(), [], []
-    for batch in loader:
-        batches.append(batch)
-        states.append(loader.state_dict())
+    batches, states = with_states(make())
     assert tokens_of(batches) == sorted(tokens.tolist() for tokens in samples)
-    del loader
     clean_stale_shared_memory()
-    resumed = make()
-    resumed.load_state_dict(states[6])
-    assert all(map(same, list(resumed), batches[7:]))
+    assert_continues(make(), states[6], batches[7:])
 
 
 def test_texts_are_tokenized_in_batches_and_resume_exactly():
@@ -155,15 +138,10 @@ def test_texts_are_tokenized_in_batches_and_resume_exactly():
     def make():
         return dataset(IterableStream(Again(texts), tokenizer=words()))
 
-    original, batches, states = make(), [], []
-    for batch in original:
-        batches.append(batch)
-        states.append(original.state_dict())
+    batches, states = with_states(make())
     assert tokens_of(batches) == sorted([1, 2, 3] * (1 + n % 5) for n in range(300))
     for at in (1, 13, 70):
-        resumed = make()
-        resumed.load_state_dict(states[at - 1])
-        assert all(map(same, list(resumed), batches[at:]))
+        assert_continues(make(), states[at - 1], batches[at:])
 
 
 # Bad input.
@@ -190,6 +168,7 @@ BAD = [
         [{"tokens": [1, 2], "y": [1]}],
         "2 tokens, but 1 values in 'y'",
     ),
+    ({"loss_mask": "m"}, [{"tokens": [1, 2], "m": [0, 2]}], "'m' holds 2, but a loss mask holds"),
     ({"tokenizer": Refuses()}, ["abc", "x"], "sample 1: the tokenizer raised ValueError: an x"),
     (
         {"tokenizer": Refuses()},
@@ -209,7 +188,7 @@ def test_a_bad_sample_is_named(stream, source, message):
 
 @pytest.mark.parametrize(("stream", "source"), [case[:2] for case in BAD])
 def test_a_bad_sample_is_skipped_named_in_the_log_and_counted(stream, source, caplog):
-    good = "good" if "tokenizer" in stream else {"tokens": [7] * 4, "y": [7] * 4}
+    good = "good" if "tokenizer" in stream else {"tokens": [7] * 4, "y": [7] * 4, "m": [1] * 4}
     rows = MapStyle([*source.rows, good]) if isinstance(source, MapStyle) else [*source, good]
     loader = PackedDataLoader(
         dataset(IterableStream(rows, name="mine", on_bad_sample="skip", **stream))

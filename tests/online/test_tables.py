@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import datasets
 import numpy as np
 import pyarrow as pa
@@ -17,7 +15,7 @@ from streampack import (
     World,
 )
 from tests.helpers.batches import same
-from tests.helpers.iterables import pieces, rows_of
+from tests.helpers.iterables import assert_continues, pieces, rows_of, with_states
 
 # datasets' own call into pyarrow, where it sorts.
 pytestmark = [
@@ -120,18 +118,12 @@ def test_batches_are_those_of_plain_lists_in_every_rank_and_after_a_resume(name)
     for rank in range(2):
         world = World(rank=rank, num_ranks=2)
         expected = list(packed(rows, world=world))
-        made = packed(table, world=world)
-        states, found = [], []
-        for batch in made:
-            found.append(batch)
-            states.append(json.dumps(made.state_dict()))
-        assert len(found) == len(expected)
-        assert all(map(same, found, expected))
+        found, states = with_states(packed(table, world=world))
+        assert same(found, expected)
         at = len(found) // 2
-        again = packed(expected_of(name)[0], world=world)
-        again.load_state_dict(json.loads(states[at]))
         if at + 1 < len(found):
-            assert all(map(same, again, found[at + 1 :]))
+            again = packed(expected_of(name)[0], world=world)
+            assert_continues(again, states[at], found[at + 1 :])
 
 
 def test_a_table_from_disk_that_was_cut_gives_its_own_rows(tmp_path):

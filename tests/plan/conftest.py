@@ -8,6 +8,6 @@ from streampack.plan import sample_order
 
 
 @pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_chunks(monkeypatch):
     """Draw small chunks, so that planning the small streams of tests takes milliseconds."""
     monkeypatch.setattr(sample_order, "CHUNK", 64)

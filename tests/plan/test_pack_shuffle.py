@@ -75,12 +75,6 @@ def test_a_queue_gives_the_same_packs_each_within_a_window_of_its_place(
             assert abs(at - number) <= bound
 
 
-@given(st.lists(st.integers(1, 9), max_size=300))
-def test_the_even_order_has_each_pack_once(tokens):
-    order = even_order(np.array(tokens, np.int64))
-    assert sorted(order.tolist()) == list(range(len(tokens)))
-
-
 @examples(60)
 @given(
     st.integers(0, 10**6),

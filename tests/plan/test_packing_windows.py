@@ -21,7 +21,6 @@ from streampack.report.packers import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
 from tests.helpers.planning import (
-    count_packs,
     queue_packs,
     recipe,
     synthetic_stream,
@@ -88,22 +87,6 @@ def test_ordinary_lengths_fill_all_packs_but_the_last(kind, size):
     found = planned(synthetic_lengths(kind, 100_000), size)
 
     assert fill_of(found, size) > 99.97 - 100 / len(found)
-
-
-@examples(40)
-@given(
-    orders,
-    st.sampled_from(METHODS),
-    st.sampled_from([1, 3]),
-    st.sampled_from(["pad", "drop", "carry"]),
-)
-def test_packs_that_are_only_counted_are_as_many(order, method, num_lanes, epoch_end):
-    r = make(order, method, num_lanes, epoch_end=epoch_end)
-    if epoch_end == "carry":
-        return
-    for lane, counts in enumerate([count_packs(r, 1, lane) for lane in range(num_lanes)]):
-        for queue, count in enumerate(counts):
-            assert count == sum(1 for _ in queue_packs(PackQueue(r, lane, queue, 1)))
 
 
 @pytest.mark.thorough

@@ -110,41 +110,6 @@ def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
     assert num_finished > 100
 
 
-@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
-def test_shards_are_finished_along_the_way(epoch_end):
-    r = recipe(
-        [np.full(40_000, 8)],
-        mixing=Mixing(epoch_end=epoch_end),
-        order=Order(seed=3, shuffle_block_size=2000),
-    )
-    sequence = epoch_sequence(r, DeviceView(batch_size=40))
-    most, num_finished = 0, 0
-    while sequence.next() is not None:
-        needs = sequence.shards_ahead()
-        if needs is not None:
-            most = max(most, len(needs.ahead))
-            num_finished += len(needs.finished)
-    # A block spans at most 33 shards; a chunk of 4,096 samples is slightly more than two blocks.
-    assert most < 6 * 33
-    assert num_finished > 400
-
-
-def test_a_shard_is_needed_once_in_a_pass():
-    r = make("random", "pad", 1)
-    sequence = epoch_sequence(r, DeviceView(batch_size=2))
-    came: list[tuple[int, int]] = []
-    needed: set[tuple[int, int]] = set()
-    more = True
-    while more:
-        needs = sequence.shards_ahead()
-        if needs is not None:
-            came += [key for key in keys(needs.ahead) if key not in needed]
-            needed = set(keys(needs.ahead))
-        more = sequence.next() is not None
-    shards = {(s, i) for s, own in enumerate(r.streams) for i in range(len(own.raw_bytes))}
-    assert sorted(came) == sorted(shards)
-
-
 def test_what_comes_first_is_needed_first_and_no_more_than_three_blocks_are_asked_for():
     r = make("random", "carry", 1, shuffle=False)
     sequence = epoch_sequence(r, DeviceView(batch_size=2))

@@ -63,14 +63,6 @@ def test_a_state_goes_through_json_and_comes_back_whole():
     assert run_shape(state)[:3] == (2, 4, 16)
 
 
-def test_without_snapshots_it_is_small_and_goes_on_too():
-    state = state_of(make())
-    del state["snapshots"]
-
-    assert decode_epochs(state, make(), DIGESTS) == Progress(epoch=3, position=48)
-    assert len(json.dumps(state)) < 1000
-
-
 @pytest.mark.parametrize(
     "forgiven",
     [

@@ -33,7 +33,7 @@ AMENDED = {"math": 1, "web": 1}
 
 
 @pytest.fixture(scope="module")
-def streams(tmp_path_factory) -> Path:
+def streams(tmp_path_factory):
     folder = tmp_path_factory.mktemp("streams")
     write_chapter_streams(folder)
     return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,7 +34,7 @@ def dataset_of(streams: list[Stream], **options: Any) -> PackedStreamingDataset:
 
 
 @pytest.fixture(scope="module")
-def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Stream]:
+def streams(tmp_path_factory):
     """Two streams, one without labels and one with a loss mask."""
     folder = tmp_path_factory.mktemp("streams")
     plain = stream_of(folder / "plain", LENGTHS, weights={"repeat": 2})
@@ -56,8 +55,8 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Stream]:
 @pytest.mark.parametrize("which", ["plain", "masked", "both"])
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_batches_that_are_read_at_once_are_those_that_are_read_alone(
-    streams: list[Stream], packing: dict[str, Any], batch_format: str, which: str, most: int
-) -> None:
+    streams, packing, batch_format, which, most
+):
     chosen = {"plain": streams[:1], "masked": streams[1:], "both": streams}[which]
     # With four steps of four packs in a global batch, an epoch ends with steps of only padding.
     dataset = dataset_of(
@@ -84,7 +83,7 @@ def group_of(loader: PackedDataLoader) -> int:
     return loader._loading._group
 
 
-def test_groups_are_no_larger_than_there_is_room_for(streams: list[Stream]) -> None:
+def test_groups_are_no_larger_than_there_is_room_for(streams):
     plain, batch_tokens = streams[:1], 3 * 64
     packers = engine_of(dataset_of(plain)).footprint().packer_tokens
     for num_batches, group in ((4, 1), (8, 2), (23, 5), (200, MOST_AT_ONCE)):
@@ -103,7 +102,7 @@ def test_groups_are_no_larger_than_there_is_room_for(streams: list[Stream]) -> N
     assert group_of(PackedDataLoader(masked)) == 1
 
 
-def test_a_bad_sample_fails_its_own_batch_and_none_before_it(tmp_path: Path) -> None:
+def test_a_bad_sample_fails_its_own_batch_and_none_before_it(tmp_path):
     with MDSWriter(out=str(tmp_path / "s"), columns={"tokens": "ndarray:int64"}) as writer:
         for number in range(400):
             writer.write({"tokens": np.full(40, 2**40 if number == 300 else number)})
@@ -124,7 +123,7 @@ def test_a_bad_sample_fails_its_own_batch_and_none_before_it(tmp_path: Path) -> 
     assert all(map(same, together, alone))
 
 
-def test_a_format_of_ones_own_is_asked_for_a_batch_at_a_time(streams: list[Stream]) -> None:
+def test_a_format_of_ones_own_is_asked_for_a_batch_at_a_time(streams):
     asked = []
 
     def picky(batch: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def write(folder: Path, **options: Any) -> Written:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["lengths", "no lengths"])
-def written(tmp_path_factory, request) -> Written:
+def written(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("remote")
     return write(folder, compression="zstd", hashes=["xxh64"], lengths_file=request.param)
 

@@ -21,11 +21,11 @@ from streampack.runtime.resumable import engine_of
 from streampack.streams import Stream
 from streampack.world import World
 from tests.helpers import conformance
-from tests.helpers.conformance import Written, all_rows, show, worlds
+from tests.helpers.conformance import all_rows, show, worlds
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Written:
+def written(tmp_path_factory):
     rng = np.random.default_rng(7)
     lengths = [rng.integers(1, 50, 60).tolist(), rng.integers(1, 80, 40).tolist()]
     return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)

@@ -23,7 +23,7 @@ LATE = 8 * 6 + 40  # batches of the run: in the second chapter, after the last p
 
 
 @pytest.fixture
-def folders(tmp_path) -> dict[str, str]:
+def folders(tmp_path):
     folders = write_chapter_streams(tmp_path)
     for folder in folders.values():
         write_lengths(folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ BOS, EOS = 99_991, 99_989
 
 
 @pytest.fixture
-def folders(tmp_path) -> list[Path]:
+def folders(tmp_path):
     """A stream with empty samples, and one without."""
     for name, lengths in (("some", LENGTHS), ("full", FULL)):
         builders.write_stream_files(tmp_path / name, lengths, encoding="bytes")

@@ -26,7 +26,7 @@ METHODS = ["device_per_stream", "per_stream"]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(tmp_path_factory):
     some = np.random.default_rng(3)
     lengths = [
         some.integers(1, longest, num).tolist()

@@ -27,7 +27,7 @@ RULES = st.sampled_from([None, "split", "truncate", "drop"])
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> list[Path]:
+def folders(tmp_path_factory):
     """Two streams; some samples already have BOS and EOS, and some are longer than a pack."""
     root, rng = tmp_path_factory.mktemp("ends"), np.random.default_rng(5)
     for name in ("chats", "replay"):

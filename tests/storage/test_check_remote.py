@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ def write(folder: Path, number: int) -> None:
 
 
 @pytest.fixture(params=["python", "rclone"])
-def bucket(request, tmp_path) -> Iterator[Path]:
+def bucket(request, tmp_path):
     """The folder of a bucket in a store."""
     root = tmp_path / "store"
     write(root / "bucket" / "ds", 50)

@@ -117,30 +117,22 @@ def flip_length(file: Path) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut, flip_head, flip_length])
-def test_a_damaged_length_file_of_ours_is_fetched_again(tmp_path, damage):
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(("lengths.bin", damage) for damage in (cut, flip_head, flip_length)),
+        *(("index.json", damage) for damage in (cut, flip_head)),
+    ],
+)
+def test_a_damaged_length_file_or_index_of_ours_is_fetched_again(tmp_path, name, damage):
     path, samples = write_bare(tmp_path / "r", seed=0)
     stream = Stream(remote=str(path), local=str(tmp_path / "l"))
     before = open_stream(stream, 0)
-    damage(cached(tmp_path / "l", "lengths.bin"))
+    damage(cached(tmp_path / "l", name))
     opened = open_stream(stream, 0)
     for shard in range(opened.num_shards):
         lengths = opened.shard_lengths(shard)
         first = int(opened.first_sample[shard])
         np.testing.assert_array_equal(lengths, LENGTHS[first : first + len(lengths)])
-    assert (cached(tmp_path / "l", "lengths.bin")).read_bytes() == (
-        path / "lengths.bin"
-    ).read_bytes()
+    assert cached(tmp_path / "l", name).read_bytes() == (path / name).read_bytes()
     assert_reads(before, samples)
-
-
-@pytest.mark.parametrize("damage", [cut, flip_head])
-def test_a_damaged_index_of_ours_is_fetched_again(tmp_path, damage, caplog):
-    path, samples = write_bare(tmp_path / "r", seed=0)
-    buckets = Buckets(b=path)
-    stream = Stream(remote="s3://b/r", local=str(tmp_path / "l"))
-    assert_reads(open_stream(stream, 0, store=buckets.store), samples)
-    damage(cached(tmp_path / "l", "index.json"))
-    assert_reads(open_stream(stream, 0, store=buckets.store), samples)
-    assert "is not what was fetched" in caplog.text
-    assert (cached(tmp_path / "l", "index.json")).read_bytes() == (path / "index.json").read_bytes()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +77,7 @@ only_s3 = pytest.mark.parametrize("bucket", ["s3"], indirect=True)
 
 
 @pytest.fixture(params=["s3", "http"])
-def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
+def bucket(request, tmp_path):
     name = f"fetch-{os.getpid()}-{next(bucket_numbers)}"
     folder = tmp_path / "root" / name
     folder.mkdir(parents=True)
@@ -91,7 +90,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bucket]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def s3_library() -> Iterator[None]:
+def s3_library():
     """Load everything that S3 clients need before anything is timed, and clean up after them."""
     boto3.session.Session().client("s3", region_name="us-east-1").close()
     yield
@@ -172,7 +171,7 @@ def test_what_does_not_pass_is_an_error_soon_after_the_budget(bucket, kind, opti
 
 
 @pytest.fixture
-def unsigned(bucket, monkeypatch) -> Bucket:
+def unsigned(bucket, monkeypatch):
     """Give a bucket to a process without credentials."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable)

@@ -25,7 +25,7 @@ from tests.helpers.caches import NOTES, assert_reads, write_bare
 
 
 @pytest.fixture
-def temporary(tmp_path, monkeypatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     folder = tmp_path / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -143,7 +143,7 @@ WAYS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return write_stream_files(tmp_path / "stream", [5, 7, 9])[0]
 
 

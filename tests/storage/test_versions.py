@@ -25,20 +25,6 @@ from tests.helpers.caches import (
 from tests.helpers.examples import examples
 
 
-def test_a_local_stream_that_is_rewritten_while_it_is_open_is_refused(tmp_path):
-    path, _ = write_bare(tmp_path / "s", seed=0)
-    opened = open_stream(Stream(local=str(path)), 0)
-    opened.open_shard(0)
-    shutil.rmtree(path)
-    _, others = write_bare(tmp_path / "s", seed=1)
-    message = r"shard\.00001\.mds: was changed since .* was opened, .*; recreate the dataset"
-    with pytest.raises(DataError, match=message):
-        opened.open_shard(1)
-    with pytest.raises(DataError, match=message.replace("00001", "00000")):
-        opened.open_shard(0)
-    assert_reads(open_stream(Stream(local=str(path)), 0), others)
-
-
 def test_hashes_tell_that_a_file_with_another_time_is_the_same(tmp_path):
     path, samples = write_bare(tmp_path / "s", seed=0, hashes=["xxh64"])
     opened = open_stream(Stream(local=str(path)), 0)
@@ -75,7 +61,7 @@ STEPS = st.one_of(
 
 
 @pytest.fixture(scope="module", params=["no hashes", "hashes in the length file", "zstd"])
-def versions(request, tmp_path_factory) -> list[tuple[Path, list]]:
+def versions(request, tmp_path_factory):
     """Four versions of a stream; without zstd, their index.json is the same, byte for byte."""
     folder = tmp_path_factory.mktemp("versions")
     compression = "zstd" if request.param == "zstd" else None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
@@ -32,7 +30,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def azure(tmp_path, monkeypatch):
     adlfs = pytest.importorskip("adlfs", reason="adlfs is in the azure extra")
     azurite = shutil.which("azurite-blob")
     if azurite is None:
@@ -50,7 +48,7 @@ def azure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def google(tmp_path, monkeypatch):
     pytest.importorskip("gcsfs", reason="gcsfs is in the gcs extra")
     emulator = shutil.which("gcp-storage-emulator")
     if emulator is None:
@@ -67,7 +65,7 @@ def google(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture(params=["azure", "google"])
-def url(request: pytest.FixtureRequest) -> str:
+def url(request):
     return request.getfixturevalue(request.param)
 
 

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -63,7 +63,7 @@ class Listing(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def listing() -> Iterator[None]:
+def listing():
     with ThreadingHTTPServer(("127.0.0.1", 0), Listing) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -101,7 +101,7 @@ UNTOLD: dict[str, Mapping[str, str]] = {
 
 
 @pytest.fixture
-def bucket(tmp_path: Path) -> Iterator[FaultServer]:
+def bucket(tmp_path):
     (tmp_path / "root" / "bucket").mkdir(parents=True)
     (tmp_path / "root" / "bucket" / "a.mds").write_bytes(CONTENT)
     (tmp_path / "local").mkdir()
@@ -154,7 +154,7 @@ def test_a_proxy_of_the_environment_is_used(bucket, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def authority(tmp_path_factory):
     """Return a self-signed certificate for 127.0.0.1, and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +43,7 @@ class Place:
 
 
 @pytest.fixture(params=["s3", "http"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+def place(request, tmp_path):
     root = tmp_path / "root"
     folder = root / "bucket" / "ds"
     folder.mkdir(parents=True)

@@ -21,7 +21,7 @@ from streampack.streams.registry import register_stream
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.caches import cached_shards
-from tests.helpers.conformance import Written, show
+from tests.helpers.conformance import show
 
 FETCHED: list[str] = []
 
@@ -54,7 +54,7 @@ def registered():
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> Written:
+def written(tmp_path_factory):
     rng = np.random.default_rng(7)
     return conformance.write_streams(
         tmp_path_factory.mktemp("streams"), [rng.integers(1, 50, 120).tolist()]
@@ -98,7 +98,7 @@ def test_a_class_that_fetches_in_its_own_way_works_as_an_object(written, tmp_pat
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch) -> None:
+def installed(tmp_path, monkeypatch):
     """An installed package that registers a class through an entry point, and a broken one."""
     folder = tmp_path / "site"
     (folder / "weather-1.0.dist-info").mkdir(parents=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -149,7 +148,7 @@ chats = st.builds(
 
 @examples(150)
 @given(chat=chats, name=st.sampled_from([*TEMPLATES]), kind=st.sampled_from(KINDS))
-def test_the_targets_are_the_responses_and_their_end_of_turn_tokens(chat, name, kind) -> None:
+def test_the_targets_are_the_responses_and_their_end_of_turn_tokens(chat, name, kind):
     if name == "llama_3":
         chat = [message | {"content": message["content"].strip()} for message in chat]
     tokenizer = tokenizer_of(TEMPLATES[name], kind)
@@ -183,7 +182,7 @@ def without_put_in_spaces(text: str, kind: str) -> str:
 )
 def test_markers_and_prefixes_agree_and_transformers_where_it_is_right(
     chat, spaces, train_on, kind
-) -> None:
+):
     chat = [message | {"content": spaces + message["content"]} for message in chat]
     by_prefixes = ChatEncoder(tokenizer_of(CHATML, kind), train_on)(chat)
     by_markers = ChatEncoder(tokenizer_of(MARKED, kind), train_on)(chat)
@@ -216,14 +215,12 @@ BARE = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
     ],
     ids=["lines", "no header and no prompt", "a token over the edge"],
 )
-def test_what_ends_a_turn_and_a_token_over_its_edge_are_learned(
-    template: str, contents: tuple[str, ...], expected: str
-) -> None:
+def test_what_ends_a_turn_and_a_token_over_its_edge_are_learned(template, contents, expected):
     tokenizer = tokenizer_of(template)
     assert learned(ChatEncoder(tokenizer)(say(*contents)), tokenizer) == expected
 
 
-def test_white_space_that_is_in_no_token_unmasks_nothing_after_it() -> None:
+def test_white_space_that_is_in_no_token_unmasks_nothing_after_it():
     words = Tokenizer(models.WordLevel({"?": 0, "hello": 1, "fine": 2, "bye": 3}, unk_token="?"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     template = (
@@ -236,7 +233,7 @@ def test_white_space_that_is_in_no_token_unmasks_nothing_after_it() -> None:
     assert sample["loss_mask"].tolist() == [0, 1, 0]
 
 
-def test_calls_of_tools_are_responses_and_their_results_are_not() -> None:
+def test_calls_of_tools_are_responses_and_their_results_are_not():
     tokenizer = tokenizer_of(TOOLS)
     asked = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}
     results = [{"role": "tool", "content": "2"}, {"role": "tool", "content": "2"}]
@@ -248,7 +245,7 @@ def test_calls_of_tools_are_responses_and_their_results_are_not() -> None:
     assert "Adds." in tokenizer.decode(sample["tokens"])
 
 
-def test_json_text_of_messages_and_tools_is_read() -> None:
+def test_json_text_of_messages_and_tools_is_read():
     encode = ChatEncoder(tokenizer_of(TOOLS))
     expected = encode({"messages": say("hello", "fine"), "tools": [TOOL]})["tokens"].tolist()
     messages, tools = json.dumps(say("hello", "fine")), json.dumps([TOOL])
@@ -290,31 +287,31 @@ FORMS: list[tuple[Any, list[dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("row", "chat"), FORMS)
-def test_rows_of_any_form_are_the_conversation_that_they_hold(row: Any, chat: Any) -> None:
+def test_rows_of_any_form_are_the_conversation_that_they_hold(row, chat):
     encode = ChatEncoder(tokenizer_of(TOOLS))
     assert_equal(encode(row), encode(chat))
     assert_equal(pickle.loads(pickle.dumps(encode))(row), encode(chat))
 
 
-def test_a_prompt_of_several_messages_is_not_learned() -> None:
+def test_a_prompt_of_several_messages_is_not_learned():
     turns = say("hello", "fine", "how", "well")
     tokenizer = tokenizer_of()
     sample = ChatEncoder(tokenizer)({"prompt": turns[:3], "completion": turns[3:], "system": "so"})
     assert learned(sample, tokenizer) == "well<|im_end|>"
 
 
-def test_a_system_text_that_differs_from_the_first_message_is_refused() -> None:
+def test_a_system_text_that_differs_from_the_first_message_is_refused():
     with pytest.raises(DataError, match=r"system='Be long.' differs from its first message"):
         ChatEncoder(tokenizer_of())({"messages": [FIRST, *CHAT], "system": "Be long."})
 
 
-def test_options_reach_the_template() -> None:
+def test_options_reach_the_template():
     tokenizer = tokenizer_of(CHATML + "{{ closing }}")
     sample = ChatEncoder(tokenizer, "all", template_kwargs={"closing": "bye"})(say("hello"))
     assert tokenizer.decode(sample["tokens"]).endswith("<|im_end|>\nbye")
 
 
-def test_a_template_that_strips_earlier_reasoning_has_a_sample_for_each_response() -> None:
+def test_a_template_that_strips_earlier_reasoning_has_a_sample_for_each_response():
     tokenizer = tokenizer_of(STRIPS_REASONING)
     chat = say("hello", "<think>no</think>fine", "how", "<think>yes</think>well")
     with pytest.raises(ConfigError, match=r"message 1 of 4: .*train_on='each_response' or 'last_"):
@@ -336,7 +333,7 @@ def assert_equal(sample: dict[str, np.ndarray], other: dict[str, np.ndarray]) ->
 
 @examples(150)
 @given(chat=chats, name=st.sampled_from([*TEMPLATES]), kind=st.sampled_from(KINDS))
-def test_each_response_is_the_last_one_of_its_prefix(chat, name, kind) -> None:
+def test_each_response_is_the_last_one_of_its_prefix(chat, name, kind):
     tokenizer = tokenizer_of(TEMPLATES[name], kind)
     responses = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
     samples = ChatEncoder(tokenizer, "each_response").samples(chat)
@@ -347,7 +344,7 @@ def test_each_response_is_the_last_one_of_its_prefix(chat, name, kind) -> None:
 
 
 @pytest.mark.parametrize("train_on", ["responses", "each_response"])
-def test_a_conversation_is_cut_and_may_keep_no_target(train_on: Any) -> None:
+def test_a_conversation_is_cut_and_may_keep_no_target(train_on):
     chat = say("hello", "fine", "how", "well")
     whole = ChatEncoder(tokenizer_of(), train_on).samples(chat)
     for most in (1, 5, 12, 20, 1000):
@@ -357,7 +354,7 @@ def test_a_conversation_is_cut_and_may_keep_no_target(train_on: Any) -> None:
 
 
 @pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
-def test_a_response_begins_where_it_parts_from_the_generation_prompt(train_on: Any) -> None:
+def test_a_response_begins_where_it_parts_from_the_generation_prompt(train_on):
     # The prompt begins the reasoning that the template then omits, at the end too.
     tokenizer = tokenizer_of(CHATML.replace("assistant\n{%", "assistant\n<think>{%"))
     samples = ChatEncoder(tokenizer, train_on).samples(say("hello", "fine", "<how>", "</think>w"))
@@ -369,7 +366,7 @@ def test_a_response_begins_where_it_parts_from_the_generation_prompt(train_on: A
     assert [learned(sample, tokenizer) for sample in samples] == texts[train_on]
 
 
-def test_instructions_at_the_end_of_every_text_are_not_learned() -> None:
+def test_instructions_at_the_end_of_every_text_are_not_learned():
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
         "<|im_start|>system\nBe brief.<|im_end|>" + PROMPT
@@ -381,7 +378,7 @@ def test_instructions_at_the_end_of_every_text_are_not_learned() -> None:
 
 @pytest.mark.parametrize("header", ["<|im_start|>assistant\n", "<|assistant|>", "assistant: "])
 @pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
-def test_a_generation_prompt_that_ends_every_text_is_not_learned(header, train_on) -> None:
+def test_a_generation_prompt_that_ends_every_text_is_not_learned(header, train_on):
     turn = header.replace("assistant", "{{ m.role }}") + "{{ m.content }}<|im_end|>\n"
     template = f"{{% for m in messages %}}{turn}{{% endfor %}}"
     encode = ChatEncoder(tokenizer_of(template + header), train_on)
@@ -414,7 +411,7 @@ class Counting:
 @pytest.mark.parametrize("train_on", ["responses", "last_response", "each_response"])
 @pytest.mark.parametrize("marks", [{}, {"train": True}, {"train": False}])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_response_costs_a_constant_number_of_renderings(name, marks, train_on) -> None:
+def test_a_response_costs_a_constant_number_of_renderings(name, marks, train_on):
     chat = say(*["hello", "fine"] * 20)
     chat[1] |= marks
     tokenizer = Counting(tokenizer_of(TEMPLATES[name]))
@@ -427,7 +424,7 @@ WITHDRAWN = [("weight", 0), ("train", False), ("training", 0), ("mask", True), (
 
 @pytest.mark.parametrize(("key", "mark"), WITHDRAWN)
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["prefixes", "markers"])
-def test_a_response_that_is_marked_is_not_learned(key: str, mark: Any, template: str) -> None:
+def test_a_response_that_is_marked_is_not_learned(key, mark, template):
     tokenizer = tokenizer_of(template)
     chat = say("hello", "fine", "how", "well", "so", "there")
     chat[3][key] = mark
@@ -451,7 +448,7 @@ def test_a_response_that_is_marked_is_not_learned(key: str, mark: Any, template:
         ChatEncoder(tokenizer, "all")(chat)
 
 
-def test_marks_that_say_what_is_done_anyway_are_no_obstacle() -> None:
+def test_marks_that_say_what_is_done_anyway_are_no_obstacle():
     encode = ChatEncoder(tokenizer_of())
     chat = say("hello", "fine")
     expected = encode(chat)["loss_mask"].tolist()
@@ -469,7 +466,7 @@ def test_marks_that_say_what_is_done_anyway_are_no_obstacle() -> None:
     ("field", "value"),
     [("weights", 0), ("loss", False), ("loss_mask", [1]), ("trainable", True), ("train_on", 1)],
 )
-def test_a_field_like_a_mark_is_refused_not_ignored(field: str, value: Any) -> None:
+def test_a_field_like_a_mark_is_refused_not_ignored(field, value):
     encode = ChatEncoder(tokenizer_of())
     chat = say("hello", "fine")
     with pytest.raises(DataError, match=rf"message 1 has {field}=.*; rename it to one of weight, "):
@@ -480,7 +477,7 @@ def test_a_field_like_a_mark_is_refused_not_ignored(field: str, value: Any) -> N
 
 
 @pytest.mark.parametrize("field", ["system_prompt", "functions", "tool", "history", "SystemPrompt"])
-def test_a_field_like_system_or_tools_is_refused_not_ignored(field: str) -> None:
+def test_a_field_like_system_or_tools_is_refused_not_ignored(field):
     encode = ChatEncoder(tokenizer_of())
     row = {"messages": say("hello", "fine")}
     with pytest.raises(DataError, match=rf"the row has {field}=.*to one of system, tools, or rem"):
@@ -489,7 +486,7 @@ def test_a_field_like_system_or_tools_is_refused_not_ignored(field: str) -> None
         assert encode(row | {field: empty, "system_id": 7, "source": "a"})["loss_mask"].any()
 
 
-def test_contents_in_parts_are_read_by_every_template() -> None:
+def test_contents_in_parts_are_read_by_every_template():
     parts = CHATML.replace("m.content +", "m.content[0].text + m.content[1].text +")
     both = CHATML.replace(
         "m.content +",
@@ -517,7 +514,7 @@ def test_contents_in_parts_are_read_by_every_template() -> None:
         ChatEncoder(tokenizer_of())(listed)
 
 
-def test_arguments_of_calls_are_objects_or_text_as_the_template_reads_them() -> None:
+def test_arguments_of_calls_are_objects_or_text_as_the_template_reads_them():
     encode = ChatEncoder(tokenizer_of(TOOLS))
     expected = encode(call_of({"a": 1}))
     assert_equal(encode(call_of(json.dumps({"a": 1}))), expected)
@@ -540,7 +537,7 @@ def call_of(arguments: Any, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "?"}, asked]}
 
 
-def test_nulls_that_a_table_adds_to_structs_are_removed() -> None:
+def test_nulls_that_a_table_adds_to_structs_are_removed():
     encode = ChatEncoder(tokenizer_of(TOOLS))
     calls = [call_of({"city": "Rome"}, id="1"), call_of({"x": "1", "y": {"z": ["a"]}})]
     tools = [[TOOL | {"function": {"name": "f", "parameters": {p: {"type": p}}}}] for p in "ab"]
@@ -573,16 +570,14 @@ CHANGED = "{% set x %}" + MARKED + "{% endset %}{{ x | upper }}"
         ),
     ],
 )
-def test_templates_that_hide_where_a_response_lies_are_refused(
-    template: str, train_on: Any, message: str
-) -> None:
+def test_templates_that_hide_where_a_response_lies_are_refused(template, train_on, message):
     with pytest.raises(ConfigError, match=message):
         ChatEncoder(tokenizer_of(template), train_on)(say("hello", "fine"))
 
 
 @pytest.mark.parametrize("role", ["model", "Assistant", "bot", "", None, 7])
 @pytest.mark.parametrize("train_on", ["responses", "last_response"])
-def test_a_role_that_nobody_knows_is_refused_not_left_unlearned(role: Any, train_on: Any) -> None:
+def test_a_role_that_nobody_knows_is_refused_not_left_unlearned(role, train_on):
     chat = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
     message = (
         rf"message 1 has role {role!r}, which is not one of assistant\|.*; rename it to 'assis"
@@ -591,7 +586,7 @@ def test_a_role_that_nobody_knows_is_refused_not_left_unlearned(role: Any, train
         ChatEncoder(tokenizer_of(), train_on)(chat)
 
 
-def test_roles_of_ones_own_are_read_and_not_learned() -> None:
+def test_roles_of_ones_own_are_read_and_not_learned():
     tokenizer = tokenizer_of()
     chat = [*say("a", "b"), {"role": "critic", "content": "c"}, *say("d", role="assistant")]
     sample = ChatEncoder(tokenizer, context_roles=["critic"])(chat)
@@ -599,7 +594,7 @@ def test_roles_of_ones_own_are_read_and_not_learned() -> None:
     assert ChatEncoder(tokenizer, "all")(chat)["loss_mask"].all()
 
 
-def test_conversations_without_a_response_are_written_and_counted(tmp_path: Path) -> None:
+def test_conversations_without_a_response_are_written_and_counted(tmp_path):
     encode = ChatEncoder(tokenizer_of())
     written = write_stream(map(encode, [say("a", "b"), say("a"), say("c")]), tmp_path / "s")
     assert (written.num_samples, written.num_without_targets) == (3, 2)
@@ -621,9 +616,7 @@ def labels_of(dataset: Any) -> dict[tuple[int, int], int]:
 
 
 @pytest.mark.parametrize("max_seq_len", [16, 64])
-def test_packs_of_a_stream_and_on_the_fly_have_labels_at_the_responses_alone(
-    tmp_path: Path, max_seq_len: int
-) -> None:
+def test_packs_of_a_stream_and_on_the_fly_have_labels_at_the_responses_alone(tmp_path, max_seq_len):
     rng = np.random.default_rng(5)
     words = ["hello", "world,", "fine 😀", "how are you?"]
     rows = [
@@ -649,7 +642,7 @@ def test_packs_of_a_stream_and_on_the_fly_have_labels_at_the_responses_alone(
 
 
 @pytest.mark.parametrize("chat", [True, "messages", {"train_on": "each_response"}])
-def test_prompts_that_are_cut_before_a_target_are_left_out_not_packed(tmp_path, chat) -> None:
+def test_prompts_that_are_cut_before_a_target_are_left_out_not_packed(tmp_path, chat):
     rows = [{"messages": say("hello " * 40, "fine")}, {"messages": say("hello", "fine")}]
     found = {}
     for overflow in ("truncate", "split"):
@@ -661,7 +654,7 @@ def test_prompts_that_are_cut_before_a_target_are_left_out_not_packed(tmp_path, 
     assert found == {"truncate": {0}, "split": {0, 1}}
 
 
-def test_hugging_face_datasets_map_their_rows(tmp_path: Path) -> None:
+def test_hugging_face_datasets_map_their_rows(tmp_path):
     rows = [{"messages": say("hello", "fine", *["you", "well"] * (i % 2))} for i in range(6)]
     encode = ChatEncoder(tokenizer_of())
     table = datasets.Dataset.from_list(rows)

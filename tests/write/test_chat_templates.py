@@ -170,7 +170,7 @@ def responses_of(case: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
-def test_marked_targets_are_those_of_transformers(name: str, case: str) -> None:
+def test_marked_targets_are_those_of_transformers(name, case):
     tokenizer = tokenizer_of(FAMILIES[name])
     encode = ChatEncoder(tokenizer)
     if error := is_refused(name, case):
@@ -189,7 +189,7 @@ def test_marked_targets_are_those_of_transformers(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
-def test_each_response_follows_the_prompt_of_an_inference(name: str, case: str) -> None:
+def test_each_response_follows_the_prompt_of_an_inference(name, case):
     tokenizer = plain(name)
     encode = ChatEncoder(tokenizer, "each_response")
     if error := is_refused(name, case):
@@ -223,7 +223,7 @@ CUT = {"mistral", "gemma", "glm", "deepseek"}  # at turns
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_conversation_is_one_sample_where_the_template_can_be_cut(name: str) -> None:
+def test_a_conversation_is_one_sample_where_the_template_can_be_cut(name):
     encode = ChatEncoder(plain(name))
     if name in CUT | {"nemotron"}:
         targets = learned(encode(row_of("multi")), encode.tokenizer)
@@ -235,7 +235,7 @@ def test_a_conversation_is_one_sample_where_the_template_can_be_cut(name: str) -
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_template_without_an_end_of_turn_is_warned_of(name: str, caplog: Any) -> None:
+def test_a_template_without_an_end_of_turn_is_warned_of(name, caplog):
     chat_spans._warned.clear()
     for case in ("single", "multi"):
         ChatEncoder(plain(name), "each_response").samples(row_of(case))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +40,7 @@ class Store:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, servers.Server]]:
+def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("store") / "root"
     root.mkdir()
     with servers.s3_server(root) as running:
@@ -49,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ser
 
 
 @pytest.fixture
-def store(server, tmp_path, monkeypatch) -> Iterator[Store]:
+def store(server, tmp_path, monkeypatch):
     root, running = server
     name = f"index-{os.getpid()}-{next(bucket_numbers)}"
     (root / name).mkdir()

@@ -155,7 +155,7 @@ def folder_of(rows: Any, local: Path, tokenizer: Any = None, **options: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
+def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 

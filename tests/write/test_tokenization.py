@@ -38,7 +38,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def bpe(tmp_path_factory) -> Path:
+def bpe(tmp_path_factory):
     """A byte-level BPE tokenizer with 600 ids."""
     path = tmp_path_factory.mktemp("bpe") / "tokenizer.json"
     made = tokenizers.ByteLevelBPETokenizer()
@@ -162,7 +162,7 @@ def test_a_tokenizer_that_changes_after_a_job_began_ends_it_until_it_is_restored
 
 
 @pytest.fixture
-def with_template(bpe, tmp_path) -> Path:
+def with_template(bpe, tmp_path):
     """The folder of a tokenizer with a template that adds BOS, and an EOS in its config."""
     made = tokenizers.Tokenizer.from_file(str(bpe))
     made.add_special_tokens(["<s>", "</s>"])

@@ -10,8 +10,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from uuid import uuid4
 
 import fsspec
@@ -30,7 +28,7 @@ SUFFIXES = ("jsonl", "jsonl.gz", "jsonl.zst", "csv", "parquet", "arrow")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def root(tmp_path_factory):
     """The folder of a bucket that has a file of each format."""
     folder = tmp_path_factory.mktemp("store") / "bucket"
     (folder / "in" / "deep").mkdir(parents=True)
@@ -48,7 +46,7 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def s3(root) -> Iterator[FaultServer]:
+def s3(root):
     """The bucket on an S3 server, behind a proxy that fails on demand."""
     with (
         s3_server(root.parent) as server,
@@ -59,14 +57,14 @@ def s3(root) -> Iterator[FaultServer]:
 
 
 @pytest.fixture(scope="module")
-def web(root) -> Iterator[FaultServer]:
+def web(root):
     """The bucket on a web server, which has no index pages."""
     with FaultServer(folder=root.parent) as server:
         yield server
 
 
 @pytest.fixture
-def faults(s3) -> Iterator[FaultServer]:
+def faults(s3):
     """The proxy, with its faults cleared before and after."""
     s3.clear()
     yield s3
@@ -74,7 +72,7 @@ def faults(s3) -> Iterator[FaultServer]:
 
 
 @pytest.fixture(scope="module")
-def memory(root) -> Iterator[str]:
+def memory(root):
     """The bucket in fsspec's memory."""
     url = f"memory://{uuid4().hex}"
     files = fsspec.filesystem("memory")
@@ -84,14 +82,14 @@ def memory(root) -> Iterator[str]:
 
 
 @pytest.fixture(params=["s3", "memory"])
-def url(request, root) -> str:
+def url(request, root):
     """The URL of the bucket."""
     place = request.getfixturevalue(request.param)
     return f"s3://{root.name}" if request.param == "s3" else place
 
 
 @pytest.fixture(params=["s3", "web"])
-def server(request, root) -> Iterator[tuple[FaultServer, str]]:
+def server(request, root):
     """A server, with its faults cleared before and after, and the URL of the bucket."""
     found = request.getfixturevalue(request.param)
     found.clear()
