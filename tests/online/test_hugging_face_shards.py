@@ -18,7 +18,6 @@ from streampack import (
     World,
 )
 from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice, WorkerSlice
-from tests.helpers.batches import same
 from tests.helpers.iterables import assert_continues, pieces, with_states
 
 
