@@ -6,12 +6,17 @@ import pytest
 
 from streampack import Chapter, PackedDataLoader, ResumeError, World
 from streampack.plan.run_worlds import worlds_in
-from tests.helpers.datasets import chapter_dataset, state_after
+from tests.helpers.datasets import chapter_dataset, state_after, write_chapter_streams
 
 CHAPTERS = [
     Chapter(weights={"web": 3, "code": 1}, steps=3),
     Chapter(weights={"web": 1, "math": 1}, steps=9, batch_size=4),
 ]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_chapter_streams(tmp_path_factory.mktemp("streams"))
 
 
 def worlds_of(state):
