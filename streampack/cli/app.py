@@ -33,6 +33,10 @@ BAD_ROWS = 4
 INTERRUPTED = 130  # 128 + SIGINT, as in shells
 TERMINATED = 143  # 128 + SIGTERM
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Where the function of a verb is, if not in a module of its name.
+MODULES = {"compare-packers": "inspect", "demo": "demo.show", "merge": "write"}
+MODULES |= dict.fromkeys(("at", "where", "diff"), "lookback")
+MODULES |= dict.fromkeys(("simulate", "plan", "report"), "planning")
 NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -55,16 +59,16 @@ class VerbGroup(TyperGroup):
 
 
 def _with_dashes(name: str) -> str:
-    """Return an option's name as it is shown: messages say num_workers for --num-workers."""
     return name.replace("_", "-")
 
 
 def _runner(name: str, options: type) -> Callable[..., None]:
     """Return a function with a parameter for each option, which imports the verb and runs it."""
-    module = f"streampack.cli.{'demo.show' if name == 'demo' else name.replace('-', '_')}"
+    function = name.replace("-", "_")
+    module = f"streampack.cli.{MODULES.get(name, function)}"
 
     def _run(**values: Any) -> None:
-        import_module(module).run(options(**values))
+        getattr(import_module(module), function)(options(**values))
 
     _run.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
     return _run
@@ -138,7 +142,6 @@ def _show(line: str) -> None:
 
 
 def _drop_output() -> None:
-    """Discard output that could not be written: Python would try again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

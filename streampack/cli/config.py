@@ -33,8 +33,6 @@ MAX_BYTES = 2**24  # a mix may name tens of thousands of files
 
 
 class _Keys(BaseModel):
-    """A mapping of the file, in which an unknown key is an error."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -134,8 +132,6 @@ KEYS = [key for kind in (*CLASSES, RampConfig, WorldConfig) for key in signature
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses duplicate keys."""
-
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return a mapping node after checking that its keys are distinct."""
         # Not on construction: by then ``<<: *base`` may have inserted the keys of another mapping.
@@ -193,7 +189,6 @@ def read_config(path: Path) -> RunConfig:
 
 
 def _explain(mistake: Any) -> str:
-    """Word one of pydantic's errors in the style of the package's messages."""
     place, given = mistake["loc"], mistake["input"]
     where = ".".join(str(part) for part in place) or "the file"
     got = f"(got {given!r:.200})"

@@ -20,7 +20,7 @@ from streampack.write import Indexed, write_lengths
 from streampack.write.token_index import stream_of, write_token_index
 
 
-def run(options: Index) -> None:
+def index(options: Index) -> None:
     """Write the missing length files, and print a line for each."""
     console = output_console()
     sources = options.paths[0] if len(options.paths) == 1 else options.paths
@@ -54,7 +54,6 @@ def run(options: Index) -> None:
 
 
 def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:
-    """Write an index of token files."""
     found = write_token_index(
         sources,
         options.out or "",

@@ -1,4 +1,4 @@
-"""``streampack inspect PATH``: show a stream's contents and one of its packs.
+"""``streampack inspect PATH``: show a stream's contents and one of its packs; compare packers.
 
 ::
 
@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -19,9 +20,10 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
+from streampack._checks import check_choice
 from streampack._paths import folder_of
 from streampack.cli.console import counted, output_console
-from streampack.cli.verbs import Inspect, StreamOptions
+from streampack.cli.verbs import ComparePackers, Inspect, StreamOptions
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
@@ -29,6 +31,14 @@ from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report.bars import colour, pack_lines
 from streampack.report.lengths import histogram_table, length_quantiles
+from streampack.report.packers import (
+    COLUMNS,
+    KINDS,
+    packer_result,
+    packings_to_compare,
+    synthetic_lengths,
+)
+from streampack.rng import permutation
 from streampack.streams import Stream, TokenStream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.files import finished_parts
@@ -48,11 +58,6 @@ MARGIN = 32  # columns next to the bar
 CHARACTERS_SHOWN = 160  # of each segment
 
 
-def open_path(path: str, options: StreamOptions) -> TokenStream:
-    """Open the stream in a folder or at a URL."""
-    return open_mds(_describe(path, options), 0, has_targets=False)
-
-
 def _describe(path: str, options: StreamOptions) -> Stream:
     folder = folder_of(path)
     return Stream(
@@ -65,7 +70,7 @@ def _describe(path: str, options: StreamOptions) -> Stream:
     )
 
 
-def run(options: Inspect) -> None:
+def inspect(options: Inspect) -> None:
     """Print a stream's parts, its shards, its lengths and one of its packs.
 
     For an unfinished stream, only the parts are printed.
@@ -200,7 +205,6 @@ def _busiest_pack(stream: TokenStream, lengths: Int64Array, max_seq_len: int) ->
 
 
 def _decode(stream: TokenStream, packs: Packs, max_seq_len: int, decoder: Tokenizer | None) -> Text:
-    """Return the pack's segments, decoded, in the colours of the bar."""
     gatherer = Gatherer([stream], Packing(max_seq_len=max_seq_len))
     row = gatherer.gather(packs, 1).tokens[0]
     lines = []
@@ -224,3 +228,33 @@ def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
         end = CHARACTERS_SHOWN
     is_whole = len(some) == len(ids) and len(text) <= CHARACTERS_SHOWN
     return text if is_whole else f"{text[:end]} ..."
+
+
+def compare_packers(options: ComparePackers) -> None:
+    """Pack lengths with every packer, and print the results."""
+    streams = [
+        open_mds(_describe(path, options), 0, has_targets=False) for path in options.stream or []
+    ]
+    table = Table(box=box.MARKDOWN if options.markdown else box.SIMPLE_HEAD)
+    for number, name in enumerate(("lengths", "packer", *COLUMNS)):
+        table.add_column(name, justify="left" if number < 2 else "right")
+    for title, lengths in _all_lengths(options.samples, streams, options.kind):
+        for size in options.max_seq_len or [8192]:
+            for name, packing in packings_to_compare(size).items():
+                cells = packer_result(lengths, packing).cells
+                table.add_row(Text(f"{title} {size:,}"), name, *cells)
+            table.add_section()
+    output_console().print(table)
+
+
+def _all_lengths(
+    num_samples: int, streams: Sequence[TokenStream], kinds: Sequence[str] | None
+) -> Iterator[tuple[str, Int64Array]]:
+    for kind in kinds or ([] if streams else KINDS):
+        check_choice("kind", kind, KINDS)
+        yield kind, synthetic_lengths(kind, num_samples)
+    for stream in streams:
+        lengths = lengths_of(stream, stream.num_shards)
+        # Shuffled, as in training: in stored order, lengths may be sorted.
+        order = permutation(len(lengths), 0, "compare-packers")
+        yield stream.name, lengths[order[:num_samples]]

@@ -54,9 +54,9 @@ BATCHES = ("global_train_batch_size", "device_train_microbatch_size")  # of OLMo
 ATTENTION = "there, documents attend to those before them in a row; here they never do"
 
 
-def run(options: Migrate) -> None:
+def migrate(options: Migrate) -> None:
     """Write the config, and show its remarks."""
-    text, out = migrate(options), options.out
+    text, out = migrated(options), options.out
     if out is None:
         output_console().out(text, highlight=False, end="")
         return
@@ -65,7 +65,7 @@ def run(options: Migrate) -> None:
     output_console().out("\n".join([f"{out}: written", *notes]), highlight=False)
 
 
-def migrate(options: Migrate) -> str:
+def migrated(options: Migrate) -> str:
     """Return the YAML of a run with the data of Megatron, GPT-NeoX or OLMo.
 
     A ConfigError says that the input cannot be parsed, or a length is missing; a DataError, that a
@@ -111,7 +111,6 @@ def migrate(options: Migrate) -> str:
 def _add_blend(
     options: Options, subset: str, config: dict[str, Any], *, is_neox: bool
 ) -> list[str]:
-    """Put a blend, and the options that have a counterpart, into a config; return remarks."""
     own = f"{subset}-data-path"
     sources = (own, "data-path", "data-args-path", "")
     source = next((name for name in sources if options.get(name)), None)
@@ -172,7 +171,6 @@ def _blend(words: Sequence[str]) -> tuple[list[float] | None, list[str]]:
 
 
 def _carry(options: Options, subset: str, config: dict[str, Any]) -> dict[str, int]:
-    """Put Megatron's options into a config; return the steps of its chapter."""
     found = {}
     for option in (*CARRIED, STEPS[subset], "train-samples"):
         if values := options.get(option):
@@ -235,7 +233,6 @@ def _num_tokens(stream: dict[str, Any]) -> int:
 
 
 def _add_olmo(loaded: Mapping[str, Any], config: dict[str, Any], dtype: str | None) -> list[str]:
-    """Put the data of an OLMo config into ours; return remarks."""
     data, model = loaded["data"], loaded.get("model") or {}
     files = data.get("datasets") or {"data": data.get("paths")}
     if not all(isinstance(paths, list) and paths for paths in files.values()):
@@ -269,7 +266,6 @@ def _add_olmo(loaded: Mapping[str, Any], config: dict[str, Any], dtype: str | No
 def _paths_of_mix(
     lines: Sequence[str], root: str, tokenizer_id: str | None
 ) -> dict[str, list[str]]:
-    """Return the files of each label of an OLMo mix."""
     files: dict[str, list[str]] = {}
     for line in lines:
         label, path = line.split(",")
@@ -312,7 +308,6 @@ def _place(path: str) -> str:
 
 
 def _names(prefixes: Sequence[str]) -> list[str]:
-    """Return the last part of each prefix, or all of it if others have the same."""
     names = [Path(prefix).name for prefix in prefixes]
     return [
         name if names.count(name) == 1 else prefix

@@ -130,7 +130,6 @@ def options_of_text(text: str) -> Options:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a command or a script, with ";" around arrays."""
     try:
         return shlex.split(ARRAY.sub(" ; ", text.replace("\\\n", " ")), comments=True)
     except ValueError as error:

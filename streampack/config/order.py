@@ -71,7 +71,6 @@ class Order:
 
 
 def _read_seed(name: str, value: Any) -> int:
-    """Convert a seed, of an integer type and at least 0, to an int."""
     way_out = "a seed is an integer of at least 0, such as 17; shuffle=False keeps stored order"
     # read_integer accepts 17.0, but two large float seeds could round to the same integer.
     if isinstance(value, Real) and not hasattr(value, "__index__"):

@@ -231,7 +231,6 @@ class Packing:
 
 
 def _read_fraction(name: str, value: Any) -> float | None:
-    """Convert a fraction of a pack, a number in [0, 1), to a float, but keep None."""
     if value is None:
         return None
     is_real = isinstance(value, Real) and not isinstance(value, bool)

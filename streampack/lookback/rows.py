@@ -122,7 +122,6 @@ def planned_rows(world: RunWorld, packs: Sequence[SlotPack], position: int) -> I
 def _dealt(
     engine: PlanEngine, number: int, world: RunWorld, packs: Sequence[SlotPack]
 ) -> Iterator[Row]:
-    """Yield the rows of a global batch that was dealt as a whole."""
     balance = engine.balance
     if balance is None or balance.digest() != world.cost:
         raise ConfigError(

@@ -32,7 +32,6 @@ from streampack.lookback.steps import (
     plans,
     whole_number,
 )
-from streampack.order.lanes import Extents
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.snapshots import text_as_rows
@@ -134,8 +133,6 @@ def _rows_of(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The search for the packs that have a part of a sample, up to a place."""
-
     engine: PlanEngine
     number: int
     sample: int
@@ -149,8 +146,11 @@ class _Search:
         extents, shares = recipe.assignment(self.number)
         if shares is None:
             return list(range(recipe.num_lanes))
-        first_sample = recipe.streams[self.number].first_sample
-        return [next(n for n, own in enumerate(extents) if _holds(own, first_sample, self.sample))]
+        for lane, own in enumerate(extents):
+            starts = recipe.streams[self.number].first_sample[own.shards] + own.firsts
+            if ((starts <= self.sample) & (self.sample < starts + own.counts)).any():
+                return [lane]
+        return []
 
     def has(self, segments: Int64Array) -> BoolArray:
         """Return which segments are of the sample, shape (n,)."""
@@ -172,7 +172,6 @@ class _Search:
         return found
 
     def _search(self, views: list[DeviceView], begin: Place, end: Place) -> dict[Place, SlotPack]:
-        """Return the packs that a device finds from a place on."""
         engine, found = self.engine, {}
         start, walk = Progress(), None
         if self.index is not None and begin > (0, 0):
@@ -262,11 +261,6 @@ class _History:
             if not waits(snapshot):
                 return begin, place
         return begin, END
-
-
-def _holds(extents: Extents, first_sample: Int64Array, sample: int) -> bool:
-    starts = first_sample[extents.shards] + extents.firsts
-    return bool(((starts <= sample) & (sample < starts + extents.counts)).any())
 
 
 def _merged(ranges: Sequence[tuple[Place, Place]]) -> list[tuple[Place, Place]]:

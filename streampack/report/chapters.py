@@ -150,19 +150,16 @@ def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[s
 
 
 def _shown_slots(recipe: Recipe, plan: ChapterPlan) -> int:
-    """Return the slots of a chapter that tables and pictures show."""
     slots = plan.num_slots
     return OPEN_STEPS * recipe.global_batch_size if slots is None else slots
 
 
 def _taken(recipe: Recipe, slots: int) -> list[Fraction]:
-    """Return the tokens that the first slots of a chapter take of each stream."""
     tokens = slots * recipe.packing.max_seq_len
     return [token_share(recipe, number, slots) * tokens for number in range(len(recipe.streams))]
 
 
 def _exhausted(engine: ChapterEngine) -> dict[str, int]:
-    """Return the step of the run at which streams reach their max_passes, by name."""
     run = engine.run
     places = {
         stream.name: exhausted_at(run.recipes, number)
@@ -191,7 +188,6 @@ def chapters_view(described: Mapping[str, Any]) -> Group:
 
 
 def _changes(before: Recipe, after: Recipe) -> list[str]:
-    """Name what differs from the chapter before."""
     old, new = chapter_record(before), chapter_record(after)
     changes = [key for key in ("global_batch_size", "lane_run") if old[key] != new[key]]
     changes += [key for key, value in new["packing"].items() if old["packing"][key] != value]
@@ -201,7 +197,6 @@ def _changes(before: Recipe, after: Recipe) -> list[str]:
 
 
 def _edits(known: Sequence[Mapping[str, Any]], number: int, recipe: Recipe) -> list[str]:
-    """Name what differs from what a state knows of a chapter."""
     if number >= len(known):
         return ["new"]
     saved, own = known[number], chapter_record(recipe)

@@ -57,7 +57,6 @@ class Steps:
         self._waiting = rows[~is_whole]
 
     def _finish(self, rows: Int64Array) -> None:
-        """Count whole global batches."""
         if not len(rows):
             return
         rows = rows[np.lexsort(rows.T[3::-1])]
@@ -154,7 +153,6 @@ def run_facts(
 def _delivered(
     dataset: PackedStreamingDataset, state: State | None, affordable: float
 ) -> tuple[float | None, Mapping[str, Any], str]:
-    """Return the tokens until a state, and what was delivered by stream if these are few enough."""
     engine = engine_of(dataset)
     if state is None:
         return None, {}, "not known: give a state or statistics"

@@ -85,7 +85,6 @@ class NodeReads:
         return self._numbers(list(used))
 
     def _numbers(self, used: Sequence[Any]) -> list[dict[str, int]]:
-        """Return the numbers of nodes, of the part that each uses of each shard."""
         spec, world = self._engine.spec, self._engine.world
         is_shared = np.sum([own > 0 for own in used], axis=0) > 1
         sizes = np.zeros((3, len(self._firsts)), np.int64)

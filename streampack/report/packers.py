@@ -141,7 +141,6 @@ def samples_at_once(segments: Int64Array, packing: Packing) -> int:
 
 
 def _closed(segments: Int64Array, packing: Packing) -> Packs:
-    """Return the packs that close before the final flush."""
     packer = make_packer(packing)
     size = samples_at_once(segments, packing)
     parts = [packer.add(segments[i : i + size]) for i in range(0, len(segments), size)]
@@ -149,7 +148,6 @@ def _closed(segments: Int64Array, packing: Packing) -> Packs:
 
 
 def _waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, float]:
-    """Return the number of packs that leave while a sample waits: mean, 99th percentile, most."""
     packer = make_packer(packing)
     arrived = np.zeros(len(segments), np.int64)  # packs that had left when each sample arrived
     waits: list[Int64Array] = []

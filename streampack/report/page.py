@@ -52,7 +52,10 @@ def write_report(
     text = page.substitute(
         title=escape(title),
         about=escape(_about(facts)),
-        tiles="".join(map(_tile, _tiles(facts))),
+        tiles="".join(
+            f"<li><span>{name}</span><strong>{value}</strong><small>{note}</small></li>"
+            for name, value, note in _tiles(facts)
+        ),
         sections="\n".join(_section(*section) for section in sections),
         digest=dataset.digest,
     )
@@ -70,7 +73,6 @@ def _about(facts: RunFacts) -> str:
 
 
 def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
-    """Return the figures on top: a name, a value and a note."""
     numbers, (tokens, _, documents, effective) = facts.numbers, facts.steps
     streams, times = numbers["streams"].values(), numbers["straggler"]
     split, samples = (sum(each[key] for each in streams) for key in ("split", "samples"))
@@ -93,15 +95,9 @@ def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _tile(tile: tuple[str, str, str]) -> str:
-    name, value, note = tile
-    return f"<li><span>{name}</span><strong>{value}</strong><small>{note}</small></li>"
-
-
 def _sections(
     facts: RunFacts, measured: Sequence[Chart | str]
 ) -> list[tuple[str, str, Sequence[Chart | str]]]:
-    """Return headings, a sentence, and charts or notes."""
     no_wait = "One rank trains, so none waits for another."
     if facts.numbers["ranks"] > 1:
         no_wait = "No global batch is a whole number of steps: the straggler factor is not known."

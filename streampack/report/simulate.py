@@ -137,7 +137,6 @@ class _Waits:
         self._num_batches = 0
 
     def _begin(self, plan: DevicePlan, recipe: Recipe) -> None:
-        """Begin an epoch or a chapter."""
         size, stride = recipe.global_batch_size, plan.num_rows * plan.slots_per_pack
         stride *= self._world.num_devices
         self._num_steps = size // stride if size % stride == 0 else 0
@@ -181,8 +180,6 @@ class _Waits:
 
 
 class _Run:
-    """The totals of the epochs planned so far, or of the chapters of a run."""
-
     def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher]) -> None:
         self._engine, self._watchers = engine, watchers
         self._views = [view.alone for view in engine.views]

@@ -92,7 +92,6 @@ def simulation_view(numbers: Mapping[str, Any], *, weight_unit: str = "samples")
 
 
 def _waits(numbers: Mapping[str, Any]) -> str:
-    """Return how long ranks wait for each other, on a line, if there are several."""
     times = numbers.get("straggler")
     if times is None or numbers["ranks"] == 1:
         return ""
@@ -105,7 +104,6 @@ def _waits(numbers: Mapping[str, Any]) -> str:
 
 
 def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:
-    """Return fill and amounts on one line."""
     facts = [
         f"fill {100 * stats['fill']:.2f} %",
         f"{stats['packs']:,} packs",

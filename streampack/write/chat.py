@@ -147,7 +147,6 @@ class ChatEncoder:
         return [self._sample(whole, learned)]
 
     def _sample(self, rendering: Rendering, learned: Sequence[int]) -> dict[str, IntArray]:
-        """Return the sample of a rendering, of which some responses are learned."""
         is_prompted = self.train_on == "each_response"
         spans = rendering.spans(learned, is_prompted=is_prompted)
         wants_spans = self.train_on != "all"
@@ -165,7 +164,6 @@ class ChatEncoder:
         return {"tokens": np.array(tokens[kept], np.int32), "loss_mask": mask[kept]}
 
     def _learned(self, chat: Conversation) -> list[int]:
-        """Return the numbers of the responses to learn."""
         if self.train_on == "all":
             if chat.withheld:
                 raise DataError(

@@ -187,7 +187,6 @@ def _messages(value: Any) -> Messages:
 
 
 def _turns(value: Any, role: str) -> Messages:
-    """Return a text as a message, or the list of messages that it is."""
     parsed = _parsed(value)
     if isinstance(value, str) and not (isinstance(parsed, list) and _are_messages(parsed)):
         return [{"role": role, "content": value}]
@@ -260,7 +259,6 @@ def _with_arguments(message: dict[str, Any], *, as_text: bool) -> dict[str, Any]
 
 
 def _is_withheld(message: Mapping[str, Any], number: int, role: Any) -> bool:
-    """Return whether a message's marks keep it from being learned."""
     marks = {key: message[key] for key in MARKS if not _is_null(message.get(key))}
     for key, value in marks.items():
         if value not in (0, 1):
@@ -291,7 +289,6 @@ def _refuse_unknown(
 
 
 def _parsed(value: Any) -> Any:
-    """Return the value of JSON text; any other value as it is."""
     with suppress(orjson.JSONDecodeError):
         return orjson.loads(value) if isinstance(value, str) else value
     return value

@@ -152,13 +152,11 @@ class Rendering:
         return spans
 
     def _num_marked(self, num_messages: int, template: str, total: int) -> int:
-        """Return the number of marked spans in the first messages; `total` are in all of them."""
         if num_messages in (0, len(self.messages)):
             return total if num_messages else 0
         return len(_cut_signs(self._render(num_messages, chat_template=template))[1])
 
     def _added_by(self, response: int, is_prompted: bool) -> tuple[int, int]:
-        """Return the span that a message adds after the previous text and its response header."""
         before = self._render(response, add_generation_prompt=True)
         later = self.messages[response + 1 :]
         until = self._render(response + 1) if later else self.text
@@ -255,7 +253,6 @@ class Rendering:
                 )
 
     def _num_to_learn(self, added: str) -> int:
-        """Return the characters up to the end-of-turn token, without line breaks after it."""
         kept = added.rstrip()
         return len(kept if kept.endswith(self._special_tokens) else added)
 
@@ -266,7 +263,6 @@ class Rendering:
 
 
 def _end_of_turn(tokenizer: Any, options: Mapping[str, Any], template: str) -> str:
-    """Return what the template puts after a response; "" if it rejects a short conversation."""
     with suppress(ConfigError, DataError):
         short = rendered(tokenizer, SHORT_CHAT, options)
         begin, end = short._located([1], template)[-1]
@@ -279,7 +275,6 @@ def _begins(text: str, content: Any) -> bool:
 
 
 def _num_shared(one: str, other: str) -> int:
-    """Return the number of characters that two texts begin with in common."""
     if other.startswith(one):
         return len(one)
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
@@ -308,7 +303,6 @@ def _with_sign(marker: re.Match[str]) -> str:
 
 
 def _cut_signs(marked: str) -> tuple[str, TargetSpans]:
-    """Remove the signs from a text; return it and the spans between them."""
     text, spans, start = "", [], 0
     for piece in re.split(f"({BEGIN}|{END})", marked):
         if piece == BEGIN:

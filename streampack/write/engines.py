@@ -47,7 +47,6 @@ def write_parts(tasks: Sequence[PartTask], options: WriteOptions) -> Generator[E
 
 
 def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[Event]:
-    """Write parts in worker processes of this machine, which end with the iteration."""
     pending = deque(tasks)
     workers: dict[Connection, subprocess.Popen[bytes]] = {}
     # The cores that are left when there are fewer parts than cores.
@@ -72,7 +71,6 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
 
 
 def _run_on_ray(tasks: Sequence[PartTask], num_workers: int | None) -> Generator[Event]:
-    """Write parts as tasks of Ray: of the cluster that it finds, or else of this machine."""
     ray = import_extra("ray", "ray", "engine='ray'", "set engine='processes'")
     is_own = not ray.is_initialized()
     if is_own:
@@ -195,7 +193,6 @@ def work(descriptor: int, num_threads: int) -> None:
 
 
 def _portable(error: Exception) -> BaseException:
-    """Return an error that another process can load."""
     if isinstance(error, (StreampackError, OSError)):
         error.__traceback__ = None
         return error

@@ -145,7 +145,6 @@ def _write_missing(
     results: dict[str, PartResult],
     progress: Callable[[JobProgress], None],
 ) -> None:
-    """Write the parts of this share that are missing; add them to the results."""
     most = options.max_bad_rows if options.on_bad_row == "skip" else 0
     # Every n-th part, so that large and small files are spread over the shares.
     first, step = options.share
@@ -304,7 +303,6 @@ def verify(out: str | os.PathLike[str]) -> int:
 
 
 def _why_empty(results: dict[str, PartResult]) -> str:
-    """Return what became of the rows of a job without samples, and a way out."""
     counts = Counts.total(result.counts for result in results.values())
     skipped = f"{counts.num_skipped} without tokens, {counts.num_dropped} with nothing to learn"
     if counts.num_dropped:
@@ -325,7 +323,6 @@ def _placed(entry: dict[str, Any], folder: str) -> dict[str, Any]:
 
 
 def _samples(output: Output, part: Part, result: PartResult) -> tuple[UInt32Array, UInt32Array]:
-    """Return lengths of a part's samples, and their edges of shape (num_samples, 2)."""
     name = f"{part.folder}/{SAMPLES_FILE}"
     data = output.read(name) or b""
     if xxhash.xxh64_hexdigest(data) != result.samples_hash:

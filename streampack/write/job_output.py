@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO, TypeAlias, TypeVar
 
 from streampack._paths import folder_of, shown_path
 from streampack.errors import ConfigError, DataError
@@ -40,38 +40,6 @@ NO_BUCKET = "NoSuchBucket"
 WAY_OUT = "check the URL, S3_ENDPOINT_URL and the network, then run the same command again"
 
 _T = TypeVar("_T")
-
-
-class Output(Protocol):
-    """A place for the files of one stream, addressed by their path in it, with `/`."""
-
-    @property
-    def url(self) -> str:
-        """The folder's path, or the URL of the prefix."""
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's contents, or None if it does not exist."""
-
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file atomically, over another of its name."""
-
-    def put_new(self, name: str, data: bytes) -> bool:
-        """Write a file atomically, and return True; return False if there is one already."""
-
-    def names(self, prefix: str, suffix: str) -> list[str]:
-        """Return the sorted names of files with this beginning and end."""
-
-    def is_empty(self) -> bool:
-        """Return whether nothing is there, hidden files aside."""
-
-    def locked(self) -> AbstractContextManager[object]:
-        """Return a context that one process at a time may enter; in a store, any number may."""
-
-    def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
-        """Remove what killed processes left unfinished, and all folders in `parent` but some.
-
-        `keep` returns their names, and is called once the folders are listed.
-        """
 
 
 def open_output(out: str | os.PathLike[str]) -> Output:
@@ -93,22 +61,28 @@ def open_output(out: str | os.PathLike[str]) -> Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOutput:
-    """An `Output` in a folder of a file system, which several machines may share."""
+    """A place for the files of one stream in a folder, which several machines may share.
+
+    Files are named by their path in it, with `/`.
+    """
 
     url: str
     """The folder's path."""
 
     def read(self, name: str) -> bytes | None:
+        """Return a file's contents, or None if it does not exist."""
         try:
             return self._path(name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def put(self, name: str, data: bytes) -> None:
+        """Write a file atomically, over another of its name."""
         with self._written(name, data) as temporary:
             os.replace(temporary, self._path(name))
 
     def put_new(self, name: str, data: bytes) -> bool:
+        """Write a file atomically, and return True; return False if there is one already."""
         path = self._path(name)
         with self._written(name, data) as temporary:
             try:
@@ -129,6 +103,7 @@ class LocalOutput:
         return sorted(name for name in names if name.endswith(suffix))
 
     def is_empty(self) -> bool:
+        """Return whether nothing is there, hidden files aside."""
         folder = Path(self.url)
         if not folder.is_dir():
             return not folder.exists()
@@ -138,6 +113,10 @@ class LocalOutput:
         return _owned(self._path(LOCK))
 
     def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
+        """Remove what killed processes left unfinished, and all folders in `parent` but some.
+
+        `keep` returns their names, and is called once the folders are listed.
+        """
         for file in Path(self.url).rglob(f".*{TEMPORARY}"):
             _remove_unowned(file)
         folders = list(self._path(parent).iterdir())
@@ -151,7 +130,6 @@ class LocalOutput:
 
     @contextmanager
     def _written(self, name: str, data: bytes) -> Iterator[Path]:
-        """Yield a temporary file next to `name` with the data, and remove it afterwards."""
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +142,6 @@ class LocalOutput:
 
 @contextmanager
 def _owned(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that this process has locked, where it can be, and remove it afterwards."""
     while True:
         with path.open("ab") as file:
             try:
@@ -194,7 +171,7 @@ def _remove_unowned(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOutput:
-    """An `Output` at a prefix of a bucket in S3 or a compatible store."""
+    """The same at a prefix of a bucket in S3 or a compatible store, which has no locks."""
 
     url: str
     """The prefix."""
@@ -238,3 +215,6 @@ class StoreOutput:
     def _ask(self, name: str, action: str, operation: Callable[[Store, str], _T]) -> _T:
         url = f"{self.url}/{name}"
         return request(url, action, lambda store: operation(store, url), way_out=WAY_OUT)
+
+
+Output: TypeAlias = LocalOutput | StoreOutput

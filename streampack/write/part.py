@@ -123,8 +123,6 @@ def write_part(task: PartTask) -> Iterator[Event]:
 
 
 class _PartWriter:
-    """Encodes and writes batches of rows, and refuses bad ones."""
-
     def __init__(self, task: PartTask) -> None:
         self._task = task
         schema = setting(SampleSchema, task.settings)

@@ -87,7 +87,6 @@ def plan_job(
 
 
 def _dtype_of(options: WriteOptions) -> str:
-    """Return the type of stored tokens, which must hold all ids of the tokenizer."""
     tokenizer = options.rows.tokenizer
     if tokenizer is None:
         return options.tokens_dtype or "int32"

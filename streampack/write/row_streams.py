@@ -138,7 +138,6 @@ def _row_format(stream: Stream, tokenizer: Path | None) -> RowFormat:
 
 
 def _digest(stream: Stream, options: RowFormat) -> str:
-    """Return the name of a stream's folder: a digest of everything that its bytes depend on."""
     rows = stream.rows
     digest = hashlib.blake2b(digest_size=12)
     described = asdict(replace(options, tokenizer=None)), tokenizer_digest(options)
@@ -147,7 +146,11 @@ def _digest(stream: Stream, options: RowFormat) -> str:
     if _is_path(rows):
         for file in list_inputs([os.fspath(rows)]):
             digest.update(json.dumps([file.format, file.compression, file.num_bytes]).encode())
-            digest.update(file.version.encode() if is_url(file.uri) else _file_digest(file.uri))
+            if is_url(file.uri):
+                digest.update(file.version.encode())
+                continue
+            with open(file.uri, "rb") as opened:
+                digest.update(hashlib.file_digest(opened, "blake2b").digest())
     elif is_from(rows, "datasets", "Dataset"):
         digest.update(f"{rows._fingerprint} {rows._format_type}".encode())
     else:
@@ -156,13 +159,7 @@ def _digest(stream: Stream, options: RowFormat) -> str:
     return digest.hexdigest()
 
 
-def _file_digest(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").digest()
-
-
 def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
-    """Write a stream into a folder, unless another process does so first."""
     rows = stream.rows
     lock = FileLock(folder.with_suffix(LOCK))
     try:
@@ -198,7 +195,6 @@ def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
 
 
 def _in_rows(text: str, spilled: Path) -> str:
-    """Return the message of a bad row without the name of our file, and without its parts."""
     found = re.match(rf"{re.escape(str(spilled))}, row (\d+)(?: after byte (\d+))?: ", text)
     if found is None:
         return text
@@ -232,7 +228,6 @@ def _write(path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow) -> Wr
 
 
 def _json_lines(rows: Any, options: RowFormat) -> Iterator[bytes]:
-    """Yield the rows as JSON lines, with the columns that are needed."""
     column = options.chat or (options.tokens if options.tokenizer is None else options.text)
     # A conversation may have more fields.
     needed = None if options.chat else {column, "input_ids", *options.columns}
@@ -260,7 +255,6 @@ def _plain(value: Any) -> Any:
 
 
 def _batches(rows: Any) -> Iterator[Sequence[Any]]:
-    """Yield the rows of a list, a table or a dataset, some at a time."""
     if is_from(rows, "datasets", "Dataset"):
         plain = rows if rows._format_type == "custom" else rows.with_format(None)
         for first in range(0, len(rows), BATCH_ROWS):

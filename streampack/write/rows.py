@@ -186,7 +186,6 @@ class RowEncoder:
 
 @lru_cache(maxsize=2)
 def _chat_encoder(rows: RowFormat, digest: str | None) -> ChatEncoder:  # noqa: ARG001 - the key
-    """Load a tokenizer with a chat template, once per process and digest."""
     if rows.tokenizer is None:
         raise ConfigError(
             f"chat={rows.chat!r} needs a tokenizer with a chat template; set "

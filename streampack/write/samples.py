@@ -225,7 +225,6 @@ def _as_integers(values: Any, name: str, like: IntArray) -> IntArray:
 
 
 def _check_target(name: str, value: Any, tokens: IntArray) -> None:
-    """Refuse labels and loss masks that `Stream(labels=..., loss_mask=...)` could not read."""
     is_array = isinstance(value, np.ndarray)
     if is_array and (value.dtype.name not in DTYPES or value.shape != tokens.shape):
         got = f"{value.dtype} of shape {value.shape}"

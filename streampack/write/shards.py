@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,10 @@ def write_stream(
         size_limit=size_limit,
         hashes=tuple(hashes),
     )
-    with partial_folder(out, of=escape(out.name)) as partial:
-        written = _StreamWriter(partial, tokens, tokens_dtype, layout).write_all(samples, out)
-        _give_name(partial, out)
+    with partial_folder(out, of=escape(out.name)) as folder:
+        names = ColumnSelection(tokens=tokens).token_names
+        written = _write_all(samples, folder, out, layout, names)
+        _give_name(folder, out)
     return written
 
 
@@ -115,22 +117,22 @@ def partial_folder(out: Path, of: str) -> Iterator[Path]:
         with suppress(Timeout), FileLock(file, timeout=0):
             shutil.rmtree(file.with_name(file.name.removesuffix(LOCK)), ignore_errors=True)
             file.unlink(missing_ok=True)
-    partial = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{partial}{LOCK}")
+    folder = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}{LOCK}")
     with lock:
-        partial.mkdir()
+        folder.mkdir()
         try:
-            yield partial
+            yield folder
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             Path(lock.lock_file).unlink(missing_ok=True)
 
 
-def _give_name(partial: Path, out: Path) -> None:
+def _give_name(folder: Path, out: Path) -> None:
     try:
         # The rename replaces an empty folder, but not one that another writer has filled meanwhile.
-        partial.rename(out)
+        folder.rename(out)
     except OSError as error:
         raise ConfigError(
             f"out={str(out)!r} cannot become the stream's folder ({error.strerror}): something "
@@ -138,69 +140,61 @@ def _give_name(partial: Path, out: Path) -> None:
         ) from error
 
 
-class _StreamWriter:
-    """Writes samples; the first one decides on the columns."""
-
-    def __init__(self, folder: Path, column: str, dtype: str, layout: ShardLayout) -> None:
-        self._folder = folder
-        self._names = ColumnSelection(tokens=column).token_names
-        self._dtype = dtype
-        self._layout = layout
-        self._writer: SampleWriter | None = None
-        self._num_skipped = 0
-
-    def write_all(self, samples: Iterable[Any], out: Path) -> Written:
-        for number, sample in enumerate(samples):
-            self._write(sample, number)
-        if self._writer is None:
-            raise DataError(
-                f"{out}: no sample to write ({self._num_skipped} without tokens); "
-                "a stream needs 1 or more"
-            )
-        lengths, edges = self._writer.finish()
-        text = index_json(self._writer.entries)
-        (self._folder / INDEX_FILE).write_bytes(text)
-        index = parse_index(text, str(out))
-        path = self._folder / LENGTH_FILE
-        column = self._writer.schema.column
-        write_length_file(path, length_file_pieces(text, index, column, lengths, edges))
-        return Written(
-            path=out,
-            num_samples=self._writer.counts.num_samples,
-            num_tokens=self._writer.counts.num_tokens,
-            num_shards=len(index.shards),
-            num_skipped=self._num_skipped,
-            num_without_targets=self._writer.counts.num_without_targets,
-        )
-
-    def _write(self, sample: Any, number: int) -> None:
-        schema = None if self._writer is None else self._writer.schema
-        column = self._names[0] if schema is None else schema.column
+def _write_all(
+    samples: Iterable[Any], folder: Path, out: Path, layout: ShardLayout, names: Sequence[str]
+) -> Written:
+    writer: SampleWriter | None = None
+    num_skipped = 0
+    for number, sample in enumerate(samples):
+        column = names[0] if writer is None else writer.schema.column
         row = dict(sample) if isinstance(sample, Mapping) else {column: sample}
         try:
             row = {name: as_array(value) for name, value in row.items()}
-            if schema is None:
-                column = next((name for name in self._names if name in row), column)
-                schema = SampleSchema(column=column, dtype=self._dtype, columns={})
-                if column in row:
-                    schema = SampleSchema.of(row, column, self._dtype)
+            schema = _schema_of(row, layout, names) if writer is None else writer.schema
             fitted = schema.fit(row)
         except (TypeError, ValueError) as error:
             raise DataError(f"sample {number}: {error}") from error
         if fitted is None:
-            self._num_skipped += 1
-            return
-        if self._writer is None:
-            layout = replace(self._layout, columns=schema.columns)
-
-            def _put(name: str, data: bytes) -> None:
-                (self._folder / name).write_bytes(data)
-
-            self._writer = SampleWriter(schema, layout, _put)
+            num_skipped += 1
+            continue
+        if writer is None:
+            put = partial(_put, folder)
+            writer = SampleWriter(schema, replace(layout, columns=schema.columns), put)
         try:
-            self._writer.add(fitted)
+            writer.add(fitted)
         except BadValueError as error:
             way_out = "make all samples like the first"
-            if not self._writer.counts.num_samples:
+            if not writer.counts.num_samples:
                 way_out = "give arrays, texts, bytes, numbers, or values that JSON knows"
             raise DataError(f"sample {number}: {error}; {way_out}") from error
+    if writer is None:
+        raise DataError(
+            f"{out}: no sample to write ({num_skipped} without tokens); a stream needs 1 or more"
+        )
+    lengths, edges = writer.finish()
+    text = index_json(writer.entries)
+    _put(folder, INDEX_FILE, text)
+    pieces = length_file_pieces(
+        text, parse_index(text, str(out)), writer.schema.column, lengths, edges
+    )
+    write_length_file(folder / LENGTH_FILE, pieces)
+    return Written(
+        path=out,
+        num_samples=writer.counts.num_samples,
+        num_tokens=writer.counts.num_tokens,
+        num_shards=len(writer.entries),
+        num_skipped=num_skipped,
+        num_without_targets=writer.counts.num_without_targets,
+    )
+
+
+def _schema_of(row: Mapping[str, Any], layout: ShardLayout, names: Sequence[str]) -> SampleSchema:
+    dtype = layout.columns[names[0]].removeprefix("ndarray:")
+    column = next((name for name in names if name in row), names[0])
+    if column in row:
+        return SampleSchema.of(row, column, dtype)
+    return SampleSchema(column=column, dtype=dtype, columns={})
+
+
+def _put(folder: Path, name: str, data: bytes) -> None:
+    (folder / name).write_bytes(data)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +33,6 @@ from streampack.flat.token_file import Ends, TokenFile
 from streampack.mds.columns import Spans
 from streampack.mds.length_file import NO_TOKEN
 from streampack.storage.download import SLOWEST_BYTES_PER_S
-from streampack.stores.objects import StoredObject
 from streampack.stores.retries import ATTEMPT_S, request
 from streampack.streams.flat_opening import FoundFiles, find_files, open_found
 from streampack.streams.stream import Stream
@@ -118,7 +116,6 @@ def _index_by_table(stream: Stream, found: FoundFiles, name: str, out: Path) -> 
 
 
 def _index(found: FoundFiles, file: TokenFile, split: int, out: Path) -> IndexedTokens:
-    """Write the index of one token file."""
     path = out / f"{file.name}{DOCUMENTS}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, temporary.open("wb") as opened:
@@ -128,7 +125,6 @@ def _index(found: FoundFiles, file: TokenFile, split: int, out: Path) -> Indexed
 
 
 def _write(out: BinaryIO, file: TokenFile, split: int, read: Read) -> int:
-    """Write an index file, shard by shard; return the tokens of its documents."""
     num_documents, itemsize = file.boundaries.num_samples, np.dtype(file.dtype).itemsize
     shards = file.cut(0, num_documents)
     counts = (split, file.num_bytes, len(shards.extents), num_documents)
@@ -164,7 +160,6 @@ def _ends(
     dtype: np.dtype[np.generic],
     ids: tuple[int, int | None],
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield the ends of documents, piece by piece."""
     (eos_id, bos_id), size = ids, dtype.itemsize
     step, num_tokens = PIECE_BYTES // size, num_bytes // size
     for begin in range(0, num_tokens, step):
@@ -181,23 +176,20 @@ def _ends(
 
 
 def _reader(found: FoundFiles, name: str) -> Read:
-    """Return a function that reads bytes of a token file."""
     path = found.path_of(name) if found.folder is not None or found.form.name == "arrow" else None
-    return partial(_read_object, found.of_name[name]) if path is None else partial(_read_file, path)
+    url, version, _ = found.of_name[name]
 
+    def _read(start: int, stop: int) -> bytes:
+        if path is not None:
+            with path.open("rb") as file:
+                file.seek(start)
+                return file.read(stop - start)
+        limit_s = ATTEMPT_S + (stop - start) / SLOWEST_BYTES_PER_S
+        return request(
+            url,
+            "read",
+            lambda store: store.read(url, start, stop, version=version),
+            attempt_s=limit_s,
+        )
 
-def _read_file(path: Path, start: int, stop: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(stop - start)
-
-
-def _read_object(found: StoredObject, start: int, stop: int) -> bytes:
-    url, version, _ = found
-    limit_s = ATTEMPT_S + (stop - start) / SLOWEST_BYTES_PER_S
-    return request(
-        url,
-        "read",
-        lambda store: store.read(url, start, stop, version=version),
-        attempt_s=limit_s,
-    )
+    return _read

@@ -71,7 +71,6 @@ def tokenizer_folder(tokenizer: Any, folder: Path) -> Path | None:
 
 
 def _without(path: Path, *names: str) -> None:
-    """Remove what does not change tokens from a file of a tokenizer."""
     if path.exists():
         fields = json.loads(path.read_bytes())
         path.write_text(json.dumps({k: v for k, v in fields.items() if k not in names}))
@@ -141,8 +140,6 @@ def text_encoder(
 
 
 class _HuggingFace:
-    """Tokenizers' own encoder."""
-
     def __init__(self, path: Path, special_tokens: SpecialTokens = "ids") -> None:
         self._tokenizer = load_tokenizer(path, special_tokens)
 

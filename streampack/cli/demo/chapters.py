@@ -24,8 +24,13 @@ from rich.table import Table
 
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.demo.processes import BatchReport, check_same_batches, report_until, send
-from streampack.cli.demo.train import report_steps
+from streampack.cli.demo.train import (
+    BatchReport,
+    check_same_batches,
+    report_steps,
+    report_until,
+    send,
+)
 from streampack.errors import StreampackError
 from streampack.loader.loader import PackedDataLoader
 from streampack.streams import open_stream

@@ -32,8 +32,14 @@ from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.demo.chapters import change
 from streampack.cli.demo.prepare import SOURCES, train_tokenizer, write_text
-from streampack.cli.demo.processes import BatchReport, check_same_batches, report_until
-from streampack.cli.demo.train import SAVE_EVERY, batch_digest, endless
+from streampack.cli.demo.train import (
+    SAVE_EVERY,
+    BatchReport,
+    batch_digest,
+    check_same_batches,
+    endless,
+    report_until,
+)
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
 from streampack.cli.write import write_with_progress
@@ -53,12 +59,13 @@ BAR_WIDTH = 96
 MARGIN = 16  # columns next to a bar, for the number of its segments
 
 
-def run(options: Demo) -> None:
+def demo(options: Demo) -> None:
     """Write, look, train, kill, resume and compare; or read a run of chapters that changes."""
     if not options.chapters:
         import_extra("matplotlib", "plots", "the demo's report", "run the demo with --chapters")
     out, steps = local_path(options.out, "out"), options.steps
-    config = options.config or _copy_config(out)
+    out.mkdir(parents=True, exist_ok=True)
+    config = options.config or shutil.copy(Path(__file__).with_name(CONFIG), out / CONFIG)
     console = Console(highlight=False)
     described = read_config(config)
     console.rule("1  real text, written as streams", align="left")
@@ -79,11 +86,6 @@ def run(options: Demo) -> None:
     dataset, page = build_dataset(described, config), out / "report.html"
     write_report(dataset, page, title="streampack demo", stats=stats, times=times)
     console.print(f"a report of the run, for a browser: {page}")
-
-
-def _copy_config(out: Path) -> Path:
-    out.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(Path(__file__).with_name(CONFIG), out / CONFIG))
 
 
 def write_streams(described: RunConfig, out: Path, console: Console) -> None:

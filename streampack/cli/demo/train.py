@@ -18,9 +18,11 @@ Cost: about a second per step of 2 x 2,048 tokens on two cores.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -35,13 +37,16 @@ from streampack.batch.masks import block_causal_mask
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.cli.demo.prepare import VOCABULARY
-from streampack.cli.demo.processes import BatchReport, send
+from streampack.errors import StreampackError
 from streampack.loader.loader import PackedDataLoader
 from streampack.types import IGNORED
 
 ROTARY_BASE = 10_000.0
 SAVE_EVERY = 4
 LEARNING_RATE = 3e-3
+
+BatchReport = dict[str, Any]
+"""What a process says about a step: its number and its batch's digest, and more."""
 
 
 class Block(nn.Module):
@@ -190,6 +195,54 @@ def load(checkpoint: Path, parts: Mapping[str, Any]) -> int:
     for name, part in parts.items():
         part.load_state_dict(saved[name])
     return int(saved["step"])
+
+
+def report_until(
+    kill_after: int | None,
+    command: Sequence[str],
+    log: Path,
+    show: Callable[[BatchReport], None] = lambda _: None,
+) -> tuple[list[BatchReport], int]:
+    """Start a process and show its reports; kill it with SIGKILL after a step.
+
+    Return the reports, those made before the signal arrived included, and the exit code: minus the
+    signal's number if a signal ended it. A process that fails by itself is a StreampackError.
+    """
+    reports: list[BatchReport] = []
+    is_killed = False
+    with (
+        log.open("a", encoding="utf-8") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        for line in process.stdout or ():
+            if not line.endswith("\n"):
+                break  # killed in the middle of a report
+            reports.append(json.loads(line))
+            show(reports[-1])
+            # Reports that were already on their way are read too.
+            if reports[-1]["step"] == kill_after:
+                process.kill()
+                is_killed = True
+    if process.returncode and not is_killed:
+        raise StreampackError(
+            f"the process ended with exit code {process.returncode} after {len(reports)} steps; "
+            f"{log} says why"
+        )
+    return reports, process.returncode
+
+
+def send(reports: Iterable[BatchReport]) -> None:
+    """Write each report to the parent process as soon as it is made."""
+    for report in reports:
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+
+
+def check_same_batches(unbroken: Sequence[str], reports: Iterable[BatchReport]) -> None:
+    """Raise a StreampackError if a report's batch is not that of the unbroken run, by digest."""
+    differing = [one["step"] for one in reports if one["batch"] != unbroken[one["step"] - 1]]
+    if differing:
+        raise StreampackError(f"batches of steps {differing} differ from the unbroken run's")
 
 
 if __name__ == "__main__":

@@ -81,7 +81,6 @@ def read_jsonl(
 def _batch_without_bad_rows(
     lines: Sequence[bytes], first: int, wanted: RowSelection
 ) -> RowBatch | None:
-    """Return the rows of lines, or None if one of them needs a closer look."""
     if wanted.option == "chat":
         return None
     try:
@@ -116,7 +115,6 @@ def _batch_of_lines(
 
 
 def _checked_start(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[bytes]:
-    """Return blocks of lines, without a byte order mark; refuse an array of objects."""
     if slice_.start:
         return line_blocks(pieces)
     rest = iter(pieces)

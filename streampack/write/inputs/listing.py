@@ -114,7 +114,8 @@ def _input_files(uri: str, found: Sequence[StoredObject]) -> list[InputSlice]:
         if others[0].lower().endswith(tuple(COMPRESSIONS)):
             way_out = "decompress it if it is one of them"
         raise DataError(
-            f"{others[0]}{more}: is not a supported file; supported are {supported()}; {way_out}, "
+            f"{others[0]}{more}: is not a supported file; supported are {', '.join(FORMATS)}, and "
+            f"all but {' and '.join(TABLES)} with .gz or .zst too; {way_out}, "
             "or omit it: name the files to read instead of their folder",
             uri=others[0],
         )
@@ -133,7 +134,6 @@ def canonical_path(path: str) -> str:
 
 
 def _with_rows(listing: Listing) -> list[StoredObject]:
-    """Return the files that hold rows; all of them but in a dataset folder."""
     if listing.folder is None:
         return listing.files
     folder = listing.folder.rstrip("/")
@@ -191,11 +191,6 @@ def format_of(name: str) -> tuple[Format, Compression | None] | None:
     if found is None or (compression and found in TABLES):
         return None
     return found, compression
-
-
-def supported() -> str:
-    """Return the supported suffixes as text, for messages."""
-    return f"{', '.join(FORMATS)}, and all but {' and '.join(TABLES)} with .gz or .zst too"
 
 
 def split_inputs(
@@ -260,7 +255,6 @@ def _lines(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[tuple[in
 
 
 def _line_end(file: BinaryIO, position: int) -> int:
-    """Return the byte after the first line feed at or after a position, or the end of the file."""
     file.seek(position)
     while piece := file.read(SCAN_BYTES):
         found = piece.find(b"\n")

@@ -62,14 +62,12 @@ def with_contents(slices: Sequence[InputSlice]) -> Iterator[tuple[InputSlice, by
     """
     if not any(map(_is_small_object, slices)):
         return zip(slices, repeat(None))
+
+    def _contents(one: InputSlice) -> bytes | None:
+        return read_object(one, 0, one.num_bytes) if _is_small_object(one) else None
+
     contents = ordered_thread_map(slices, _contents, 2 * FETCHING_THREADS, FETCHING_THREADS)
     return zip(slices, contents, strict=True)
-
-
-def _contents(slice_: InputSlice) -> bytes | None:
-    if not _is_small_object(slice_):
-        return None
-    return read_object(slice_, 0, slice_.num_bytes)
 
 
 def _is_small_object(slice_: InputSlice) -> bool:

@@ -63,15 +63,6 @@ class OpenInput:
     """Raises DataError if the file has changed since it was listed."""
 
 
-def find_input(uri: str) -> list[Listing]:
-    """Return the files that a path or URL names: a file, a folder or a glob.
-
-    A glob has one listing for its files, and one for each folder that it matches. A DataError says
-    that the folder or store cannot be listed.
-    """
-    return _find_objects(uri) if is_url(uri) else _find_files(uri)
-
-
 def open_input(slice_: InputSlice, *, is_sequential: bool) -> AbstractContextManager[OpenInput]:
     """Open the file of a slice in the version that was listed; a DataError refuses another one.
 
@@ -83,7 +74,14 @@ def open_input(slice_: InputSlice, *, is_sequential: bool) -> AbstractContextMan
     return nullcontext(OpenInput(io.BufferedReader(file, BUFFER_BYTES), lambda: None))
 
 
-def _find_files(path: str) -> list[Listing]:
+def find_input(path: str) -> list[Listing]:
+    """Return the files that a path or URL names: a file, a folder or a glob.
+
+    A glob has one listing for its files, and one for each folder that it matches. A DataError says
+    that the folder or store cannot be listed.
+    """
+    if is_url(path):
+        return _find_objects(path)
     if os.path.isdir(path):
         below = len(path.rstrip("/")) + 1
         names = sorted(_names_below(path.rstrip("/") or "/"))
@@ -208,55 +206,43 @@ def _with_size(file: StoredObject) -> StoredObject:
     return file
 
 
-def _blocks_of(slice_: InputSlice) -> _BlockFile:
-    """Return the bytes of a slice, with one block read ahead."""
+def _blocks_of(slice_: InputSlice) -> _ObjectFile:
     stop = slice_.start + slice_.num_bytes
     starts = range(slice_.start, stop, BLOCK_BYTES)
 
     def _read(start: int) -> bytes:
         return read_object(slice_, start, min(start + BLOCK_BYTES, stop))
 
-    return _BlockFile(slice_.start, ordered_thread_map(starts, _read, depth=2))
+    blocks = ordered_thread_map(starts, _read, depth=2)
+    block = memoryview(b"")
+
+    def _next(start: int, stop: int) -> memoryview:
+        nonlocal block
+        if not block:
+            block = memoryview(b"")  # so that its bytes are freed before the next ones come
+            block = memoryview(next(blocks, b""))
+        piece, block = block[: stop - start], block[stop - start :]
+        return piece
+
+    return _ObjectFile(slice_.start, stop, _next)
 
 
-def _ranges_of(slice_: InputSlice) -> _RangeFile:
+def _ranges_of(slice_: InputSlice) -> _ObjectFile:
     now = _object(slice_.uri)
     if now.version != slice_.version:
         raise _changed(slice_, now.version)
-    return _RangeFile(now.num_bytes, partial(read_object, slice_))
+    return _ObjectFile(0, now.num_bytes, partial(read_object, slice_))
 
 
-class _BlockFile(io.RawIOBase):
-    """Blocks of an object as a file that is read in order."""
+class _ObjectFile(io.RawIOBase):
+    """An object as a file; `fetch` may return fewer bytes than those from a start to a stop."""
 
-    def __init__(self, start: int, blocks: Iterator[bytes]) -> None:
-        self._position = start
-        self._blocks = blocks
-        self._block = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._block:
-            self._block = memoryview(b"")  # so that its bytes are freed before the next ones come
-            self._block = memoryview(next(self._blocks, b""))
-        num_bytes = min(len(buffer), len(self._block))
-        buffer[:num_bytes], self._block = self._block[:num_bytes], self._block[num_bytes:]
-        self._position += num_bytes
-        return num_bytes
-
-
-class _RangeFile(io.RawIOBase):
-    """An object as a file that is read anywhere, by one request for each read."""
-
-    def __init__(self, num_bytes: int, fetch: Callable[[int, int], bytes]) -> None:
-        self._num_bytes = num_bytes
+    def __init__(
+        self, position: int, end: int, fetch: Callable[[int, int], bytes | memoryview]
+    ) -> None:
+        self._position = position
+        self._end = end
         self._fetch = fetch
-        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -265,12 +251,12 @@ class _RangeFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._num_bytes}
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}
         self._position = max(0, base[whence] + offset)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        stop = min(self._position + len(buffer), self._num_bytes)
+        stop = min(self._position + len(buffer), self._end)
         piece = self._fetch(self._position, stop) if self._position < stop else b""
         buffer[: len(piece)] = piece
         self._position += len(piece)

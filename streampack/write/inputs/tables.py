@@ -44,7 +44,6 @@ def open_parquet(file: BinaryIO, uri: str) -> Any:
 
 
 def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> Any:
-    """Open a file by its footer; a DataError names the byte where the footer should end."""
     where = f"has no valid footer before its end at byte {_size(file)}"
     return next(naming_damage(map(open_file, [file]), uri, where))
 
@@ -170,7 +169,6 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: RowSelection) -> Row
 
 
 def _values_of(column: Any) -> list[Any]:
-    """Return the values of a column: lists of integers as arrays, dates and decimals as text."""
     types = import_module("pyarrow.types")
     kind = column.type
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):

@@ -108,7 +108,6 @@ class RowSelection:
             raise BadValueError(f"column {name!r} {error}") from error
 
     def _chat_in(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a conversation, the named one as its messages if it may be."""
         fields = {name: row[name] for name in self._chat_columns(row)}
         if self.name in row:
             named = {} if self.name in PAIRS else {LISTS[0]: fields.pop(self.name)}

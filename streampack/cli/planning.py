@@ -1,25 +1,25 @@
-"""``streampack simulate CONFIG``: statistics of a run before it runs."""
+"""``streampack simulate``, ``plan`` and ``report``: a run before it runs, or so far."""
 
 from __future__ import annotations
 
+from streampack import report as reports
 from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.console import output_console, print_json
-from streampack.cli.verbs import Simulate, WorldOptions
-from streampack.report.chapters import chapters_view
+from streampack.cli.console import output_console, print_json, read_json
+from streampack.cli.verbs import Plan, Report, Simulate, WorldOptions
+from streampack.report.chapters import chapters_view, describe_uses, uses_lines
 from streampack.report.nodes import node_table
-from streampack.report.simulate import simulate
 from streampack.report.stats import simulation_view, stats_table
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
 
 
-def run(options: Simulate) -> None:
+def simulate(options: Simulate) -> None:
     """Plan the batches of a config, and print their statistics."""
     described = read_config(options.config)
     world = world_of(options, described)
     dataset = build_dataset(described, options.config, world)
-    stats = simulate(dataset, steps=options.steps)
+    stats = reports.simulate(dataset, steps=options.steps)
     if options.as_json:
         print_json({"config": str(options.config), **stats})
         return
@@ -39,6 +39,41 @@ def run(options: Simulate) -> None:
             f"{size}, so an optimizer step is another one than with fewer ranks; set it to "
             f"{fitting}, or use fewer ranks or smaller batches"
         )
+
+
+def plan(options: Plan) -> None:
+    """Show the chapters of a config."""
+    described = read_config(options.config)
+    dataset = build_dataset(described, options.config, World())
+    state = None if options.state is None else read_json(options.state, "state", "state_dict")
+    if described.chapters is None and (uses := describe_uses(dataset)):
+        if options.as_json:
+            print_json({"config": str(options.config), "uses": uses})
+        else:
+            output_console().print("\n".join(uses_lines(uses)), markup=False, highlight=False)
+        return
+    chapters = reports.describe_run(dataset, state)
+    if options.picture is not None:
+        reports.plot_run(dataset, options.picture)
+    if options.as_json:
+        print_json({"config": str(options.config), **chapters})
+        return
+    output_console().print(chapters_view(chapters))
+
+
+def report(options: Report) -> None:
+    """Write the report of a config."""
+    described = read_config(options.config)
+    dataset = build_dataset(described, options.config, world_of(options, described))
+    reports.write_report(
+        dataset,
+        options.out,
+        title=str(options.config),
+        state=None if options.state is None else read_json(options.state, "state", "state_dict"),
+        stats=None if options.stats is None else read_json(options.stats, "stats", "stats"),
+        steps=options.steps,
+    )
+    output_console().out(f"{options.out}: {options.out.stat().st_size:,} bytes", highlight=False)
 
 
 def world_of(options: WorldOptions, described: RunConfig) -> World:

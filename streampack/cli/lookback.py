@@ -1,4 +1,4 @@
-"""``streampack at CONFIG --step N``: which data was in a step of a run."""
+"""``streampack at``, ``where`` and ``diff``: which data was in a step, and where runs differ."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from streampack import lookback
 from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.console import output_console, print_json, read_json
-from streampack.cli.verbs import At, LookBack
+from streampack.cli.verbs import At, Diff, LookBack, Where
 from streampack.errors import ConfigError
-from streampack.lookback import PlanIndex, Row, at, build_index
 from streampack.lookback.steps import OnStep
 from streampack.plan.run_worlds import worlds_in
 from streampack.planned.dataset import PackedStreamingDataset
@@ -28,13 +28,13 @@ CHARACTERS_SHOWN = 400
 COLUMNS = ("stream", "pass", "sample", "start", "length", "total")
 
 
-def run(options: At) -> None:
+def at(options: At) -> None:
     """Show a step of a run, or write the run's plan index."""
     dataset, index = open_run(options)
     if options.build:
         path = options.index or index_path(options.config)
         with progress("planned", options.step) as report:
-            build_index(dataset, path, upto=options.step, report=report)
+            lookback.build_index(dataset, path, upto=options.step, report=report)
         if options.as_json:
             print_json({"config": str(options.config), "index": str(path)})
         else:
@@ -43,7 +43,7 @@ def run(options: At) -> None:
     if options.step is None:
         raise ConfigError("nothing to show; give a step, such as --step 34017, or --build")
     with progress("planned", options.step) as report:
-        found = at(dataset, options.step, rank=options.rank, index=index, report=report)
+        found = lookback.at(dataset, options.step, rank=options.rank, index=index, report=report)
     rows = [row_as_json(dataset, row) for row in found.rows]
     if options.text or options.tokenizer is not None:
         _add_texts(dataset, options, found.rows, rows)
@@ -66,7 +66,63 @@ def run(options: At) -> None:
         console.print(row_lines(row))
 
 
-def open_run(options: LookBack) -> tuple[PackedStreamingDataset, PlanIndex | None]:
+def where(options: Where) -> None:
+    """Show the rows in which a sample was."""
+    stream, _, number = options.sample.rpartition("/")
+    if not stream or not number.isdecimal():
+        raise ConfigError(
+            f"sample={options.sample!r:.80} is not a stream and a number; write web/123456"
+        )
+    dataset, index = open_run(options)
+    with progress("searched", options.upto) as report:
+        found = lookback.where(
+            dataset, stream, int(number), upto=options.upto, index=index, report=report
+        )
+    rows = [
+        {"step": each.step, "is_skipped": each.is_skipped, **row_as_json(dataset, each.row)}
+        for each in found
+    ]
+    if options.as_json:
+        print_json({"config": str(options.config), "sample": options.sample, "rows": rows})
+        return
+    console = output_console()
+    for row in rows:
+        skipped = ", skipped" if row["is_skipped"] else ""
+        console.print(f"step {row['step']}{skipped}", highlight=False)
+        console.print(row_lines(row))
+    if not rows:
+        console.print(f"{options.sample} is in no step of the run", highlight=False)
+
+
+def diff(options: Diff) -> None:
+    """Show the differences of two configs."""
+    configs = [read_config(path) for path in (options.config, options.other)]
+    keys = [_flat("", config.model_dump(mode="json")) for config in configs]
+    changed = {
+        key: [own.get(key) for own in keys]
+        for key in sorted({*keys[0], *keys[1]})
+        if keys[0].get(key) != keys[1].get(key)
+    }
+    datasets = []
+    for path, config in zip((options.config, options.other), configs, strict=True):
+        world = world_of_devices(config, options.devices, options.ranks_per_node)
+        datasets.append(build_dataset(config, path, world))
+    with progress("compared", options.upto) as report:
+        step = lookback.first_difference(*datasets, upto=options.upto, report=report)
+    if options.as_json:
+        print_json({"changed": changed, "first_step": step})
+        return
+    console = output_console()
+    for key, (one, other) in changed.items():
+        console.print(f"{key}: {one} -> {other}", markup=False, highlight=False)
+    result = "the packs are the same" if step is None else f"the packs differ from step {step} on"
+    if step is None and datasets[0].digest != datasets[1].digest:
+        end = "" if configs[0].chapters else " in the first epoch"
+        result += end if options.upto is None else f" up to step {options.upto}"
+    console.print(result, highlight=False)
+
+
+def open_run(options: LookBack) -> tuple[PackedStreamingDataset, lookback.PlanIndex | None]:
     """Return the dataset of a run, in the world of its state or of the options, and its index."""
     described = read_config(options.config)
     state = None if options.state is None else read_json(options.state, "state", "state_dict")
@@ -91,7 +147,7 @@ def open_run(options: LookBack) -> tuple[PackedStreamingDataset, PlanIndex | Non
     path = options.index or index_path(options.config)
     has_index = path.exists() or options.index is not None
     is_built = getattr(options, "build", False)
-    return dataset, PlanIndex(path) if has_index and not is_built else None
+    return dataset, lookback.PlanIndex(path) if has_index and not is_built else None
 
 
 def world_of_devices(described: RunConfig, devices: int, ranks_per_node: int | None) -> World:
@@ -119,7 +175,7 @@ def progress(word: str, upto: int | None) -> Iterator[OnStep]:
         yield report
 
 
-def row_as_json(dataset: PackedStreamingDataset, row: Row) -> dict[str, Any]:
+def row_as_json(dataset: PackedStreamingDataset, row: lookback.Row) -> dict[str, Any]:
     """Return a row as plain values."""
     segments = [dict(zip(COLUMNS, segment, strict=True)) for segment in row.segments.tolist()]
     for each in segments:
@@ -143,9 +199,11 @@ def row_lines(row: dict[str, Any]) -> Text:
 
 
 def _add_texts(
-    dataset: PackedStreamingDataset, options: At, rows: list[Row], written: list[dict[str, Any]]
+    dataset: PackedStreamingDataset,
+    options: At,
+    rows: list[lookback.Row],
+    written: list[dict[str, Any]],
 ) -> None:
-    """Add the columns of each segment's sample, with the text or the ids of the segment."""
     decoder = None if options.tokenizer is None else load_tokenizer(options.tokenizer)
     for row, shown in zip(rows, written, strict=True):
         for segment, each in zip(row.segments.tolist(), shown["segments"], strict=True):
@@ -154,3 +212,14 @@ def _add_texts(
             columns = {name: value for name, value in columns.items() if type(value) is not bytes}
             text = " ".join(map(str, tokens)) if decoder is None else decoder.decode(tokens)
             each["columns"] = {**columns, "tokens" if decoder is None else "text": text}
+
+
+def _flat(place: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, list):
+        value = {str(number): each for number, each in enumerate(value)}
+    if not isinstance(value, dict):
+        return {place: value}
+    flat: dict[str, Any] = {}
+    for key, each in value.items():
+        flat |= _flat(f"{place}.{key}" if place else key, each)
+    return flat
