@@ -68,7 +68,7 @@ def _runner(name: str, options: type) -> Callable[..., None]:
     module = f"streampack.cli.{MODULES.get(name, function)}"
 
     def _run(**values: Any) -> None:
-        getattr(import_module(module), function)(options(**values))
+        getattr(import_module(module), f"run_{function}")(options(**values))
 
     _run.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
     return _run

@@ -21,7 +21,7 @@ from streampack.storage.cached_versions import CachedRemote, cached_remotes
 REMOVALS = ("old", "all")
 
 
-def cache(options: Cache) -> None:
+def run_cache(options: Cache) -> None:
     """Remove what was asked for, and print what is left."""
     if options.remove not in (None, *REMOVALS):
         raise ConfigError(

@@ -20,7 +20,7 @@ from streampack.write import Indexed, write_lengths
 from streampack.write.token_index import stream_of, write_token_index
 
 
-def index(options: Index) -> None:
+def run_index(options: Index) -> None:
     """Write the missing length files, and print a line for each."""
     console = output_console()
     sources = options.paths[0] if len(options.paths) == 1 else options.paths

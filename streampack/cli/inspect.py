@@ -70,7 +70,7 @@ def _describe(path: str, options: StreamOptions) -> Stream:
     )
 
 
-def inspect(options: Inspect) -> None:
+def run_inspect(options: Inspect) -> None:
     """Print a stream's parts, its shards, its lengths and one of its packs.
 
     For an unfinished stream, only the parts are printed.
@@ -230,7 +230,7 @@ def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
     return text if is_whole else f"{text[:end]} ..."
 
 
-def compare_packers(options: ComparePackers) -> None:
+def run_compare_packers(options: ComparePackers) -> None:
     """Pack lengths with every packer, and print the results."""
     streams = [
         open_mds(_describe(path, options), 0, has_targets=False) for path in options.stream or []

@@ -28,7 +28,7 @@ CHARACTERS_SHOWN = 400
 COLUMNS = ("stream", "pass", "sample", "start", "length", "total")
 
 
-def at(options: At) -> None:
+def run_at(options: At) -> None:
     """Show a step of a run, or write the run's plan index."""
     dataset, index = open_run(options)
     if options.build:
@@ -66,7 +66,7 @@ def at(options: At) -> None:
         console.print(row_lines(row))
 
 
-def where(options: Where) -> None:
+def run_where(options: Where) -> None:
     """Show the rows in which a sample was."""
     stream, _, number = options.sample.rpartition("/")
     if not stream or not number.isdecimal():
@@ -94,7 +94,7 @@ def where(options: Where) -> None:
         console.print(f"{options.sample} is in no step of the run", highlight=False)
 
 
-def diff(options: Diff) -> None:
+def run_diff(options: Diff) -> None:
     """Show the differences of two configs."""
     configs = [read_config(path) for path in (options.config, options.other)]
     keys = [_flat("", config.model_dump(mode="json")) for config in configs]

@@ -54,9 +54,9 @@ BATCHES = ("global_train_batch_size", "device_train_microbatch_size")  # of OLMo
 ATTENTION = "there, documents attend to those before them in a row; here they never do"
 
 
-def migrate(options: Migrate) -> None:
+def run_migrate(options: Migrate) -> None:
     """Write the config, and show its remarks."""
-    text, out = migrated(options), options.out
+    text, out = migrate(options), options.out
     if out is None:
         output_console().out(text, highlight=False, end="")
         return
@@ -65,7 +65,7 @@ def migrate(options: Migrate) -> None:
     output_console().out("\n".join([f"{out}: written", *notes]), highlight=False)
 
 
-def migrated(options: Migrate) -> str:
+def migrate(options: Migrate) -> str:
     """Return the YAML of a run with the data of Megatron, GPT-NeoX or OLMo.
 
     A ConfigError says that the input cannot be parsed, or a length is missing; a DataError, that a

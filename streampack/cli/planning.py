@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streampack import report as reports
+from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
 from streampack.cli.console import output_console, print_json, read_json
@@ -14,12 +14,12 @@ from streampack.runtime.resumable import engine_of
 from streampack.world import World
 
 
-def simulate(options: Simulate) -> None:
+def run_simulate(options: Simulate) -> None:
     """Plan the batches of a config, and print their statistics."""
     described = read_config(options.config)
     world = world_of(options, described)
     dataset = build_dataset(described, options.config, world)
-    stats = reports.simulate(dataset, steps=options.steps)
+    stats = report.simulate(dataset, steps=options.steps)
     if options.as_json:
         print_json({"config": str(options.config), **stats})
         return
@@ -41,7 +41,7 @@ def simulate(options: Simulate) -> None:
         )
 
 
-def plan(options: Plan) -> None:
+def run_plan(options: Plan) -> None:
     """Show the chapters of a config."""
     described = read_config(options.config)
     dataset = build_dataset(described, options.config, World())
@@ -52,20 +52,20 @@ def plan(options: Plan) -> None:
         else:
             output_console().print("\n".join(uses_lines(uses)), markup=False, highlight=False)
         return
-    chapters = reports.describe_run(dataset, state)
+    chapters = report.describe_run(dataset, state)
     if options.picture is not None:
-        reports.plot_run(dataset, options.picture)
+        report.plot_run(dataset, options.picture)
     if options.as_json:
         print_json({"config": str(options.config), **chapters})
         return
     output_console().print(chapters_view(chapters))
 
 
-def report(options: Report) -> None:
+def run_report(options: Report) -> None:
     """Write the report of a config."""
     described = read_config(options.config)
     dataset = build_dataset(described, options.config, world_of(options, described))
-    reports.write_report(
+    report.write_report(
         dataset,
         options.out,
         title=str(options.config),

@@ -20,7 +20,7 @@ from streampack.runtime.resumable import engine_of
 REDRAW_S = 0.25
 
 
-def run(options: Run) -> None:
+def run_run(options: Run) -> None:
     """Iterate over the batches of a config, and print their statistics."""
     described = read_config(options.config)
     num_workers = described.num_workers if options.num_workers is None else options.num_workers

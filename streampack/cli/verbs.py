@@ -4,7 +4,7 @@
 
     class Inspect     -->  streampack inspect PATH --pack 2048 ...       typer reads the fields
     docstring         -->  the help page; its first line is the summary
-    Inspect(...)      -->  streampack.cli.inspect.inspect(options)       imported when it is called
+    Inspect(...)      -->  streampack.cli.inspect.run_inspect(options)   imported when it is called
 
 Only this module is imported for a help page.
 """

@@ -16,20 +16,20 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
-from streampack import write as writing
+from streampack import write
 from streampack.cli.console import counted, print_json, terminable
 from streampack.cli.verbs import Merge, Write
 
 LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
 
-def write(options: Write) -> None:
+def run_write(options: Write) -> None:
     """Write a stream, and print its size."""
     console = Console(stderr=options.as_json)
     begin = time.monotonic()
     written = write_with_progress(options.inputs, options.out, _options(options), console)
     is_verified = options.verify and written.is_complete
-    num_verified = writing.verify(options.out) if is_verified else 0
+    num_verified = write.verify(options.out) if is_verified else 0
     show_summary(
         written,
         as_json=options.as_json,
@@ -39,35 +39,35 @@ def write(options: Write) -> None:
     )
 
 
-def merge(options: Merge) -> None:
+def run_merge(options: Merge) -> None:
     """Write index.json and the length file, and print the stream's size."""
-    written = writing.merge(options.path, options.max_bad_rows)
-    num_verified = writing.verify(options.path) if options.verify else 0
+    written = write.merge(options.path, options.max_bad_rows)
+    num_verified = write.verify(options.path) if options.verify else 0
     show_summary(written, as_json=options.as_json, num_verified=num_verified)
 
 
-def _options(options: Write) -> writing.WriteOptions:
+def _options(options: Write) -> write.WriteOptions:
     given = vars(options) | {"columns": tuple(options.columns or ())}
     given["compression"] = None if options.compression == "none" else options.compression
     given["chat_template"] = options.chat_template and options.chat_template.read_text()
     rows, own = (
         {field.name: given[field.name] for field in fields(kind) if field.name in given}
-        for kind in (writing.RowFormat, writing.WriteOptions)
+        for kind in (write.RowFormat, write.WriteOptions)
     )
-    return writing.WriteOptions(rows=writing.RowFormat(**rows), **own)
+    return write.WriteOptions(rows=write.RowFormat(**rows), **own)
 
 
 def write_with_progress(
     paths: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
-    options: writing.WriteOptions,
+    options: write.WriteOptions,
     console: Console,
-) -> writing.Written:
+) -> write.Written:
     """Write a stream, with a progress bar, or lines where the output is not a terminal."""
     shown = _Shown(str(out), console)
     try:
         with shown.bar, terminable():
-            return writing.write_texts(paths, out, options, shown.show)
+            return write.write_texts(paths, out, options, shown.show)
     except KeyboardInterrupt as interrupt:
         interrupt.args = (shown.where_it_ended(),)
         raise
@@ -90,10 +90,10 @@ class _Shown:
         name = os.path.basename(out.rstrip("/"))
         self._task = self.bar.add_task(name, total=None, counts="")
         self._begin = self._last_line = time.monotonic()
-        self._first: writing.JobProgress | None = None
-        self._last: writing.JobProgress | None = None
+        self._first: write.JobProgress | None = None
+        self._last: write.JobProgress | None = None
 
-    def show(self, progress: writing.JobProgress) -> None:
+    def show(self, progress: write.JobProgress) -> None:
         self._first = self._first or progress
         self._last = progress
         now = time.monotonic()
@@ -117,7 +117,7 @@ class _Shown:
             "again for the others"
         )
 
-    def _counts(self, progress: writing.JobProgress, seconds: float) -> str:
+    def _counts(self, progress: write.JobProgress, seconds: float) -> str:
         tokens = progress.num_tokens - (self._first or progress).num_tokens
         bad = f", {progress.num_bad_rows:,} bad rows" if progress.num_bad_rows else ""
         return (
@@ -128,7 +128,7 @@ class _Shown:
 
 
 def show_summary(
-    written: writing.Written,
+    written: write.Written,
     *,
     as_json: bool,
     seconds: float | None = None,
@@ -159,7 +159,7 @@ def show_summary(
         console.out(line, highlight=False)
 
 
-def _about_special_tokens(written: writing.Written) -> list[str]:
+def _about_special_tokens(written: write.Written) -> list[str]:
     lines, facts = [], written.tokenizer
     if written.num_special_tokens:
         lines.append(
@@ -175,7 +175,7 @@ def _about_special_tokens(written: writing.Written) -> list[str]:
     return lines
 
 
-def _sizes(written: writing.Written) -> str:
+def _sizes(written: write.Written) -> str:
     left_out = f", {written.num_skipped:,} without tokens skipped" if written.num_skipped else ""
     if written.num_dropped:
         left_out += f", {written.num_dropped:,} without a target skipped"

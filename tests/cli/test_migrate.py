@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from streampack.cli.migrate import migrated
+from streampack.cli.migrate import migrate as migrated
 from streampack.cli.verbs import Migrate
 from streampack.errors import ConfigError
 from tests.helpers.flat import make_documents, write_megatron, write_olmo

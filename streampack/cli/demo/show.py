@@ -59,7 +59,7 @@ BAR_WIDTH = 96
 MARGIN = 16  # columns next to a bar, for the number of its segments
 
 
-def demo(options: Demo) -> None:
+def run_demo(options: Demo) -> None:
     """Write, look, train, kill, resume and compare; or read a run of chapters that changes."""
     if not options.chapters:
         import_extra("matplotlib", "plots", "the demo's report", "run the demo with --chapters")
