@@ -65,7 +65,7 @@ def run_demo(options: Demo) -> None:
         import_extra("matplotlib", "plots", "the demo's report", "run the demo with --chapters")
     out, steps = local_path(options.out, "out"), options.steps
     out.mkdir(parents=True, exist_ok=True)
-    config = options.config or shutil.copy(Path(__file__).with_name(CONFIG), out / CONFIG)
+    config = options.config or Path(shutil.copy(Path(__file__).with_name(CONFIG), out / CONFIG))
     console = Console(highlight=False)
     described = read_config(config)
     console.rule("1  real text, written as streams", align="left")
