@@ -389,7 +389,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_sample(
     tmp_path, column, dtype, value, message, at
 ):
     values = np.ones((2, 100), dtype)
-    first = 1 if column == "mask" else 0  # the first token is no label, so its mask is not read
+    first = 1 if column == "mask" else 0  # the first token is not a label, so its mask is not read
     values[1, max(at, first)] = value
     rows = [
         {"tokens": np.arange(100, dtype="int32"), "mask": np.ones(100, "int32"), column: each}

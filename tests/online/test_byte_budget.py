@@ -144,7 +144,7 @@ def test_a_function_of_ones_own_is_measured_at_each_batch(num_workers):
 
 
 class Images:
-    """Can be iterated again, and makes its samples anew each time."""
+    """Can be iterated again, and makes its samples again each time."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes
