@@ -1,4 +1,4 @@
-"""Tell local folders from URLs of object stores; open and replace files.
+"""Tell local folders from URLs of object stores, and replace files atomically.
 
 ::
 
@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from streampack.errors import ConfigError, DataError
+from streampack.errors import ConfigError
 
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a Windows drive
 
@@ -77,21 +75,3 @@ def replaced(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def check_file(path: Path) -> os.stat_result:
-    """Refuse folders, pipes and devices: a pipe would block, and a device may have no end."""
-    status = os.stat(path)
-    if not stat.S_ISREG(status.st_mode):
-        kinds = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
-        kind = kinds.get(stat.S_IFMT(status.st_mode), "device")
-        raise DataError(
-            f"{path}: is a {kind}, not a file; remove it, or put the stream's file there"
-        )
-    return status
-
-
-def open_file(path: Path) -> BufferedReader:
-    """Open a file of a stream for reading; refuse folders, pipes and devices."""
-    check_file(path)  # before it is opened, which waits if it is a pipe
-    return path.open("rb")

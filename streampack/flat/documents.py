@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from streampack._paths import open_file
 from streampack.errors import DataError
 from streampack.flat.mapped_tables import MAX_VALUE, Table
 from streampack.flat.token_file import TokenFile
+from streampack.mds.regular_files import open_file
 from streampack.types import Int64Array
 
 DOCUMENTS = ".documents"

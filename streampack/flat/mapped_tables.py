@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streampack._paths import check_file
 from streampack.errors import DataError
+from streampack.mds.regular_files import check_file
 from streampack.storage.filesystem import map_file
 from streampack.types import ByteArray, Int64Array
 

@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streampack._paths import check_file, open_file, replaced
+from streampack._paths import replaced
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex
+from streampack.mds.regular_files import check_file, open_file
 from streampack.types import Int64Array, UInt32Array
 
 LENGTH_FILE = "lengths.bin"

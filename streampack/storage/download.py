@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from streampack._paths import check_file
 from streampack.errors import DataError, StreampackError
+from streampack.mds.regular_files import check_file
 from streampack.storage.location import ShardPart, StreamLocation
 from streampack.stores.failures import ChangedError, DamagedError, FailureKind, classify, error_text
 from streampack.stores.objects import fetch_parts

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from filelock import FileLock, Timeout
 
-from streampack._paths import check_file
+from streampack.mds.regular_files import check_file
 from streampack.types import ByteArray
 
 Piece: TypeAlias = bytes | memoryview

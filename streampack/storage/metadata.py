@@ -225,19 +225,19 @@ class StreamMetadata:
         If our copy was deleted, or is damaged, it is refetched first.
         """
         path = self.length_path
-        with attach_uri(path), as_data_error(path):
+        with as_data_error(path):
             before = self._disk.state(path)
-            try:
-                return read()
-            except FileNotFoundError:
-                pass
-            except DataError:
-                if self._location.remote is None:
+        try:
+            return read()
+        except (DataError, OSError, RuntimeError) as failure:
+            with attach_uri(path), as_data_error(path):
+                if isinstance(failure, DataError) and self._location.remote is not None:
+                    with self._locks.hold(path.name, lock_s(self._location)):
+                        if self._disk.state(path) == before:  # else another process replaced it
+                            self._disk.remove(path)
+                elif not isinstance(failure, FileNotFoundError):
                     raise
-                with self._locks.hold(path.name, lock_s(self._location)):
-                    if self._disk.state(path) == before:  # else another process has replaced it
-                        self._disk.remove(path)
-            return None if self.length_file_path() is None else read()
+                return None if self.length_file_path() is None else read()
 
 
 def _is_same(last: _Version, text: bytes, state: FileState | None) -> bool:

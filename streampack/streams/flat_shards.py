@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from streampack._paths import open_file
 from streampack.errors import DataError
 from streampack.flat.documents import Documents
 from streampack.flat.mapped_tables import map_shared
 from streampack.flat.token_file import TokenFile, VirtualShards
 from streampack.mds.columns import Spans
 from streampack.mds.index import Layout, MdsIndex
+from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.streams.shard_pool import OpenShard

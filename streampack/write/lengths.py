@@ -27,11 +27,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from streampack._paths import folder_of, local_path, open_file, shown_path
+from streampack._paths import folder_of, local_path, shown_path
 from streampack.errors import ConfigError, DataError
 from streampack.mds.columns import Spans, find_column, sample_spans
 from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, length_file_pieces, write_length_file
+from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.decompress import decompress_shard
 from streampack.storage.download import SLOWEST_BYTES_PER_S
