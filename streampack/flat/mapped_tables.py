@@ -6,10 +6,13 @@ are copied.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -19,20 +22,43 @@ from streampack.mds.regular_files import check_file
 from streampack.storage.filesystem import map_file
 from streampack.types import ByteArray, Int64Array
 
-MAX_MAPPED = 64  # files that stay mapped while nothing reads them
 MAX_VALUE = 2**62
 """Larger entries of a table are damage; arithmetic with them would overflow."""
+
+_mapped: WeakValueDictionary[tuple[object, ...], ByteArray] = WeakValueDictionary()
+_thread = threading.local()
+"""The tables that this thread has mapped, by path, while it reads one file's documents."""
 
 
 def map_shared(path: Path) -> ByteArray:
     """Map a file read-only; all virtual shards of it share one mapping. Shape (num_bytes,)."""
     status = check_file(path)  # of the version that is there now
-    return _map_version(path, status.st_ino, status.st_size, status.st_mtime_ns)
+    key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+    data = _mapped.get(key)
+    if data is None:
+        data = _mapped[key] = map_file(path)
+    return data
 
 
-@lru_cache(MAX_MAPPED)
-def _map_version(path: Path, *_version: int) -> ByteArray:
-    return map_file(path)
+@contextmanager
+def tables_mapped() -> Iterator[None]:
+    """Map each table once until the outermost block ends: entries are read in small pieces."""
+    outer = vars(_thread).get("tables")
+    _thread.tables = {} if outer is None else outer
+    try:
+        yield
+    finally:
+        _thread.tables = outer
+
+
+def map_table(path: Path) -> ByteArray:
+    """Map a file of tables, or return the mapping of this thread's `tables_mapped`."""
+    tables: dict[Path, ByteArray] | None = vars(_thread).get("tables")
+    if tables is None:
+        return map_shared(path)
+    if path not in tables:
+        tables[path] = map_shared(path)
+    return tables[path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +80,7 @@ class Table:
         Raises:
             DataError: If an index is outside of the table, or the table is outside of the file.
         """
-        data = map_shared(self.path)
+        data = map_table(self.path)
         end = self.offset + self.count * np.dtype(self.dtype).itemsize
         last = indices.view(np.uint64).max(initial=0)  # a negative index becomes a huge one
         if end > len(data) or last >= max(self.count, 1):

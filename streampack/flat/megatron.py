@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.mapped_tables import Table, map_shared
+from streampack.flat.mapped_tables import Table, map_table
 from streampack.flat.token_file import FoundFile, Options, TokenFile
 from streampack.types import Int64Array
 
@@ -79,7 +79,7 @@ class Megatron:
 
     def open(self, file: FoundFile, options: Options) -> TokenFile:
         path = file.table(file.name.removesuffix(".bin") + ".idx")
-        data = map_shared(path)
+        data = map_table(path)
         size, head = len(data), data[: HEAD.size].tobytes()
         if size < HEAD.size or not head.startswith(MAGIC):
             raise DataError(f"{path}: {size} bytes that are not a Megatron index; make a new copy")

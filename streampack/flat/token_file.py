@@ -22,10 +22,12 @@ from typing import Protocol
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.flat.mapped_tables import Table
+from streampack.flat.mapped_tables import Table, tables_mapped
 from streampack.types import Int64Array
 
 CELL_BYTES = 64 << 20
+PLACES = 256
+"""Places that a round of `bisect` looks at, for a few targets."""
 
 
 class Boundaries(Protocol):
@@ -73,7 +75,8 @@ class TokenFile:
             DataError: If documents overlap, have a negative length, or end outside of the file.
         """
         samples = np.arange(first, stop)
-        begins, lengths = self.boundaries.begins(samples), self.boundaries.lengths(samples)
+        with tables_mapped():
+            begins, lengths = self.boundaries.begins(samples), self.boundaries.lengths(samples)
         ends = begins + lengths
         bad = (lengths < 0) | (begins < 0) | (ends > self.num_tokens)
         bad[1:] |= begins[1:] < ends[:-1]
@@ -101,11 +104,13 @@ class TokenFile:
         """Return the virtual shards of documents [first, stop), with this file as number 0."""
         num, cell = self.boundaries.num_samples, CELL_BYTES // self._itemsize
         targets = np.arange(cell, self.num_tokens, cell)  # the borders between cells
-        inner = np.clip(bisect(self.boundaries.begins, num, targets), first, stop)
-        firsts = np.array(sorted({first, *inner.tolist(), stop}))
-        last, num_shards = firsts[1:] - 1, len(firsts) - 1
-        begins = self.boundaries.begins(firsts[:-1])
-        ends = self.boundaries.begins(last) + self.boundaries.lengths(last)
+        with tables_mapped():
+            inner = np.clip(bisect(self.boundaries.begins, num, targets), first, stop)
+            firsts = np.array(sorted({first, *inner.tolist(), stop}))
+            last, num_shards = firsts[1:] - 1, len(firsts) - 1
+            begins = self.boundaries.begins(np.append(firsts[:-1], last))
+            ends = begins[num_shards:] + self.boundaries.lengths(last)
+            begins = begins[:num_shards]
         if not ((begins >= 0) & (begins <= ends) & (ends <= self.num_tokens)).all():
             raise DataError(
                 f"{self.name}: its table has documents up to token {ends.max()}, but the file has "
@@ -228,13 +233,21 @@ def bisect(
 ) -> Int64Array:
     """Return for each target the first index of an ascending sequence with a value of it or more.
 
+    All targets are searched together, and each round looks at several places of a range: calls of
+    `value_of` cost more than its entries, unless there are many.
+
     >>> bisect(lambda index: index * 10, 5, np.array([0, 1, 40, 41])).tolist()
     [0, 1, 4, 5]
     """
     low, high = np.zeros(len(targets), np.int64), np.full(len(targets), count, np.int64)
+    ways = max(PLACES // max(len(targets), 1), 8)
+    row, parts = np.arange(len(targets)), np.arange(1, ways)
     while (is_open := low < high).any():
-        middle = (low + high) // 2
-        is_less = value_of(np.minimum(middle, count - 1)) < targets
-        low = np.where(is_open & is_less, middle + 1, low)
-        high = np.where(is_open & ~is_less, middle, high)
+        places = np.minimum(low[:, None] + (high - low)[:, None] * parts // ways, count - 1)
+        is_less = value_of(places.ravel()).reshape(places.shape) < targets[:, None]
+        num_less = is_less.sum(axis=1)
+        above = places[row, np.maximum(num_less - 1, 0)] + 1
+        below = places[row, np.minimum(num_less, ways - 2)]
+        low = np.where(is_open & (num_less > 0), above, low)
+        high = np.where(is_open & (num_less < ways - 1), below, high)
     return low

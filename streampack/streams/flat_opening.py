@@ -30,6 +30,7 @@ from streampack.flat.files import (
     order_of_dataset,
     split_source,
 )
+from streampack.flat.mapped_tables import tables_mapped
 from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
 from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
@@ -291,17 +292,18 @@ def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualS
 def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
     """Return one token file of a stream with its virtual shards; errors as of `open_flat`."""
     file = found.file(name)
-    if stream.index is None:
-        options = Options(
-            tokens=ColumnSelection.of(stream).token_names,
-            dtype=stream.tokens_dtype,
-            unit=_unit(stream),
-        )
-        opened = found.form.open(file, options)
-    else:
-        index = local_path(stream.index, "index")
-        opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
-    shards = opened.cut(0, opened.boundaries.num_samples)
+    with tables_mapped():
+        if stream.index is None:
+            options = Options(
+                tokens=ColumnSelection.of(stream).token_names,
+                dtype=stream.tokens_dtype,
+                unit=_unit(stream),
+            )
+            opened = found.form.open(file, options)
+        else:
+            index = local_path(stream.index, "index")
+            opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
+        shards = opened.cut(0, opened.boundaries.num_samples)
     if stream.tokens_dtype not in (None, opened.dtype):
         raise ConfigError(
             f"tokens_dtype={stream.tokens_dtype!r}: {found.location.uri(name)} has tokens of "
