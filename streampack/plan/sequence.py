@@ -185,16 +185,12 @@ class PackSequence:
             self._at.walk_to(self.position)  # these slots are known; this marks them as requested
         self._at.release(self.position)
         ends = range(first + stride, self.position + 1, stride)
-        is_counted = self._at.total is not None and self._recipe.chapter is None
-        positions = [self._count(end) for end in ends] if is_counted else list(ends)
-        if self._recipe.chapter is not None and self.num_slots is not None:
-            # After a resume inside a step of this world, the last step is longer than what is left.
-            positions[-1] = min(positions[-1], self.num_slots)
+        is_counted = self._at.total is not None
         return DevicePlan(
             packs=packs,
             num_rows=self._view.batch_size // slots_per_pack,
             epoch=self.epoch,
-            positions=positions,
+            positions=[self._count(end) for end in ends] if is_counted else list(ends),
             slots_per_pack=slots_per_pack,
         )
 
@@ -212,13 +208,16 @@ class PackSequence:
         return shares
 
     def _count(self, end: int) -> int:
-        """Return the position after the step of an epoch that ends at slot `end`.
+        """Return the position after the step that ends at slot `end`.
 
-        Padding packs do not advance the position, except in steps of padding alone. Those occur if
-        a global batch takes several steps, and a resume must be able to tell them apart.
+        In an epoch, padding packs do not advance the position, except in steps of padding alone.
+        Those occur if a global batch takes several steps, and a resume must be able to tell them
+        apart. After a resume inside a step of this world, the last step is longer than what is
+        left.
         """
         total, num_slots = self._at.total or 0, self._at.num_slots or 0
-        return min(end, num_slots if end - self._stride >= total else total)
+        counts_padding = self._recipe.chapter is not None or end - self._stride >= total
+        return min(end, num_slots if counts_padding else total)
 
     def snapshots(self) -> list[State]:
         """Return the snapshots from which this device can plan the packs that come next."""

@@ -222,12 +222,11 @@ def play(num_histories: int) -> None:
     run_state_machine_as_test(History, settings=examples(num_histories, stateful_step_count=8))
 
 
-def test_a_step_over_the_edge_of_a_chapter_ends_with_the_chapter():
-    """Two ranks resume at an odd position, so one of them has no pack in the last step."""
+def begun(run):
+    """Begin a history of one lane, with packs that mix streams by samples."""
     history = History()
-    web = {"weights": {"web": 1}}
     history.begin(
-        run=[Chapter(steps=4, global_batch_size=8, **web), Chapter(steps=1, **web)],
+        run=run,
         order=list(NAMES),
         method="random",
         unit="samples",
@@ -235,6 +234,13 @@ def test_a_step_over_the_edge_of_a_chapter_ends_with_the_chapter():
         window=0,
         is_limited=False,
     )
+    return history
+
+
+def test_a_step_over_the_edge_of_a_chapter_ends_with_the_chapter():
+    """Two ranks resume at an odd position, so one of them has no pack in the last step."""
+    web = {"weights": {"web": 1}}
+    history = begun([Chapter(steps=4, global_batch_size=8, **web), Chapter(steps=1, **web)])
     keeps = {"is_small": True, "keeps_snapshots": False}
     for num_devices, num_batches in ((1, 3), (2, 15), (1, 1)):
         history.run_until_killed(num_devices=num_devices, num_batches=num_batches, **keeps)
@@ -242,16 +248,7 @@ def test_a_step_over_the_edge_of_a_chapter_ends_with_the_chapter():
 
 
 def test_a_stream_without_a_share_changes_no_pack_of_a_small_stream():
-    history = History()
-    history.begin(
-        run=[Chapter(weights={"math": 1}, steps=1), Chapter(weights={"math": 1}, steps=1)],
-        order=list(NAMES),
-        method="random",
-        unit="samples",
-        num_lanes=1,
-        window=0,
-        is_limited=False,
-    )
+    history = begun([Chapter(weights={"math": 1}, steps=1)] * 2)
     keeps = {"is_small": False, "keeps_snapshots": False}
     history.run_until_killed(num_devices=1, num_batches=8, **keeps)
     history.amend(own={"web": 1})
