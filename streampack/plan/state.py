@@ -194,12 +194,21 @@ def read_state(state: Any, kind: str | None = None) -> State:
         for key, is_right, words in (
             ("streams", names and len(set(names)) == len(names), "a list of different names"),
             ("epoch", saved["epoch"] < num, f"one of {num} chapters"),
+            (
+                "chapters",
+                all(map(_has_steps, saved["chapters"])),
+                "with integers as steps, or null",
+            ),
             ("origins", len(saved["origins"]) == num, f"a list of {num}"),
             ("amended", all(n < num for n in saved["amended"]), f"of {num} chapters"),
         ):
             if not is_right:
                 raise wrong_value(key, saved[key], words)
     return saved
+
+
+def _has_steps(chapter: State) -> bool:
+    return type(chapter.get("steps")) in (int, type(None))
 
 
 def check_value(name: str, value: Any, wanted: Any) -> None:

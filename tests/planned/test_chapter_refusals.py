@@ -209,6 +209,7 @@ def test_a_state_without_chapters_is_refused_and_the_other_way_round(make, folde
         (lambda state: state.update(streams=["web", "web"]), "streams"),
         (lambda state: state.update(origins=[0]), "origins"),
         (lambda state: state.update(amended=[99]), "amended"),
+        (lambda state: state["chapters"][0].update(steps="x"), "chapters is .* integers as steps"),
         (lambda state: state.update(skip=[[3, 1]]), "skip"),
     ],
 )
