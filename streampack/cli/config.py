@@ -30,6 +30,9 @@ from streampack.streams import Stream
 from streampack.world import World
 
 MAX_BYTES = 2**24  # a mix may name tens of thousands of files
+MAX_VALUES = 10**6  # with each alias counted as what it stands for
+MAX_DEPTH = 50  # mappings and lists within one another; a config has 5
+MAX_DIGITS = 100
 
 
 class _Keys(BaseModel):
@@ -132,6 +135,30 @@ KEYS = [key for kind in (*CLASSES, RampConfig, WorldConfig) for key in signature
 
 
 class _Loader(yaml.SafeLoader):
+    """A YAML loader that refuses duplicate keys, and what would take all memory or much time."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._num_values = 0
+        self._sizes: dict[yaml.Node, int] = {}  # values in a node; none until it is complete
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node after checking its depth and the number of values so far."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before = self._num_values
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _at(event, f"is nested more than {MAX_DEPTH} deep; no key needs that")
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        # An alias inside what it stands for has no size yet: it would have no end.
+        is_alias = isinstance(event, yaml.AliasEvent)
+        self._num_values += self._sizes.get(node, MAX_VALUES) if is_alias else 1
+        if self._num_values > MAX_VALUES:
+            raise _at(event, f"has more than {MAX_VALUES} values with aliases; write fewer")
+        self._sizes.setdefault(node, self._num_values - before)
+        return node
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Return a mapping node after checking that its keys are distinct."""
         # Not on construction: by then ``<<: *base`` may have inserted the keys of another mapping.
@@ -139,10 +166,7 @@ class _Loader(yaml.SafeLoader):
         known = set()
         for key, _ in node.value:
             if (name := (key.tag, str(key.value))) in known:
-                line = key.start_mark.line + 1
-                raise ConfigError(
-                    f"line {line}: {key.value!r} is a duplicate key; keep one of them"
-                )
+                raise _at(key, f"{key.value!r} is a duplicate key; keep one of them")
             known.add(name)
         return node
 
@@ -151,6 +175,16 @@ class _Loader(yaml.SafeLoader):
         number: float = self.construct_yaml_float(node)
         return int(number) if number.is_integer() else number
 
+    def construct_integer(self, node: Any) -> int:
+        """Return an integer, unless it is too long to be converted at once."""
+        if len(node.value) > MAX_DIGITS:
+            raise _at(node, f"is an integer of {len(node.value)} characters; write fewer digits")
+        return int(self.construct_yaml_int(node))
+
+
+def _at(place: Any, text: str) -> ConfigError:
+    return ConfigError(f"line {place.start_mark.line + 1}: {text}")
+
 
 FLOAT = "tag:yaml.org,2002:float"
 # PyYAML reads 1e3 as text, following YAML 1.1.
@@ -158,6 +192,7 @@ _Loader.add_implicit_resolver(
     FLOAT, re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 _Loader.add_constructor(FLOAT, _Loader.construct_number)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_integer)
 
 
 def read_config(path: Path) -> RunConfig:

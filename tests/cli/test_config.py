@@ -20,6 +20,11 @@ MIX = {
     "packing": {"max_seq_len": 2048},
 }
 
+# Each of ten lines stands for nine times the values of the line before it.
+ALIASES = "".join(
+    f"\na{n}: &a{n} {{0}}" + ", ".join([f"*a{n - 1}"] * 9) + "{1}" for n in range(1, 11)
+)
+
 
 @pytest.fixture
 def refuse(tmp_path):
@@ -145,9 +150,14 @@ def test_a_stream_may_take_over_what_another_one_says(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: " + "[" * 5000 + "]" * 5000, "is not YAML: maximum recursion depth"),
-        ("a: &x [*x]", "is not YAML: Circular reference"),
-        ("batch_size: " + "9" * 5000, "is not YAML: Exceeds the limit"),
+        ("a: " + "[" * 5000 + "]" * 5000, "line 1: is nested more than 50 deep"),
+        ("\n".join(" " * n + "a:" for n in range(99)), "line 50: is nested more than 50 deep"),
+        ("\na: &x [*x]", "line 2: has more than 1000000 values with aliases"),
+        ("a: &x {b: {<<: *x}}", "line 1: has more than 1000000 values with aliases"),
+        ("a0: &a0 [1]" + ALIASES.format("[", "]"), "line 7: has more than 1000000 values"),
+        ("a0: &a0 {k: 1}" + ALIASES.format("{<<: [", "]}"), "line 7: has more than 1000000"),
+        ("batch_size: " + "9" * 101, "line 1: is an integer of 101 characters"),
+        ("batch_size: " + ":".join("1" * 3000), "line 1: is an integer of 5999 characters"),
         ("#" * (2**24 + 1), "has more than 16777216 bytes"),
         ("{" + "k: 1, " * 30_000 + "}", "line 1: 'k' is a duplicate key"),
         ("batch_size: 2020-13-01", "month must be in 1..12"),
