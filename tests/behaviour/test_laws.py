@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -44,6 +44,13 @@ def written(tmp_path_factory) -> Written:
         for limit, count in zip((50, 150, 64), NUM_SAMPLES, strict=True)
     ]
     return conformance.write_streams(tmp_path_factory.mktemp("streams"), lengths)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> Written:
+    """Streams of one to five packs: first of 64 tokens, then of 128."""
+    lengths = [[size] * num for size in (64, 128) for num in range(1, 6)]
+    return conformance.write_streams(tmp_path_factory.mktemp("few"), lengths)
 
 
 def make(written: Written, lanes: int, method: str, **options: Any) -> PackedStreamingDataset:
@@ -139,6 +146,45 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
                 next(iter(rank))
         return
     assert all_rows(ranks) == expected
+
+
+@examples(40)
+@given(
+    method=st.sampled_from(METHODS),
+    epoch_end=st.sampled_from(["pad", "drop"]),
+    numbers=st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True),
+    has_lengths=st.booleans(),
+    lanes=st.integers(1, 4),
+    world=st.sampled_from(WORLDS),
+)
+@example(
+    method="per_stream", epoch_end="pad", numbers=[1, 7], has_lengths=True, lanes=2, world=(2, 1)
+)
+def test_streams_of_one_to_five_packs_are_byte_equal_in_every_world(
+    few, method, epoch_end, numbers, has_lengths, lanes, world
+):
+    own = Written(
+        paths=tuple(few.paths[number] for number in numbers),
+        tokens=tuple(few.tokens[number] for number in numbers),
+    )
+    has_lengths &= method in ("per_stream", "device_per_stream")
+    mixing = {"batching_method": method, "global_batch_size": 2 * lanes, "epoch_end": epoch_end}
+    options = {
+        "weights": [{"max_seq_len": 128} if has_lengths and n > 4 else {} for n in numbers],
+        "mixing": mixing,
+        "order": {"num_lanes": lanes},
+    }
+    ranks = [conformance.make(own, world=each, **options) for each in worlds(*world)]
+    try:
+        expected = all_rows([conformance.make(own, **options)])
+    except ConfigError as error:
+        for rank in ranks:
+            with pytest.raises(ConfigError, match=re.escape(str(error))):
+                next(iter(rank))
+        return
+    assert all_rows(ranks) == expected
+    if epoch_end == "pad":
+        conformance.check_exactly_once(expected, own, [len(tokens) for tokens in own.tokens])
 
 
 @pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])

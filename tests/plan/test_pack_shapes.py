@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from streampack.config import Mixing, Packing
 from streampack.plan.device_plan import DevicePlan, DeviceView
+from streampack.plan.lane_ends import count_slots
 from streampack.plan.recipe import Recipe
+from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, STREAM
+from tests.helpers.examples import examples
 from tests.helpers.planning import (
+    all_packs,
+    covered,
     device_batches,
     encode_epochs,
     recipe,
+    world_views,
 )
 
 SIZE, RUN = 32, 8
@@ -73,6 +81,61 @@ def test_streams_take_turns_by_tokens_whatever_the_length_of_their_packs(method)
         served[stream] += RUN
         due = (number + 1) * RUN * np.array([0.5, 0.3, 0.2])
         assert (abs(served - due) <= 2 * unit).all()
+
+
+@examples(150)
+@given(
+    method=st.sampled_from(["random", "stratified", *METHODS]),
+    epoch_end=st.sampled_from(["pad", "drop"]),
+    streams=st.lists(st.tuples(st.integers(1, 5), st.sampled_from([1, 2])), min_size=1, max_size=3),
+    num_lanes=st.integers(1, 4),
+    sizes=st.tuples(st.sampled_from([2, 4]), st.integers(1, 2)),
+    world=st.tuples(st.integers(1, 5), st.sampled_from([2, 4])),
+    are_full=st.booleans(),
+)
+@example(
+    method="per_stream",
+    epoch_end="pad",
+    streams=[(2, 1), (3, 2)],
+    num_lanes=2,
+    sizes=(2, 1),
+    world=(2, 2),
+    are_full=True,
+)
+def test_every_world_gets_the_same_packs_of_streams_of_one_to_five(
+    method, epoch_end, streams, num_lanes, sizes, world, are_full
+):
+    slots = [own if method in METHODS else 1 for _, own in streams]
+    lengths = [np.full(num, own * SIZE) for (num, _), own in zip(streams, slots, strict=True)]
+    if not are_full:  # two samples to a pack, more or less
+        rng = np.random.default_rng(len(lengths[0]))
+        lengths = [rng.integers(1, own[0] + 1, 2 * len(own)) for own in lengths]
+    run, num_batches = sizes
+    r = make(
+        method,
+        epoch_end,
+        num_lanes=num_lanes,
+        slots=slots,
+        lengths=lengths,
+        lane_turn=run,
+        global_batch_size=run * num_lanes * num_batches,
+    )
+    alone = epoch_sequence(r, DeviceView(batch_size=run), Progress(epoch=1))
+    while (plan := alone.next()) is not None:
+        if method in METHODS:
+            check_batch(plan, run, slots)
+    size = r.global_batch_size
+    num_slots = count_slots(r, 1)
+    counted = num_slots // size if epoch_end == "drop" else -(-num_slots // size)
+    assert alone.num_slots == counted * size
+
+    num_devices, batch_size = world
+    expected = all_packs(r, world_views(1, run), 1)
+    assert all_packs(r, world_views(num_devices, min(batch_size, run)), 1) == expected
+    if epoch_end == "pad":
+        pieces = covered(expected, len(slots))
+        tokens = [sum(n for own in each.values() for _, n in own) for each in pieces]
+        assert tokens == [own.sum() for own in lengths]
 
 
 def test_the_fingerprint_names_lengths_only_where_they_differ():
