@@ -4,6 +4,7 @@
 # make docs    the site, in build/site
 # make bench   speed, in six minutes         make bench-peers   the same beside its peers
 # make forkserver   worker processes, started as Python 3.14 does      make coverage   of the tests
+# make mutants   do the tests notice changes of single lines?
 #
 # Each target makes .venv first if it is not there, or older than what it is made from. All it needs
 # is a Python from 3.11 on; another one than the first found: make PYTHON=/path/to/python
@@ -28,11 +29,11 @@ RESULTS := build/bench
 PEERS := .venv-peers
 DOCS := .venv-docs
 
-.PHONY: help install architectures demo quick test slow forkserver coverage lint format check docs wheel clean bench \
-	bench-peers
+.PHONY: help install architectures demo quick test slow forkserver coverage mutants lint format check docs \
+	wheel clean bench bench-peers
 
 help:
-	@sed -n 's/^# //p' Makefile | head -n 6
+	@sed -n 's/^# //p' Makefile | head -n 7
 
 install: $(INSTALLED)
 
@@ -78,6 +79,10 @@ forkserver: $(INSTALLED)
 coverage: $(INSTALLED)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --cov=streampack \
 		--cov-report=term:skip-covered
+
+# Changes lines of the last commit, in a clone of it: make mutants OPTIONS="--seed 7 --number 30"
+mutants: $(INSTALLED)
+	$(BIN)/python -m tests.mutants $(OPTIONS)
 
 slow: $(INSTALLED)
 	$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder
