@@ -102,8 +102,7 @@ def build_app() -> typer.Typer:
         """Weighted token streams in, full packs out: mixed and packed on the fly."""
 
     for name, options in VERBS.items():
-        settings = {"ignore_unknown_options": name == "migrate"}  # its input is options, too
-        app.command(name, help=options.__doc__, context_settings=settings)(_runner(name, options))
+        app.command(name, help=options.__doc__)(_runner(name, options))
     return app
 
 

@@ -152,30 +152,6 @@ class Index(ColumnOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Migrate:
-    """Turn the data of Megatron, GPT-NeoX or OLMo into a run's YAML, and name what is not in it."""
-
-    inputs: Annotated[
-        list[str],
-        Argument(
-            help="Megatron's options, or weights and prefixes alone, or a file of either; YAML "
-            "files of GPT-NeoX or OLMo; or the file of an OLMo mix."
-        ),
-    ]
-    out: Annotated[Path | None, Option(help="Where to write it; by default it is printed.")] = None
-    max_seq_len: Annotated[int | None, Option(help="Tokens of a pack, if not given.")] = None
-    global_batch_size: Annotated[int | None, Option(help="Packs of a step, if not given.")] = None
-    subset: Annotated[str, Option(help="Of a --split: train, valid or test.")] = "train"
-    root: Annotated[str, Option(help="Folder or URL that paths of an OLMo mix begin with.")] = ""
-    tokenizer_id: Annotated[
-        str | None, Option(help="Name to replace {TOKENIZER} with in an OLMo mix.")
-    ] = None
-    tokens_dtype: Annotated[
-        str | None, Option(help="Integer type of the ids in the files of an OLMo mix.")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cache:
     """List what a cache of remote streams contains: remotes, versions, shards and bytes."""
 
@@ -377,7 +353,6 @@ VERBS: dict[str, type] = {
     "write": Write,
     "merge": Merge,
     "index": Index,
-    "migrate": Migrate,
     "cache": Cache,
     "inspect": Inspect,
     "run": Run,

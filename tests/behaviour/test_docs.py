@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import os
 import re
 import runpy
@@ -14,9 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.write import write_stream
+from tests.helpers.flat import make_documents, write_megatron, write_olmo
 from tests.helpers.verbs import call_verb
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +131,31 @@ def test_the_yaml_of_the_first_page_describes_a_run_of_its_streams(tmp_path, mon
     [command] = re.findall(r"^\$ streampack (simulate run.yaml .*)$", text, flags=re.MULTILINE)
     assert "2 steps of 64 x 1 packs" in call_verb(*command.split())
     assert call_verb("run", "run.yaml")
+
+
+@pytest.mark.parametrize("trainer", ["Megatron", "OLMo"])
+def test_the_yaml_that_replaces_the_data_of_another_trainer_is_planned(
+    trainer, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    section = (DOCS / "migrating-token-files.md").read_text().split(f"## {trainer}\n")[1]
+    described = re.findall(r"```yaml\n(.*?)```", section, flags=re.DOTALL)[0]
+    Path("run.yaml").write_text(described)
+    Path("data").mkdir()
+    Path("mix").mkdir()
+    for name, num_documents in (("web", 2000), ("code", 500)):
+        write_megatron(Path("data"), make_documents(num_documents), name)
+    for name in ("web-0", "web-1", "code-0"):
+        write_olmo(Path("mix"), make_documents(), name)
+
+    planned = json.loads(call_verb("plan", "run.yaml", "--json"))
+
+    [chapter] = planned["chapters"]
+    written = yaml.safe_load(described)["chapters"][0]
+    total = sum(written["weights"].values())
+    shares = {name: stream["begin"] for name, stream in chapter["streams"].items()}
+    assert shares == pytest.approx({n: w / total for n, w in written["weights"].items()})
+    assert chapter["steps"] == written["steps"]
 
 
 def test_each_message_of_the_troubleshooting_table_is_one_of_the_package():
