@@ -152,17 +152,6 @@ class Index(ColumnOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cache:
-    """List what a cache of remote streams contains: remotes, versions, shards and bytes."""
-
-    path: Annotated[Path, Argument(help="The streams' local folder, or a folder above several.")]
-    remove: Annotated[
-        str | None, Option(help="old: versions but the last of each remote; all: everything.")
-    ] = None
-    as_json: JsonOnly = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class StreamOptions(ColumnOptions):
     """Options of the verbs that open streams."""
 
@@ -353,7 +342,6 @@ VERBS: dict[str, type] = {
     "write": Write,
     "merge": Merge,
     "index": Index,
-    "cache": Cache,
     "inspect": Inspect,
     "run": Run,
     "simulate": Simulate,
