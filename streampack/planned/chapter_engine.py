@@ -313,7 +313,7 @@ class ChapterEngine(PlanEngine):
         stride = self.views[progress.epoch].stride
         if (problem := skip_problem(self.run, progress, stride, skips)) is not None:
             raise ConfigError(problem)
-        warn_of_skips(self.run, [(first, first + steps)])
+        warn_of_skips(self.run, [(first, first + steps)], progress)
         reached = self._reached
         changed = self._copy_at(reached)
         changed.skips = skips

@@ -184,6 +184,19 @@ def test_a_padded_epoch_holds_every_token_and_counts_the_packs_of_padding(folder
     assert stats["packs"] + padding == sum(len(batch["tokens"]) for batch in batches)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("options", [{"prefetch_threads": 2}, {"num_workers": 2}])
+def test_the_packs_that_drop_omits_are_in_the_stats_and_in_the_simulation(folders, method, options):
+    every = simulate(dataset(folders, method, "pad"))
+    expected = simulate(dataset(folders, method))
+    loader = PackedDataLoader(dataset(folders, method), **options)
+
+    assert len(list(loader)) == len(loader) == expected["steps"]
+    assert expected["omitted_packs"] == every["packs"] - expected["packs"] > 0
+    assert loader.stats()["omitted_packs"] == expected["omitted_packs"]
+    assert every["omitted_packs"] == 0
+
+
 def test_a_stream_that_would_never_appear_is_refused_with_the_way_out(folders):
     refused = dataset(folders, streams=(0, 2), batch_size=32, global_batch_size=32)
     for start in (simulate, lambda data: next(iter(data))):

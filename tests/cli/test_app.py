@@ -63,6 +63,13 @@ def test_an_error_of_ours_is_a_red_line_and_exit_code_2(tmp_path):
     assert done.stdout == ""
 
 
+def test_an_unknown_verb_is_refused_with_the_nearest():
+    done = CliRunner().invoke(build_app(), ["inpsect"])
+
+    assert done.exit_code == 2
+    assert "No such command 'inpsect'. Did you mean 'inspect'?" in done.output
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself_as_the_help_page_says(verb):
     done = CliRunner().invoke(build_app(), [verb, "--help"])

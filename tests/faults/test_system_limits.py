@@ -208,3 +208,16 @@ def test_a_shared_memory_that_cannot_be_written_is_refused_as_a_dataset_is_made(
     )
     assert done.stdout.startswith("ConfigError memory that workers share cannot be made"), done
     assert "make /dev/shm writable" in done.stdout
+
+
+def test_kernels_that_are_switched_off_are_refused_with_the_variable_that_does_it(folders):
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys" + STREAM, folders / "plain"],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("ConfigError NUMBA_DISABLE_JIT=1 is set"), done
+    assert "unset it" in done.stdout

@@ -178,6 +178,15 @@ def test_loops_of_workers_give_what_they_would_without(workers, persistent):
     assert loops(between, 1) == loops(resumed, 1) == [plain[44:55]]
 
 
+def test_another_loop_over_the_same_dataset_continues_where_the_first_is():
+    dataset = dataset_of(0, 1, 50, steps=10)
+    loader, other = PackedDataLoader(dataset), PackedDataLoader(dataset)
+    seen = [
+        int(batch["tokens"][0, 0]) for each in (loader, other, loader, dataset) for batch in each
+    ]
+    assert seen == list(range(40))
+
+
 @pytest.mark.processes
 def test_what_another_loaders_workers_hold_is_not_skipped():
     dataset = dataset_of(0, 1, 50, steps=10)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from streampack import (
+    ConfigError,
     IterableStream,
     Mixing,
     Order,
@@ -294,3 +295,12 @@ def test_what_the_warning_names_keeps_the_proportions(caplog, kind, mixing):
     assert len(streams) > 60
     assert abs(streams.count(0) - 0.7 * len(streams)) < 1 + 4  # one, and a pack that is cut off
     assert warnings_of(caplog) == []
+
+
+@pytest.mark.parametrize("method", ["stratified", "device_per_stream", "per_stream"])
+def test_packs_shared_out_by_amounts_need_amounts_that_are_known(method):
+    mixing = Mixing(batching_method=method)
+    known, unknown = IterableStream([[1]], name="a"), Again([[1]])
+    with pytest.raises(ConfigError, match=r"stream 'b' cannot say how many .*give it choose="):
+        dataset(known, IterableStream(unknown, name="b", repeat=1), mixing=mixing)
+    assert list(dataset(known, IterableStream(unknown, name="b", choose=1), mixing=mixing))

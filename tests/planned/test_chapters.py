@@ -113,6 +113,37 @@ def test_an_amendment_at_an_edge_does_not_depend_on_what_was_planned_ahead(make,
     assert runs[0] == runs[1]
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["random", "stratified"])
+@pytest.mark.parametrize("at", [10, 48, 52, 137])
+def test_an_amendment_changes_nothing_that_was_delivered_and_is_replayed(make, method, at):
+    whole = keys(PackedDataLoader(make(method=method)))
+    loader, got, states = PackedDataLoader(make(method=method)), [], {}
+    for batch in loader:
+        got.append(key(batch))
+        if len(got) == at:
+            loader.amend(weights={"math": 1, "web": 1})
+        if len(got) in (at, at + 9, at + 20):
+            states[len(got)] = json.dumps(loader.state_dict())
+    assert [b for _, _, b in got[:at]] == [b for _, _, b in whole[:at]]
+    assert len(got) == len(whole)
+    assert got != whole
+    for number, state in states.items():
+        resumed = PackedDataLoader(make(method=method))
+        resumed.load_state_dict(json.loads(state))
+        assert keys(resumed) == got[number:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_amendment_holds_from_the_next_global_batch_on(make, method):
+    loader, seen = PackedDataLoader(make([Chapter(weights={"web": 1}, steps=9)], method=method)), []
+    for batch in loader:
+        seen.append(set(batch["segments"][:, 1].tolist()))
+        if len(seen) == 13:
+            loader.amend(weights={"code": 1})
+    assert seen == 16 * [{0}] + 56 * [{1}]
+
+
 @pytest.mark.parametrize("at", [41, 47, 87])
 def test_a_chapter_is_not_amended_in_its_last_global_batch_but_in_the_next_chapter(make, at):
     loader = PackedDataLoader(make())
@@ -433,3 +464,24 @@ def test_an_amended_run_is_edited_in_the_original_and_in_the_written_chapters(
     weights = [WEB, CODE, MATH][: len(expected)]
     whole = keys(PackedDataLoader(make(plain(*zip(weights, expected, strict=True)))))
     assert keys(loader) == whole[until:]
+
+
+def test_skips_that_are_past_or_beyond_the_run_are_logged(make, caplog):
+    make(skip=[(3, 4), (19, 19)])
+    assert not caplog.text  # the run has 20 steps
+    make(skip=[(18, 20)])
+    assert "skip has steps 18 to 20, and the run still has steps 0 to 19, counted" in caplog.text
+    state = state_after(PackedDataLoader(make(skip=[(1, 1)])), 20)  # step 3 has begun
+    caplog.clear()
+    make(skip=[(4, 5)]).load_state_dict(state)
+    assert not caplog.text
+    make(skip=[(3, 4)]).load_state_dict(state)
+    assert "skip has steps 3 to 4, and the run still has steps 4 to 19, counted" in caplog.text
+    # The way out.
+    earlier = state_after(PackedDataLoader(make()), 20)
+    caplog.clear()
+    loader = PackedDataLoader(make(skip=[(3, 4)]))
+    loader.load_state_dict(earlier)
+    assert not caplog.text
+    loader.skip(100)
+    assert "the run still has steps 3 to 19" in caplog.text

@@ -166,3 +166,18 @@ def test_arguments_that_were_left_open_are_set_later(written):
     in_order = left_open.with_arguments(order=Order(shuffle=False, seed=3))
     wanted = conformance.make(written, batch_size=None, order={"shuffle": False})
     assert in_order.digest == wanted.digest
+
+
+@pytest.mark.parametrize("size", [3.0, np.int64(3), np.float32(3)])
+def test_a_batch_size_of_any_kind_is_kept_as_an_int(written, size):
+    dataset = conformance.make(written, batch_size=size)
+    assert type(dataset.batch_size) is int
+    assert next(iter(dataset))["tokens"].shape[0] == dataset.batch_size == 3
+
+
+@pytest.mark.parametrize("index", [0, -1, slice(2)])
+def test_a_dataset_has_no_index_and_the_way_out_gives_a_batch(written, index):
+    dataset = dataset_of(local=str(written.paths[0]))
+    with pytest.raises(ConfigError, match=r"dataset\[.*no index.* take next\(iter\(dataset\)\)"):
+        dataset[index]
+    assert next(iter(dataset))["tokens"].shape == (1, 64)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from itertools import chain
 
 import pytest
 
@@ -122,3 +124,30 @@ def test_a_stream_of_empty_samples_alone_is_refused(tmp_path, mixing):
     builders.write_stream_files(tmp_path / "none", [0] * 400, encoding="bytes", lengths_file=False)
     with pytest.raises(DataError, match=r"none of its|have no tokens"):
         list(loader_of([tmp_path / "none"], mixing=mixing))
+
+
+@pytest.mark.parametrize("end", ["pad", "carry"])
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_a_run_among_empty_samples_resumes_exactly(folders, end, has_lengths):
+    for folder in folders:
+        if not has_lengths:
+            (folder / "lengths.bin").unlink()
+    loader, whole = loader_of(folders, mixing={"epoch_end": end}), []
+    for batch in loader:
+        whole.append(batch["tokens"].tolist())
+        if len(whole) == 9:
+            state = json.dumps(loader.state_dict())
+    again = loader_of(folders, mixing={"epoch_end": end})
+    again.load_state_dict(json.loads(state))
+
+    assert [batch["tokens"].tolist() for batch in again] == whole[9:]
+
+
+def test_ranks_agree_on_lanes_that_hold_empty_samples(folders):
+    """A rank learns from the length file how many packs the lanes of the others have at least."""
+    worlds = [World(rank=rank, num_ranks=2, ranks_per_node=1) for rank in range(2)]
+
+    batches = [list(loader_of(folders, num_lanes=2, world=world)) for world in worlds]
+
+    assert len(batches[0]) == len(batches[1])
+    assert delivered(chain(*batches)) == expected([LENGTHS, FULL])

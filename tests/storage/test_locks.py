@@ -145,3 +145,8 @@ def test_remains_of_one_file_are_not_those_of_another(tmp_path):
         locks.remove_leftovers("shard.mds")
         assert not mine.exists()
         assert other.exists()
+
+
+def test_a_sweep_of_a_folder_that_is_not_there_makes_none(tmp_path):
+    FileLocks(tmp_path / "none", LocalFilesystem()).sweep()
+    assert not list(tmp_path.iterdir())

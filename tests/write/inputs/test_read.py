@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import sys
 import tracemalloc
 from decimal import Decimal
 
@@ -15,9 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.errors import DataError
+from streampack.errors import ConfigError, DataError
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.values import RowSelection
+from tests.helpers.examples import examples
 from tests.helpers.inputs import (
     TEXT,
     packed,
@@ -396,6 +398,27 @@ def test_a_damaged_row_group_is_an_error_that_names_its_byte(tmp_path):
 
     with pytest.raises(DataError, match=rf"{path}: row group 4 cannot be read, from byte {begin}"):
         rows_of(split(path))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+@given(lengths=st.lists(st.sampled_from([1, 1000, 3_000_000, 9_000_000]), max_size=12))
+@examples(10)
+def test_batches_of_tables_have_eight_mebibytes_or_one_row(folder, suffix, lengths):
+    texts = ["x" * length for length in lengths]
+    part = split(write_rows(folder / f"long.{suffix}", texts, 5))[0]
+
+    batches = list(read_rows(part, TEXT, batch_rows=4))
+
+    assert [text for batch in batches for text in batch.values] == texts
+    assert all(len(b.rows) == 1 or sum(map(len, b.values)) <= 8 << 20 for b in batches)
+
+
+def test_without_pyarrow_tables_are_refused_with_the_extra(tmp_path, monkeypatch):
+    [part] = split(write_table(tmp_path / "a.parquet", pa.table({"text": ["a"]}), 9))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'streampack\[tables\]'"):
+        rows_of([part])
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,17 @@ def test_an_object_that_fails_ahead_is_an_error_at_its_own_place(faults, root):
         next(pairs)
 
 
+def test_large_objects_and_files_are_not_fetched_ahead(faults, root):
+    write_rows(root / "large.jsonl", ["x" * 1000] * 2000)
+    parts = [split(root / "in" / "a.txt")[0], split(f"s3://{root.name}/large.jsonl")[0]]
+    small = split(f"s3://{root.name}/in/a.txt")[0]
+    faults.log.clear()
+
+    assert [data for _, data in with_contents(parts)] == [None, None]
+    assert [data for _, data in with_contents([*parts, small])] == [None, None, b"a.txt"]
+    assert len(faults.log) == 1
+
+
 def test_each_byte_of_an_object_is_requested_once(faults, root):
     [part] = split(f"s3://{root.name}/in/rows.jsonl")
     faults.log.clear()
