@@ -48,6 +48,11 @@ MISUSES = (
         "num_ranks=3 is not a multiple of ranks_per_node=2",
         "simulate run.yaml --num_ranks=4 --ranks_per_node=2",
     ),
+    (
+        "index ds --out idx",
+        "--eos-id: is needed to find documents in rows; set it",
+        "index ds --out=idx --eos-id=2",
+    ),
     ("plan run.yaml", "use `streampack simulate`", "simulate run.yaml"),
 )
 

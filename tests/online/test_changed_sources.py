@@ -208,3 +208,16 @@ def test_a_state_of_an_earlier_version_is_refused_with_what_to_do():
 
     with pytest.raises(ResumeError, match=r"version 2, this release reads 6; .*release that saved"):
         dataset(rows_of(0, LENGTHS)).load_state_dict(state)
+
+
+def test_a_sample_that_a_shorter_pass_does_not_give_again_is_refused():
+    rows = rows_of(0, LENGTHS)
+    made = dataset(Again(rows), repeat=2)
+    of_last = [0, 0, len(rows) - 1]
+    for _ in made:  # until the last sample of the first pass waits for the second
+        state = json.loads(json.dumps(made.state_dict()))
+        if of_last in [address[:3] for address in state["flow"]["held"]]:
+            break
+    says = rf"stream 'a': the state holds sample {of_last[2]} of pass 0, which .* not give again"
+    with pytest.raises(DataError, match=says + WAY_OUT):
+        resumed(dataset(Again(rows[:-1]), repeat=2), state)
