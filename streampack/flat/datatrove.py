@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
+from streampack.flat.file_checks import check_end
 from streampack.flat.mapped_tables import Table
 from streampack.flat.token_file import Ends, FoundFile, Options, TokenFile
 
@@ -27,7 +28,7 @@ class Datatrove:
 
     name, suffix = "datatrove", ".ds"
 
-    def open(self, file: FoundFile, options: Options) -> TokenFile:  # noqa: ARG002
+    def open(self, file: FoundFile, options: Options) -> TokenFile:
         if file.path_of(f"{file.name}.loss") is not None:
             raise DataError(
                 f"{file.name}: has a loss mask, {file.name}.loss, which cannot be read, and "
@@ -44,13 +45,16 @@ class Datatrove:
         ends = Table(path=index, dtype="<u8", offset=0, count=size // 8)
         last = int(ends[np.array([ends.count - 1])][0])
         stated = _stated_itemsize(file.path_of(f"{file.name}.metadata"))
+        if options.dtype is not None and stated is None:
+            stated = np.dtype(options.dtype).itemsize
         itemsize = stated or (file.num_bytes // last if last else 2)
-        if itemsize not in DTYPES or last * itemsize != file.num_bytes:
+        if itemsize not in DTYPES:
             raise DataError(
                 f"{index}: its documents end at token {last}, but {file.name} has "
-                f"{file.num_bytes} bytes, and a token has 2 or 4; they do not belong together, or "
-                "one was cut short: copy both again"
+                f"{file.num_bytes} bytes, and a token has 2 or 4, not {itemsize}; they do not "
+                "belong together, or one was cut short: copy both again"
             )
+        check_end(index, last * itemsize, file, options)
         dtype = DTYPES[itemsize]
         return TokenFile(
             name=file.name, dtype=dtype, num_bytes=file.num_bytes, boundaries=Ends(ends)

@@ -4,11 +4,13 @@
 
     .idx   "MMIDIDX\\0\\0" | u64 version 1 | u8 dtype | u64 n | u64 d
            | i32 length[n] | i64 pointer[n] | i64 first sequence of each document [d]
+           | i8 mode[n]: 0 text, 1 an image                     only if multimodal
 
     d is documents + 1; all little-endian
 
 Written by Megatron-LM, NeMo, GPT-NeoX and others. A sample is a document, which may have several
-sequences, or with `unit="sequence"` one of these.
+sequences, or with `unit="sequence"` one of these. Pointers and lengths both count: an index may
+leave sequences of its `.bin` out.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import DataError
+from streampack.flat.file_checks import check_end
 from streampack.flat.mapped_tables import Table, map_table
 from streampack.flat.token_file import FoundFile, Options, TokenFile
 from streampack.types import Int64Array
@@ -57,7 +60,35 @@ class MegatronIndex:
     def lengths(self, samples: Int64Array) -> Int64Array:
         if self.first_sequences is None:
             return self.sequence_lengths[samples]
-        return self._tokens(self.first_sequences[samples + 1]) - self.begins(samples)
+        firsts, stops = self.first_sequences[samples], self.first_sequences[samples + 1]
+        self._check_documents(samples, firsts, stops)
+        lasts = np.maximum(stops - 1, firsts)
+        is_empty = firsts == stops
+        lasts[is_empty] = 0  # any sequence: the last document may be empty, after all of them
+        ends = self._tokens(lasts) + self.sequence_lengths[lasts]
+        lengths: Int64Array = np.where(is_empty, 0, ends - self._tokens(firsts))
+        return lengths
+
+    def _check_documents(self, samples: Int64Array, firsts: Int64Array, stops: Int64Array) -> None:
+        """Refuse documents whose sequences do not follow each other, in the index or in tokens."""
+        bad = (firsts < 0) | (firsts > stops) | (stops > self.pointers.count)
+        bad[1:] |= firsts[1:] < stops[:-1]
+        reason = "has sequences of another one, or none of this index"
+        if not bad.any():
+            # Each sequence but the last of its document, which the next one has to follow.
+            counts = np.maximum(stops - firsts - 1, 0)
+            before = np.cumsum(counts) - counts
+            inner = np.arange(int(counts.sum())) + np.repeat(firsts - before, counts)
+            lengths = self.sequence_lengths[inner]
+            is_apart = self._tokens(inner) + lengths != self._tokens(inner + 1)
+            bad[np.repeat(np.arange(len(samples)), counts)[is_apart | (lengths < 0)]] = True
+            reason = "has sequences that do not follow each other in the tokens"
+        if bad.any():
+            raise DataError(
+                f"{self.path}: document {samples[bad.argmax()]} {reason}; read each sequence as a "
+                "sample, with unit='sequence', or make a new copy",
+                uri=str(self.path),
+            )
 
     def _tokens(self, sequences: Int64Array) -> Int64Array:
         """Return the first token of sequences; of the one after the last, the end."""
@@ -92,25 +123,25 @@ class Megatron:
             )
         begin = HEAD.size + 4 * n
         expected = begin + 8 * n + 8 * d
-        # Indexes of multimodal data have a byte more for each sequence.
-        if size not in (expected, expected + n) or not n or d < 2:
+        if size not in (expected, expected + n) or not n:
             raise DataError(
                 f"{path}: has {size} bytes, but {n} sequences and {d} - 1 documents take "
                 f"{expected}, and at least one of each is needed; it is cut short or damaged: make "
                 "a new copy"
             )
-        itemsize = np.dtype(DTYPES[code]).itemsize
+        if data[expected:].any():
+            raise DataError(
+                f"{path}: has sequences of mode {data[expected:].max()}, which are images, and "
+                "their bytes would be read as tokens; write the text alone: streampack write"
+            )
         lengths = Table(path=path, dtype="<i4", offset=HEAD.size, count=n)
         pointers = Table(path=path, dtype="<i8", offset=begin, count=n)
         documents = Table(path=path, dtype="<i8", offset=begin + 8 * n, count=d)
-        end = int(pointers[np.array([n - 1])][0] + itemsize * lengths[np.array([n - 1])][0])
-        edges = documents[np.array([0, d - 1])].tolist()
-        if end != file.num_bytes or edges != [0, n]:
-            raise DataError(
-                f"{path}: its sequences end at byte {end} and its documents are sequences "
-                f"{edges[0]} to {edges[1]} of {n}, but {file.name} has {file.num_bytes} bytes; "
-                "they do not belong together, or one was cut short: copy both again"
-            )
+        if options.unit == "document":
+            _check_closed(path, documents, n)
+        itemsize, last = np.dtype(DTYPES[code]).itemsize, np.array([n - 1])
+        end = int(pointers[last][0]) + itemsize * int(lengths[last][0])
+        check_end(path, end, file, options)
         boundaries = MegatronIndex(
             path=path,
             itemsize=itemsize,
@@ -121,4 +152,16 @@ class Megatron:
         )
         return TokenFile(
             name=file.name, dtype=DTYPES[code], num_bytes=file.num_bytes, boundaries=boundaries
+        )
+
+
+def _check_closed(path: Path, documents: Table, num_sequences: int) -> None:
+    """Refuse an index whose documents are not all of its sequences."""
+    edges = documents[np.array([0, len(documents) - 1])].tolist() if len(documents) else []
+    if len(documents) < 2 or edges != [0, num_sequences]:
+        raise DataError(
+            f"{path}: has {num_sequences} sequences, but the first and last of its "
+            f"{max(len(documents) - 1, 0)} documents begin and end at {edges}, so they were not "
+            "closed, or the index is damaged; read each sequence as a sample, with "
+            "unit='sequence', or make a new copy"
         )

@@ -20,10 +20,12 @@ from pathlib import Path
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
+from streampack.flat.file_checks import is_small
 from streampack.flat.token_file import FoundFile, Options, TokenFile
 from streampack.types import Int64Array
 
 MAX_LINE = 65_536
+TYPES = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
 INDEX_IT = (
     "find the ends once with `streampack index FILES --eos-id ID --tokens-dtype TYPE "
     "--out FOLDER`, and set Stream(index=FOLDER)"
@@ -58,14 +60,7 @@ class Olmo:
         stem, itemsize = file.name.removesuffix(".npy"), np.dtype(options.dtype).itemsize
         table = file.path_of(f"{file.name}.csv.gz") or file.table(f"{stem}.csv.gz", INDEX_IT)
         starts, ends = _read_table(table)
-        num_tokens = file.num_bytes // itemsize
-        if file.num_bytes % itemsize or not len(ends) or int(ends[-1]) > num_tokens:
-            raise DataError(
-                f"{table}: has {len(ends)} documents up to token {ends[-1] if len(ends) else 0}, "
-                f"but {file.name} has {file.num_bytes} bytes, {num_tokens} tokens of "
-                f"{options.dtype}; set tokens_dtype= to the type that the tokenizer's ids were "
-                "written in"
-            )
+        _check_type(table, int(ends[-1]) if len(ends) else 0, itemsize, file, options)
         if (ends < starts).any() or (starts[1:] < ends[:-1]).any() or starts[0] < 0:
             raise DataError(f"{table}: its documents overlap or are not in order; make a new copy")
         return TokenFile(
@@ -73,6 +68,28 @@ class Olmo:
             dtype=options.dtype,
             num_bytes=file.num_bytes,
             boundaries=DocumentTable(starts, ends),
+        )
+
+
+def _check_type(
+    table: Path, num_tokens: int, itemsize: int, file: FoundFile, options: Options
+) -> None:
+    """Refuse a type of tokens in which the documents end outside of the file, or far inside."""
+    left = {size: file.num_bytes - num_tokens * size for size in (itemsize, *TYPES)}
+    others = [TYPES[size] for size in TYPES if size != itemsize and left[size] == 0]
+    if not options.ignores_trailing and not is_small(left[itemsize], file.num_bytes):
+        fitting = (size for size in TYPES if is_small(left[size], file.num_bytes))
+        others = others or [TYPES[size] for size in fitting]
+    if num_tokens <= 0 or left[itemsize] < 0 or file.num_bytes % itemsize or others:
+        way_out = (
+            f"set tokens_dtype={others[0]!r}, in which they end with the file"
+            if others
+            else "set tokens_dtype= to the type that the tokenizer's ids were written in"
+        )
+        raise DataError(
+            f"{table}: has documents up to token {num_tokens}, but {file.name} has "
+            f"{file.num_bytes} bytes, {file.num_bytes / itemsize:g} tokens of {options.dtype}; "
+            f"{way_out}"
         )
 
 

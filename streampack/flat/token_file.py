@@ -78,7 +78,7 @@ class TokenFile:
         with tables_mapped():
             begins, lengths = self.boundaries.begins(samples), self.boundaries.lengths(samples)
         ends = begins + lengths
-        bad = (lengths < 0) | (begins < 0) | (ends > self.num_tokens)
+        bad = (lengths < 0) | (begins < 0) | (begins > self.num_tokens) | (ends > self.num_tokens)
         bad[1:] |= begins[1:] < ends[:-1]
         if bad.any():
             sample = int(bad.argmax())
@@ -136,6 +136,8 @@ class Options:
     """Type of the tokens, for formats that do not state it."""
     unit: str
     """"document" or "sequence"."""
+    ignores_trailing: bool = False
+    """Whether tokens after the last document may be any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ import numpy as np
 from streampack._paths import folder_of, local_path
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import DOCUMENTS, HASH, open_documents
+from streampack.flat.file_checks import check_trailing
 from streampack.flat.files import (
     DATASET_DICT,
     DATASET_STATE,
@@ -92,6 +93,8 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     location, folder = found.location, found.folder
     name = stream.name or found.default_name
     opened = open_files(stream, found)
+    if found.form.name != "arrow" and stream.trailing is None:  # other bytes are in Arrow's files
+        check_trailing(name, opened, folder)
     files = tuple(file for file, _ in opened)
     virtual, part = _cut(opened, stream, name)
     for column in TARGET_COLUMNS:
@@ -298,6 +301,7 @@ def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, Vi
                 tokens=ColumnSelection.of(stream).token_names,
                 dtype=stream.tokens_dtype,
                 unit=_unit(stream),
+                ignores_trailing=stream.trailing == "ignore",
             )
             opened = found.form.open(file, options)
         else:

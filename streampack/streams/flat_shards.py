@@ -20,6 +20,7 @@ import xxhash
 
 from streampack.errors import DataError
 from streampack.flat.documents import Documents
+from streampack.flat.file_checks import START_BYTES, check_start
 from streampack.flat.mapped_tables import map_shared
 from streampack.flat.token_file import TokenFile, VirtualShards
 from streampack.mds.columns import Spans
@@ -29,8 +30,6 @@ from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import ByteArray, Int64Array
-
-NUMPY_MAGIC = b"\x93NUMPY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,11 +132,8 @@ class FlatShards:
         else:
             data, first_byte = self._local_bytes(file, shard)
             self._verify(file, shard, data, first_byte)
-        if file.name.endswith(".npy") and data[:6].tobytes() == NUMPY_MAGIC and not first_byte:
-            raise DataError(
-                f"{file.name}: begins with a numpy header, which would be read as tokens; write "
-                "the tokens without one: ndarray.tofile"
-            )
+        if not first_byte:
+            check_start(file.name, data[:START_BYTES].tobytes())
         begins, counts = self._spans(shard)
         return OpenShard(
             key=version,

@@ -40,7 +40,7 @@ from streampack.streams.split_rows import open_split
 from streampack.streams.token_stream import TokenStream
 
 STAT_THREADS = 16
-OF_TOKEN_FILES = ("samples", "begins_with_bos", "ends_with_eos")
+OF_TOKEN_FILES = ("samples", "begins_with_bos", "ends_with_eos", "trailing")
 
 
 def open_stream(stream: Any, number: int, **options: Any) -> TokenStream:

@@ -105,6 +105,8 @@ class Stream:
         fraction: The share of the stream that is held out, such as 0.005.
         index: Folder that `streampack index --out` wrote: where documents begin and end in token
             files or rows, with hashes. None: token files are read by their own tables.
+        trailing: Tokens of token files after the last document of their table. None: up to 1 % of a
+            file cause a warning, more an error. "ignore": they are left unread, however many.
         split_at: The token that ends a document inside of a row, if rows are joined documents.
             Samples are then documents, which `index` has.
         begins_with_bos: Whether every sample of token files begins with `Packing.bos_id` already.
@@ -182,6 +184,7 @@ class Stream:
         fraction: float | None = None,
         index: str | os.PathLike[str] | None = None,
         split_at: int | None = None,
+        trailing: Literal["ignore"] | None = None,
         begins_with_bos: bool | None = None,
         ends_with_eos: bool | None = None,
         **unknown: object,
@@ -206,6 +209,7 @@ CHOICES = {
     "on_exhausted": OnExhausted,
     "overflow": Overflow,
     "part": Side,
+    "trailing": ("ignore",),
     "unit": ("document", "sequence", "shard", "sample"),
     **dict.fromkeys(("tokens_dtype", "labels_dtype", "loss_mask_dtype"), DTYPES),
 }

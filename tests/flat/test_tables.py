@@ -85,14 +85,6 @@ def test_tokens_after_olmos_last_document_are_not_read(tmp_path):
     assert stream.total_tokens() == (sum(map(len, documents)), "lengths")
 
 
-def test_a_file_with_a_numpy_header_is_refused(tmp_path):
-    documents = make_documents(20)
-    write_olmo(tmp_path, documents)
-    np.save(tmp_path / "web.npy", np.concatenate(documents))
-    with pytest.raises(DataError, match=r"web\.npy: begins with a numpy header"):
-        read_all(tmp_path, "olmo")
-
-
 def test_litdatas_chunk_of_another_index_is_refused(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from streampack import Stream
+from streampack.streams import open_stream
+
 Documents = Sequence[npt.NDArray[Any]]
 FORMATS = ("megatron", "olmo", "datatrove", "arrow", "litdata")
 
@@ -101,6 +104,16 @@ def write(form: str, folder: Path, documents: Documents, name: str = "web") -> N
 
 def options_of(form: str) -> dict[str, Any]:
     return {"tokens_dtype": "uint16"} if form == "olmo" else {}
+
+
+def read_documents(stream: Stream) -> Documents:
+    """Return the tokens of every sample of a stream."""
+    opened = open_stream(stream, 0)
+    return [
+        shard.tokens.read(shard.data, sample)
+        for shard in map(opened.open_shard, range(opened.num_shards))
+        for sample in range(len(shard.tokens.counts))
+    ]
 
 
 def damage(content: bytes, rng: np.random.Generator) -> bytes:
