@@ -14,9 +14,10 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, DataError
 
 URL = re.compile(r"[A-Za-z][\w+.-]+:/")  # at least two letters: one letter is a Windows drive
 
@@ -63,6 +64,32 @@ def local_path(
     if folder is None:
         raise ConfigError(f"{name}={text!r} is a URL, but must be a local path; {way_out}")
     return Path(folder)
+
+
+def walk_linked(folder: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk a folder and those that links below it lead to, as `os.walk` does.
+
+    Raises:
+        DataError: If a folder may not be listed, or is reached twice.
+    """
+    paths: dict[str, str] = {}  # by what they are without links
+    for path, folders, names in os.walk(folder, followlinks=True, onerror=_refuse_folder):
+        first = paths.setdefault(os.path.realpath(path), path)
+        if first != path:
+            raise DataError(
+                f"{path}: is a link to a folder that is read as {first} already; delete the "
+                "link, or name the folders to read",
+                uri=path,
+            )
+        yield path, folders, names
+
+
+def _refuse_folder(error: OSError) -> NoReturn:
+    raise DataError(
+        f"{error.filename}: may not be listed ({error.strerror}); change its rights (chmod u+rx), "
+        "or name the other inputs",
+        uri=error.filename,
+    ) from error
 
 
 @contextmanager

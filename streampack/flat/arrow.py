@@ -55,6 +55,22 @@ class ArrowBatches:
     def lengths(self, samples: Int64Array) -> Int64Array:
         return self._offsets(samples, 1) - self._offsets(samples, 0)
 
+    def neighbours(self, first: int, stop: int) -> Int64Array:
+        edges, width = self.first_samples, np.dtype(self.offset_dtype).itemsize
+        low, high = np.searchsorted(edges, [first, stop - 1], "right").tolist()
+        begins, ends = np.clip([edges[low - 1 : high], edges[low : high + 1]], first, stop)
+        places = self.offsets_at[low - 1 : high] + (begins - edges[low - 1 : high]) * width
+        counts = ends - begins + 1
+        if (places + counts * width > self.num_bytes).any():
+            return self.lengths(np.arange(first, stop))  # refuses them
+        table = Table(path=self.path, dtype="u1", offset=0, count=self.num_bytes)
+        data = table.view(0, self.num_bytes).data
+        offsets = [
+            np.ndarray(count, self.offset_dtype, data, place)
+            for place, count in zip(places.tolist(), counts.tolist(), strict=True)
+        ]
+        return np.concatenate([each[1:] - each[:-1] for each in offsets]).astype(np.int64)
+
     def _offsets(self, samples: Int64Array, after: int) -> Int64Array:
         batches = np.searchsorted(self.first_samples, samples, "right") - 1
         width = np.dtype(self.offset_dtype).itemsize

@@ -50,6 +50,10 @@ class Documents:
         lengths: Int64Array = self._table.take(samples)["f1"].astype(np.int64)
         return lengths
 
+    def neighbours(self, first: int, stop: int) -> Int64Array:
+        lengths: Int64Array = self._table.view(first, stop)["f1"].astype(np.int64)
+        return lengths
+
     def edges(self, samples: Int64Array) -> Int64Array:
         """Return the first and last token of documents, shape (n, 2)."""
         found = self._table.take(samples)

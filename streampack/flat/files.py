@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 
+from streampack._paths import is_url
 from streampack.errors import ConfigError, DataError
 from streampack.flat.arrow import Arrow
 from streampack.flat.datatrove import Datatrove
@@ -81,14 +82,21 @@ def split_source(source: str | Sequence[str]) -> tuple[str, list[str] | None, st
     ('data', None, 'part-*.npy')
     >>> split_source(["data/a/0.ds", "data/b/0.ds"])
     ('data', ['a/0.ds', 'b/0.ds'], '')
+
+    Raises:
+        ConfigError: If the files of a list are in several stores.
     """
     if not isinstance(source, str):
         texts = [os.fspath(each) for each in source]
         folders = [os.path.dirname(text) for text in texts]
         root = folders[0]
-        while any(not f"{folder}/".startswith(f"{root}/") for folder in folders) and "/" in root:
+        while root.strip("/") and any(not _is_below(folder, root) for folder in folders):
             root = os.path.dirname(root)
-        return root, [text[len(root) + 1 :] if root else text for text in texts], ""
+        if (not root or root.endswith(":")) and any(map(is_url, texts)):
+            raise ConfigError(
+                f"{texts}: are in several stores; list the files of one store, in a Stream for each"
+            )
+        return root, [text.removeprefix(root).lstrip("/") if root else text for text in texts], ""
     parts = source.rstrip("/").split("/")
     first = next((n for n, part in enumerate(parts) if GLOB & set(part)), None)
     if first is not None:
@@ -96,6 +104,10 @@ def split_source(source: str | Sequence[str]) -> tuple[str, list[str] | None, st
     if os.path.isdir(source) or source.endswith("/"):
         return source.rstrip("/"), None, ""
     return "/".join(parts[:-1]) or ".", None, parts[-1]
+
+
+def _is_below(folder: str, root: str) -> bool:
+    return f"{folder}/".startswith(f"{root.rstrip('/')}/")
 
 
 def matches(name: str, pattern: str) -> bool:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from streampack.errors import DataError
 from streampack.mds.regular_files import check_file
 from streampack.storage.filesystem import map_file
+from streampack.storage.verify import as_data_error
 from streampack.types import ByteArray, Int64Array
 
 MAX_VALUE = 2**62
@@ -31,12 +32,17 @@ _thread = threading.local()
 
 
 def map_shared(path: Path) -> ByteArray:
-    """Map a file read-only; all virtual shards of it share one mapping. Shape (num_bytes,)."""
-    status = check_file(path)  # of the version that is there now
-    key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
-    data = _mapped.get(key)
-    if data is None:
-        data = _mapped[key] = map_file(path)
+    """Map a file read-only; all virtual shards of it share one mapping. Shape (num_bytes,).
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    with as_data_error(path, is_retried=False):
+        status = check_file(path)  # of the version that is there now
+        key = (str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        data = _mapped.get(key)
+        if data is None:
+            data = _mapped[key] = map_file(path)
     return data
 
 
@@ -91,6 +97,16 @@ class Table:
             )
         array: npt.NDArray[Any] = np.ndarray(self.count, self.dtype, data.data, self.offset)
         return array[indices]
+
+    def view(self, first: int, stop: int) -> npt.NDArray[Any]:
+        """Return the mapped entries [first, stop), one or more, in their own type.
+
+        Raises:
+            DataError: As `take`.
+        """
+        self.take(np.array([first, stop - 1]))
+        begin = self.offset + first * np.dtype(self.dtype).itemsize
+        return np.ndarray(stop - first, self.dtype, map_table(self.path).data, begin)
 
     def __getitem__(self, indices: Int64Array) -> Int64Array:
         """Return entries as a copy of int64; errors as of `take`, or if one is too large."""

@@ -90,6 +90,20 @@ class MegatronIndex:
                 uri=str(self.path),
             )
 
+    def neighbours(self, first: int, stop: int) -> Int64Array:
+        lengths: Int64Array
+        if self.first_sequences is not None:
+            edges = self.first_sequences.view(first, stop + 1)
+            counts = np.diff(edges)
+            if min(edges.min(), counts.min()) < 0 or edges[0] == edges[-1]:
+                return self.lengths(np.arange(first, stop))
+            first, stop = edges[[0, -1]].tolist()
+        lengths = self.sequence_lengths.view(first, stop).astype(np.int64)
+        if self.first_sequences is not None and not counts.min() == counts.max() == 1:
+            before = np.concatenate([[0], np.cumsum(lengths)])
+            lengths = np.diff(before[edges - first])
+        return lengths
+
     def _tokens(self, sequences: Int64Array) -> Int64Array:
         """Return the first token of sequences; of the one after the last, the end."""
         is_end = sequences == self.pointers.count

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -44,6 +44,14 @@ class Boundaries(Protocol):
         """Return the tokens of documents, shape (n,)."""
 
 
+@runtime_checkable
+class FastBoundaries(Protocol):
+    """Boundaries whose lengths are read in a few ns each if they are neighbours."""
+
+    def neighbours(self, first: int, stop: int) -> Int64Array:
+        """Return the tokens of documents [first, stop), one or more; shape (n,)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenFile:
     """Token ids of one type, and where documents begin among them.
@@ -62,11 +70,22 @@ class TokenFile:
     num_bytes: int
     boundaries: Boundaries
     version: str | None = None
-    """The version of a remote object, which is asked for when it is read."""
+    """The version that was found, which is asked for when it is read."""
     columns: tuple[str, ...] = ()
     """The names of other columns, which are not read."""
     hashes: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """The xxh3 of virtual shards by their first and one past their last byte, as far as known."""
+
+    def lengths(self, first: int, stop: int) -> Int64Array:
+        """Return the tokens of documents [first, stop), one or more, shape (n,); raise as `spans`.
+
+        That documents overlap is not noticed.
+        """
+        if isinstance(self.boundaries, FastBoundaries):
+            lengths = self.boundaries.neighbours(first, stop)
+        else:
+            lengths = self.boundaries.lengths(np.arange(first, stop))
+        return lengths if lengths.min() >= 0 else self.spans(first, stop)[1]
 
     def spans(self, first: int, stop: int) -> tuple[Int64Array, Int64Array]:
         """Return byte offsets and lengths in tokens of documents [first, stop), shape (n,) each.
@@ -228,6 +247,12 @@ class Ends:
 
     def lengths(self, samples: Int64Array) -> Int64Array:
         return self._ends[samples] - self.begins(samples)
+
+    def neighbours(self, first: int, stop: int) -> Int64Array:
+        table, before = self._ends, max(first - 1, 0)
+        found = table.view(before, stop) if isinstance(table, Table) else table[before:stop]
+        ends = found.astype(np.int64)
+        return np.concatenate([ends[: 0 if first else 1], ends[1:] - ends[:-1]])
 
 
 def bisect(

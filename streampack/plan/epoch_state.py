@@ -114,8 +114,8 @@ def _other_streams(saved: list[Any], own: list[Any], names: list[str]) -> str:
     if all(a.partition(":")[0] == b.partition(":")[0] for a, b in zip(saved, own, strict=True)):
         return (
             f"since the state was saved stream {' and '.join(changed)} has other lengths: its "
-            "length file was rewritten; put back the file that the run began with, or start "
-            "again without the state"
+            "length file, or the table of a token file, was rewritten; put back the file that the "
+            "run began with, or start again without the state"
         )
     return (
         f"since the state was saved stream {' and '.join(changed)} holds other data, or another "

@@ -58,7 +58,10 @@ def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) ->
                 "local= to a folder that can be written"
             )
         else:
-            text = f"cannot be read or written ({error}); check the disk and the folder's rights"
+            text = (
+                f"cannot be read or written ({error}); check the disk and the folder's rights, and "
+                "put the file back if it was removed"
+            )
         raise DataError(f"{path}: {text}", uri=str(path), shard=path.name) from error
 
 

@@ -6,7 +6,6 @@ import copy
 import hashlib
 import logging
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._paths import folder_of, local_path
+from streampack._paths import folder_of, local_path, walk_linked
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import DOCUMENTS, HASH, open_documents
 from streampack.flat.file_checks import check_trailing
@@ -41,10 +40,11 @@ from streampack.storage.location import ShardPart, StreamLocation
 from streampack.storage.locks import FileLocks
 from streampack.storage.materialize import lock_s
 from streampack.storage.names import versioned_name
+from streampack.storage.verify import as_data_error
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
-from streampack.streams.flat_shards import FlatShards
+from streampack.streams.flat_shards import FlatShards, version_of
 from streampack.streams.label_columns import TARGET_COLUMNS
 from streampack.streams.parts import SamplePart, chosen_part, chosen_shards, digest_text
 from streampack.streams.token_stream import TokenStream
@@ -76,7 +76,7 @@ def is_flat(stream: Any) -> bool:
         # A folder with an index.json has shards, whatever their names.
         return any(
             INDEX_FILE not in names and any(name.endswith(endings) for name in names)
-            for _, _, names in os.walk(source)
+            for _, _, names in walk_linked(source)
         )
     return any(os.path.exists(f"{source}{ending}") for ending in endings)
 
@@ -89,7 +89,8 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         DataError: If a table is missing, or does not fit its tokens.
     """
     _check_options(stream)
-    found = find_files(stream, None if stream.format is None else format_named(stream.format))
+    form = None if stream.format is None else format_named(stream.format)
+    found = find_files(stream, form, disk)
     location, folder = found.location, found.folder
     name = stream.name or found.default_name
     opened = open_files(stream, found)
@@ -152,6 +153,7 @@ class FoundFiles:
     folder: Path | None
     """The root on this machine; None if it is in a store."""
     default_name: str
+    disk: LocalFilesystem
     fetched: list[int] = field(default_factory=list)
     """Bytes of each table that this process fetched."""
 
@@ -175,17 +177,24 @@ class FoundFiles:
         if found is None:
             return None
         path = self.location.folder / versioned_name(name, found.version)
-        locks = FileLocks(self.location.folder, LocalFilesystem())
-        with locks.hold(path.name, lock_s(self.location, found.num_bytes)):
-            if not path.exists():
-                with locks.temporary(path.name) as temporary:
-                    fetch(self.location, name, temporary, num_bytes=found.num_bytes)
-                    self.fetched.append(found.num_bytes)
-                    LocalFilesystem().rename(temporary, path)
+        if self.disk.state(path) is None:  # a whole cache may be on a disk that is read-only
+            with as_data_error(path, found.num_bytes):
+                self._fetch(name, path, found.num_bytes)
         return path
 
+    def _fetch(self, name: str, path: Path, num_bytes: int) -> None:
+        locks = FileLocks(self.location.folder, self.disk)
+        with locks.hold(path.name, lock_s(self.location, num_bytes)):
+            if self.disk.state(path) is None:
+                with locks.temporary(path.name) as temporary:
+                    fetch(self.location, name, temporary, num_bytes=num_bytes)
+                    self.fetched.append(num_bytes)
+                    self.disk.rename(temporary, path)
 
-def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
+
+def find_files(
+    stream: Any, form: TokenFormat | None, disk: LocalFilesystem | None = None
+) -> FoundFiles:
     """Return the token files of a stream, of one format; errors as of `open_flat`."""
     source = stream.local if stream.remote is None else stream.remote
     root, listed, pattern = split_source(source)
@@ -193,12 +202,13 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
     here = root if stream.remote is None else folder_of(root)
     copied.remote, copied.local = (root, stream.local) if here is None else (None, here)
     location = StreamLocation.of(copied)
-    ShardCache(location).metadata.make_root_private()
+    disk = disk or LocalFilesystem()
+    ShardCache(location, disk).metadata.make_root_private()
     folder = location.folder if location.remote is None else None
     of_name = (
         _found_in_store(location, listed, pattern)
         if folder is None
-        else _found_in_folder(folder, listed)
+        else _found_in_folder(folder, listed, disk)
     )
     names = sorted(name for name in of_name if matches(name, pattern)) if listed is None else listed
     form, chosen = choose(names, str(source), form)
@@ -214,7 +224,8 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
         of_name=of_name,
         location=location,
         folder=folder,
-        default_name=Path(pattern or root).name,
+        default_name=Path(pattern or root).name or root,
+        disk=disk,
     )
     if form.name == "arrow" and listed is None and not pattern:
         if found.path_of(DATASET_DICT) is not None:
@@ -229,23 +240,23 @@ def find_files(stream: Any, form: TokenFormat | None) -> FoundFiles:
     return found
 
 
-def _found_in_folder(folder: Path, listed: Sequence[str] | None) -> dict[str, StoredObject]:
+def _found_in_folder(
+    folder: Path, listed: Sequence[str] | None, disk: LocalFilesystem
+) -> dict[str, StoredObject]:
     if listed is None:
         listed = []
-        for path, _, names in os.walk(folder):
-            inside = os.path.relpath(path, folder)
+        for where, _, names in walk_linked(folder) if folder.is_dir() else ():
+            inside = os.path.relpath(where, folder)
             below = "" if inside == "." else f"{inside}/"
             listed += [f"{below}{name}" for name in names if not f"{below}{name}".startswith(".")]
     found = {}
     for name in listed:
-        path = os.path.join(folder, name)
-        try:
-            status = os.stat(path)
-        except OSError:
-            status = None
-        if status is None or not stat.S_ISREG(status.st_mode):
+        path = folder / name
+        with as_data_error(path, is_retried=False):
+            state = disk.state(path)
+        if state is None or not path.is_file():
             raise DataError(f"{path}: does not exist, or is not a file; correct its name")
-        found[name] = StoredObject(path, "", status.st_size)
+        found[name] = StoredObject(str(path), version_of(state), state.num_bytes)
     return found
 
 
@@ -295,7 +306,7 @@ def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualS
 def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
     """Return one token file of a stream with its virtual shards; errors as of `open_flat`."""
     file = found.file(name)
-    with tables_mapped():
+    with as_data_error(Path(found.location.uri(name)), is_retried=False), tables_mapped():
         if stream.index is None:
             options = Options(
                 tokens=ColumnSelection.of(stream).token_names,

@@ -81,6 +81,10 @@ class MdsShards:
             return self.length_file.num_tokens, "lengths"
         return sum(map(self._estimate_tokens, range(len(self.index.shards)))), "bytes"
 
+    def is_empty(self) -> bool:
+        """Return whether it is known that no sample has tokens."""
+        return self.length_file is not None and not self.length_file.num_tokens
+
     def tokens(self) -> Int64Array | None:
         if self.length_file is None:
             return None

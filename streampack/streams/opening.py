@@ -20,7 +20,7 @@ from streampack.mds.length_file import (
     index_digest,
     open_length_file,
 )
-from streampack.mds.litdata import LITDATA
+from streampack.mds.litdata import LITDATA, LITDATA_BARE
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
@@ -176,7 +176,9 @@ def _add_stored_sizes(entries: list[Any], location: StreamLocation) -> None:
     files = [
         entry["zip_data"]
         for entry in entries
-        if isinstance(entry, dict) and entry.get("format") == LITDATA and "zip_data" in entry
+        if isinstance(entry, dict)
+        and entry.get("format") in (LITDATA, LITDATA_BARE)
+        and "zip_data" in entry
     ]
     if not files:
         return

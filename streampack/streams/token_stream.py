@@ -141,7 +141,8 @@ class TokenStream:
             **{option: getattr(stream, option) for option in OPTIONS if hasattr(stream, option)},
             **own,
         )
-        if shards.has_lengths and not opened.total_tokens()[0]:
+        tokens = None if opened.part is None else opened.part.tokens
+        if shards.is_empty() if tokens is None else not tokens.sum():
             raise DataError(
                 f"stream {name!r}: none of its {opened.num_samples} samples has tokens; omit it, "
                 "or write it with tokens"

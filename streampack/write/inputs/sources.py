@@ -23,9 +23,9 @@ from functools import partial
 from glob import glob
 from importlib import import_module
 from itertools import chain
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO
 
-from streampack._paths import is_url
+from streampack._paths import is_url, walk_linked
 from streampack.errors import DataError, naming_limits
 from streampack.runtime.thread_map import ordered_thread_map
 from streampack.stores.failures import FailureKind
@@ -146,26 +146,10 @@ def _names_below(folder: str) -> Iterator[str]:
 
     Broken links are among them: they are refused later, so that no rows are missing silently.
     """
-    paths: dict[str, str] = {}  # by what they are without links
-    for path, folders, names in os.walk(folder, followlinks=True, onerror=_refuse_folder):
+    for path, folders, names in walk_linked(folder):
         folders[:] = [name for name in folders if not is_hidden(name)]
-        first = paths.setdefault(os.path.realpath(path), path)
-        if first != path:
-            raise DataError(
-                f"{path}: is a link to a folder that is read as {first} already; delete the "
-                "link, or name the folders to read",
-                uri=path,
-            )
         files = (os.path.join(path, name) for name in names)
         yield from (file for file in files if os.path.isfile(file) or not os.path.exists(file))
-
-
-def _refuse_folder(error: OSError) -> NoReturn:
-    raise DataError(
-        f"{error.filename}: may not be listed ({error.strerror}); change its rights (chmod u+rx), "
-        "or name the other inputs",
-        uri=error.filename,
-    ) from error
 
 
 def _find_objects(uri: str) -> list[Listing]:
