@@ -9,7 +9,10 @@ Each worker of each rank has a copy. It reads its own slice of each source.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -97,6 +100,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self._format_bytes = format_bytes(convert, plan)
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
         self._reading: Any = None  # what a prefetch thread reads
+        self._turn = (0, threading.Lock())  # a process, and its lock of the sources
         self._start: Position | None = None  # a loaded one, until an iteration begins there
         self._is_start_own = False  # loaded in this worker, not inherited from the main process
         self.last = Position(0)
@@ -111,7 +115,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay in the process that created them.
-        return super().__getstate__() | {"_slices": None, "_reading": None}
+        return super().__getstate__() | {"_slices": None, "_reading": None, "_turn": (0, None)}
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
@@ -220,6 +224,8 @@ class OnlineEngine(ResumableRun[Position, Position]):
         if self._reading is not None:
             self._reading.close()  # its thread would continue to read from the same sources
             self._reading = None
+        for source in self._slices[1] if self._slices else ():
+            source.is_left = True  # for a thread that outlives the close, waiting for an item
         start, self._start = self._unused_start, None
         epoch = self.counter.begin(worker, key, None if start is None else start.epoch)
         self.at = start or Position(epoch)
@@ -274,18 +280,31 @@ class OnlineEngine(ResumableRun[Position, Position]):
             limit_tokenizer_threads(self.plan.streams)
         worker_slice, epoch = self._own_slice(), start.epoch
         fingerprint = self._fingerprint_at(worker_slice)
-        flow = self._packer(epoch, worker_slice, ahead)
-        if state["flow"] is None:
-            flow.begin()
-        else:
-            flow.load_state_dict(state["flow"])
-        while (batch := flow.next_batch()) is not None:
+        with self._sources(start):
+            flow = self._packer(epoch, worker_slice, ahead)
+            if state["flow"] is None:
+                flow.begin()
+            else:
+                flow.load_state_dict(state["flow"])
+        while True:
+            with self._sources(start):
+                batch = flow.next_batch()
+                if batch is None:
+                    return
+                state = worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
             if self._context is not None:
                 batch = slice_batch(batch, self._context)
-            state = worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
             yield worker_slice.worker, batch, state
             del batch, state  # free it before the next one is made
-            self.check_current(start)
+
+    @contextmanager
+    def _sources(self, iteration: Position) -> Iterator[None]:
+        """Let one iteration at a time read; a thread of one that was left may await an item."""
+        if self._turn[0] != os.getpid():  # a fork copies the lock as it is
+            self._turn = os.getpid(), threading.Lock()
+        with self._turn[1]:
+            self.check_current(iteration)
+            yield
 
     def check_current(self, iteration: Position) -> None:
         """Refuse to continue an iteration after a later one has begun."""
@@ -300,6 +319,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
             self._slices = (worker_slice, self.plan.slices(worker_slice))
         for source in self._slices[1]:
             source.check_not_used_up(epoch)
+            source.is_left = False
         fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
         held = HeldBytes(self.buffers.worker_bytes, fixed, ahead)
         window = self.pack_window(worker_slice.num_workers)

@@ -41,6 +41,7 @@ from streampack.types import Int64Array, State
 STATE_EVERY = 64  # items between two states of a source
 MOST_EMPTY_PASSES = 100
 TABLE_ROWS = 16  # of a Hugging Face table, read together
+LEFT = "a later iteration of this dataset has begun"
 
 Own: TypeAlias = Callable[[Any], tuple[Any, int]]
 
@@ -124,6 +125,8 @@ class SourceSlice:
         self.name = name
         self.worker_slice = worker_slice
         self.has_warned = False  # whether the end-of-stream warning was logged
+        self.is_left = False
+        """Whether a later iteration has begun: the thread that reads for this one ends."""
         self._index, self._num_slices = worker_slice.index, worker_slice.num_slices
         self.source = source
         self._replay = replay
@@ -274,6 +277,8 @@ class SourceSlice:
 
     def _next(self) -> Any:
         while True:
+            if self.is_left:
+                raise DataError(LEFT)
             value = next(self._items)
             self._num_raw += 1
             if self._splits_itself or (self._num_raw - 1) % self._num_slices == self._index:
@@ -297,6 +302,8 @@ class SourceSlice:
         if values is None:
             values, size = [], 0
             for number in numbers:
+                if self.is_left:
+                    raise DataError(LEFT)
                 value = self.get(number)
                 if own is not None:
                     value, more = own(value)
