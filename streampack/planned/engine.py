@@ -115,6 +115,14 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         size = self.run.recipes[self.run.index(number)].global_batch_size
         return self.first_step(number) + position // size
 
+    def _step_before(self, number: int, position: int) -> int:
+        """Return the step of this rank's batch, where the batches of all ranks end at a position.
+
+        After a resume inside a step, these may belong to two steps.
+        """
+        view = self.views[self.run.index(number)]
+        return self.step_of(number, view.first_slot(position - view.stride))
+
     @property
     def opened(self) -> tuple[TokenStream, ...]:
         """The streams as they are opened."""
@@ -242,7 +250,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         return Provenance(
             epoch=epoch,
             position=position,
-            step_of=partial(self.step_of, epoch, position - 1),
+            step_of=partial(self._step_before, epoch, position),
             stream_names=recipe.names,
             packs_of=lambda: plan.slice(number, number + 1).packs,
             shape=(plan.num_rows, packing.row_tokens * plan.slots_per_pack),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from streampack import (
     Packing,
     Stream,
     World,
+    at,
     by_stream,
 )
 from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
@@ -190,6 +193,39 @@ def test_steps_are_global_batches_counted_over_epochs(folders, epoch_end):
         resumed.load_state_dict(loader.state_dict())
         assert loader.provenance(next(iter(loader))).step == steps[-1] + 1
         assert resumed.provenance(next(iter(resumed))).step == steps[-1] + 1
+
+
+def test_after_a_resume_inside_a_step_a_batch_has_the_step_in_which_at_has_its_rows(folders):
+    def loaders(num_ranks):
+        return [
+            PackedDataLoader(
+                planned(
+                    folders,
+                    mixing=Mixing(global_batch_size=12, epoch_end="carry"),
+                    order=Order(num_lanes=1),
+                    world=World(rank=rank, num_ranks=num_ranks),
+                )
+            )
+            for rank in range(num_ranks)
+        ]
+
+    before, steps = loaders(3), []
+    for loader in before:
+        for batch in islice(loader, 3):  # 9 packs of 12
+            last = batch
+    state = before[0].dataset.state_after(last)
+    after = loaders(2)
+    for loader in after:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    for rank, loader in enumerate(after):
+        for batch in islice(loader, 4):
+            step, row = loader.provenance(batch).step, batch["segments"][0, 1:].tolist()
+            rows = [
+                row.segments[0, :5].tolist() for row in at(after[0].dataset, step, rank=rank).rows
+            ]
+            assert row in rows
+            steps.append(step)
+    assert len(set(steps)) > 1
 
 
 def test_steps_of_chapters_count_those_that_are_skipped(folders):
