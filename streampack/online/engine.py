@@ -9,10 +9,7 @@ Each worker of each rank has a copy. It reads its own slice of each source.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -37,7 +34,8 @@ from streampack.online.byte_budget import (
 from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
-from streampack.online.source_slice import SourceSlice, WorkerSlice, most_empty_passes
+from streampack.online.source_slice import SourceSlice, most_empty_passes
+from streampack.online.source_turns import ReadingTurns
 from streampack.online.source_view import source_view
 from streampack.online.state import (
     LoopPosition,
@@ -49,6 +47,7 @@ from streampack.online.state import (
     saved_state,
     worker_state,
 )
+from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.memory_budget import LESS_AHEAD, MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
@@ -100,7 +99,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self._format_bytes = format_bytes(convert, plan)
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
         self._reading: Any = None  # what a prefetch thread reads
-        self._turn = (0, threading.Lock())  # a process, and its lock of the sources
+        self._turns = ReadingTurns()
         self._start: Position | None = None  # a loaded one, until an iteration begins there
         self._is_start_own = False  # loaded in this worker, not inherited from the main process
         self.last = Position(0)
@@ -108,14 +107,14 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self.loop = LoopPosition(0, 0)
         """This rank's position in loops of `steps`."""
         self.most_empty_epochs = max(
-            most_empty_passes(each.source, is_sharded=each.sharded) for each in plan.streams
+            most_empty_passes(each.source, is_sharded=bool(each.sharded)) for each in plan.streams
         )
         """Epochs without a batch, one after the other, that end a loop of a number of steps."""
         max_prefetch(buffers, self.footprint(0), 1)
 
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay in the process that created them.
-        return super().__getstate__() | {"_slices": None, "_reading": None, "_turn": (0, None)}
+        return super().__getstate__() | {"_slices": None, "_reading": None}
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
@@ -180,7 +179,6 @@ class OnlineEngine(ResumableRun[Position, Position]):
             packing=self.plan.packing,
             context=self._context,
             convert=self._convert,
-            step_of=_unknown_step,
         )
 
     def slice_of(self, worker: int, num_workers: int) -> WorkerSlice:
@@ -280,14 +278,15 @@ class OnlineEngine(ResumableRun[Position, Position]):
             limit_tokenizer_threads(self.plan.streams)
         worker_slice, epoch = self._own_slice(), start.epoch
         fingerprint = self._fingerprint_at(worker_slice)
-        with self._sources(start):
+        check = partial(self.check_current, start)
+        with self._turns.take(check):
             flow = self._packer(epoch, worker_slice, ahead)
             if state["flow"] is None:
                 flow.begin()
             else:
                 flow.load_state_dict(state["flow"])
         while True:
-            with self._sources(start):
+            with self._turns.take(check):
                 batch = flow.next_batch()
                 if batch is None:
                     return
@@ -296,15 +295,6 @@ class OnlineEngine(ResumableRun[Position, Position]):
                 batch = slice_batch(batch, self._context)
             yield worker_slice.worker, batch, state
             del batch, state  # free it before the next one is made
-
-    @contextmanager
-    def _sources(self, iteration: Position) -> Iterator[None]:
-        """Let one iteration at a time read; a thread of one that was left may await an item."""
-        if self._turn[0] != os.getpid():  # a fork copies the lock as it is
-            self._turn = os.getpid(), threading.Lock()
-        with self._turn[1]:
-            self.check_current(iteration)
-            yield
 
     def check_current(self, iteration: Position) -> None:
         """Refuse to continue an iteration after a later one has begun."""
@@ -406,10 +396,3 @@ class OnlineEngine(ResumableRun[Position, Position]):
 def _packs_of(rows: Int64Array) -> Packs:
     segments = np.column_stack([rows[:, ROW + 1 :], rows[:, -1]])
     return Packs(segments=segments, ends=np.cumsum(np.bincount(rows[:, ROW])))
-
-
-def _unknown_step() -> int:
-    raise ConfigError(
-        "the step of this batch of iterables is not known, as their epochs have no known length; "
-        "set steps to a number, such as steps=1000, or count the optimizer's steps"
-    )

@@ -30,9 +30,10 @@ from streampack.online.item_decoder import Columns
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import SampleStore
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_mixer import StreamMixer, interleaved
 from streampack.online.stream_sampler import SAME_SAMPLES
+from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.stats import COUNTED, count_segments
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOKENS, Int64Array, Packs, State
 

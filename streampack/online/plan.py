@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 
 from streampack.config import Bucketing, Mixing, Packing
 from streampack.online.epoch_quota import EpochQuotas
-from streampack.online.source_slice import SourceSlice, WorkerSlice
+from streampack.online.source_slice import SourceSlice
+from streampack.online.worker_slice import WorkerSlice
 from streampack.pack import make_packer
 from streampack.pack.length_buckets import LengthBucketPacker
 from streampack.pack.packer import Packer

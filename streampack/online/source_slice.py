@@ -18,14 +18,15 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
+from streampack.online.source_turns import watched
+from streampack.online.worker_slice import WorkerSlice
 from streampack.rng import permutation
 from streampack.streams.source_traits import (
     has_index,
@@ -44,34 +45,6 @@ TABLE_ROWS = 16  # of a Hugging Face table, read together
 LEFT = "a later iteration of this dataset has begun"
 
 Own: TypeAlias = Callable[[Any], tuple[Any, int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSlice:
-    """One worker's position among all ranks and workers."""
-
-    device: int = 0
-    """Number of the rank, among those that get distinct batches."""
-    num_devices: int = 1
-    worker: int = 0
-    num_workers: int = 1
-
-    @property
-    def index(self) -> int:
-        """Number of this slice, over all ranks and workers."""
-        return self.device * self.num_workers + self.worker
-
-    @property
-    def num_slices(self) -> int:
-        return self.num_devices * self.num_workers
-
-    def num_of(self, total: int) -> int:
-        """Return this slice's share of `total` items dealt round-robin.
-
-        >>> [WorkerSlice(worker=worker, num_workers=3).num_of(8) for worker in range(3)]
-        [3, 3, 2]
-        """
-        return -(-max(total - self.index, 0) // self.num_slices)
 
 
 def most_empty_passes(source: object, *, is_sharded: bool) -> int:
@@ -118,7 +91,7 @@ class SourceSlice:
         name: str,
         worker_slice: WorkerSlice,
         *,
-        sharded: bool = False,
+        sharded: bool | None = None,
         replay: bool = False,
         shuffle: tuple[int, int, int] | None = None,
     ) -> None:
@@ -131,7 +104,8 @@ class SourceSlice:
         self.source = source
         self._replay = replay
         self._source: Any = source
-        self._splits_itself = sharded or is_mosaic(source) or is_hugging_face(source)
+        self._sharded = sharded
+        self._splits_itself = bool(sharded) or is_mosaic(source) or is_hugging_face(source)
         if is_hugging_face(source):
             # Workers would share the epoch, which is in torch's shared memory. Not copy.copy, whose
             # result would have the same __dict__.
@@ -144,7 +118,7 @@ class SourceSlice:
             self._source = split(
                 source, rank=worker_slice.device, world_size=worker_slice.num_devices
             )
-        self.most_empty_passes = most_empty_passes(source, is_sharded=sharded)
+        self.most_empty_passes = most_empty_passes(source, is_sharded=bool(sharded))
         self.has_index = has_index(source) and not self._splits_itself
         self._shuffle = shuffle if self.has_index else None
         self._reads_batches = self.has_index and supports_batched_getitem(source)
@@ -187,7 +161,8 @@ class SourceSlice:
             return self.worker_slice.num_of(total), total
         if self._counted is None:
             self.begin(0)
-            self._skip(None)
+            with self._watched():
+                self._skip(None)
             self._counted = self.taken, None if self._splits_itself else self._num_raw
         return self._counted
 
@@ -205,11 +180,12 @@ class SourceSlice:
             # A Hugging Face dataset would start every pass at the loaded state.
             self._source.load_state_dict(None)
             self._is_put = False
-        try:
-            self._items = iter(self._source)
-        except Exception as error:
-            raise self._failure(error) from error
-        self._skip(taken)
+        with self._watched():
+            try:
+                self._items = iter(self._source)
+            except Exception as error:
+                raise self._failure(error) from error
+            self._skip(taken)
         if self._has_state and self.taken == taken > 0:
             self._keep_state()
 
@@ -223,6 +199,10 @@ class SourceSlice:
             return
         except Exception as error:
             raise self._failure(error) from error
+
+    def _watched(self) -> AbstractContextManager[None]:
+        is_dealt = not self._splits_itself and self.worker_slice.num_workers > 1
+        return watched(self.name, self._source, self._sharded) if is_dealt else nullcontext()
 
     def check_not_used_up(self, pass_: int) -> None:
         if self._has_begun and is_one_shot(self._source):
@@ -252,6 +232,10 @@ class SourceSlice:
             return self._read_by_index(most, enough, own)
         if self._error is not None:
             raise self._error
+        with self._watched():
+            return self._read_next(most, enough, own)
+
+    def _read_next(self, most: int, enough: float, own: Own | None) -> Items | None:
         first, values, size = self.taken, list[Any](), 0
         while len(values) < most and size < enough:
             if self._has_state and self.taken and self.taken % STATE_EVERY == 0:
@@ -398,7 +382,8 @@ class SourceSlice:
         self._source.load_state_dict(copy.deepcopy(base["source"]))
         self._is_put = is_hugging_face(self._source)
         self._has_begun = True
-        self._items = iter(self._source)
+        with self._watched():
+            self._items = iter(self._source)
         self.pass_, self.taken = int(base["pass"]), int(base["taken"])
         self._num_raw, self._error = int(base["raw"]), None
         self._states.clear()

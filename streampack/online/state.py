@@ -25,7 +25,7 @@ import numpy as np
 from streampack._checks import MAX_EPOCH
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan, Steps
-from streampack.online.source_slice import WorkerSlice
+from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import Packs, State
 
@@ -66,6 +66,7 @@ def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
         "text": [None if stream.tokenizer is None else stream.text for stream in streams],
         "tokens": [stream.tokens if stream.tokenizer is None else None for stream in streams],
         **{key: [getattr(stream, key) for stream in streams] for key in STREAM_FIELDS},
+        "sharded": [bool(stream.sharded) for stream in streams],
         "token_fields": [
             {name: np.dtype(dtype).name for name, dtype in stream.token_fields.items()}
             for stream in streams

@@ -38,6 +38,13 @@ TOKENS = ("tokens", "input_ids", "input")
 """What formats call the tokens."""
 
 
+def _unknown_step() -> int:
+    raise ConfigError(
+        "the step of this batch of iterables is not known, as their epochs have no known length; "
+        "set steps to a number, such as steps=1000, or count the optimizer's steps"
+    )
+
+
 @dataclass(kw_only=True, eq=False)
 class Provenance:
     """The origin of a delivered batch, from `PackedDataLoader.provenance`."""
@@ -55,7 +62,7 @@ class Provenance:
     convert: Formatter
     """The function of the batch's format."""
     position: int
-    step_of: Callable[[], int]
+    step_of: Callable[[], int] = _unknown_step
 
     @property
     def step(self) -> int:

@@ -116,8 +116,9 @@ class IterableStream:
     padding."""
     split_payloads: bool = False
     """Whether a sample with payloads may be split between spans if it is longer than a pack."""
-    sharded: bool = False
-    """Whether the source already gives each worker of each rank its own samples."""
+    sharded: bool | None = None
+    """Whether the source gives each worker of each rank its own samples. None: it does not, and is
+    refused if it asks which worker it is in. False: it is told that it is in none."""
     replay: bool = False
     """Whether to resume by replaying the source, even if it has a state_dict."""
     on_bad_sample: OnBadSample = "raise"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 
 import datasets
 import pytest
 from streaming import StreamingDataset
 from streaming.base.util import clean_stale_shared_memory
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, get_worker_info
 
 from streampack import (
+    ConfigError,
     DataError,
     IterableStream,
     Mixing,
@@ -20,6 +22,8 @@ from streampack import (
     Packing,
     World,
 )
+from streampack.online.source_slice import SourceSlice
+from streampack.online.worker_slice import WorkerSlice
 from tests.helpers.batches import same
 from tests.helpers.builders import write_stream_files
 from tests.helpers.iterables import Again, assert_continues, pieces, rows_of, with_states
@@ -231,3 +235,38 @@ def test_an_epoch_that_drops_all_it_has_is_refused(num_workers):
     for _ in range(2):
         with pytest.raises(DataError, match=r"epoch \d has no batch on rank 0.*epoch_end='pad'"):
             list(loader)
+
+
+class Wrapped:
+    """A class over a streamed Hugging Face dataset, which divides its shards by torch's workers."""
+
+    def __iter__(self):
+        for row in hugging_face(rows_of(0, [5] * 20)):
+            yield row["input_ids"]
+
+
+DIVIDED = [ShardsItself, Wrapped, lambda: hugging_face(rows_of(0, [5] * 20))["input_ids"]]
+
+
+@pytest.mark.parametrize("sharded", [None, True, False])
+@pytest.mark.parametrize("make", DIVIDED, ids=["torch", "class", "column"])
+def test_of_a_source_that_asks_for_its_worker_no_sample_is_lost_unsaid(make, sharded, monkeypatch):
+    found = []
+    for worker in range(2):
+        info = _utils.worker.WorkerInfo(id=worker, num_workers=2, seed=0, dataset=None)
+        monkeypatch.setattr(_utils.worker, "_worker_info", info)
+        own = SourceSlice(make(), "a", WorkerSlice(worker=worker, num_workers=2), sharded=sharded)
+        with pytest.raises(ConfigError, match="sharded=True") if sharded is None else nullcontext():
+            own.begin(0)
+            found += [row for items in iter(own.read, None) for row in items.values]
+        assert get_worker_info() is info
+
+    assert sorted(found) == ([] if sharded is None else rows_of(0, [5] * 20))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("loader", [DataLoader, PackedDataLoader])
+def test_a_source_that_divides_itself_is_refused_in_the_workers_of_each_loader(loader):
+    options = {"batch_size": None} if loader is DataLoader else {}
+    with pytest.raises(ConfigError, match=r"asks which of 2 workers it is in.*set sharded=True"):
+        list(loader(dataset(IterableStream(ShardsItself())), num_workers=2, **options))

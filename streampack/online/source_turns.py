@@ -1,0 +1,80 @@
+"""How the sources are run: by one iteration at a time, and without dividing themselves unasked.
+
+::
+
+    thread of a loop that was left    next(source) ......... item | ends
+    the next iteration                         waits              | reads from its start
+
+    sharded     None                          False               True
+    it is told  its worker; refused if read   no worker           its worker
+
+Cost: 2 us for a batch and for a group of items.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data import _utils, get_worker_info
+
+from streampack.errors import ConfigError
+
+
+class ReadingTurns:
+    """Lets one iteration at a time read the sources; each copy and each process has its own."""
+
+    def __init__(self) -> None:
+        self._pid, self._lock = os.getpid(), threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return ReadingTurns, ()
+
+    @contextmanager
+    def take(self, check: Callable[[], None]) -> Iterator[None]:
+        """Wait until no other iteration reads; `check` then says whether this one still may."""
+        if self._pid != os.getpid():  # a fork copies the lock as it is
+            self._pid, self._lock = os.getpid(), threading.Lock()
+        with self._lock:
+            check()
+            yield
+
+
+class _WatchedInfo:
+    """A torch worker's info that knows whether its number, or that of workers, was asked for."""
+
+    def __init__(self, info: Any) -> None:
+        self._info, self.was_asked = info, False
+
+    def __getattr__(self, name: str) -> Any:
+        self.was_asked |= name in ("id", "num_workers")
+        return getattr(self._info, name)
+
+
+@contextmanager
+def watched(name: str, source: object, sharded: bool | None) -> Iterator[None]:
+    """Let a source run whose items are dealt to workers; one that asks for its worker is refused.
+
+    Raises:
+        ConfigError: If it asked, and `sharded` does not say what for. With False, it sees none.
+    """
+    info = get_worker_info()
+    if info is None:
+        yield
+        return
+    seen = _WatchedInfo(info) if sharded is None else None
+    _utils.worker._worker_info = seen  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _utils.worker._worker_info = info
+    if seen is not None and seen.was_asked:
+        raise ConfigError(
+            f"stream {name!r}: its source ({type(source).__name__}) asks which of "
+            f"{info.num_workers} workers it is in, while its items are divided among them "
+            "already, so most would never come; set sharded=True if it gives each worker of each "
+            "rank its own samples, or sharded=False if all of them are to be divided"
+        )
