@@ -71,8 +71,9 @@ def flipped(folder: Path, value: int) -> int:
     """Write a stream whose samples end at another byte than its shard; return its tokens."""
     path, _ = write_stream_files(folder / "stream", [3] * 4, lengths_file=False)
     [shard] = path.glob("*.mds")
-    content = np.fromfile(shard, np.uint32)
-    content[1 + content[0]] += value
+    content = np.fromfile(shard, np.uint8)
+    ends = content[4 : 4 * 6].view(np.uint32)  # where each of four samples begins, and the end
+    ends[-1] += value
     content.tofile(shard)
     return write_lengths(path)
 
