@@ -128,6 +128,10 @@ def test_a_format_has_the_keys_types_and_shapes_of_its_trainer(name):
     assert shown(get_format(name)(the_batch())) == TABLE[name]
 
 
+def test_every_format_has_a_row_in_the_table():
+    assert set(TABLE) == set(formats.FORMATS)
+
+
 def inputs_labels(made: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens and labels of a format, B x S, whatever the format calls them."""
     inputs, labels = made if isinstance(made, tuple) else (made, made["labels"])

@@ -180,3 +180,10 @@ def test_training_on_packs_is_training_on_their_samples_step_by_step() -> None:
 
     assert max(abs(a - b) for a, b in losses) < 1e-9
     assert losses[-1][0] < losses[0][0] - 0.5, "it learnt nothing, so nothing was compared"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("dense", [to_hf, to_llama_factory])
+def test_a_dense_mask_keeps_documents_of_one_pack_apart(attention: str, dense: Any) -> None:
+    model, batch = model_of("qwen3", attention), native_batch(ROWS_OF_4, 24)
+    assert_no_leak(lambda b: model(**dense(b, dense=True)).logits, batch)

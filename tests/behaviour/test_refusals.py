@@ -238,9 +238,12 @@ FILES = [
         lambda folder: balanced(folder, lambda lengths: lengths * np.nan),
         r"cost returned nan for a sample of \d tokens; return a number of at least 0 and at most",
     ),
-    (
-        lambda folder: going_on(folder, formats.to_hf),
-        r"'hf' shows edges .* begins at position \d+; set Packing\(positions='restart'\)",
+    *(
+        (
+            lambda folder, name=name: going_on(folder, formats.get_format(name)),
+            rf"'{name}' .* begins at position \d+; set Packing\(positions='restart'\)",
+        )
+        for name in ("hf", "hf_flash", "torchtitan", "torchtitan_flat", "llama_factory")
     ),
     (
         lambda folder: planned(folder, chapters=[{"web": 1}]),

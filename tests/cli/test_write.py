@@ -196,3 +196,14 @@ def test_a_write_prints_a_line_now_and_then_and_json_at_the_end(tmp_path, tokeni
     done = CliRunner().invoke(build_app(), [*map(str, command), "2kb", "--json"])
     written = json.loads(done.stdout)
     assert (written["is_complete"], written["num_samples"]) == (True, 97)
+
+
+def test_inspect_without_half_of_the_credentials_names_it_and_nothing_of_write(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "half")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY", raising=False)
+
+    code, message = fails("inspect", "s3://bucket/s")
+
+    assert code
+    assert "missing: AWS_SECRET_ACCESS_KEY" in message
+    assert "parts" not in message

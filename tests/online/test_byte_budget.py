@@ -29,6 +29,7 @@ from streampack.online.byte_budget import (
     added_bytes,
     batch_bytes,
     format_bytes,
+    num_bytes,
     tensor_bytes,
 )
 from streampack.runtime.resumable import engine_of
@@ -241,3 +242,26 @@ def test_payloads_beside_texts_do_not_wait_for_each_other():
     packing = Packing(max_seq_len=SIZE, method="best_fit")
     next(iter(PackedIterableDataset([stream], packing=packing)))
     assert len(drawn) < 20
+
+
+class Picture:
+    """As PIL's images: it says its size and bands, and no bytes."""
+
+    size = (30, 20)
+
+    def getbands(self):
+        return ("R", "G", "B")
+
+
+@pytest.mark.parametrize(
+    ("thing", "expected"),
+    [
+        (np.zeros((3, 4), np.float32), 48),
+        (torch.zeros(3, 4), 48),
+        (memoryview(bytes(70)), 70),
+        ({"a": np.zeros(5), "b": [np.zeros(2), np.zeros(1)]}, 64),
+        (Picture(), 1800),
+    ],
+)
+def test_a_payloads_bytes_are_those_of_its_values(thing, expected):
+    assert num_bytes((thing, thing)) == 2 * num_bytes(thing) == 2 * expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,3 +80,18 @@ def test_packs_of_web_cost_nearly_the_same_and_hold_more_tokens():
     assert costs.max() <= 54_614
     assert costs.max() / costs.mean() < 1.1
     assert packs.segments[:, LENGTH].sum() / len(packs) > 1.3 * 32_768
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8),
+    window=st.sampled_from([None, 1, 7, 60, 100]),
+    hidden=st.sampled_from([1, 8, 4096]),
+)
+def test_a_sample_costs_its_tokens_and_the_pairs_that_attend(lengths, window, hidden):
+    packing = Packing(max_seq_len=64, max_cost=10**6, cost_hidden_size=hidden, cost_window=window)
+    costs = cost_of(packing)(np.array(lengths))
+    for length, cost in zip(lengths, costs.tolist(), strict=True):
+        near = [min(token + 1, window or length) for token in range(length)]
+        # A pair of causal attention is half of one in the cost of whole attention, n**2.
+        pairs = 2 * sum(near) - min(length, window or length)
+        assert cost == pytest.approx(length + pairs / (12 * hidden))

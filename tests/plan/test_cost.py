@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 import tracemalloc
 from dataclasses import replace
@@ -16,6 +17,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError
 from streampack.mix.weights import Quota
 from streampack.plan.device_plan import DeviceView
+from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
@@ -242,3 +244,13 @@ def test_a_stream_of_which_everything_is_dropped_is_passed_over_where_epochs_end
     packs = [pack for batch, _ in global_batches(r) for pack in batch]
 
     assert [len(pieces) for pieces in covered(packs, 2)] == [0, 300]
+
+
+def test_a_recipe_that_was_asked_for_lanes_pickles_no_larger():
+    stream = replace(synthetic_stream(100_000), lengths_of=len)
+    r = replace(recipe([np.ones(9, np.int64)]), streams=(stream,), num_lanes=8)
+    num_bytes = len(pickle.dumps(r))
+    whole = LaneStream(r, 0, 5)
+    again = pickle.loads(pickle.dumps(r))
+    assert len(pickle.dumps(r)) == num_bytes
+    assert LaneStream(again, 0, 5).shards_in(0).tolist() == whole.shards_in(0).tolist()

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from streampack import rng
 from streampack.config import Mixing, Order, Packing
 from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
+from streampack.order import shuffle
+from streampack.pack import best_fit_decreasing
+from streampack.plan import sample_order
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream, lane_drift
 from streampack.plan.pack_queue import PackQueue
@@ -242,3 +246,61 @@ def test_lanes_drift_apart_by_what_is_told_of_each_pass(num_lanes):
     drift = lane_drift(r, 0) * num_epochs
     assert (drift > 0.5) == (num_lanes > 1)
     assert drift - 2 <= uses.max() - uses.min() <= 2 + drift
+
+
+def num_calls(
+    monkeypatch: pytest.MonkeyPatch, size: int, unit: str, num_lanes: int, **order
+) -> int:
+    """Calls of kernels, random draws and packings of windows that planning an epoch takes.
+
+    The epoch has a stream of 3,000 samples, and one of `size` that is a hundredth of the mixture.
+    """
+    some = np.random.default_rng(size)
+    lengths = [some.integers(20, 400, number) for number in (3000, size) if number]
+    r = recipe(
+        lengths,
+        weights=[{"proportion": 0.99}, {"proportion": 0.01}][: len(lengths)],
+        mixing=Mixing(weight_unit=unit),
+        packing=Packing(max_seq_len=512, buffer_tokens=4096),
+        order=Order(**{"seed": 5, "pack_shuffle": 0, **order}),
+        num_lanes=num_lanes,
+        global_batch_size=4 * num_lanes,
+    )
+    calls = 0
+
+    def counted(function):
+        def call(*args):
+            nonlocal calls
+            calls += 1
+            return function(*args)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for module, name in (
+            (shuffle, "permutation"),
+            (shuffle, "shuffle_rows"),
+            (shuffle, "shuffle_blocks"),
+            (shuffle, "random_keys"),
+            (rng, "random_bits"),
+            (sample_order, "draw_known"),
+            (best_fit_decreasing, "place_segments"),
+        ):
+            patch.setattr(module, name, counted(getattr(module, name)))
+        device_batches(r, DeviceView(batch_size=r.global_batch_size))
+    return calls
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize("num_lanes", [1, 30])
+def test_tiny_streams_and_blocks_are_planned_in_few_calls(unit, num_lanes, monkeypatch):
+    """A call for each pass or block would be hundreds a lane."""
+    least = num_calls(monkeypatch, 0, unit, num_lanes)
+    most = 3 * least + 8 * num_lanes
+    for size in (1, 3, 20, 50):
+        assert num_calls(monkeypatch, size, unit, num_lanes) <= most
+    for block in (1, 2, 3):
+        for window in (0, None):
+            order = {"shuffle_block_size": block, "pack_shuffle": window}
+            assert num_calls(monkeypatch, 0, unit, num_lanes, **order) <= most

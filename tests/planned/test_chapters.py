@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,13 @@ def test_a_loop_continues_after_break_and_ends_with_the_run(make, method):
             break
     assert got == whole
     assert keys(make(method=method)) == whole
+
+
+def test_a_copy_by_pickle_continues_a_loop_that_was_left(make):
+    dataset = make()
+    got = keys(islice(dataset, 37))
+    copied = pickle.loads(pickle.dumps(dataset))
+    assert keys(copied) == keys(dataset) == keys(make())[len(got) :]
 
 
 @pytest.mark.processes

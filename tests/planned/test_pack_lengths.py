@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streampack import PackedDataLoader
 from streampack.errors import ResumeError
@@ -13,12 +15,15 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import simulate
 from tests.helpers.conformance import (
     Written,
+    all_rows,
     check_tokens,
     make,
+    rows,
     show,
     worlds,
     write_streams,
 )
+from tests.helpers.examples import examples
 
 SIZE, BATCH = 32, 8
 OWN = [{}, {"max_seq_len": 2 * SIZE}, {"max_seq_len": 8 * SIZE}]
@@ -137,3 +142,37 @@ def test_a_world_whose_batches_would_mix_lengths_is_refused_with_sizes_that_work
     fitting = shaped(written, batch_size=8)
     fitting.load_state_dict(state)
     assert next(iter(fitting))["position"] == 8
+
+
+@pytest.mark.thorough
+@examples(15)
+@given(data=st.data())
+def test_any_world_continues_where_another_stopped(written, data):
+    draw = data.draw
+    lanes, method = draw(st.integers(1, 5), "lanes"), draw(st.sampled_from(METHODS), "method")
+    mixing = {
+        "global_batch_size": 16 * lanes * draw(st.integers(1, 2), "global batch"),
+        "epoch_end": draw(st.sampled_from(["pad", "drop", "carry"]), "epoch_end"),
+        "weight_unit": draw(st.sampled_from(["samples", "tokens"]), "weight_unit"),
+    }
+    overflow = draw(st.sampled_from(["split", "truncate"]), "overflow")
+    order = {"num_lanes": lanes, "pack_shuffle": draw(st.sampled_from([None, 0]), "pack_shuffle")}
+    options = {"mixing": mixing, "packing": {"overflow": overflow}, "order": order}
+    first = shaped(written, method, batch_size=16, **options)
+    first.set_epoch(draw(st.integers(0, 2), "epoch"))
+    states, expected = [first.state_dict()], []
+    for batch in first:
+        expected.append(rows(batch))
+        states.append(first.state_after(batch))
+
+    place = draw(st.integers(0, len(expected) - 1), "place")
+    nodes, per_node = draw(st.integers(1, 3), "nodes"), draw(st.sampled_from([1, 2, 4]))
+    batch_size = draw(st.sampled_from([8, 16]), "batch_size")
+    ranks = [
+        shaped(written, method, batch_size=batch_size, world=world, **options)
+        for world in worlds(nodes * per_node, nodes)
+    ]
+    for rank in ranks:
+        rank.load_state_dict(states[place])
+    rest = [row for batch in expected[place:] for row in batch]
+    assert all_rows(ranks, states[place]["position"]) == rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,14 @@ def test_shards_are_decompressed_elsewhere_where_the_folder_cannot_be_written(
     assert_reads(open_stream(Stream(local=str(path)), 0), samples)
     assert names(path) == before
     assert list(elsewhere.rglob("shard.00000.mds.*"))
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
+    path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
+    local = tmp_path / "l"
+    opened = open_stream(Stream(remote=str(path), local=str(local)), 0)
+    notes = cache_of(local) / NOTES
+    shutil.rmtree(notes)
+    notes.write_text("")
+    with pytest.raises(DataError, match=r"cannot be written \(.*\); \d+ bytes are needed: free"):
+        opened.open_shard(0)

@@ -179,6 +179,16 @@ def unsigned(bucket, monkeypatch):
 
 
 @only_s3
+def test_credentials_that_are_given_in_part_are_named(bucket, monkeypatch):
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(DataError, match=r"3 attempts in .*PartialCredentialsError") as raised:
+        fetch(bucket.files(60.0), "a.mds", bucket.to)
+    assert bucket.server.count() == 0
+    assert "; give this process credentials for the store, in the env" in str(raised.value)
+    assert raised.value.elapsed_s < BOUND_S
+
+
+@only_s3
 def test_a_public_bucket_is_read_without_credentials(unsigned):
     assert fetch(unsigned.files(60.0), "a.mds", unsigned.to) == 1
     unsigned.assert_whole_and_alone()
