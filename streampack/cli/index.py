@@ -19,6 +19,8 @@ from streampack.streams.flat_opening import is_flat
 from streampack.write import Indexed, write_lengths
 from streampack.write.token_index import stream_of, write_token_index
 
+OF_STREAM = ("format", "tokens", "tokens_dtype", "check_dtypes", "trailing")
+
 
 def run_index(options: Index) -> None:
     """Write the missing length files, and print a line for each."""
@@ -30,7 +32,7 @@ def run_index(options: Index) -> None:
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written: list[Indexed] = []
     given = vars(options).copy()
-    for option in ("bos_id", "format"):
+    for option in ("bos_id", "format", "trailing"):
         if given.pop(option) is not None:
             raise ConfigError("is for token files; omit it, or set --out", option=option)
     if (options.out is None) != (options.eos_id is None):
@@ -57,10 +59,9 @@ def _index_tokens(console: Console, options: Index, sources: str | list[str]) ->
     found = write_token_index(
         sources,
         options.out or "",
-        format=options.format,
-        tokens_dtype=options.tokens_dtype,
         eos_id=options.eos_id,
         bos_id=options.bos_id,
+        **{option: getattr(options, option) for option in OF_STREAM},
     )
     for file in found:
         console.out(

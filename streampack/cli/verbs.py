@@ -143,6 +143,10 @@ class Index(ColumnOptions):
         Option(help="Folder for an index of token files, or of documents, with hashes."),
     ] = None
     format: Annotated[str | None, Option(help="Format of token files, as of Stream.")] = None
+    trailing: Annotated[
+        str | None,
+        Option(help="What of tokens after the last document of a table, as of Stream: ignore."),
+    ] = None
     eos_id: Annotated[int | None, Option(help="With --out: the token that ends each document.")] = (
         None
     )

@@ -175,14 +175,18 @@ class FoundFile:
         """Return the path on this disk of a file that says where documents end.
 
         Raises:
-            DataError: If there is none.
+            NoTableError: If there is none.
         """
         path = self.path_of(name)
         if path is None:
-            raise DataError(
+            raise NoTableError(
                 f"{self.name}: has no {name}, which says where its documents end; {way_out}"
             )
         return path
+
+
+class NoTableError(DataError):
+    """The table of a token file is missing."""
 
 
 class TokenFormat(Protocol):

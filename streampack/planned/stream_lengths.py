@@ -110,7 +110,8 @@ class StreamLengths:
         if self.prepare is not None:
             self._fetch(np.array([shard]))
         lengths = np.asarray(self._stream.shard_lengths(shard), np.int64)
-        if len(lengths) >= LEAST_ROWS and np.mean(lengths == self._size) > 0.95:
+        is_split = self._stream.split_at is not None
+        if not is_split and len(lengths) >= LEAST_ROWS and np.mean(lengths == self._size) > 0.95:
             _warn_of_joined_rows(self._stream.name, self._size)
         if not self._adds_ids:
             return lengths

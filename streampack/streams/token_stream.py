@@ -35,7 +35,15 @@ from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import Int64Array
 
 Shards: TypeAlias = MdsShards | FlatShards
-OPTIONS = ("proportion", "repeat", "choose", "max_seq_len", "max_passes", "on_exhausted")
+OPTIONS = (
+    "proportion",
+    "repeat",
+    "choose",
+    "max_seq_len",
+    "max_passes",
+    "on_exhausted",
+    "split_at",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,8 @@ class TokenStream:
     """Passes that a run of chapters may use in a lane, or None for any number."""
     on_exhausted: str = "substitute"
     """What happens after `max_passes`."""
+    split_at: int | None = None
+    """The token that ends a document inside of a row, or None if rows are whole documents."""
     ends: StreamEnds
     columns: ColumnSelection
     digest: str

@@ -105,7 +105,9 @@ def write_lengths(
         checks_dtypes=check_dtypes,
         eos_id=eos_id,
     )
-    split_file = None if out is None else Path(out, SPLIT_FILE.format(eos_id=eos_id))
+    split_file = None
+    if out is not None:
+        split_file = local_path(out, "out") / SPLIT_FILE.format(eos_id=eos_id)
     if split_file is not None:
         split_file.parent.mkdir(parents=True, exist_ok=True)
     found = folder_of(shown_path(path))

@@ -3,10 +3,10 @@
 ::
 
     web.bin, web.idx        -->  out/web.bin.documents
-    ... 7 9 2 | 4 4 1 2 | 5 ...    EOS is 2: documents end after it
+    ... 7 9 2 | 4 4 1 2 | 5 ...    EOS is 2: documents end after it, and where a row of a table ends
 
 For tokenizers whose EOS also occurs inside documents, an EOS counts only where the next token is
-BOS. Tokens after the last EOS belong to no document, as OLMo has it.
+BOS. Without a table, tokens after the last EOS belong to no document, as OLMo has it.
 
 Cost: one read of the tokens, and another one first to find each EOS; 20 bytes a document on disk.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,13 +24,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from streampack._checks import check_choice
-from streampack._paths import replaced
+from streampack._paths import local_path, replaced
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import DOCUMENT, DOCUMENTS, HEAD, MAGIC, SHARD, VERSION
+from streampack.flat.file_checks import START_BYTES, check_start
 from streampack.flat.files import format_named
-from streampack.flat.token_file import Ends, TokenFile
+from streampack.flat.olmo import DocumentTable
+from streampack.flat.token_file import Ends, FoundFile, NoTableError, TokenFile
 from streampack.mds.columns import Spans
+from streampack.mds.dtype_check import MAX_BYTES, check_tokens_dtype
 from streampack.mds.length_file import NO_TOKEN
 from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.stores.retries import ATTEMPT_S, request
@@ -39,6 +41,7 @@ from streampack.streams.stream import Stream
 from streampack.write.lengths import edges_of
 
 PIECE_BYTES = 32 << 20
+CHECKED_BYTES = 256 << 10
 SPLIT_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 Read = Callable[[int, int], bytes]
 
@@ -66,62 +69,93 @@ def write_token_index(
     source: str | Sequence[str],
     out: str | os.PathLike[str],
     *,
-    format: str | None = None,  # noqa: A002 - as of Stream
-    tokens_dtype: str | None = None,
     eos_id: int | None = None,
     bos_id: int | None = None,
+    **options: Any,
 ) -> list[IndexedTokens]:
     """Write an index of token files into a folder, for `Stream(index=out)`.
 
-    `source`, `format` and `tokens_dtype` are those of a `Stream`. A document ends after `eos_id`,
-    where `bos_id` follows if it is given; without `eos_id`, documents are those of the files'
-    tables. A ConfigError refuses a type or an id, a DataError a file without a document.
+    Documents are those of the files' tables. With `eos_id`, one also ends after this token, where
+    `bos_id` follows if it is given; files without a table then have no other ends. `source` and the
+    options, such as `format` and `tokens_dtype`, are those of a `Stream`. A ConfigError refuses a
+    type or an id, a DataError a file without a document.
     """
-    stream = stream_of(source, format=format, tokens_dtype=tokens_dtype)
-    found = find_files(stream, None if format is None else format_named(format))
-    if eos_id is None:
-        return [_index_by_table(stream, found, name, Path(out)) for name in found.names]
-    if found.form.name == "arrow":
-        raise ConfigError(
-            f"eos_id={eos_id}: other bytes are between the tokens of Arrow files, so these cannot "
-            "be searched; write a stream, whose rows can be split: streampack write --tokens"
-        )
-    check_choice("tokens_dtype", tokens_dtype or "", SPLIT_DTYPES)
-    dtype = np.dtype(tokens_dtype)
-    for option, value in (("eos_id", eos_id), ("bos_id", bos_id)):
-        if value is not None and not 0 <= value <= np.iinfo(dtype).max:
-            raise ConfigError(f"{option}={value} does not fit in {tokens_dtype}; correct one")
-    written = []
-    for name in found.names:
-        num_bytes = found.of_name[name].num_bytes
-        pieces = _ends(_reader(found, name), num_bytes, dtype, (eos_id, bos_id))
-        ends = np.concatenate([*pieces, np.empty(0, np.int64)])
-        if not len(ends):
-            raise DataError(
-                f"{name}: none of its {num_bytes // dtype.itemsize} tokens of {tokens_dtype} is "
-                f"the EOS {eos_id}; correct --eos-id or --tokens-dtype"
-            )
-        file = TokenFile(name=name, dtype=dtype.name, num_bytes=num_bytes, boundaries=Ends(ends))
-        written.append(_index(found, file, eos_id + 1, Path(out)))
-    return written
+    stream, folder = stream_of(source, **options), local_path(out, "out")
+    form = None if stream.format is None else format_named(stream.format)
+    found = find_files(stream, form)
+    return [_index_file(stream, found, name, (eos_id, bos_id), folder) for name in found.names]
 
 
-def _index_by_table(stream: Stream, found: FoundFiles, name: str, out: Path) -> IndexedTokens:
-    """Write the index of a file with a table; of a store, an Arrow file is here meanwhile."""
-    file, _ = open_found(stream, found, name)
-    written = _index(found, file, 0, out)
-    if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
-        copy.unlink()
-    return written
-
-
-def _index(found: FoundFiles, file: TokenFile, split: int, out: Path) -> IndexedTokens:
-    path = out / f"{file.name}{DOCUMENTS}"
+def _index_file(
+    stream: Stream, found: FoundFiles, name: str, ids: tuple[int | None, int | None], out: Path
+) -> IndexedTokens:
+    """Write the index of a file; of a store, an Arrow file is on this disk meanwhile."""
+    eos_id, bos_id = ids
+    read = _reader(found, name)
+    check_start(name, read(0, START_BYTES))
+    try:
+        file, has_table = open_found(stream, found, name)[0], True
+    except NoTableError:
+        if eos_id is None:
+            raise
+        file, has_table = _without_table(found.file(name), stream, read), False
+    if eos_id is not None:
+        file = _split(file, read, (eos_id, bos_id), has_table=has_table)
+    path = out / f"{name}{DOCUMENTS}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, temporary.open("wb") as opened:
-        num_tokens = _write(opened, file, split, _reader(found, file.name))
+        split = 0 if eos_id is None else eos_id + 1
+        num_tokens = _write(opened, file, split, read)
+    if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
+        copy.unlink()
     counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
-    return IndexedTokens(name=file.name, num_documents=file.boundaries.num_samples, **counts)
+    return IndexedTokens(name=name, num_documents=file.boundaries.num_samples, **counts)
+
+
+def _without_table(file: FoundFile, stream: Stream, read: Read) -> TokenFile:
+    """Return a file as one document, if its first values fit the type that the stream states."""
+    dtype = stream.tokens_dtype
+    if dtype not in SPLIT_DTYPES:
+        raise ConfigError(
+            f"tokens_dtype={dtype}: {file.name} has no table, and the type of its tokens is in no "
+            f"file; set it to one of {', '.join(SPLIT_DTYPES)}",
+            option="tokens_dtype",
+        )
+    if stream.check_dtypes:
+        data = np.frombuffer(read(0, CHECKED_BYTES), np.uint8)
+        begins = np.arange(0, len(data) - MAX_BYTES + 1, MAX_BYTES)
+        check_tokens_dtype(data, begins, np.full(len(begins), MAX_BYTES), dtype, file.name)
+    num_tokens = np.array([file.num_bytes // np.dtype(dtype).itemsize])
+    return TokenFile(
+        name=file.name, dtype=dtype, num_bytes=file.num_bytes, boundaries=Ends(num_tokens)
+    )
+
+
+def _split(
+    rows: TokenFile, read: Read, ids: tuple[int, int | None], *, has_table: bool
+) -> TokenFile:
+    """Return the documents in the rows of a file: one ends at each EOS, and at the row's end."""
+    dtype = np.dtype(rows.dtype)
+    for option, value in zip(("eos_id", "bos_id"), ids, strict=True):
+        if value is not None and not 0 <= value <= np.iinfo(dtype).max:
+            raise ConfigError(f"{option}={value} does not fit in {dtype}; correct one")
+    begins, lengths = rows.spans(0, rows.boundaries.num_samples)
+    begins //= dtype.itemsize
+    stops = begins + lengths
+    pieces = _ends(read, rows.num_bytes, dtype, ids)
+    ends = np.concatenate([*pieces, np.empty(0, np.int64)])
+    # In a row, and not in other bytes between rows.
+    row = np.searchsorted(begins, ends) - 1
+    ends = ends[(row >= 0) & (ends <= stops[row])]
+    if not len(ends):
+        raise DataError(
+            f"{rows.name}: none of its {lengths.sum()} tokens of {dtype} is the EOS {ids[0]}; "
+            "correct --eos-id or --tokens-dtype"
+        )
+    if has_table:
+        ends = np.union1d(ends, stops[lengths > 0])
+    starts = np.maximum(begins[np.searchsorted(begins, ends) - 1], np.append(0, ends[:-1]))
+    return replace(rows, boundaries=DocumentTable(starts, ends))
 
 
 def _write(out: BinaryIO, file: TokenFile, split: int, read: Read) -> int:

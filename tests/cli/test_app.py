@@ -135,7 +135,7 @@ def test_an_option_means_the_same_in_all_verbs(name):
 CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
-    "index": ([write_lengths, write_token_index], set()),
+    "index": ([write_lengths, write_token_index, Stream], set()),
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.flat import token_file
 from streampack.streams import open_stream
 from streampack.testing import assert_resumes, assert_same_in_every_world
-from streampack.write import write_stream
+from streampack.write import token_index, write_stream
 from tests.helpers.faults import servers
-from tests.helpers.flat import damage, make_documents, options_of, write
+from tests.helpers.flat import damage, make_documents, options_of, read_documents, write
 from tests.helpers.verbs import call_verb
 
 FLAT = ("megatron", "olmo", "datatrove", "arrow")
@@ -228,15 +229,109 @@ def test_rows_that_are_not_those_of_the_index_are_refused(tmp_path):
         open_stream(stream, 0)
 
 
-def test_flat_rows_are_split_too(tmp_path):
-    rows, _ = joined_rows()
+@pytest.mark.parametrize("piece_bytes", [250, 1 << 20])
+@pytest.mark.parametrize("form", FLAT)
+def test_rows_of_token_files_are_split_inside_rows(form, piece_bytes, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_index, "PIECE_BYTES", piece_bytes)
+    rows, pieces = joined_rows()
     rows = [row.astype("uint16") for row in rows]
-    write("megatron", tmp_path / "data", rows)
-    options = ["--eos-id", EOS, "--tokens-dtype", "uint16"]
-    index(tmp_path / "data", tmp_path / "index", *options)
+    write(form, tmp_path / "data", [*rows, rows[0][:0]])  # the last one is empty
+    options = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    shown = index(tmp_path / "data", tmp_path / "index", "--eos-id", EOS, *options)
+    assert f"{len(pieces):,} documents" in shown
     stream = Stream(local=tmp_path / "data", split_at=EOS, index=tmp_path / "index")
-    tokens = np.concatenate(rows)
-    ends = np.flatnonzero(tokens == EOS) + 1
-    assert lengths_of(stream) == np.diff(ends, prepend=0).tolist()
+    found = read_documents(stream)
+    assert [each.tolist() for each in found] == [each.tolist() for each in pieces]
     with pytest.raises(DataError, match="was made for eos_id=7, but split_at=8"):
         open_stream(Stream(local=tmp_path / "data", split_at=8, index=tmp_path / "index"), 0)
+
+
+def test_rows_that_an_index_leaves_out_are_in_no_document(tmp_path):
+    rows, _ = joined_rows()
+    write("megatron", tmp_path, [row.astype("uint16") for row in rows])
+    table = tmp_path / "web.idx"
+    content, num = bytearray(table.read_bytes()), len(rows)
+    content[34 : 34 + 4 * num] = np.full(num, 9, "<i4").tobytes()  # the first 9 tokens of each
+    table.write_bytes(content)
+    index(tmp_path, tmp_path / "out", "--eos-id", EOS, "--trailing", "ignore")
+    options = {"split_at": EOS, "index": tmp_path / "out", "trailing": "ignore"}
+    found = read_documents(Stream(local=tmp_path, **options))
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate([row[:9] for row in rows]))
+    assert all((each[:-1] != EOS).all() for each in found)
+
+
+def test_an_index_that_joined_rows_is_made_again(tmp_path):
+    rows, _ = joined_rows()
+    write("megatron", tmp_path, [row.astype("uint16") for row in rows])
+    index(tmp_path, tmp_path / "out", "--eos-id", EOS)
+    [path] = (tmp_path / "out").iterdir()
+    content = bytearray(path.read_bytes())
+    content[8:16] = (1).to_bytes(8, "little")
+    path.write_bytes(content)
+    assert open_stream(Stream(local=tmp_path, index=tmp_path / "out"), 0).num_samples
+    stream = Stream(local=tmp_path, split_at=EOS, index=tmp_path / "out")
+    with pytest.raises(DataError, match="earlier version, which joined rows") as refused:
+        open_stream(stream, 0)
+    [command] = re.findall(r"streampack (index .*)$", str(refused.value))
+    call_verb(*command.replace("FILES", str(tmp_path)).split())
+    assert open_stream(stream, 0).num_samples
+
+
+def test_documents_as_long_as_a_pack_are_no_joined_rows_if_rows_are_split(tmp_path, caplog):
+    rows = [np.full(64, n % 900 + 10, "uint16") for n in range(300)]
+    rows[-1][-1] = EOS
+    write("megatron", tmp_path, rows)
+    index(tmp_path, tmp_path / "out", "--eos-id", EOS)
+    for option, is_warned in (({"split_at": EOS}, False), ({}, True)):
+        caplog.clear()
+        stream = Stream(local=tmp_path, name=str(is_warned), index=tmp_path / "out", **option)
+        batches_of(stream, Packing(max_seq_len=64))
+        assert ("rows of joined" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "message"),
+    [
+        (b"", [], "has no web.npy.csv.gz|has no web.csv.gz|the type of its tokens is in no file"),
+        (b"", ["--eos-id", EOS], "set tokens_dtype|set --tokens-dtype"),
+        (b"", ["--eos-id", EOS, "--tokens-dtype", "uint16"], "likely written as int32"),
+        (
+            b"",
+            ["--eos-id", 70000, "--tokens-dtype", "uint16", "--no-check-dtypes"],
+            "eos_id=70000 does not fit",
+        ),
+        (b"", ["--eos-id", 999, "--tokens-dtype", "uint32"], "is the EOS 999"),
+        (b"\x93NUMPY\1\0", ["--eos-id", EOS, "--tokens-dtype", "uint32"], "a numpy header"),
+    ],
+)
+def test_raw_tokens_are_indexed_by_their_type_and_eos(start, options, message, tmp_path):
+    tokens = np.concatenate([np.append(each % 900 + 10, EOS) for each in make_documents(200)])
+    (tmp_path / "web.npy").write_bytes(start + tokens.astype("<u4").tobytes())
+    with pytest.raises(StreampackError, match=message) as refused:
+        index(tmp_path, tmp_path / "out", *options)
+    assert "tokens_dtype=''" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("magic", "dtype"), [(20240520, "uint16"), (20240801, "uint32")])
+def test_llm_cs_header_is_refused_and_its_tokens_are_read_without_it(magic, dtype, tmp_path):
+    documents = [np.append(each % 900 + 10, EOS).astype(dtype) for each in make_documents(50)]
+    head = np.zeros(256, "<i4")
+    head[:3] = magic, 1, sum(map(len, documents))
+    path = tmp_path / "web.bin"
+    path.write_bytes(head.tobytes() + np.concatenate(documents).tobytes())
+    options = ["--eos-id", EOS, "--tokens-dtype", dtype]
+    with pytest.raises(DataError, match=r"llm\.c's header of 1024 bytes.*tail -c") as refused:
+        index(path, tmp_path / "out", *options)
+    command = str(refused.value).partition("without it: ")[2].replace("COPY", "copy")
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+    index(tmp_path / "copy.bin", tmp_path / "out", *options)
+    found = read_documents(Stream(local=tmp_path / "copy.bin", index=tmp_path / "out"))
+    assert [each.tolist() for each in found] == [each.tolist() for each in documents]
+
+
+def test_an_index_is_not_written_to_a_store(tmp_path):
+    write("megatron", tmp_path, make_documents(9))
+    write_stream(make_documents(9), tmp_path / "mds")
+    for source, options in ((tmp_path / "web", ()), (tmp_path / "mds", ("--eos-id", EOS))):
+        with pytest.raises(ConfigError, match=r"out='s3://bucket/out' is a URL"):
+            index(source, Path("s3://bucket/out"), *options)
