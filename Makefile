@@ -53,7 +53,7 @@ architectures: $(INSTALLED)
 	$(BIN)/python -m tests.helpers.architectures
 
 demo: $(INSTALLED)
-	$(BIN)/streampack demo
+	$(BIN)/python examples/demo/kill_and_resume.py
 
 # Three at a time on two cores: much of it waits for servers and processes. A file's tests stay
 # together, and files begin in the order of tests/conftest.py, the longest first; xdist's own would be

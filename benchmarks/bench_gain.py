@@ -46,6 +46,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from torch.nn import functional
 
 from streampack import (
     BucketedIterableDataset,
@@ -54,7 +55,6 @@ from streampack import (
     PackedIterableDataset,
     Packing,
 )
-from streampack.cli.demo.train import next_token_loss
 
 Batch = dict[str, Any]
 Samples = Sequence[np.ndarray]
@@ -219,7 +219,8 @@ class Trainer:
         self._optimizer.zero_grad()
         with torch.autocast(self._device, torch.bfloat16, enabled=self._device == "cuda"):
             logits = self.model(batch, kind)
-        next_token_loss(logits.float(), batch["labels"]).backward()
+        targets = batch["labels"].flatten()
+        functional.cross_entropy(logits.float().flatten(0, 1), targets).backward()
         self._optimizer.step()
 
     def rate(self, layout: Layout, slots: int) -> float:

@@ -24,7 +24,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from streampack import block_causal_mask
 from streampack.batch.masks import block_mask
-from streampack.cli.demo.train import rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 causal: Attend = partial(scaled_dot_product_attention, is_causal=True)
@@ -68,6 +67,13 @@ def varlen_of(batch: dict[str, Any]) -> Attend:
         return seen.transpose(0, 1)[None]
 
     return attend
+
+
+def rotate(heads: Tensor, angles: Tensor) -> Tensor:
+    """Apply rotary embedding: rotate each pair of values by its angle; (B, heads, S, head)."""
+    one, other = heads.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((one * cos - other * sin, one * sin + other * cos), dim=-1)
 
 
 class Block(nn.Module):

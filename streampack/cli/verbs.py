@@ -329,17 +329,13 @@ class ComparePackers(StreamOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """Real text, a small model, a crash and an exact resume; offline."""
+    """Write real text as streams, show its packs, and write a report; offline."""
 
     config: Annotated[
         Path | None,
         Option(help="The YAML of the mix, in place of the demo's. Streams go to its folders."),
     ] = None
     out: Annotated[Path, Option(help="Folder for everything else.")] = Path("demo-output")
-    steps: Annotated[int, Option(min=4, help="Training steps, over both processes.")] = 30
-    chapters: Annotated[
-        bool, Option("--chapters", help="Show a run that changes instead: killed, edited, resumed.")
-    ] = False
 
 
 VERBS: dict[str, type] = {

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from streampack.cli.demo.train import SmallDecoder
+from examples.demo.model import SmallDecoder
 from streampack.formats import to_hf, to_hf_flash, to_llama_factory
 from streampack.testing import assert_no_leak
 from tests.helpers.examples import examples

@@ -62,7 +62,7 @@ def test_the_demo_prints_what_the_readme_shows(tmp_path):
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
 
     done = subprocess.run(
-        [sys.executable, "-m", "streampack", "demo"],
+        [sys.executable, ROOT / "examples" / "demo" / "kill_and_resume.py"],
         cwd=tmp_path,
         env=os.environ | {"COLUMNS": "80"},
         capture_output=True,

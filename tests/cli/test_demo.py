@@ -1,20 +1,18 @@
-"""The parts of the demo: its texts, its model, and the whole."""
+"""The demo: its texts, what it shows, and the examples that kill and resume it."""
 
 from __future__ import annotations
 
-import signal
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
-import yaml
-from typer.testing import CliRunner
 
-from streampack.cli import demo
-from streampack.cli.app import build_app
 from streampack.cli.demo.prepare import SOURCES
+from tests.helpers.verbs import call_verb
 
-CONFIG = Path(demo.__file__).with_name("demo.yaml")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "demo"
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -27,25 +25,35 @@ def test_every_source_gives_text_and_the_same_text_again(name):
 
 
 @pytest.mark.slow
-def test_the_whole_demo_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    written = yaml.safe_load(CONFIG.read_text())
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo.yaml").write_text(yaml.safe_dump(written))
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (["kill_and_resume.py", "8"], "bit for bit, those of a run that never stopped"),
+        (["edit_chapters.py"], "bit for bit, those of a run of the edited chapters that never"),
+    ],
+)
+def test_a_process_that_is_killed_goes_on_bit_for_bit(tmp_path, script, said):
+    name, *arguments = script
 
-    done = CliRunner().invoke(build_app(), ["demo", "--config", "demo.yaml", "--steps", "8"])
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
-    assert done.exception is None, done.output
-    assert "was killed: SIGKILL" in done.output
-    assert "bit for bit, those of a run that never stopped" in done.output.replace("\n", " ")
-    assert (tmp_path / "demo-output" / "report.html").read_text().count("<figure") == 9
+    assert done.returncode == 0, done.stderr
+    assert "was killed: SIGKILL" in done.stdout
+    assert said in done.stdout.replace("\n", " ")
 
 
 @pytest.mark.slow
-def test_a_run_of_chapters_is_killed_edited_and_resumed(tmp_path, monkeypatch):
+def test_the_demo_shows_packs_and_writes_a_report(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    done = CliRunner().invoke(build_app(), ["demo", "--config", str(CONFIG), "--chapters"])
+    printed = call_verb("demo")
 
-    assert done.exception is None, done.output
-    assert f"then was killed: {signal.SIGKILL.name}" in done.output
-    assert "those of a run of the edited chapters" in done.output.replace("\n", " ")
+    assert "code" in printed
+    assert "fill 99." in printed
+    assert (tmp_path / "demo-output" / "report.html").read_text().count("<figure") == 8

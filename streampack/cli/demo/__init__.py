@@ -1,8 +1,8 @@
-"""The demo of ``make demo``.
+"""The demo: real text, written as streams, mixed, packed and reported.
 
 ::
 
     show ---> prepare      real text becomes streams
-         '--> train        a process that trains a small model, and is killed
-         '--> chapters     a run that is killed, edited and resumed
+
+examples/demo trains a small model on its packs.
 """

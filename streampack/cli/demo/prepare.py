@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
@@ -81,6 +82,13 @@ def _docstrings_in(text: str) -> Iterator[str]:
     for node in ast.walk(module):
         if isinstance(node, documented):
             yield ast.get_docstring(node) or ""
+
+
+def demo_config(out: Path) -> Path:
+    """Copy the demo's config to its folder, and return the copy."""
+    out.mkdir(parents=True, exist_ok=True)
+    config = Path(__file__).with_name("demo.yaml")
+    return Path(shutil.copy(config, out / config.name))
 
 
 SOURCES: dict[str, Callable[[], Iterator[str]]] = {

@@ -1,10 +1,12 @@
-"""A run that changes: the code behind ``streampack demo --chapters``.
+"""A run that changes: read in two chapters, killed, edited, resumed and compared.
 
 ::
 
-    1 read      two chapters, in a process that is killed in the second
-    2 edit      the YAML: the second chapter ends later, and a third one follows
-    3 resume    in a new process, from the saved state
+    python examples/demo/edit_chapters.py       writes to demo-output
+
+    1 write     the demo's streams
+    2 read      two chapters, in a process that is killed in the second
+    3 edit      the YAML: the second chapter ends later, and a third one follows; then resume
     4 compare   every batch with those of a run of the edited YAML that never stopped
 """
 
@@ -21,21 +23,17 @@ import yaml
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from train import BatchReport, check_same_batches, report_steps, report_until, send
 
+from streampack import PackedDataLoader
 from streampack.cli.build import build_dataset, build_streams
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.demo.train import (
-    BatchReport,
-    check_same_batches,
-    report_steps,
-    report_until,
-    send,
-)
+from streampack.cli.demo.prepare import demo_config
+from streampack.cli.demo.show import write_streams
 from streampack.errors import StreampackError
-from streampack.loader.loader import PackedDataLoader
 from streampack.streams import open_stream
 
-READING = [sys.executable, "-m", "streampack.cli.demo.chapters"]
+OUT = Path("demo-output")
 SAVE_EVERY = 3  # inside global batches of four, too
 BATCH_SIZE, GLOBAL_BATCH_SIZE = 4, 16
 KILL_AFTER = 46  # of 4 x 16 batches: in the second chapter, inside a global batch
@@ -61,7 +59,7 @@ def change(described: RunConfig, out: Path, console: Console) -> None:
     config, state, log = out / "chapters.yaml", out / "chapters.pt", out / "chapters.log"
     for file in (state, log):
         file.unlink(missing_ok=True)
-    command = [*READING, str(config), str(state)]
+    command = [sys.executable, __file__, str(config), str(state)]
     console.rule("2  read in two chapters, killed in the second", align="left")
     write_chapters(described, WRITTEN, config)
     with console.status("reading"):
@@ -175,5 +173,17 @@ def read(config: Path, checkpoint: Path | None = None) -> Iterator[BatchReport]:
     return report_steps(loader, _count, {"loader": loader}, checkpoint, SAVE_EVERY)
 
 
+def main() -> None:
+    """Write the streams and change a run; in the process that is killed, read the run."""
+    if len(sys.argv) == 3:
+        send(read(Path(sys.argv[1]), Path(sys.argv[2])))
+        return
+    console = Console(highlight=False)
+    described = read_config(demo_config(OUT))
+    console.rule("1  real text, written as streams", align="left")
+    write_streams(described, OUT, console)
+    change(described, OUT, console)
+
+
 if __name__ == "__main__":
-    send(read(Path(sys.argv[1]), Path(sys.argv[2])))
+    main()
