@@ -13,6 +13,7 @@ the argument, its value and a way out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
@@ -40,6 +41,25 @@ def check_choice(name: str, value: str, choices: object) -> None:
             f"{name}={value!r} is not one of {'|'.join(words)}{suggest(value, words)}",
             option=name,
         )
+
+
+def check_names(name: str, value: object) -> None:
+    """Check that an option of several names is not one text, of which each letter would be one."""
+    if isinstance(value, str):
+        raise ConfigError(f"{name}={value!r} is one text; write [{value!r}]", option=name)
+
+
+def read_json_object(name: str, value: Any) -> dict[str, Any]:
+    """Return a mapping that JSON can store, or the JSON text of one, as a dict."""
+    with suppress(TypeError, ValueError):
+        read = json.loads(value if isinstance(value, str) else json.dumps(dict(value)))
+        if isinstance(read, dict):
+            return read
+    raise ConfigError(
+        f"{name}={value!r:.80} is not an object of JSON; write one such as "
+        '{"enable_thinking": false}',
+        option=name,
+    )
 
 
 def check_at_most(name: str, number: int, most: int) -> None:

@@ -72,6 +72,15 @@ class Write:
     chat_template: Annotated[
         Path | None, Option(help="File of a chat template to use instead of the tokenizer's.")
     ] = None
+    template_kwargs: Annotated[
+        str | None, Option(help="More arguments of the chat template, as a JSON object.")
+    ] = None
+    context_roles: Annotated[
+        list[str] | None, Option(help="One more role of conversations that is not learned.")
+    ] = None
+    ignore_fields: Annotated[
+        list[str] | None, Option(help="Field of conversations that is as if it was not there.")
+    ] = None
     max_seq_len: Annotated[
         int | None,
         Option(help="Cut conversations to so many tokens; omit those without a target then."),

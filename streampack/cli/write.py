@@ -47,7 +47,9 @@ def run_merge(options: Merge) -> None:
 
 
 def _options(options: Write) -> write.WriteOptions:
-    given = vars(options) | {"columns": tuple(options.columns or ())}
+    several = ("columns", "context_roles", "ignore_fields")
+    given = vars(options) | {name: tuple(vars(options)[name] or ()) for name in several}
+    given["template_kwargs"] = options.template_kwargs or {}
     given["compression"] = None if options.compression == "none" else options.compression
     given["chat_template"] = options.chat_template and options.chat_template.read_text()
     rows, own = (

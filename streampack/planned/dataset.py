@@ -35,7 +35,7 @@ from streampack.planned.documents import read_document
 from streampack.planned.engine import PlanEngine
 from streampack.planned.epoch_engine import EpochEngine
 from streampack.planned.spec import DatasetSpec
-from streampack.planned.stream_lengths import with_own_overflow
+from streampack.planned.stream_lengths import warn_of_open_texts, with_own_overflow
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
 from streampack.streams import open_streams
@@ -252,6 +252,7 @@ def _make_engine(
     # When a run resumes, shards of streams that it no longer uses may be deleted.
     may_be_emptied = chapters is not None
     opened = open_streams(streams, cache_limit=buffers.cache_bytes, may_be_emptied=may_be_emptied)
+    warn_of_open_texts(streams, packing)
     opened, packing = with_own_overflow(opened, packing)
     convert = check_format(batch_format, packing, batch_size)
     spec = DatasetSpec(

@@ -10,9 +10,10 @@ Cost: the lengths of 64 shards of each stream in memory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -119,6 +120,24 @@ class StreamLengths:
         edges = self._stream.shard_edges(shard, packing.bos_id, packing.eos_id)
         added = num_added(edges[:, 0], edges[:, 1], self._packing)
         return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
+
+
+def warn_of_open_texts(streams: Iterable[Any], packing: Packing) -> None:
+    """Warn of each stream whose rows are texts that no token ends, once."""
+    for stream in streams:
+        asked = getattr(stream, "asked", {})
+        is_text = asked.get("tokenizer") is not None and not asked.get("chat")
+        if is_text and stream.eos_id is None and packing.eos_id is None:
+            _warn_of_open_text(stream.name)
+
+
+@cache
+def _warn_of_open_text(name: str) -> None:
+    logger.warning(
+        "stream %r: no token ends its texts, so a model does not learn where one ends; set "
+        "Stream(eos_id=tokenizer.eos_token_id), which is appended to texts that do not end with it",
+        name,
+    )
 
 
 @cache

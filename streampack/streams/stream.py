@@ -204,6 +204,8 @@ class Stream:
         return f"{type(self).__name__}({', '.join(stated)})"
 
 
+# Options of conversations that `chat_dataset` also has.
+OF_CHATS = ("train_on", "chat_template", "template_kwargs", "context_roles", "ignore_fields")
 CHOICES = {
     "on_bad_row": ("error", "skip"),
     "on_exhausted": OnExhausted,
@@ -277,9 +279,12 @@ def _check_part(max_passes: Any, fraction: Any, slices: Mapping[str, object]) ->
 
 def _check_names(unknown: Mapping[str, object], known: Mapping[str, object]) -> None:
     for name, value in unknown.items():
+        meant = suggest(name, known)
+        if name in OF_CHATS:
+            meant = f", write it as chat={ {name: value}!r}"
         raise ConfigError(
-            f"{name}={value!r}: not an argument of Stream{suggest(name, known)}; "
-            f"it takes {', '.join(sorted(known))}"
+            f"{name}={value!r}: not an argument of Stream{meant}; it takes "
+            f"{', '.join(sorted(known))}"
         )
 
 

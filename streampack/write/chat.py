@@ -24,10 +24,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from streampack._checks import check_choice, read_count
+from streampack._checks import check_choice, check_names, read_count
 from streampack.errors import ConfigError, DataError, suggest
 from streampack.types import IntArray
-from streampack.write.chat_rows import RESPONSE, Conversation, read_row
+from streampack.write.chat_rows import RESPONSE, Conversation, is_target, read_row
 from streampack.write.chat_spans import Rendering, TargetSpans, rendered
 
 TrainOn = Literal["responses", "last_response", "each_response", "all"]
@@ -47,7 +47,8 @@ class ChatEncoder:
     "conversations", a "prompt" and its "completion", or Alpaca's "instruction", "input" and
     "output". A row may also have "system" and "tools". Lists may be JSON text.
 
-    A message with ``weight=0``, ``train=False`` or ``mask=True`` is not learned.
+    A message with ``weight=0``, ``train=False`` or ``mask=True`` is not learned, nor is an
+    assistant's without content and calls.
 
     Raises:
         ConfigError: If the tokenizer has no chat template or no offsets, or `train_on` is unknown.
@@ -79,6 +80,8 @@ class ChatEncoder:
     """More template arguments, such as ``{"enable_thinking": False}``."""
     context_roles: Sequence[str] = ()
     """More roles of the template that are not targets, such as "documents"."""
+    ignore_fields: Sequence[str] = ()
+    """Fields of rows and messages that are as if they were not there, such as "score"."""
     max_seq_len: int | None = None
     """Tokens that a sample is cut to, or None if it is never cut."""
 
@@ -86,10 +89,8 @@ class ChatEncoder:
         check_choice("train_on", self.train_on, TrainOn)
         if self.max_seq_len is not None:
             read_count("max_seq_len", self.max_seq_len)
-        if isinstance(self.context_roles, str):
-            raise ConfigError(
-                f"context_roles={self.context_roles!r} is one text; write [{self.context_roles!r}]"
-            )
+        for name in ("context_roles", "ignore_fields"):
+            check_names(name, getattr(self, name))
         kind = type(self.tokenizer).__name__
         if not hasattr(self.tokenizer, "apply_chat_template"):
             raise ConfigError(
@@ -115,7 +116,7 @@ class ChatEncoder:
 
         Raises:
             ConfigError: If the template does not reveal the position of a response or omits
-                its reasoning or a call, or if `train_on` makes several samples of a conversation.
+                a part of it or the tools, or if `train_on` makes several samples of a conversation.
             DataError: If this is not a conversation, the template rejects it, it has an unknown
                 role that would not be learned, or a field that would be ignored.
         """
@@ -137,19 +138,21 @@ class ChatEncoder:
             ConfigError: See `__call__`.
             DataError: See `__call__`.
         """
-        chat = read_row(conversation)
-        learned = self._learned(chat)
+        chat = read_row(conversation, self.ignore_fields)
+        chosen = self._chosen(chat)
         options = {"chat_template": self.chat_template, **self.template_kwargs, **chat.options}
         whole = rendered(self.tokenizer, chat.messages, options)
+        learned = [n for n in chosen if is_target(whole.messages[n])]
+        whole.check_fields(chosen, located=() if self.train_on == "all" else learned)
         if self.train_on == "each_response" and learned:
-            prefixes = ((n, whole.messages[: n + 1]) for n in learned)
-            return [self._sample(Rendering(self.tokenizer, p, options), [n]) for n, p in prefixes]
+            prefixes = ((n, whole.until(n)) for n in learned)
+            return [self._sample(prefix, [n]) for n, prefix in prefixes]
         return [self._sample(whole, learned)]
 
     def _sample(self, rendering: Rendering, learned: Sequence[int]) -> dict[str, IntArray]:
-        is_prompted = self.train_on == "each_response"
-        spans = rendering.spans(learned, is_prompted=is_prompted)
         wants_spans = self.train_on != "all"
+        is_prompted = self.train_on == "each_response"
+        spans = rendering.spans(learned, is_prompted=is_prompted) if wants_spans else []
         encoded = self.tokenizer(
             rendering.text,
             add_special_tokens=False,
@@ -163,14 +166,14 @@ class ChatEncoder:
         kept = slice(self.max_seq_len)
         return {"tokens": np.array(tokens[kept], np.int32), "loss_mask": mask[kept]}
 
-    def _learned(self, chat: Conversation) -> list[int]:
+    def _chosen(self, chat: Conversation) -> list[int]:
         if self.train_on == "all":
             if chat.withheld:
                 raise DataError(
                     f"message {min(chat.withheld)} is not to be learned, but train_on='all' learns "
                     "every token; choose train_on='responses', or remove weight, train and mask"
                 )
-            return []
+            return chat.responses
         known = (RESPONSE, *CONTEXT_ROLES, *self.context_roles)
         for number, message in enumerate(chat.messages):
             role = message.get("role")

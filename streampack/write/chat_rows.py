@@ -8,8 +8,8 @@
     {"instruction": "Add", "input": "1 1", "output": "2"}    Alpaca
 
 Each may have `system` and `tools`, and lists may be JSON text. Nulls inside structs are removed:
-Arrow adds them because all rows of a table have the same fields. A field that says something about
-the loss, the system text or the tools under another name is refused, since it would be ignored.
+Arrow adds them because all rows of a table have the same fields. `chat_fields` reads marks, and
+refuses fields that would be ignored.
 
 Cost: a copy of the messages, about 5 us each.
 """
@@ -17,8 +17,7 @@ Cost: a copy of the messages, about 5 us each.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -27,12 +26,22 @@ import numpy as np
 import orjson
 
 from streampack.errors import DataError, suggest
+from streampack.write.chat_fields import (
+    LEARNS,
+    REASONING,
+    WITHDRAWS,
+    meaning_of,
+    other_texts,
+    read_marks,
+)
 
 Messages: TypeAlias = list[dict[str, Any]]
 
 RESPONSE = "assistant"
 LISTS = ("messages", "conversations")
 PAIRS = {"prompt": "completion", "instruction": "output"}
+PREFERENCES = ("chosen", "rejected")
+KEPT = ("role", "content", "value")  # even if they are null
 FIELDS = (*LISTS, *PAIRS, *PAIRS.values(), "input", "system", "tools", "chat_template_kwargs")
 FORMATS = "messages, conversations, prompt and completion, or instruction and output"
 SHAREGPT_ROLES = {
@@ -44,12 +53,6 @@ SHAREGPT_ROLES = {
     "observation": "tool",
     "tool": "tool",
 }
-# By which data sets choose what is learned of a message, and whether a true value withdraws it.
-MARKS = {"weight": False, "train": False, "training": False, "mask": True, "masked": True}
-# Names of fields that mean what a mark, `system` or `tools` means, and would be ignored.
-_LOSS = "(loss|weights?|train(ing|able|ed)?|masks?|masked|learn(ed)?)"
-OF_MARKS = re.compile(rf"{_LOSS}(_({_LOSS}|on|details?))*", re.I)
-OF_ROWS = re.compile(r"(system|sys|tools?|functions?|history)(_?(prompt|message|list|s))?", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,20 @@ class Conversation:
         return [n for n, message in enumerate(self.messages) if message.get("role") == RESPONSE]
 
 
-def read_row(row: Any) -> Conversation:
+def read_row(row: Any, ignored: Collection[str] = ()) -> Conversation:
     """Return the conversation of a row, or of a list of messages; a DataError refuses others.
+
+    Fields of the row and its messages that are `ignored` are as if they were not there.
 
     >>> chat = read_row({"instruction": "Add", "input": "1 1", "output": "2", "system": "So?"})
     >>> [(message["role"], message["content"]) for message in chat.messages]
     [('system', 'So?'), ('user', 'Add\\n1 1'), ('assistant', '2')]
     """
     if not isinstance(row, Mapping):
-        return _conversation(_messages(row), {})
-    row = {str(name): value for name, value in row.items() if not _is_null(value)}
-    _refuse_unknown(row, "the row", ("system", "tools"), OF_MARKS, OF_ROWS)
+        return _conversation(_messages(row), {}, ignored=ignored)
+    fields = {str(name): value for name, value in row.items() if not _is_null(value)}
+    row = {name: value for name, value in fields.items() if name not in ignored}
+    is_learned = all(read_marks(row, "the row", "row").values())
     withheld: set[int] = set()
     if name := next((name for name in LISTS if name in row), None):
         messages = _messages(row[name])
@@ -96,16 +102,8 @@ def read_row(row: Any) -> Conversation:
             f"a row with {', '.join(map(repr, row))} holds no conversation; "
             f"name its fields {FORMATS}, or pass the messages alone"
         )
-    if system := row.get("system"):
-        first = {"role": "system", "content": system}
-        has_other = messages[0].get("role", messages[0].get("from")) == "system"
-        if not has_other:
-            messages, withheld = [first, *messages], {number + 1 for number in withheld}
-        elif messages[0].get("content", messages[0].get("value")) != system:
-            raise DataError(
-                f"the row's system={repr(system)[:60]} differs from its first message, which is a "
-                "system message too; remove one of them"
-            )
+    if first := _system(row.get("system"), messages[0]):
+        messages, withheld = [first, *messages], {number + 1 for number in withheld}
     options = _clean(_parsed(row.get("chat_template_kwargs"))) or {}
     if not isinstance(options, dict):
         raise DataError(
@@ -117,14 +115,28 @@ def read_row(row: Any) -> Conversation:
         raise DataError(
             f"tools={tools[:60]!r} is not JSON; write the tools as a list, or as JSON text of one"
         )
-    return _conversation(messages, options | {"tools": _clean(tools) or None}, withheld)
+    if tools := _clean(tools):
+        options["tools"] = tools
+    withheld = withheld if is_learned else set(range(len(messages)))
+    return _conversation(messages, options, withheld, ignored)
+
+
+def _system(text: Any, first: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the message of a row's system text, unless it has none, or its `first` one is it."""
+    has_other = first.get("role", first.get("from")) == "system"
+    if not text or (has_other and first.get("content", first.get("value")) == text):
+        return None
+    if has_other:
+        raise DataError(
+            f"the row's system={repr(text)[:60]} differs from its first message, which is a "
+            "system message too; remove one of them"
+        )
+    return {"role": "system", "content": text}
 
 
 def columns_of(names: Iterable[str], column: str) -> list[str]:
     """Return the columns of a table that `read_row` reads or refuses, and `column`."""
-    return [
-        n for n in names if n in (column, *FIELDS) or OF_MARKS.fullmatch(n) or OF_ROWS.fullmatch(n)
-    ]
+    return [name for name in names if name in (column, *FIELDS) or meaning_of(name, "row")]
 
 
 def forms_of(messages: Messages) -> Iterator[Messages]:
@@ -150,12 +162,14 @@ def text_of(content: Any) -> Any:
     return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
-def printed_parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the kind and text of what a template must print of a response, except its answer."""
-    found = [message.get(name) for name in ("reasoning_content", "reasoning", "thinking")]
+def said_by(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the kind and text of everything that a template must print of a response."""
+    found = [message.get(name) for name in REASONING]
     content = text_of(message.get("content"))
-    if isinstance(content, str) and "</think>" in content:
-        found.append(content.partition("</think>")[0].rpartition("<think>")[2])
+    if isinstance(content, str):
+        before, _, answer = content.rpartition("</think>")
+        yield "content", answer
+        found.append(before.partition("</think>")[0].rpartition("<think>")[2])
     for text in found:
         if isinstance(text, str) and text.strip():
             yield "reasoning", text.strip()
@@ -164,14 +178,24 @@ def printed_parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         name = call.get("function", call).get("name") if isinstance(call, Mapping) else None
         if isinstance(name, str):
             yield "call", name
+    for name, text in other_texts(message):
+        yield name, text
+
+
+def is_target(message: Mapping[str, Any]) -> bool:
+    """Return whether a response has a content, which may be an empty text, or calls."""
+    return message.get("content") not in (None, []) or bool(message.get("tool_calls"))
 
 
 def _conversation(
-    messages: Messages, options: Mapping[str, Any], withheld: Iterable[int] = ()
+    messages: Messages,
+    options: Mapping[str, Any],
+    withheld: Iterable[int] = (),
+    ignored: Collection[str] = (),
 ) -> Conversation:
-    read = [_read_message(message, number) for number, message in enumerate(messages)]
-    marked = {n for n, m in enumerate(messages) if _is_withheld(m, n, read[n].get("role"))}
-    return Conversation(read, frozenset(withheld) | marked, options)
+    read = [_read_message(message, number, ignored) for number, message in enumerate(messages)]
+    marked = {n for n, (_, is_learned) in enumerate(read) if not is_learned}
+    return Conversation([each for each, _ in read], frozenset(withheld) | marked, options)
 
 
 def _messages(value: Any) -> Messages:
@@ -197,32 +221,47 @@ def _are_messages(value: list[Any]) -> bool:
     return bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
-def _read_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    _refuse_unknown(message, f"message {number}", tuple(MARKS), OF_MARKS)
-    if "role" in message:
-        # Templates test whether a message has tool_calls.
-        read = {key: _clean(v) for key, v in message.items() if key not in MARKS}
-        read = {k: v for k, v in read.items() if v is not None or k == "content"}
-        if "tool_calls" in read:
-            read["tool_calls"] = _parsed(read["tool_calls"])
-        if not read.get("tool_calls"):
-            read.pop("tool_calls", None)
-        if isinstance(content := read.get("content"), list):
-            read["content"] = [_text_part(part, number) for part in content]
-        return read
-    if "from" not in message or "value" not in message:
+def _read_message(
+    message: Mapping[str, Any], number: int, ignored: Collection[str]
+) -> tuple[dict[str, Any], bool]:
+    """Return a message with role and content, and whether its marks let it be learned."""
+    read = {k: _clean(v) for k, v in message.items() if k not in ignored}
+    read = {k: v for k, v in read.items() if v is not None or k in KEPT}
+    if "role" not in read:
+        if "from" not in read or "value" not in read:
+            raise DataError(
+                f"message {number} has {', '.join(map(repr, message))}, but must have role and "
+                "content, or from and value"
+            )
+        sender = str(read.pop("from"))
+        if sender not in SHAREGPT_ROLES:
+            raise DataError(
+                f"message {number} is from {sender!r}, which is not one of "
+                f"{'|'.join(SHAREGPT_ROLES)}{suggest(sender, SHAREGPT_ROLES)}; "
+                "write it with role and content"
+            )
+        read = {"role": SHAREGPT_ROLES[sender], "content": read.pop("value"), **read}
+    marks = read_marks(read, f"message {number}", "message")
+    # A weight of 1 is for responses; users also give it to the messages around them.
+    chosen = [k for k, v in marks.items() if v and k != "weight" and _meaning(k) == LEARNS]
+    if chosen and read["role"] != RESPONSE:
         raise DataError(
-            f"message {number} has {', '.join(map(repr, message))}, but must have role and "
-            "content, or from and value"
+            f"message {number} is to be learned, but has role {read['role']!r}, and only messages "
+            f"of {RESPONSE!r} can be; rename its role, or remove {chosen[0]}"
         )
-    sender = str(message["from"])
-    if sender not in SHAREGPT_ROLES:
-        raise DataError(
-            f"message {number} is from {sender!r}, which is not one of "
-            f"{'|'.join(SHAREGPT_ROLES)}{suggest(sender, SHAREGPT_ROLES)}; "
-            "write it with role and content"
-        )
-    return {"role": SHAREGPT_ROLES[sender], "content": message["value"]}
+    # Templates test whether a message has tool_calls.
+    read = {k: v for k, v in read.items() if _meaning(k) not in (LEARNS, WITHDRAWS)}
+    if "tool_calls" in read:
+        read["tool_calls"] = _parsed(read["tool_calls"])
+    if not read.get("tool_calls"):
+        read.pop("tool_calls", None)
+    if isinstance(content := read.get("content"), list):
+        read["content"] = [_text_part(part, number) for part in content]
+    return read, all(marks.values())
+
+
+def _meaning(name: str) -> str | None:
+    return meaning_of(name, "message")
 
 
 def _text_part(part: Any, number: int) -> dict[str, str]:
@@ -256,36 +295,6 @@ def _with_arguments(message: dict[str, Any], *, as_text: bool) -> dict[str, Any]
             call = {**call, "function": inner} if "function" in call else inner
         changed.append(call)
     return {**message, "tool_calls": changed}
-
-
-def _is_withheld(message: Mapping[str, Any], number: int, role: Any) -> bool:
-    marks = {key: message[key] for key in MARKS if not _is_null(message.get(key))}
-    for key, value in marks.items():
-        if value not in (0, 1):
-            raise DataError(
-                f"message {number} has {key}={value!r}, and a token is either learned or not; "
-                "write 0 or 1, or true or false"
-            )
-    # A weight of 1 is for responses; users also give it to the messages around them.
-    if role != RESPONSE and any(marks.get(key) for key in ("train", "training")):
-        raise DataError(
-            f"message {number} is to be learned, but has role {role!r}, and only messages of "
-            f"{RESPONSE!r} can be; rename its role, or remove the field"
-        )
-    return any(bool(value) == MARKS[key] for key, value in marks.items())
-
-
-def _refuse_unknown(
-    row: Mapping[str, Any], where: str, known: Sequence[str], *alike: re.Pattern[str]
-) -> None:
-    for name, value in row.items():
-        is_alike = name not in known and any(pattern.fullmatch(name) for pattern in alike)
-        is_empty = _is_null(value) or (isinstance(value, Sized) and not len(value))
-        if is_alike and not is_empty:
-            raise DataError(
-                f"{where} has {name}={repr(value)[:60]}, which is not read, though it seems to say "
-                f"what is learned or shown; rename it to one of {', '.join(known)}, or remove it"
-            )
 
 
 def _parsed(value: Any) -> Any:

@@ -11,6 +11,8 @@ Each text must be a prefix of the next one, and the last one of the whole conver
 the template is refused. But what the generation prompt itself adds may differ, as "<think>" does
 from "<think></think>": the response then begins where the two texts part.
 
+Either way, everything that a response says must be in its span.
+
 Cost: three renderings or fewer for each response, of about 50 us each, and one or two more.
 """
 
@@ -25,7 +27,8 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, DataError
-from streampack.write.chat_rows import RESPONSE, Messages, forms_of, printed_parts, text_of
+from streampack.write.chat_fields import other_texts, warn_of_unread
+from streampack.write.chat_rows import RESPONSE, Messages, forms_of, said_by, text_of
 
 TargetSpans: TypeAlias = list[tuple[int, int]]
 
@@ -35,6 +38,7 @@ MARKER = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
 BEGIN, END = "\ue000begin\ue001", "\ue000end\ue001"  # private use area: not in real text
 _warned: set[str] = set()  # templates
 TAG = re.compile(r"<[^<>\s]*$")
+KINDS = ("content", "reasoning", "call")
 ANSWER = "Fine."
 SHORT_CHAT = [{"role": "user", "content": "Well?"}, {"role": RESPONSE, "content": ANSWER}]
 
@@ -77,11 +81,53 @@ class Rendering:
     rejects the conversation.
     """
 
-    def __init__(self, tokenizer: Any, messages: Messages, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        messages: Messages,
+        options: Mapping[str, Any],
+        following: Messages | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self.messages = messages
         self._options = options
+        self._following = following or []
         self.text = self._render(len(messages))
+
+    def until(self, response: int) -> Rendering:
+        """Return the rendering that ends with a response."""
+        prefix, later = self.messages[: response + 1], self.messages[response + 1 :]
+        return Rendering(self._tokenizer, prefix, self._options, later[:1])
+
+    def check_fields(self, chosen: Sequence[int], located: Sequence[int]) -> None:
+        """Refuse tools that the template omits, and what it omits of messages.
+
+        Of the `chosen` ones, it must print everything, and of others what `chat_fields` names.
+        Those that are `located` are left to `spans`. Other fields that it does not read are named
+        in a warning, once.
+        """
+        if self._options.get("tools"):
+            options = {k: v for k, v in self._options.items() if k != "tools"}
+            with suppress(DataError):
+                if Rendering(self._tokenizer, self.messages, options).text == self.text:
+                    raise ConfigError(
+                        "the chat template omits the tools of this row, so calls would be learned "
+                        "without them; pass chat_template= with one that prints them, or "
+                        "ignore_fields=['tools']"
+                    )
+        for number, message in enumerate(self.messages):
+            if number not in located:
+                named = None if number in chosen else other_texts(message, named_only=True)
+                self._check_printed(number, self.text, named)
+        warn_of_unread({name for message in self.messages for name in message}, self._template)
+
+    @cached_property
+    def _template(self) -> str:
+        return str(
+            self._tokenizer.get_chat_template(
+                self._options.get("chat_template"), self._options.get("tools")
+            )
+        )
 
     def _render(self, num_messages: int, **options: Any) -> str:
         try:
@@ -107,24 +153,17 @@ class Rendering:
         """
         if not learned:
             return []
-        template = self._tokenizer.get_chat_template(
-            self._options.get("chat_template"), self._options.get("tools")
-        )
-        spans = self._located(learned, template, is_prompted)
+        spans = self._located(learned, is_prompted)
         target = self.text[slice(*spans[-1])]
         if not target.rstrip().endswith(self._special_tokens):
-            end = _end_of_turn(self._tokenizer, self._options, template)
+            end = _end_of_turn(self._tokenizer, self._options)
             if not (end and target.endswith(end)):
-                _warn_of_no_end(template, target[-40:])
+                _warn_of_no_end(self._template, target[-40:])
         return spans
 
-    def _located(
-        self, learned: Sequence[int], template: str, is_prompted: bool = False
-    ) -> TargetSpans:
-        if MARKER.search(template):
-            spans = self._marked(MARKER.sub(_with_sign, template), learned)
-            self._check_printed(learned[-1], "".join(self.text[slice(*each)] for each in spans))
-            return spans
+    def _located(self, learned: Sequence[int], is_prompted: bool = False) -> TargetSpans:
+        if MARKER.search(self._template):
+            return self._marked(MARKER.sub(_with_sign, self._template), learned)
         # The last one first: if it cannot be located, the error must not propose it.
         return [self._added_by(each, is_prompted) for each in reversed(learned)][::-1]
 
@@ -139,17 +178,24 @@ class Rendering:
                 "position is unknown; put the markers around text that is printed unchanged"
             )
         responses = [n for n, m in enumerate(self.messages) if m.get("role") == RESPONSE]
-        if learned != responses:
-            ends = dict(pairwise([*responses, len(self.messages)]))
-            count = partial(self._num_marked, template=template, total=len(spans))
-            spans = [span for n in learned for span in spans[count(n) : count(ends[n])]]
-        if not spans:
+        is_each = learned == responses and len(spans) == len(responses)
+        if is_each and not any(map(self._omitted, responses, map(self._printed_at, spans))):
+            return spans
+        ends = dict(pairwise([*responses, len(self.messages)]))
+        count = partial(self._num_marked, template=template, total=len(spans))
+        found = {n: spans[count(n) : count(ends[n])] for n in learned}
+        if not any(found.values()):
             raise ConfigError(
                 "the chat template has {% generation %} markers, but none in messages "
                 f"{learned[0]} to {len(self.messages) - 1}, which hold responses to train on; put "
                 "them around what it prints for each"
             )
-        return spans
+        for number, own in found.items():
+            self._check_printed(number, "".join(map(self._printed_at, own)))
+        return spans if learned == responses else [span for n in learned for span in found[n]]
+
+    def _printed_at(self, span: tuple[int, int]) -> str:
+        return self.text[slice(*span)]
 
     def _num_marked(self, num_messages: int, template: str, total: int) -> int:
         if num_messages in (0, len(self.messages)):
@@ -177,7 +223,24 @@ class Rendering:
             )
         added = until[begin:]
         self._check_printed(response, added)
-        return begin, begin + self._num_to_learn(added)
+        end = begin + self._num_to_learn(added)
+        return begin, end + self._num_of_next_turn(until[begin:end], end)
+
+    def _num_of_next_turn(self, target: str, end: int) -> int:
+        """Return the characters of the next role's token where it ends this turn, as GLM's does."""
+        if target.endswith(self._special_tokens):
+            return 0
+        longer = self.text
+        if self._following:
+            with suppress(DataError):
+                messages = [*self.messages, *self._following]
+                longer = Rendering(self._tokenizer, messages, self._options).text
+        tokens = [token for token in self._special_tokens if longer.startswith(token, end)]
+        if not tokens or not longer.startswith(self.text[:end]):
+            return 0
+        token = max(tokens, key=len)
+        self.text += token if self._following else ""
+        return len(token)
 
     def _begin_of(self, response: int, before: str, until: str, is_prompted: bool) -> int | None:
         """Return where a response begins in the text until its end, or None if it is unknown.
@@ -242,15 +305,31 @@ class Rendering:
         turns = [token for token in self._special_tokens if token in end and token in added]
         return added if is_whole and not turns and added != self.text else ""
 
-    def _check_printed(self, response: int, target: str) -> None:
-        for kind, text in printed_parts(self.messages[response]):
-            if text not in target:
-                raise ConfigError(
-                    f"message {response} of {len(self.messages)}: the chat template omits "
-                    f"its {kind}, {text[:40]!r}, so it would not be learned; set an option of the "
-                    "template that keeps it with template_kwargs=, pass chat_template= with one "
-                    f"that prints it, or remove the {kind} from the data"
-                )
+    def _omitted(self, response: int, target: str, parts: Any = None) -> tuple[str, str] | None:
+        """Return the kind and text of what a response says and a target lacks; None: nothing."""
+        printed = "".join(target.split())  # templates trim and join white space
+        said = said_by(self.messages[response]) if parts is None else parts
+        return next((each for each in said if "".join(each[1].split()) not in printed), None)
+
+    def _check_printed(self, number: int, target: str, parts: Any = None) -> None:
+        if (omitted := self._omitted(number, target, parts)) is None:
+            return
+        kind, text = omitted
+        where = f"message {number} of {len(self.messages)}"
+        if kind not in KINDS:
+            raise DataError(
+                f"{where} has {kind}={text[:40]!r}, which the chat template does not print, so it "
+                "would be lost; write it as content, reasoning_content or tool_calls, pass "
+                f"chat_template= with one that prints it, or ignore_fields=[{kind!r}]"
+            )
+        way_out = "set an option of the template that keeps it with template_kwargs="
+        if any(m.get("role") == RESPONSE for m in self.messages[number + 1 :]):
+            way_out = "pass train_on='each_response' if it is printed at the end of a conversation"
+        raise ConfigError(
+            f"{where}: the chat template omits its {kind}, {text[:40]!r}, so it would not be "
+            f"learned; {way_out}, pass chat_template= with one that prints it, or remove the "
+            f"{kind} from the data"
+        )
 
     def _num_to_learn(self, added: str) -> int:
         kept = added.rstrip()
@@ -262,10 +341,10 @@ class Rendering:
         return tuple(token.content for token in tokens if token.special and token.content)
 
 
-def _end_of_turn(tokenizer: Any, options: Mapping[str, Any], template: str) -> str:
+def _end_of_turn(tokenizer: Any, options: Mapping[str, Any]) -> str:
     with suppress(ConfigError, DataError):
         short = rendered(tokenizer, SHORT_CHAT, options)
-        begin, end = short._located([1], template)[-1]
+        begin, end = short._located([1])[-1]
         return short.text[begin:end].rpartition(ANSWER)[2].lstrip(" ")
     return ""
 

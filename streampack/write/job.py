@@ -34,9 +34,11 @@ LIBRARIES = ("tokenizers", "zstandard")
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
 ENCODING = ("special_tokens", "backend", "train_on", "chat_template", "max_seq_len")
+IF_SET = ("template_kwargs", "context_roles", "ignore_fields")  # older jobs do not have them
 Settings: TypeAlias = dict[str, Any]
 """Everything but the input that the bytes of parts depend on, as JSON has it: the fields of
-`SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING`, `part_bytes`, and the
+`SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING` and, unless they are
+empty, in `IF_SET`, `part_bytes`, and the
 `tokenizer` as a digest and as `tokenizer_facts`, which are those of `Written.tokenizer`."""
 
 T = TypeVar("T")
@@ -223,12 +225,12 @@ def append_to_job(output: Output, settings: Settings, slices: Sequence[InputSlic
 
 
 def _check_same(output: Output, job: Job, settings: Settings) -> None:
-    theirs = job.settings
-    for name, ours in compared(settings).items():
-        if theirs[name] != ours:
+    theirs, ours = compared(job.settings), compared(settings)
+    for name in theirs | ours:
+        if theirs.get(name) != ours.get(name):
             raise ConfigError(
-                f"out={output.url!r} holds another job, whose {name} is {theirs[name]!r}, but this "
-                f"one's is {ours!r}; {ANOTHER}"
+                f"out={output.url!r} holds another job, whose {name} is {theirs.get(name)!r}, but "
+                f"this one's is {ours.get(name)!r}; {ANOTHER}"
             )
 
 

@@ -26,7 +26,7 @@ from streampack.write.inputs.listing import split_inputs
 from streampack.write.inputs.read import read_rows
 from streampack.write.inputs.slices import InputSlice, RowBatch
 from streampack.write.inputs.values import RowSelection
-from streampack.write.job import ENCODING, Settings
+from streampack.write.job import ENCODING, IF_SET, Settings
 from streampack.write.options import WriteOptions
 from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.samples import TARGETS, SampleSchema, is_per_token, list_dtype
@@ -79,6 +79,7 @@ def plan_job(
         **asdict(schema),
         **asdict(selection),
         **{name: getattr(rows, name) for name in ENCODING},
+        **{name: value for name in IF_SET if (value := getattr(rows, name))},
         "tokenizer": digest,
         "tokenizer_facts": None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
         "part_bytes": part_bytes,

@@ -14,7 +14,8 @@ Cost: the tokenizer's, about 1 to 5 MB/s per process.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._checks import check_choice
+from streampack._checks import check_choice, check_names, convert_fields, read_json_object
 from streampack.errors import ConfigError, DataError, short_text
 from streampack.mds.encoder import SCALARS
 from streampack.mds.length_file import NO_TOKEN
@@ -41,7 +42,14 @@ from streampack.write.tokenization import (
 )
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
-OF_CHATS = {"chat_template": None, "max_seq_len": None}
+OF_CHATS: dict[str, Any] = {
+    "train_on": "responses",
+    "chat_template": None,
+    "template_kwargs": {},
+    "context_roles": (),
+    "ignore_fields": (),
+    "max_seq_len": None,
+}
 CHAT_FILES = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -67,6 +75,12 @@ class RowFormat:
     """Targets of conversations: "responses", "last_response", "each_response" or "all"."""
     chat_template: str | None = None
     """A chat template to use instead of the tokenizer's."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """More arguments of the template, of types that JSON has."""
+    context_roles: Sequence[str] = ()
+    """More roles of conversations that are not learned."""
+    ignore_fields: Sequence[str] = ()
+    """Fields of conversations and their messages that are as if they were not there."""
     max_seq_len: int | None = None
     """Tokens that a conversation is cut to; without a target in them, it is omitted."""
     special_tokens: SpecialTokens = "ids"
@@ -76,6 +90,10 @@ class RowFormat:
         check_choice("backend", self.backend, Backend)
         check_choice("train_on", self.train_on, TrainOn)
         check_choice("special_tokens", self.special_tokens, SpecialTokens)
+        for name in ("context_roles", "ignore_fields"):
+            check_names(name, getattr(self, name))
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        convert_fields(self, read_json_object, "template_kwargs")
         is_exact = self.encodes_text and self.backend == "huggingface"
         if self.special_tokens == "text" and not is_exact:
             raise ConfigError(
@@ -88,7 +106,7 @@ class RowFormat:
                 f"{'token ids' if self.chat is None else 'conversations'}; omit it"
             )
         if self.chat is None:
-            for name, unset in (("train_on", "responses"), *OF_CHATS.items()):
+            for name, unset in OF_CHATS.items():
                 if (value := getattr(self, name)) != unset:
                     raise ConfigError(
                         f"{name}={short_text(value)} is for conversations; name their column with "
@@ -99,10 +117,10 @@ class RowFormat:
     def kept(self) -> dict[str, str | None]:
         """The encodings of the fields that are kept, by name, or None to see the first rows."""
         kept: dict[str, str | None] = {}
-        for field in self.columns:
-            name, _, encoding = field.rpartition(":")
+        for column in self.columns:
+            name, _, encoding = column.rpartition(":")
             is_typed = bool(name) and encoding in SCALARS
-            kept[name if is_typed else field] = encoding if is_typed else None
+            kept[name if is_typed else column] = encoding if is_typed else None
         return kept
 
     @property
@@ -201,9 +219,4 @@ def _chat_encoder(rows: RowFormat, digest: str | None) -> ChatEncoder:  # noqa: 
             f"({type(error).__name__}: {error!s:.200}); give the folder that a tokenizer's "
             "save_pretrained() wrote, and install transformers"
         ) from error
-    return ChatEncoder(
-        loaded,
-        train_on=rows.train_on,
-        chat_template=rows.chat_template,
-        max_seq_len=rows.max_seq_len,
-    )
+    return ChatEncoder(loaded, **{name: getattr(rows, name) for name in OF_CHATS})

@@ -38,9 +38,9 @@ def words() -> Tokenizer:
     return made
 
 
-def chat_tokenizer() -> PreTrainedTokenizerFast:
+def chat_tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerFast:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="?")
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = template
     return tokenizer
 
 

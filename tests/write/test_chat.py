@@ -420,6 +420,8 @@ def test_a_response_costs_a_constant_number_of_renderings(name, marks, train_on)
 
 
 WITHDRAWN = [("weight", 0), ("train", False), ("training", 0), ("mask", True), ("masked", 1)]
+WITHDRAWN += [("is_masked", True), ("no_loss", 1), ("learnable", False), ("do_train", False)]
+WITHDRAWN += [("ignore", True), ("supervise", 0), ("trainable", False)]
 
 
 @pytest.mark.parametrize(("key", "mark"), WITHDRAWN)
@@ -460,30 +462,6 @@ def test_marks_that_say_what_is_done_anyway_are_no_obstacle():
         encode([chat[0] | {"train": True}, chat[1]])
     with pytest.raises(DataError, match=r"message 1 has weight=0.5, and .* write 0 or 1"):
         encode([chat[0], chat[1] | {"weight": 0.5}])
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("weights", 0), ("loss", False), ("loss_mask", [1]), ("trainable", True), ("train_on", 1)],
-)
-def test_a_field_like_a_mark_is_refused_not_ignored(field, value):
-    encode = ChatEncoder(tokenizer_of())
-    chat = say("hello", "fine")
-    with pytest.raises(DataError, match=rf"message 1 has {field}=.*; rename it to one of weight, "):
-        encode([chat[0], chat[1] | {field: value}])
-    assert encode([chat[0], chat[1] | {field: None, "trained_by": "me"}])["loss_mask"].any()
-    with pytest.raises(DataError, match=rf"the row has {field}=.*, or remove it"):
-        encode({"messages": chat, field: value})
-
-
-@pytest.mark.parametrize("field", ["system_prompt", "functions", "tool", "history", "SystemPrompt"])
-def test_a_field_like_system_or_tools_is_refused_not_ignored(field):
-    encode = ChatEncoder(tokenizer_of())
-    row = {"messages": say("hello", "fine")}
-    with pytest.raises(DataError, match=rf"the row has {field}=.*to one of system, tools, or rem"):
-        encode(row | {field: "Be brief."})
-    for empty in ("", [], None):
-        assert encode(row | {field: empty, "system_id": 7, "source": "a"})["loss_mask"].any()
 
 
 def test_contents_in_parts_are_read_by_every_template():

@@ -130,6 +130,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "system": [{"role": "system", "content": "Be brief."}, *say("hello", "fine", "how?", "well")],
 }
 DELETES = {"deepseek"}  # the response's own reasoning
+DELETES_EARLIER = {"qwen3", "qwen3.5", "gpt-oss", "nemotron"}
 NO_TOOLS = {"gemma"}
 CASES = [(name, case) for name in FAMILIES for case in CHATS]
 
@@ -159,10 +160,10 @@ def row_of(case: str) -> dict[str, Any]:
     return {"messages": CHATS[case], "tools": [TOOL] if case == "tools" else None}
 
 
-def is_refused(name: str, case: str) -> type[Exception] | None:
+def is_refused(name: str, case: str, deletes: set[str]) -> type[Exception] | None:
     if name in NO_TOOLS and case == "tools":
         return DataError
-    return ConfigError if name in DELETES and case == "reasoning" else None
+    return ConfigError if name in deletes and case == "reasoning" else None
 
 
 def responses_of(case: str) -> list[int]:
@@ -173,8 +174,8 @@ def responses_of(case: str) -> list[int]:
 def test_marked_targets_are_those_of_transformers(name, case):
     tokenizer = tokenizer_of(FAMILIES[name])
     encode = ChatEncoder(tokenizer)
-    if error := is_refused(name, case):
-        with pytest.raises(error, match=r"no tools|omits its reasoning"):
+    if error := is_refused(name, case, DELETES | DELETES_EARLIER):
+        with pytest.raises(error, match=r"no tools|message 1 of 4: .* omits its reasoning, 'so'"):
             encode(row_of(case))
         return
     sample = encode(row_of(case))
@@ -192,7 +193,7 @@ def test_marked_targets_are_those_of_transformers(name, case):
 def test_each_response_follows_the_prompt_of_an_inference(name, case):
     tokenizer = plain(name)
     encode = ChatEncoder(tokenizer, "each_response")
-    if error := is_refused(name, case):
+    if error := is_refused(name, case, DELETES):
         with pytest.raises(error, match=r"no tools|omits its reasoning, '(so|hm)'"):
             encode.samples(row_of(case))
         return
@@ -206,6 +207,8 @@ def test_each_response_follows_the_prompt_of_an_inference(name, case):
             CHATS[case][: number + 1], tools=tools, tokenize=False
         )
         text = str(tokenizer.decode(sample["tokens"]))
+        if name == "glm":  # the next role's token ends a turn
+            whole += next_role(case, number)
         if name == "mistral" and "system" in case:
             assert not whole.startswith(prompt)
             assert text == prompt + whole.rpartition("[/INST]")[2]
@@ -217,6 +220,12 @@ def test_each_response_follows_the_prompt_of_an_inference(name, case):
         assert prompt.startswith(before)
         if name not in ("nemotron", "deepseek"):  # their prompts already begin the reasoning
             assert before == prompt
+
+
+def next_role(case: str, number: int) -> str:
+    later = CHATS[case][number + 1 : number + 2]
+    names = {"user": "<|user|>", "tool": "<|observation|>"}
+    return names[later[0]["role"]] if later else ""
 
 
 CUT = {"mistral", "gemma", "glm", "deepseek"}  # at turns
@@ -232,6 +241,17 @@ def test_a_conversation_is_one_sample_where_the_template_can_be_cut(name):
     else:
         with pytest.raises(ConfigError, match=r"pass train_on='each_response' or 'last_response'"):
             encode(row_of("multi"))
+
+
+def test_the_next_role_is_learned_where_it_ends_a_turn():
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|observation|>'
+    for mode in ("responses", "each_response"):
+        encode = ChatEncoder(plain("glm"), mode)
+        samples = encode.samples(row_of("tools"))
+        found = [learned(sample, encode.tokenizer) for sample in samples]
+        assert "".join(found) == call + "two<|user|>bye"
+    [sample] = ChatEncoder(plain("glm"), "last_response").samples(say("a", "b", "c"))
+    assert learned(sample, encode.tokenizer) == "b<|user|>"
 
 
 @pytest.mark.parametrize("name", FAMILIES)

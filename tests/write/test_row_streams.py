@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from streampack import Order, PackedStreamingDataset, Packing, Stream, chat_dataset
-from streampack.errors import DataError
+from streampack.errors import ConfigError, DataError
+from streampack.planned import stream_lengths
 from streampack.write import ChatEncoder
 from streampack.write.row_streams import written_rows
-from tests.helpers.chats import LETTERS, PACKING, TEMPLATE, chat_tokenizer, chats, words
+from tests.helpers.chats import LETTERS, PACKING, TEMPLATE, chat_tokenizer, chats, say, words
 from tests.helpers.examples import examples
 
 
@@ -187,6 +189,81 @@ def test_the_folder_depends_on_all_that_the_tokens_depend_on(tmp_path):
         folder_of(rows, tmp_path, chat={"train_on": "all"}),
     ]
     assert len(set(folders)) == len(folders)
+
+
+KEEPS = TEMPLATE.replace(
+    "{{ m.content }}", "{% if keep %}{{ m.thinking }}{% endif %} {{ m.content }}"
+)
+ASKED = {"role": "user", "content": "a"}
+OPTIONS: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
+    ({"train_on": "last_response"}, say("a", "b", "c", "d"), ["d <end>"]),
+    ({"train_on": "each_response"}, say("a", "b", "c", "d"), ["b <end>", "d <end>"]),
+    (
+        {"template_kwargs": {"keep": True}},
+        [ASKED, {"role": "assistant", "content": "b", "thinking": "i j"}],
+        ["i j b <end>"],
+    ),
+    (
+        {"context_roles": ["documents"]},
+        [{"role": "documents", "content": "i"}, *say("a", "b")],
+        ["b <end>"],
+    ),
+    ({"ignore_fields": ["notes"]}, [ASKED, {**say("a", "b")[1], "notes": "i j"}], ["b <end>"]),
+    (
+        {"chat_template": TEMPLATE.replace(" <end>", "")},
+        say("a", "b"),
+        ["b"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "messages", "expected"), OPTIONS)
+def test_options_of_chats_reach_their_encoder(tmp_path, options, messages, expected):
+    packing = replace(PACKING, overflow="truncate")
+    rows = {"rows": [{"messages": messages}], "tokenizer": chat_tokenizer(KEEPS)}
+    streams = [Stream(**rows, chat=options, local=tmp_path / "a")]
+    arguments = {"packing": packing, "local": tmp_path / "b"}
+    for dataset in (
+        PackedStreamingDataset(streams, packing=packing),
+        chat_dataset(*rows.values(), **arguments, **options),
+        chat_dataset(*rows.values(), packing=PACKING, local=tmp_path / "a", chat=options),
+    ):
+        found = samples_of(dataset.streams[0])
+        learned = [[label for label in labels if label >= 0] for _, labels in found]
+        assert [rows["tokenizer"].decode(each) for each in learned] == expected
+    [name] = options
+    with pytest.raises(ConfigError, match=rf"^{name}=.*write it as chat=\{{'{name}': "):
+        Stream(**rows, **options)
+    with pytest.raises(ConfigError, match=rf"^{name}= is also in chat="):
+        chat_dataset(*rows.values(), **arguments, chat=options, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"template_kwargs": "keep"}, "template_kwargs='keep' is not an object of JSON"),
+        ({"template_kwargs": {"keep": object()}}, "is not an object of JSON"),
+        ({"context_roles": "documents"}, r"is one text; write \['documents'\]"),
+        ({"ignore_fields": "notes"}, r"is one text; write \['notes'\]"),
+        ({"temperature": 1}, "write options of RowFormat"),
+    ],
+)
+def test_options_of_chats_are_checked(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        folder_of(chats(2), tmp_path, chat=options)
+
+
+@pytest.mark.parametrize("options", [{"eos_id": 4}, {"chat": True}, {}])
+@pytest.mark.parametrize("eos_id", [None, 4])
+def test_texts_that_no_token_ends_are_warned_of_once(tmp_path, caplog, options, eos_id):
+    warn = stream_lengths._warn_of_open_text
+    warn.cache_clear()
+    rows = chats(3) if "chat" in options else texts(3)
+    stream = Stream(rows=rows, tokenizer=chat_tokenizer(), local=tmp_path, **options)
+    dataset = PackedStreamingDataset([stream], packing=replace(PACKING, eos_id=eos_id))
+    dataset.with_arguments(batch_size=2)
+    found = [each.getMessage() for each in caplog.records if "no token ends its texts" in each.msg]
+    assert len(found) == (not options and eos_id is None)
 
 
 def test_a_tokenizer_that_has_padded_is_the_same_one(tmp_path):

@@ -16,7 +16,7 @@ import orjson
 
 from streampack.errors import suggest
 from streampack.types import IntArray
-from streampack.write.chat_rows import FORMATS, LISTS, PAIRS, columns_of
+from streampack.write.chat_rows import FORMATS, LISTS, PAIRS, PREFERENCES, columns_of
 
 TOKENS, INPUT_IDS = "tokens", "input_ids"  # names that `Stream` accepts by default
 
@@ -116,7 +116,8 @@ class RowSelection:
 
     def _chat_columns(self, names: Iterable[str]) -> list[str]:
         known = list(names)
-        are_found = self.name in known or any(name in known for name in LISTS)
+        # The reader of rows refuses preferences, with a way out.
+        are_found = any(name in known for name in (self.name, *LISTS, *PREFERENCES))
         if not are_found and not any({*pair} <= {*known} for pair in PAIRS.items()):
             reason = no_column(self.name, known, self.option)
             raise BadValueError(f"{reason}, or name the fields {FORMATS}")
