@@ -228,6 +228,12 @@ class VirtualShards:
             first_sample=np.concatenate([[0], np.cumsum(counts)]),
         )
 
+    @property
+    def cells(self) -> Int64Array:
+        """The cell of its file in which the documents of each begin, shape (n,)."""
+        cells: Int64Array = self.extents[:, 0] // CELL_BYTES
+        return cells
+
     def take(self, numbers: Int64Array) -> VirtualShards:
         """Return these shards alone, shape (n,)."""
         counts = np.diff(self.first_sample)[numbers]

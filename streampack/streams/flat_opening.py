@@ -46,7 +46,7 @@ from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_shards import FlatShards, version_of
 from streampack.streams.label_columns import TARGET_COLUMNS
-from streampack.streams.parts import SamplePart, chosen_part, chosen_shards, digest_text
+from streampack.streams.parts import Numbering, SamplePart, chosen_part, chosen_shards, digest_text
 from streampack.streams.token_stream import TokenStream
 
 logger = logging.getLogger(__name__)
@@ -346,8 +346,15 @@ def _cut(
         for n, (file, whole) in ((n, opened[n]) for n in chosen)
     ]
     shards = VirtualShards.of(chosen, parts)
-    numbers, part = chosen_shards(stream, shards.first_sample, name)
+    numbers, part = chosen_shards(stream, _numbering([file for file, _ in opened], shards), name)
     return shards if numbers is None else shards.take(numbers), part
+
+
+def _numbering(files: Sequence[TokenFile], shards: VirtualShards) -> Numbering:
+    """Return the numbers of shards and documents in their files, by cell and by row."""
+    names = np.array([os.path.basename(file.name) for file in files], np.object_)
+    counts = np.diff(shards.first_sample)
+    return Numbering(names[shards.file], shards.cells, shards.first_document, counts)
 
 
 def _index(

@@ -35,7 +35,7 @@ from streampack.streams.column_selection import (
 )
 from streampack.streams.flat_opening import is_flat, open_flat
 from streampack.streams.mds_shards import MdsShards
-from streampack.streams.parts import chosen_shards, digest_text
+from streampack.streams.parts import Numbering, chosen_shards, digest_text
 from streampack.streams.split_rows import open_split
 from streampack.streams.token_stream import TokenStream
 
@@ -81,7 +81,7 @@ def open_mds(
         else:
             rows, (index, length_file) = index, open_split(stream, text, index)
         cache.check(index, may_be_emptied=may_be_emptied)
-        numbers, part = chosen_shards(stream, index.first_sample, name)
+        numbers, part = chosen_shards(stream, Numbering.of_stream(index.first_sample), name)
         if numbers is not None:
             index, entries = index.take(numbers), [entries[n] for n in numbers.tolist()]
             rows = rows and rows.take(numbers)

@@ -6,24 +6,29 @@
     held_out                        |       2    |       6    | 8
 
 Each block of 1 / fraction samples, or shards, holds out one, at a place that a hash of the block's
-number gives. So no table is kept, and what is appended to a stream moves nothing.
+number gives. So no table is kept, and what is appended to a stream moves nothing. Token files are
+numbered each by itself, and their names are hashed too: any lists of files agree.
 
 Cost: opening a stream 50 ns for each held-out sample; 50 us when a shard's samples are looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from itertools import groupby
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from streampack.errors import ConfigError
 from streampack.rng import random_bits
 from streampack.types import Int64Array
 
 Side = Literal["train", "held_out"]
+Split: TypeAlias = tuple[Side, float]
+"""A side, and the fraction that is held out."""
 BLOCKS = 1 << 10  # words of randomness that are made together
 AT_ONCE = 1 << 24  # samples
 
@@ -43,20 +48,53 @@ def chosen_part(chosen: slice, count: int, option: str, name: str) -> tuple[int,
     return first, stop
 
 
-def held_out(first: int, stop: int, fraction: float) -> Int64Array:
+def held_out(first: int, stop: int, fraction: float, name: str = "") -> Int64Array:
     """Return the numbers in [first, stop) that are held out, in ascending order.
+
+    `name` is that of the file that they number; empty for a whole stream.
 
     >>> held_out(0, 8, 0.25).tolist(), held_out(4, 80, 0.25)[:2].tolist()
     ([2, 6], [6, 8])
     """
     low, high = max(int(first * fraction) - 1, 0), int(stop * fraction) + 1
     edges = np.floor(np.arange(low, high + 2) / fraction).astype(np.int64)
+    path = ("held out", name) if name else ("held out",)
     chunks = range(low // BLOCKS, high // BLOCKS + 1)
-    words = np.concatenate([random_bits(BLOCKS, 0, "held out", chunk) for chunk in chunks])
+    words = np.concatenate([random_bits(BLOCKS, 0, *path, chunk) for chunk in chunks])
     words = words[low % BLOCKS :][: len(edges) - 1]
     numbers = edges[:-1] + (words % np.diff(edges).astype(np.uint64)).astype(np.int64)
     chosen: Int64Array = numbers[(numbers >= first) & (numbers < stop)]
     return chosen
+
+
+class Numbering(NamedTuple):
+    """The numbers that decide on which side of a split shards and samples are; shapes (n,)."""
+
+    names: npt.NDArray[np.object_]
+    """The name of each shard's token file, without its folder, or an empty one."""
+    shards: Int64Array
+    """The number of each shard in its file, or else its stream."""
+    begins: Int64Array
+    """The number there of each shard's first sample."""
+    counts: Int64Array
+    """The samples that each shard stores."""
+
+    @classmethod
+    def of_stream(cls, first_sample: Int64Array) -> Numbering:
+        """Number the shards and samples of a whole stream; shape (num_shards + 1,)."""
+        counts = np.diff(first_sample)
+        names = np.full(len(counts), "", np.object_)
+        return cls(names, np.arange(len(counts)), first_sample[:-1], counts)
+
+    def take(self, numbers: Int64Array) -> Numbering:
+        """Return these shards alone."""
+        names, shards, begins, counts = self
+        return Numbering(names[numbers], shards[numbers], begins[numbers], counts[numbers])
+
+    def files(self) -> Iterator[tuple[str, Int64Array]]:
+        """Yield the name of each file, and the places of its shards, which are neighbours."""
+        for name, places in groupby(range(len(self.names)), self.names.__getitem__):
+            yield name, np.array(list(places))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,10 +103,7 @@ class SamplePart:
 
     side: Side
     fraction: float
-    begins: Int64Array
-    """The number of each shard's first sample in the whole stream, shape (num_shards,)."""
-    counts: Int64Array
-    """The samples that each shard stores, shape (num_shards,)."""
+    numbering: Numbering
     own: Int64Array
     tokens: Int64Array | None = None
     """The tokens of these, shape (num_shards,); None if they are not known."""
@@ -80,8 +115,9 @@ class SamplePart:
 
     def rows(self, shard: int) -> Int64Array:
         """Return the places in a shard of its own samples, in ascending order."""
-        first, count = int(self.begins[shard]), int(self.counts[shard])
-        places = held_out(first, first + count, self.fraction) - first
+        of, count = self.numbering, int(self.numbering.counts[shard])
+        first = int(of.begins[shard])
+        places = held_out(first, first + count, self.fraction, of.names[shard]) - first
         return places if self.side == "held_out" else np.delete(np.arange(count), places)
 
     def with_tokens(self, lengths_of: Callable[[int], Int64Array | None]) -> SamplePart:
@@ -96,59 +132,64 @@ class SamplePart:
 
     def take(self, shards: Int64Array) -> SamplePart:
         """Return the part of these shards alone."""
-        begins, counts, own = self.begins[shards], self.counts[shards], self.own[shards]
-        return replace(self, begins=begins, counts=counts, own=own)
+        return replace(self, numbering=self.numbering.take(shards), own=self.own[shards])
 
 
 def digest_text(part: SamplePart | None) -> bytes:
     """Return what a part adds to its stream's digest, which covers the shards."""
-    return b"" if part is None else repr((part.side, part.fraction)).encode()
+    if part is None:
+        return b""
+    by_file = ("by file",) if any(part.numbering.names) else ()
+    return repr((part.side, part.fraction, *by_file)).encode()
 
 
 def chosen_shards(
-    stream: Any, first_sample: Int64Array, name: str
+    stream: Any, numbering: Numbering, name: str
 ) -> tuple[Int64Array | None, SamplePart | None]:
     """Return the shards that a `Stream` chooses, and which samples of them.
 
-    `first_sample` is that of all shards, as in a stream. None: all shards, and all their samples.
+    `numbering` is that of all shards. None: all shards, and all their samples.
 
     Raises:
         ConfigError: If the choice is empty.
     """
-    first, stop = 0, len(first_sample) - 1
+    first, stop = 0, len(numbering.names)
     chosen, side = getattr(stream, "shards", None), getattr(stream, "part", None)
     if chosen is not None:
         first, stop = chosen_part(chosen, stop, "shards", name)
     numbers, part = np.arange(first, stop), None
     if side is None:
         return (None if chosen is None else numbers), None
+    numbering = numbering.take(numbers)
     if stream.unit == "shard":
-        places = held_out(first, stop, stream.fraction)
-        numbers = places if side == "held_out" else np.delete(numbers, places - first)
+        is_held = np.zeros(len(numbers), np.bool_)
+        for file, own in numbering.files():
+            low, high = numbering.shards[own][[0, -1]].tolist()
+            places = held_out(low, high + 1, stream.fraction, file)
+            is_held[own] = np.isin(numbering.shards[own], places)
+        numbers = numbers[is_held == (side == "held_out")]
     else:
-        part = SamplePart(
-            side=side,
-            fraction=stream.fraction,
-            begins=first_sample[first:stop],
-            counts=np.diff(first_sample)[first:stop],
-            own=_own_counts(side, stream.fraction, first_sample[first : stop + 1]),
-        )
+        counts = _held_out_counts(stream.fraction, numbering)
+        own_counts = counts if side == "held_out" else numbering.counts - counts
+        part = SamplePart(side=side, fraction=stream.fraction, numbering=numbering, own=own_counts)
         places = np.flatnonzero(part.own)
         numbers, part = numbers[places], part.take(places)
     if not len(numbers):
         way_out = "set unit='sample', or another" if stream.unit == "shard" else "set another"
         raise ConfigError(
             f"stream {name!r}: part={side!r} has none of its {stop - first} shards and "
-            f"{first_sample[stop] - first_sample[first]} samples with "
+            f"{numbering.counts.sum()} samples with "
             f"fraction={stream.fraction} by unit={stream.unit!r}; {way_out} fraction in both parts"
         )
     return numbers, part
 
 
-def _own_counts(side: Side, fraction: float, first_sample: Int64Array) -> Int64Array:
-    counts, stop = np.zeros(len(first_sample) - 1, np.int64), int(first_sample[-1])
-    for first in range(int(first_sample[0]), stop, AT_ONCE):
-        places = held_out(first, min(first + AT_ONCE, stop), fraction)
-        shards = np.searchsorted(first_sample, places, "right") - 1
-        counts += np.bincount(shards, minlength=len(counts))
-    return counts if side == "held_out" else np.diff(first_sample) - counts
+def _held_out_counts(fraction: float, numbering: Numbering) -> Int64Array:
+    counts = np.zeros(len(numbering.names), np.int64)
+    for name, own in numbering.files():
+        begins, stop = numbering.begins[own], int((numbering.begins + numbering.counts)[own[-1]])
+        for first in range(int(begins[0]), stop, AT_ONCE):
+            places = held_out(first, min(first + AT_ONCE, stop), fraction, name)
+            shards = np.searchsorted(begins, places, "right") - 1
+            counts[own] += np.bincount(shards, minlength=len(begins))
+    return counts

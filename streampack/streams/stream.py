@@ -100,8 +100,10 @@ class Stream:
         samples: The part of token files to use, as a slice of neighbouring samples. None: all.
         part: The side of a held-out split to use, "train" or "held_out". Of each block of
             1 / fraction shards or samples, one is held out, at a place that a hash of the block's
-            number gives. So two streams with the same `fraction` and `unit` never share a sample,
-            and what is appended moves nothing. None: both sides.
+            number gives. Token files are numbered each by itself, and their names are hashed too.
+            So two streams of the same token files, in any lists, or of the same shards never share
+            a sample at the same `fraction` and `unit`, and what is appended moves nothing. None:
+            both sides.
         fraction: The share of the stream that is held out, such as 0.005.
         index: Folder that `streampack index --out` wrote: where documents begin and end in token
             files or rows, with hashes. None: token files are read by their own tables.

@@ -156,6 +156,7 @@ def _write_missing(
             versions=versions,
             part=part,
             rows=options.rows,
+            split=options.split,
             max_bad_rows=most,
         )
         for part, versions in parts[first - 1 :: step]

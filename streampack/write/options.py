@@ -9,6 +9,7 @@ from typing import Any, Literal
 from streampack._checks import check_choice, read_count
 from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
+from streampack.streams.parts import Split
 from streampack.write.rows import RowFormat
 
 EngineName = Literal["processes", "ray"]
@@ -87,6 +88,8 @@ class WriteOptions:
     """Where parts are written: "processes" of this machine, or "ray" for a Ray cluster."""
     part: str | None = None
     """"K/N": write every N-th part only, from the K-th on, counted from 1, and do not commit."""
+    split: Split | None = None
+    """A side of a split by rows, "train" or "held_out", and its fraction: write those rows only."""
     append: bool = False
     """Add inputs that the stream does not have yet."""
     on_bad_row: OnBadRow = "error"

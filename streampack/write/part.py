@@ -17,10 +17,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
 from streampack.mds.encoder import ShardLayout
+from streampack.streams.parts import Split, held_out
 from streampack.write.inputs.read import read_rows, with_contents
 from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.write.inputs.values import BadValueError, RowSelection
@@ -52,6 +54,8 @@ class PartTask:
     part: Part
     rows: RowFormat
     """Where the tokenizer is on this machine."""
+    split: Split | None
+    """The side of a split by rows to write, and its fraction."""
     max_bad_rows: int
     """Bad rows that may be skipped; 0: none."""
 
@@ -134,6 +138,11 @@ class _PartWriter:
     def add(self, batch: RowBatch, part: InputSlice) -> None:
         for bad in batch.bad:
             self._refuse(bad, part)
+        if self._task.split is not None and batch.rows:
+            side, fraction = self._task.split
+            low, high = min(batch.rows), max(batch.rows)
+            places = held_out(low, high + 1, fraction, f"rows {self._task.part.id}")
+            batch = batch.take(np.isin(batch.rows, places) == (side == "held_out"))
         encoded = self._rows.encode(batch)
         self.counts.num_special_tokens = self._rows.num_special_tokens
         for row, samples in zip(batch.rows, encoded, strict=True):

@@ -41,6 +41,7 @@ from streampack._paths import is_url
 from streampack.errors import BadRowsError, ConfigError, DataError, short_text
 from streampack.mds.index import INDEX_FILE
 from streampack.storage.filesystem import LocalFilesystem, private_root
+from streampack.streams.parts import Split
 from streampack.streams.source_traits import is_from, is_one_shot
 from streampack.streams.stream import Stream
 from streampack.write.files import write_job
@@ -74,11 +75,15 @@ def written_rows(stream: Stream) -> Stream:
     with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
         tokenizer = tokenizer_folder(stream.tokenizer, Path(temporary))
         rows = _row_format(stream, tokenizer)
-        folder = root / _digest(stream, rows)
+        split: Split | None = None
+        # Samples of a row share their begin, so a split by samples would train on held-out text.
+        if stream.part is not None and rows.train_on == "each_response":
+            split = (stream.part, stream.fraction)
+        folder = root / _digest(stream, rows, split)
         if not (folder / INDEX_FILE).exists():
-            _build(stream, rows, folder)
+            _build(stream, rows, folder, split)
     made = copy.copy(stream)
-    asked = {name: getattr(stream, name) for name in ("name", "local", "tokens", "chat")}
+    asked = {name: getattr(stream, name) for name in ("name", "local", "tokens", "chat", "part")}
     # Not the rows in memory, which may be large; a class says that there were some.
     kept = {"rows": stream.rows, "tokenizer": stream.tokenizer, "loss_mask": None}
     made.asked = asked | {
@@ -89,6 +94,7 @@ def written_rows(stream: Stream) -> Stream:
         dict.fromkeys(("rows", "tokenizer", "chat")),
         name=stream.name or _default_name(stream.rows),
         local=str(folder),
+        part=stream.part if split is None else None,
         tokens=COLUMN,
         loss_mask=stream.loss_mask if rows.chat is None else LOSS_MASK,
     )
@@ -137,12 +143,13 @@ def _row_format(stream: Stream, tokenizer: Path | None) -> RowFormat:
         ) from error
 
 
-def _digest(stream: Stream, options: RowFormat) -> str:
+def _digest(stream: Stream, options: RowFormat, split: Split | None) -> str:
     rows = stream.rows
     digest = hashlib.blake2b(digest_size=12)
     described = asdict(replace(options, tokenizer=None)), tokenizer_digest(options)
     versions = current_versions(options.backend), options.chat and installed("transformers")
     digest.update(json.dumps([described, versions, PART_BYTES, stream.on_bad_row]).encode())
+    digest.update(b"" if split is None else json.dumps(split).encode())
     if _is_path(rows):
         for file in list_inputs([os.fspath(rows)]):
             digest.update(json.dumps([file.format, file.compression, file.num_bytes]).encode())
@@ -159,7 +166,7 @@ def _digest(stream: Stream, options: RowFormat) -> str:
     return digest.hexdigest()
 
 
-def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
+def _build(stream: Stream, options: RowFormat, folder: Path, split: Split | None) -> None:
     rows = stream.rows
     lock = FileLock(folder.with_suffix(LOCK))
     try:
@@ -177,7 +184,7 @@ def _build(stream: Stream, options: RowFormat, folder: Path) -> None:
                     file.writelines(_json_lines(rows, options))
             path = os.fspath(rows) if _is_path(rows) else str(spilled)
             try:
-                written = _write(path, options, partial, stream.on_bad_row)
+                written = _write(path, options, partial, stream.on_bad_row, split)
             except BadRowsError as error:
                 raise DataError(_in_rows(str(error), spilled)) from error
             spilled.unlink(missing_ok=True)
@@ -203,12 +210,15 @@ def _in_rows(text: str, spilled: Path) -> str:
     return f"rows: row {int(found[1]) + before}: {text[found.end() :]}"
 
 
-def _write(path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow) -> Written:
+def _write(
+    path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow, split: Split | None
+) -> Written:
     options = WriteOptions(
         rows=rows,
         column=COLUMN,
         compression=None,
         part_bytes=PART_BYTES,
+        split=split,
         on_bad_row=on_bad_row,
         max_bad_rows=MAX_BAD_ROWS,
     )

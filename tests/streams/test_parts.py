@@ -174,3 +174,26 @@ def test_a_side_without_samples_is_refused_and_samples_are_the_way_out(tmp_path)
     assert open_stream(Stream(unit="sample", **split), 0).num_samples == 3
     with pytest.raises(ConfigError, match="by unit='sample'; set another fraction in both"):
         open_stream(Stream(unit="sample", **split | {"fraction": 1e-4}), 0)
+
+
+def test_any_lists_of_token_files_agree_on_the_sides(tmp_path, monkeypatch):
+    monkeypatch.setattr("streampack.flat.token_file.CELL_BYTES", 2000)
+    for name in ("a/one", "a/two", "b/three"):
+        folder, name = tmp_path / Path(name).parent, Path(name).name
+        documents = [[len(name)] * 3 + each.tolist() for each in flat.make_documents(200)]
+        flat.write("megatron", folder, [np.array(each, "uint16") for each in documents], name)
+    files = [tmp_path / "a/two.bin", tmp_path / "a/one.bin", tmp_path / "b/three.bin"]
+    for unit in ("sample", "shard"):
+        split = {"fraction": 0.2, "unit": unit}
+        held = [set(read(Stream(local=each, part="held_out", **split))) for each in files]
+        assert len({frozenset(tokens[3:] for tokens in side) for side in held}) == 3
+        for local in (files, tmp_path, f"{tmp_path}/*/*.bin"):
+            assert set(read(Stream(local=local, part="held_out", **split))) == set.union(*held)
+        some = Stream(local=tmp_path, part="held_out", shards=slice(2, 9), **split)
+        assert set(read(some)) < set.union(*held)
+
+
+def test_the_sides_of_mds_are_those_of_earlier_releases(tmp_path):
+    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS)
+    kept = read(Stream(local=path, part="held_out", fraction=0.02, unit="sample"))
+    assert kept == [tuple(samples[n].tolist()) for n in (36, 88, 124, 186, 211, 277)]

@@ -390,3 +390,22 @@ def test_rows_without_a_local_are_kept_in_the_folder_of_this_user(tmp_path, monk
     folder = Path(dataset.streams[0].local)
     assert folder.parent == tmp_path / f"streampack-{os.getuid()}" / "rows"
     assert folder.parent.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("kind", ["list", "jsonl", "parquet"])
+def test_a_conversation_of_several_samples_is_on_one_side_of_a_split(kind, tmp_path):
+    def texts_of(number: int) -> list[str]:
+        return [" ".join(LETTERS[int(digit)] for digit in f"{number:03}"), "a"] * 3
+
+    rows = [{"messages": say(*texts_of(number))} for number in range(100)]
+    options: dict[str, Any] = {"rows": {"list": rows, **files_of(rows, tmp_path)}[kind]}
+    options |= {"tokenizer": chat_tokenizer(), "chat": {"train_on": "each_response"}}
+    sides = []
+    for side in (None, "train", "held_out"):
+        split = {"part": side, "fraction": 0.2, "unit": "sample"} if side else {}
+        written = written_rows(Stream(**options, **split, local=tmp_path))
+        sides.append([tuple(tokens[:5]) for tokens, _ in samples_of(written)])
+    whole, train, held = map(set, sides)
+    assert sorted(sides[0]) == sorted(sides[1] + sides[2])
+    assert (len(sides[0]), len(whole), len(held)) == (300, 100, 20)
+    assert not train & held

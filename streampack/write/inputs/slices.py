@@ -6,7 +6,9 @@ integers only, so ``dataclasses.asdict`` makes JSON of it, and ``InputSlice(**fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any, Literal
 
 Format = Literal["jsonl", "text", "markdown", "csv", "parquet", "arrow"]
@@ -62,6 +64,12 @@ class RowBatch:
     """Rows of this range that were skipped."""
     num_bytes: int = 0
     """Bytes of the slice at rest that were read so far; 0 in Arrow."""
+
+    def take(self, are_taken: Iterable[bool]) -> RowBatch:
+        """Return the batch with these of its rows alone, and all bad ones."""
+        kept = {name: list(compress(values, are_taken)) for name, values in self.kept.items()}
+        values, rows = compress(self.values, are_taken), compress(self.rows, are_taken)
+        return replace(self, values=list(values), rows=list(rows), kept=kept)
 
     @property
     def num_rows(self) -> int:
