@@ -36,6 +36,8 @@ from streampack.batch.masks import (
     fixed_cu_seqlens,
 )
 from streampack.errors import ConfigError
+from streampack.runtime.rank_digest import gather_values, group_of
+from streampack.world import World
 
 __all__ = [
     "FORMATS",
@@ -71,6 +73,7 @@ def global_units(
     average: Average = "tokens",
     group: distributed.ProcessGroup | None = None,
     device: torch.device | str | None = None,
+    world: World | None = None,
 ) -> int:
     """Return the tokens, samples or packs with a target in one optimizer step, over all ranks.
 
@@ -78,8 +81,10 @@ def global_units(
         batches: This rank's native micro-batches of the step.
         average: What to count; see `streampack.loss_weights`.
         group: The ranks that have different batches, by default all. Leave out tensor, sequence and
-            pipeline parallel ranks: they have the same batches.
+            pipeline parallel ranks, which have the same batches, or pass `world`.
         device: Where to sum, by default where the batches are. NCCL needs a GPU.
+        world: `dataset.world`, to count ranks that share a batch, or a slice of one, only once. The
+            sum is then made on the CPU.
 
     Raises:
         ConfigError: If `batches` is empty: every rank must pass its own.
@@ -91,6 +96,9 @@ def global_units(
     units = sum(count_units(batch, average=average) for batch in batches)
     if not (distributed.is_available() and distributed.is_initialized()):
         return units
+    if world is not None:
+        own = (world.device, world.context_rank), units
+        return sum(dict(gather_values(own, group or group_of(world))).values())
     total = torch.tensor(units, device=device or batches[0]["labels"].device)
     distributed.all_reduce(total, group=group)
     return int(total)

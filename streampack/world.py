@@ -17,7 +17,7 @@ With context parallelism, ranks that share a row also divide its tokens. 8 ranks
 
 The position comes from the first source available::
 
-    world=World(...)            given to the dataset
+    world=World(...)            given to the dataset, as by World.from_mesh or from_megatron
     torch.distributed           if initialised; must agree with torchrun's variables
     RANK, WORLD_SIZE            set by torchrun and compatible launchers
     none of these               a job of one process
@@ -26,13 +26,15 @@ The position comes from the first source available::
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from streampack._checks import check_choice, read_integer
+from streampack._layout import DP_DIMENSIONS, device_places, evenly_spaced, process_group, ranks_of
+from streampack._layout import read_megatron as megatron_fields
+from streampack._layout import read_mesh as mesh_fields
 from streampack.errors import ConfigError
 
 ContextLayout: TypeAlias = Literal[
@@ -47,6 +49,10 @@ LAUNCHERS = (
     ("PMI_RANK", "PMI_SIZE"),  # mpirun of MPICH and Intel MPI
 )
 """Variables of a task's number, and of the number of tasks."""
+NUMBERS = (
+    *("rank", "num_ranks", "ranks_per_node", "replication", "context_parallel"),
+    *("dp_rank", "dp_size", "cp_rank"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +73,8 @@ class World:
     ranks_per_node: int | None = None
     """Processes per node. None: all run on one node."""
     replication: int = 1
-    """Number of neighbouring ranks that receive the same rows (tensor, sequence, context or
-    pipeline parallelism)."""
+    """Number of neighbouring ranks that receive the same rows (tensor, sequence or context
+    parallelism; the ranks of a pipeline are seldom neighbours). dp_rank is rank // replication."""
     context_parallel: int = 1
     """Number of ranks that divide the tokens of a row; a divisor of `replication`. 1: rows stay
     whole."""
@@ -76,13 +82,26 @@ class World:
     """The tokens that each of these ranks gets. zigzag: chunks r and 2n - 1 - r of 2n equal ones,
     the same causal work for each. contiguous: chunk r of n. The layouts per document cut each
     segment of the row so, not the row itself. Applies with context_parallel."""
+    dp_rank: int | None = None
+    """Data-parallel rank: ranks with the same one get the same batches. None: see `device`."""
+    dp_size: int | None = None
+    """Number of data-parallel ranks, with `dp_rank`."""
+    cp_rank: int | None = None
+    """The slice of each row that this rank gets. None: see `context_rank`."""
+    dp_ranks: Sequence[int] | None = None
+    """The `dp_rank` of every rank, in place of this rank's own. It tells which share a node; by
+    default, ranks are taken to be numbered by it in each pipeline stage."""
+    group: Any = None
+    """The ranks that load, compare their data and add up statistics, as a list or a torch process
+    group. None: all. One rank of each `dp_rank`, evenly spaced, tells `dp_ranks` too."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
             object.__setattr__(self, "ranks_per_node", self.num_ranks)
-        for name in ("rank", "num_ranks", "ranks_per_node", "replication", "context_parallel"):
-            number = read_integer(name, getattr(self, name), "write a whole number, such as 1")
-            object.__setattr__(self, name, number)
+        for name in NUMBERS:
+            if (given := getattr(self, name)) is not None:
+                number = read_integer(name, given, "write a whole number, such as 1")
+                object.__setattr__(self, name, number)
         if self.num_ranks < 1 or not 0 <= self.rank < self.num_ranks:
             raise ConfigError(
                 f"rank={self.rank} is not one of num_ranks={self.num_ranks}; ranks count from 0"
@@ -93,6 +112,46 @@ class World:
                 f"num_ranks={self.num_ranks} is not a multiple of ranks_per_node={per_node}; "
                 "every node must run the same number of ranks"
             )
+        check_choice("context_layout", self.context_layout, ContextLayout)
+        if self.group is not None:
+            object.__setattr__(self, "group", ranks_of(self.group))
+            if not {self.rank} <= set(self.group) <= set(range(self.num_ranks)):
+                raise ConfigError(
+                    f"group={self.group!r:.200} must have this rank={self.rank} and none above "
+                    f"num_ranks={self.num_ranks}; make the dataset on ranks of the group only"
+                )
+        if (self.dp_rank, self.dp_size, self.dp_ranks) == (None, None, None):
+            self._check_replication()
+        else:
+            self._read_dp()
+
+    def _read_dp(self) -> None:
+        """Derive `dp_rank`, `dp_size` and `dp_ranks` from each other, and check them."""
+        if self.dp_ranks is None and len(self.loading) == self.dp_size:
+            dp_ranks = evenly_spaced(self.loading, self.num_ranks)
+            if dp_ranks is not None and dp_ranks[self.rank] == self.dp_rank:
+                object.__setattr__(self, "dp_ranks", dp_ranks)
+        if self.dp_ranks is not None and len(self.dp_ranks) == self.num_ranks:
+            object.__setattr__(self, "dp_ranks", tuple(map(int, self.dp_ranks)))
+            object.__setattr__(self, "dp_rank", self.dp_ranks[self.rank])
+            object.__setattr__(self, "dp_size", max(self.dp_ranks) + 1)
+        devices = self.devices
+        is_whole = len(devices) == self.num_ranks and len({*devices}) == self.dp_size
+        if self.dp_rank not in devices or not is_whole or min(devices) < 0:
+            raise ConfigError(
+                f"dp_rank={self.dp_rank}, dp_size={self.dp_size}, dp_ranks={self.dp_ranks!r:.200} "
+                f"do not divide num_ranks={self.num_ranks}; pass rank and num_ranks as in "
+                "torch.distributed, with dp_rank and dp_size, or the dp_ranks of all ranks"
+            )
+        if self.replication != 1 or not 0 <= self.context_rank < self.context_parallel:
+            raise ConfigError(
+                f"replication={self.replication}, context_parallel={self.context_parallel} and "
+                f"cp_rank={self.cp_rank} do not fit dp_rank, which tells the ranks that share a "
+                "row; omit replication, and pass both others for slices of rows"
+            )
+
+    def _check_replication(self) -> None:
+        per_node = self.num_local_ranks
         if self.replication < 1 or self.num_ranks % self.replication:
             raise ConfigError(
                 f"replication={self.replication} does not divide num_ranks={self.num_ranks}; "
@@ -103,7 +162,6 @@ class World:
                 f"replication={self.replication} and ranks_per_node={per_node}: "
                 "one must be a multiple of the other, so that nodes can share batches evenly"
             )
-        check_choice("context_layout", self.context_layout, ContextLayout)
         if self.context_parallel < 1 or self.replication % self.context_parallel:
             raise ConfigError(
                 f"context_parallel={self.context_parallel} does not divide replication="
@@ -173,6 +231,46 @@ class World:
             )
         return world
 
+    @classmethod
+    def from_mesh(
+        cls,
+        mesh: Any,
+        dp: str | Sequence[str] = DP_DIMENSIONS,
+        cp: str | None = "cp",
+        *,
+        context_layout: ContextLayout = "zigzag",
+        group: Any = None,
+    ) -> World:
+        """Read the position from a torch `DeviceMesh` of all ranks, in any order of dimensions.
+
+        Ranks per node are torchrun's LOCAL_WORLD_SIZE; without it, all are on one node.
+
+        Args:
+            mesh: The mesh, with names.
+            dp: The dimensions whose ranks get distinct batches, outermost first; ranks of all
+                others share them. One of the two default names may be missing.
+            cp: The dimension whose ranks divide each row. None, or no "cp": rows stay whole.
+            context_layout, group: As for `World`.
+
+        Raises:
+            ConfigError: If the mesh lacks ranks or a name, or has other names than torchtitan's
+                and `dp` is omitted.
+        """
+        return cls(**mesh_fields(mesh, dp, cp), context_layout=context_layout, group=group)
+
+    @classmethod
+    def from_megatron(
+        cls, *, cp: bool = True, context_layout: ContextLayout = "zigzag", group: Any = None
+    ) -> World:
+        """Read the position from Megatron-LM's `parallel_state`; else like `from_mesh`.
+
+        With `cp=False` rows stay whole, as for `get_batch_on_this_cp_rank`, which divides them.
+
+        Raises:
+            ConfigError: If `initialize_model_parallel` has not been called.
+        """
+        return cls(**megatron_fields(cp=cp), context_layout=context_layout, group=group)
+
     def check_group(self) -> None:
         """Check that torch.distributed still reports this rank and world size.
 
@@ -204,8 +302,31 @@ class World:
 
     @property
     def num_devices(self) -> int:
-        """Number of groups of ranks that receive distinct batches: num_ranks / replication."""
-        return self.num_ranks // self.replication
+        """Number of groups of ranks that receive distinct batches: the data-parallel size."""
+        return self.num_ranks // self.replication if self.dp_size is None else self.dp_size
+
+    @property
+    def device(self) -> int:
+        """Data-parallel rank: `dp_rank`, or rank // replication."""
+        return self.rank // self.replication if self.dp_rank is None else self.dp_rank
+
+    @property
+    def loading(self) -> Sequence[int]:
+        """The ranks that load."""
+        return range(self.num_ranks) if self.group is None else self.group
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of every rank: from what all ranks know, so that they agree on places."""
+        if self.dp_ranks is not None:
+            return tuple(self.dp_ranks)
+        size = max(self.num_devices, 1)
+        return tuple(rank // self.replication % size for rank in range(self.num_ranks))
+
+    @property
+    def places(self) -> tuple[tuple[int, ...], dict[int, tuple[int, ...]]]:
+        """The place of each device, and the devices that share nodes with it."""
+        return device_places(self.devices, self.num_local_ranks)
 
     @property
     def context_rank(self) -> int:
@@ -218,15 +339,19 @@ class World:
         ...     for r in range(4)]
         [0, 0, 1, 1]
         """
+        if self.cp_rank is not None or self.dp_size is not None:
+            return self.cp_rank or 0
         return self.rank % self.replication // (self.replication // self.context_parallel)
 
     @property
     def place(self) -> int:
         """Index of this rank's batch within each round of `num_devices` device batches."""
-        device = self.rank // self.replication
-        devices_per_node = max(self.num_local_ranks // self.replication, 1)
-        num_groups = self.num_devices // devices_per_node
-        return (device % devices_per_node) * num_groups + device // devices_per_node
+        return self.places[0][self.device]
+
+    def at(self, rank: int) -> World:
+        """Return the world of another rank, with whole rows."""
+        own = None if self.dp_rank is None else self.devices[rank]
+        return replace(self, rank=rank, dp_rank=own, cp_rank=None, context_parallel=1, group=None)
 
 
 def _check_both(env: Mapping[str, str]) -> None:
@@ -236,15 +361,6 @@ def _check_both(env: Mapping[str, str]) -> None:
                 f"{key}={env[key]} is set without {other}, but a rank is known only from both; "
                 f"set {other}, unset {key}, or pass world=World(...)"
             )
-
-
-def process_group() -> tuple[int, int] | None:
-    """Return rank and world size from torch.distributed; None if it is not initialised."""
-    # Not imported here: if the process group exists, the module is already loaded.
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
 
 
 @cache

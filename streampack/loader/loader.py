@@ -16,10 +16,12 @@ import logging
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from multiprocessing import get_all_start_methods
 from typing import Any
 
 from streampack._checks import is_weight, read_integer, show_number
+from streampack._layout import process_group
 from streampack.batch.batch import Batch
 from streampack.config import Mixing
 from streampack.errors import ConfigError, ResumeError, suggest
@@ -31,13 +33,13 @@ from streampack.planned.loading import PlannedLoading
 from streampack.runtime.arguments import with_hints
 from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.provenance import Provenance
+from streampack.runtime.rank_digest import check_first_batch, gather_values, group_of, has_peers
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
-from streampack.runtime.rank_digest import gather_values
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.whole_batch import UNBATCHED
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
-from streampack.world import World, process_group
+from streampack.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +75,10 @@ class PackedDataLoader:
             0 or None: no limit, even for a suspended worker.
         check_ranks: Before the first batch, compare a digest of streams, lengths and recipe over
             all ranks of torch's process group, and raise if one differs. For a source that has an
-            index, 16 samples are compared; iterators are not read. All ranks must then
-            iterate over the loader. Set it to False if only some ranks load. Nothing is compared
-            if `dataset.world` differs from the process group.
+            index, 16 samples are compared; iterators are not read. Ranks that share batches, by
+            `dataset.world`, by torch's meshes or in Megatron-LM, then compare their first one. All
+            ranks must iterate over the loader, or those of `World(group=...)`. Nothing is compared
+            if the rank and size of `dataset.world` differ from the process group.
 
     Raises:
         ConfigError: If the arguments contradict each other, `dataset.buffers` cannot hold one
@@ -152,8 +155,23 @@ class PackedDataLoader:
                 logger.info("%r: digest %s", dataset, dataset.digest)
             if self._checks_ranks:
                 compare_ranks(self._loading.engine.rank_view, dataset.world)
+                if has_peers(dataset.world):
+                    yield from self._compared(batches)
             self._has_checked = True
         yield from batches
+
+    def _compared(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield the first batch after all ranks that share it compared it."""
+        state, first = self._loading.state_dict(), list(islice(batches, 1))
+        try:
+            segments = self._loading.recent.last().segments.tolist() if first else None
+            check_first_batch(segments, self.dataset.world)
+        except BaseException:
+            self._loading.load_state_dict(state)  # the loop did not get the batch
+            raise
+        self._has_checked = True
+        while first:
+            yield first.pop()
 
     def state_dict(self) -> State:
         """Return the state after the batch last delivered, as JSON.
@@ -179,12 +197,14 @@ class PackedDataLoader:
         again. Without a process group, the snapshots are those of this rank alone.
 
         Args:
-            group: A torch process group of all ranks, or None for the default group.
+            group: A torch process group of all ranks, or None for those of `dataset.world`.
 
         Raises:
             ResumeError: If the ranks are not at the same step, or the dataset reads iterables.
         """
         state = self.state_dict()
+        if group is None and self.dataset.world.group is not None:
+            group = group_of(self.dataset.world)
         return _join([state] if process_group() is None else gather_values(state, group))
 
     def load_state_dict(self, state: State) -> None:
@@ -247,9 +267,9 @@ class PackedDataLoader:
     def stats(self, *, all_ranks: bool = False) -> dict[str, Any]:
         """Return statistics of this rank since the loader was made or a state was loaded.
 
-        With `all_ranks`, they are those of all ranks of torch's process group, which must all call
-        this method: sums, and for high-water marks the highest. Ranks that share batches count
-        once, but each with the shards that it fetched.
+        With `all_ranks`, they are those of all ranks of torch's process group, or of
+        `World(group=...)`, which must all call this method: sums, and for high-water marks the
+        highest. Ranks that share batches count once, but each with the shards that it fetched.
 
         Per stream: samples and tokens delivered; samples split, truncated and dropped; shares and
         targets. In a run of chapters, `target` is the mean of the chapters delivered, in tokens of
@@ -277,14 +297,18 @@ class PackedDataLoader:
                 f"but those of the dataset are {(world.rank, world.num_ranks)}; initialize it "
                 "before the dataset, or omit all_ranks"
             )
-        # Ranks that share batches are neighbours.
-        report = self._loading.stats(lambda value: gather_values(value)[:: world.replication])
-        reports = gather_values(report)
+        ranks = group_of(world)
+
+        def by_device(value: Any) -> list[Any]:
+            return list(dict(gather_values((world.device, value), ranks)).values())
+
+        report = self._loading.stats(by_device)
+        reports, devices = gather_values(report, ranks), by_device(report)
         loading, summed = self._loading, ["padding_packs", "substituted"]
         if isinstance(loading, PlannedLoading) and not loading.engine.recipe.is_mixed:
             summed.remove("substituted")  # each rank counts the slots of all
         for key in set(summed) & set(report):
-            report[key] = sum(each[key] for each in reports[:: world.replication])
+            report[key] = sum(each[key] for each in devices)
         for key in {"shards", "buffers"} & set(report):
             for name in report[key]:
                 join = sum if key == "shards" and name != "ahead_bytes" else max

@@ -32,7 +32,8 @@ class Row:
     """A row of a batch."""
 
     ranks: tuple[int, ...]
-    """The ranks that got it; several with `World(replication=...)`."""
+    """The ranks that got it; several if they share batches. Ranks are counted by `dp_rank` if the
+    run's `World(dp_rank=...)` does not say which these are."""
     batch: int
     """Which of their batches in the step, from 0."""
     row: int
@@ -72,8 +73,9 @@ class SlotPack:
 def places_of(world: RunWorld) -> dict[int, tuple[int, ...]]:
     """Return the ranks at each place of a world."""
     ranks: dict[int, tuple[int, ...]] = {}
-    for rank in range(world.num_ranks):
-        place = world.world(rank).place
+    whole = world.world(0)
+    for rank, device in enumerate(whole.devices):
+        place = whole.places[0][device]
         ranks[place] = (*ranks.get(place, ()), rank)
     return ranks
 

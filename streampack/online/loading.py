@@ -27,6 +27,7 @@ import torch
 from torch import distributed
 from torch.utils.data import get_worker_info
 
+from streampack._layout import process_group
 from streampack.errors import ConfigError, DataError, ResumeError, StreampackError, WorkerError
 from streampack.online.engine import Delivery, OnlineEngine
 from streampack.online.state import LoopPosition, Position, read_workers
@@ -38,7 +39,7 @@ from streampack.runtime.stats import COUNTED, OverRanks, alone, delivery_report
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
-from streampack.world import World, process_group
+from streampack.world import World
 
 
 def _serve(engine: OnlineEngine, ahead: int, start: Position) -> Callable[[Any], list[Delivery]]:
@@ -166,11 +167,11 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             with suppress(StreampackError):  # the failure itself matters more
                 _num_having(world, None, epoch, step)
             raise
-        num = world.num_ranks - _num_having(world, held is not None, epoch, step)
+        num = len(world.loading) - _num_having(world, held is not None, epoch, step)
         if num and not step:
             raise DataError(
                 f"steps='equal': epoch {epoch} would have no step, since {num} of "
-                f"{world.num_ranks} ranks have no batch{', this one' if held is None else ''}; "
+                f"{len(world.loading)} ranks have no batch{', this one' if held is None else ''}; "
                 "give each rank and worker the samples of at least one batch, use fewer "
                 "workers, or set Mixing(epoch_end='pad')"
             )
@@ -284,7 +285,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
 def _check_group(world: World) -> None:
     """Refuse ranks that torch's process group does not join."""
-    if world.num_ranks == 1 or other_ranks(world):
+    if len(world.loading) == 1 or other_ranks(world):
         return
     found, group = "torch.distributed is not initialised", process_group()
     if group is not None:
@@ -304,11 +305,12 @@ def _num_having(world: World, has_batch: bool | None, epoch: int, step: int) -> 
     of its own: NCCL would make the training loop wait for the GPU at every step, and the trainer's
     own collectives must not come between.
     """
-    if world.num_ranks == 1:
+    num_ranks = len(world.loading)
+    if num_ranks == 1:
         return int(bool(has_batch))
     sums = torch.tensor([bool(has_batch), has_batch is None, epoch, step], dtype=torch.int64)
     try:
-        distributed.all_reduce(sums, group=cpu_group())
+        distributed.all_reduce(sums, group=cpu_group(world))
     except RuntimeError as error:
         raise WorkerError(
             f"steps='equal': another rank has ended, or gave no answer in {MINUTES} minutes "
@@ -316,7 +318,7 @@ def _num_having(world: World, has_batch: bool | None, epoch: int, step: int) -> 
             "into every rank and restart the iteration"
         ) from error
     num_having, num_failed, *places = sums.tolist()
-    if places != [epoch * world.num_ranks, step * world.num_ranks]:
+    if places != [epoch * num_ranks, step * num_ranks]:
         raise ResumeError(
             f"ranks are at different steps, this one ({world.rank}) at step {step} of epoch "
             f"{epoch}; load states that were saved after the same step on every rank, and leave a "
@@ -324,7 +326,7 @@ def _num_having(world: World, has_batch: bool | None, epoch: int, step: int) -> 
         )
     if num_failed:
         raise WorkerError(
-            f"{num_failed} of {world.num_ranks} ranks failed before step {step} of epoch {epoch}, "
+            f"{num_failed} of {num_ranks} ranks failed before step {step} of epoch {epoch}, "
             "so no rank takes it; their own errors say why. Load the last state into every rank "
             "and restart the iteration"
         )

@@ -111,13 +111,14 @@ def sharing_of(world: World, balance: Balance | None) -> tuple[int, ...]:
         return (world.place,)
     if balance.within == "batch":
         return tuple(range(world.num_devices))
-    return tuple(sorted({rank.place for rank in ranks_of_node(world)}))
+    places, neighbours = world.places
+    return tuple(sorted(places[device] for device in neighbours[world.device]))
 
 
 def ranks_of_node(world: World) -> list[World]:
     """Return the ranks of this rank's node."""
     first = world.node * world.num_local_ranks
-    return [replace(world, rank=rank) for rank in range(first, first + world.num_local_ranks)]
+    return [world.at(rank) for rank in range(first, first + world.num_local_ranks)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,6 +5,8 @@
     "worlds": "[[0, 0, 8, 8, 1, 4, null, null], [0, 4096, 16, 8, 1, 2, null, null]]"
                 epoch, position, ranks, ranks per node, replication, batch_size, balance
 
+In place of replication stand the dp_ranks of a World that has them.
+
 Packs do not depend on them. They say which rank got which row. They are one text, because a
 distributed checkpoint loads only structures with as many entries as were saved.
 
@@ -34,7 +36,7 @@ class RunWorld(NamedTuple):
     position: int
     num_ranks: int
     ranks_per_node: int
-    replication: int
+    replication: int | list[int]
     batch_size: int
     within: str | None
     """Which ranks shared packs, or None if there was no balance."""
@@ -46,10 +48,11 @@ class RunWorld(NamedTuple):
         """Return a world and a batch size as a state records them."""
         balance = view.balance
         within, cost = (None, None) if balance is None else (balance.within, balance.digest())
-        return cls(
-            *(epoch, position, world.num_ranks, world.num_local_ranks, world.replication),
-            *(view.batch_size, within, cost),
-        )
+        sharing = world.replication if world.dp_ranks is None else list(world.dp_ranks)
+        sizes = world.num_ranks, world.num_local_ranks
+        if world.dp_size is not None and world.dp_ranks is None:
+            sizes = world.dp_size, len(world.places[1][0])  # its ranks are not known
+        return cls(epoch, position, *sizes, sharing, view.batch_size, within, cost)
 
     def world(self, rank: int) -> World:
         """Return a rank of this world."""
@@ -57,7 +60,8 @@ class RunWorld(NamedTuple):
             rank=rank,
             num_ranks=self.num_ranks,
             ranks_per_node=self.ranks_per_node,
-            replication=self.replication,
+            replication=self.replication if not isinstance(self.replication, list) else 1,
+            dp_ranks=self.replication if isinstance(self.replication, list) else None,
         )
 
     def view(self, rank: int, balance: Balance | None = None) -> DeviceView:

@@ -70,6 +70,7 @@ class DatasetSpec:
         return {
             "batch_size": self.batch_size,
             "replication": world.replication,
+            "dp_size and dp_ranks": [world.dp_size, world.dp_ranks],
             "nodes": world.num_nodes,
             "context_parallel": [world.context_parallel, world.context_layout],
             "balance": None if balance is None else [balance.within, balance.digest()],

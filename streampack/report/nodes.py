@@ -40,8 +40,7 @@ class NodeReads:
         self._engine = engine
         # Whether a node reads the batches of a place, shape (num_nodes, num_devices).
         self._places = np.zeros((world.num_nodes, world.num_devices), np.bool_)
-        for rank in range(world.num_ranks):
-            own = replace(world, rank=rank)
+        for own in map(world.at, world.loading):
             self._places[own.node, list(sharing_of(own, engine.balance))] = True
         streams = engine.recipe.streams
         self._firsts = np.concatenate([stream.first_sample for stream in streams])
@@ -74,8 +73,7 @@ class NodeReads:
         """
         engine, recipe = self._engine, self._engine.recipe
         used = np.zeros((len(self._places), len(self._firsts)))
-        for rank in range(engine.world.num_ranks):
-            own = replace(engine.world, rank=rank)
+        for own in map(engine.world.at, engine.world.loading):
             view = engine.spec.view(own)
             for number, first in enumerate(self._bases[:-1]):
                 extents, shares = recipe.assignment(number)
@@ -98,7 +96,7 @@ class NodeReads:
                 sizes[2, at] = kept_bytes(spec, number)
         numbers = []
         for node, own in enumerate(used):
-            rank = replace(world, rank=node * world.num_local_ranks)
+            rank = world.at(node * world.num_local_ranks)
             needs = cache_needs(replace(spec, world=rank), self._engine.recipe)
             counts = [own.sum(), own[is_shared].sum(), *(sizes @ own)]
             counts.append(least_limit(needs, world))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -125,7 +124,7 @@ class _Waits:
         self._world = world = engine.world
         self._balance = engine.balance or Balance()
         self._is_dealt = engine.balance is not None
-        ranks = [replace(world, rank=rank) for rank in range(world.num_ranks)]
+        ranks = map(world.at, range(world.num_ranks))
         groups = {sharing_of(rank, self._balance) for rank in ranks}
         self._groups = [list(places) for places in sorted(groups)]
         self._span = -1

@@ -134,6 +134,10 @@ class RecentBatches:
         tensor = next(tensors_in(batch), None)
         self._known.append((None if tensor is None else ref(tensor), origin))
 
+    def last(self) -> Provenance:
+        """Return the provenance of the last batch."""
+        return _made(self._known[-1][1])
+
     def find(self, batch: Any) -> Provenance:
         """Return the provenance of a batch, by its tensors, or by its epoch and position.
 

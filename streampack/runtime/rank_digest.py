@@ -1,4 +1,4 @@
-"""Check that all ranks plan from the same data, by one digest per rank before the first batch.
+"""Check that all ranks plan from the same data, and that peers get the same first batch.
 
 ::
 
@@ -7,7 +7,9 @@
     rank 2   index.json, lengths, recipe --> digest --'    else: gather the inputs, and name
                                                            the ranks and the stream
 
-Cost: one gather of 32 characters per rank, once per loader, over a CPU backend.
+    first batch, by digest: that of ranks with the same dp_rank, or in the same pp or tp group
+
+Cost: two gathers of some 100 bytes per rank, once per loader, over a CPU backend.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from typing import Any
 
 from torch import distributed
 
+from streampack._layout import process_group
 from streampack.errors import ConfigError, DataError, StreampackError
-from streampack.world import World, process_group
+from streampack.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +36,9 @@ field, `recipe` and, online, `sources`."""
 UNKNOWN = "others each time"  # a value that is equal to any
 MINUTES = 30
 """How long a rank waits for the others, as torch's other gloo groups do."""
-_groups: dict[str, Any] = {}  # torch's default group, and the group made for it
+PEERS = ("mesh_pp", "mesh_cp", "mesh_tp", "MODEL_PARALLEL_GROUP", "CONTEXT_PARALLEL_GROUP")
+"""What torch's meshes and Megatron-LM call the groups whose ranks share batches."""
+_groups: dict[Any, Any] = {}  # gloo groups by their ranks, of the default group under "default"
 WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
 
 
@@ -54,18 +59,49 @@ def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
     group (as in an evaluation on one rank), or outside the main thread. `get_view` is called only
     where views are compared.
     """
-    others = other_ranks(world)
-    if others < 1 or threading.current_thread() is not threading.main_thread():
+    if not _compares(world):
         return
     view = get_view()
     compared = view | {"streams": [[each["index"], each["lengths"]] for each in view["streams"]]}
-    # A GPU backend would need each rank to have selected its device already.
-    has_cpu = "cpu:" in str(distributed.get_backend_config())
-    group = None if has_cpu else cpu_group()
+    group = group_of(world)
     digests = gather_values(digest_of_values(compared), group)
     if len(set(digests)) > 1:
-        _refuse(gather_values(view, group))
+        _refuse(gather_values(view, group), world)
     logger.info("all %d ranks plan from the same data, digest %s", len(digests), digests[0])
+
+
+def has_peers(world: World) -> bool:
+    """Whether ranks that share batches compare their first one."""
+    return _compares(world) and (world.num_devices < world.num_ranks or len(_peers()) > 1)
+
+
+def check_first_batch(segments: Any, world: World) -> None:
+    """Compare the first batch of ranks with the same device, and, whatever `world` says, of those
+    that torch's meshes and Megatron-LM's groups make one model; see `has_peers`."""
+    own = (world.device, _peers(), digest_of_values(segments))
+    found = dict(zip(world.loading, gather_values(own, group_of(world)), strict=True))
+    first: dict[int, int] = {}
+    for rank, (device, peers, digest) in found.items():
+        for peer in {first.setdefault(device, rank), *peers} & found.keys():
+            if found[peer][2] != digest:
+                raise ConfigError(
+                    f"ranks {min(rank, peer)} and {max(rank, peer)} work on one model, but get "
+                    "different batches: they would train on the labels of other rows (here, "
+                    f"replication={world.replication}, dp_size={world.num_devices}). Pass "
+                    "world=World.from_mesh(mesh) or World.from_megatron(), which know the ranks "
+                    f"that share a batch; {WAY_OUT}"
+                )
+
+
+def _peers() -> tuple[int, ...]:
+    groups = distributed.distributed_c10d._world.pg_group_ranks.items()
+    named = [own for group, own in groups if getattr(group, "group_desc", None) in PEERS]
+    return tuple({rank for own in named for rank in own})
+
+
+def _compares(world: World) -> bool:
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and other_ranks(world) > 0
 
 
 def compare_values(values: Mapping[str, Any], world: World) -> None:
@@ -73,22 +109,35 @@ def compare_values(values: Mapping[str, Any], world: World) -> None:
     if other_ranks(world) < 1:
         return
     way_out = "call it with the same values, after the same batch, on every rank"
-    _check_equal(gather_values(dict(values)), way_out)
+    _check_equal(gather_values(dict(values), group_of(world)), way_out, world)
 
 
 def other_ranks(world: World) -> int:
     """Return how many other ranks of torch's process group share a world's data; 0: none."""
-    group = process_group()
-    return group[1] - 1 if group == (world.rank, world.num_ranks) else 0
+    is_own = process_group() == (world.rank, world.num_ranks)
+    return len(world.loading) - 1 if is_own else 0
 
 
-def cpu_group() -> Any:
-    """Return a gloo group of all ranks. Collective at the first call: every rank must make it."""
-    default = distributed.group.WORLD
-    if not _groups or _groups["default"] is not default:
-        own = distributed.new_group(backend="gloo", timeout=timedelta(minutes=MINUTES))
-        _groups.update(default=default, own=own)
-    return _groups["own"]
+def group_of(world: World) -> Any:
+    """Return a group of the ranks that load, on the CPU; None for torch's default group."""
+    # A GPU backend would need each rank to have selected its device already.
+    is_default = world.group is None and "cpu:" in str(distributed.get_backend_config())
+    return None if is_default else cpu_group(world)
+
+
+def cpu_group(world: World) -> Any:
+    """Return a gloo group of the ranks that load. Collective at the first call of them all."""
+    if _groups.get("default") is not distributed.group.WORLD:
+        _groups.clear()
+        _groups["default"] = distributed.group.WORLD
+    if world.group not in _groups:
+        _groups[world.group] = distributed.new_group(
+            world.group,
+            backend="gloo",
+            timeout=timedelta(minutes=MINUTES),
+            use_local_synchronization=world.group is not None,
+        )
+    return _groups[world.group]
 
 
 def gather_values(value: Any, group: Any = None) -> list[Any]:
@@ -98,20 +147,22 @@ def gather_values(value: Any, group: Any = None) -> list[Any]:
     return values
 
 
-def _refuse(views: Sequence[RankView]) -> None:
+def _refuse(views: Sequence[RankView], world: World) -> None:
     first = views[0]
     if any(len(view["streams"]) != len(first["streams"]) for view in views):
-        counts = _by_value([len(view["streams"]) for view in views])
+        counts = _by_value([len(view["streams"]) for view in views], world.loading)
         raise ConfigError(f"ranks have different numbers of streams: {counts}; {WAY_OUT}")
     for number, stream in enumerate(first["streams"]):
         own = [view["streams"][number] for view in views]
         for key, what in (("index", "index.json, or other columns"), ("lengths", "lengths.bin")):
-            ranks = [rank for rank, each in enumerate(own) if each[key] != stream[key]]
-            if ranks:
+            differ = [index for index, each in enumerate(own) if each[key] != stream[key]]
+            if differ:
+                ranks = [world.loading[index] for index in differ]
                 raise DataError(
                     f"{_name(ranks)} another {what} of "
-                    f"stream {stream['name']!r} (streams[{number}]) than rank 0: it lies in "
-                    f"{own[ranks[0]]['folder']} there, in {stream['folder']} on rank 0. They "
+                    f"stream {stream['name']!r} (streams[{number}]) than rank {world.loading[0]}: "
+                    f"it lies in {own[differ[0]]['folder']} there, in {stream['folder']} on rank "
+                    f"{world.loading[0]}. They "
                     "would plan other packs, and miss and repeat samples; delete the copy that is "
                     f"out of date, or set check_remote=True; {WAY_OUT}"
                 )
@@ -119,29 +170,33 @@ def _refuse(views: Sequence[RankView]) -> None:
         "they would miss and repeat samples; give every rank the same ones in the same order, with "
         f"a seed for each shuffle, or shard them yourself and set sharded=True; {WAY_OUT}"
     )
-    _check_equal([view.get("sources", {}) for view in views], way_out, DataError)
+    _check_equal([view.get("sources", {}) for view in views], way_out, world, DataError)
     way_out = f"they would plan other packs, so give every rank the same; {WAY_OUT}"
-    _check_equal([view["recipe"] for view in views], way_out)
+    _check_equal([view["recipe"] for view in views], way_out, world)
 
 
 def _check_equal(
-    views: Sequence[Mapping[str, Any]], way_out: str, error: type[StreampackError] = ConfigError
+    views: Sequence[Mapping[str, Any]],
+    way_out: str,
+    world: World,
+    error: type[StreampackError] = ConfigError,
 ) -> None:
     for key in views[0]:
         values = [view.get(key) for view in views]
         known = [value for value in values if value != UNKNOWN]
         if any(value != known[0] for value in known):
-            raise error(f"ranks have different {key}: {_by_value(values)}; {way_out}")
+            counts = _by_value(values, world.loading)
+            raise error(f"ranks have different {key}: {counts}; {way_out}")
 
 
-def _by_value(values: Sequence[Any]) -> str:
+def _by_value(values: Sequence[Any], loading: Sequence[int]) -> str:
     """List the ranks that have each value.
 
-    >>> _by_value([1, 2, 1])
-    'ranks 0 and 2 have 1, rank 1 has 2'
+    >>> _by_value([1, 2, 1], [0, 1, 4])
+    'ranks 0 and 4 have 1, rank 1 has 2'
     """
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in zip(loading, values, strict=True):
         ranks.setdefault(f"{value!r:.200}", []).append(rank)
     return ", ".join(f"{_name(own)} {value}" for value, own in ranks.items())
 

@@ -181,9 +181,10 @@ def test_no_room_reads_the_environment_behind_its_callers_back():
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
-    # The dataset passes torchrun's variables to `World`, `stores` reads addresses as the libraries
-    # of stores do, and `write` sets a variable for the processes that it starts.
-    allowed = {*WINGS, "stores"}
+    # The dataset passes torchrun's variables to `World`, `_layout` reads one that no mesh tells,
+    # `stores` reads addresses as the libraries of stores do, and `write` sets a variable for the
+    # processes that it starts.
+    allowed = {*WINGS, "stores", "_layout"}
     assert readers & {*GROUND, *ROOMS} <= allowed, "the outside world enters as an argument"
 
 
