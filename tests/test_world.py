@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import pickle
+import re
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from streampack import ConfigError, World
@@ -41,6 +45,15 @@ def test_every_device_has_one_place_and_neighbouring_replicas_share_it(ranks):
 
     assert all(len({rank.place for rank in group}) == 1 for group in groups)
     assert sorted(group[0].place for group in groups) == list(range(ranks[0].num_devices))
+
+
+@given(ranks=worlds())
+def test_places_of_neighbouring_replicas_count_local_ranks_across_nodes(ranks):
+    for rank in ranks:
+        device = rank.rank // rank.replication
+        per_node = max(rank.num_local_ranks // rank.replication, 1)
+        groups = rank.num_devices // per_node
+        assert rank.place == device % per_node * groups + device // per_node
 
 
 @given(ranks=worlds())
@@ -155,3 +168,101 @@ def test_slurm_is_no_matter_for_one_task_torchruns_ranks_or_a_process_group(capl
         with process_group(1, 2):
             assert World.from_env(slurm).rank == 1
     assert caplog.messages == []
+
+
+SIZES = {"pp": 2, "dp_replicate": 2, "dp_shard": 3, "cp": 2, "tp": 2}
+
+
+@given(order=st.permutations(list(SIZES)), per_node=st.sampled_from([1, 2, 4, 6, 12, 24, 48]))
+@settings(deadline=None)
+def test_ranks_of_any_mesh_share_a_place_by_their_data_parallel_coordinates(order, per_node):
+    sizes = [SIZES[name] for name in order]
+    ranks = np.arange(48).reshape(sizes)
+    rows = np.moveaxis(ranks, [order.index("dp_replicate"), order.index("dp_shard")], [0, 1])
+    rows = rows.reshape(6, 8).tolist()
+    with process_group(5, 48), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_WORLD_SIZE", str(per_node))
+        world = World.from_mesh(init_device_mesh("cpu", sizes, mesh_dim_names=order))
+    worlds = [world.at(rank) for rank in range(48)]
+
+    coordinates = np.argwhere(ranks == 5)[0].tolist()
+    assert (world.context_parallel, world.context_rank) == (2, coordinates[order.index("cp")])
+    assert (world.num_devices, world.node, world.num_nodes) == (6, 5 // per_node, 48 // per_node)
+    assert [{worlds[rank].device for rank in row} for row in rows] == [{n} for n in range(6)]
+    places = [{worlds[rank].place for rank in row} for row in rows]
+    assert sorted(place for [place] in places) == list(range(6))
+    for one in worlds:  # nodes with a device in common read the lanes of the same places
+        near = {other.device for other in worlds if other.node == one.node}
+        assert near <= set(one.places[1][one.device])
+
+
+@pytest.mark.parametrize(
+    ("row", "dp_ranks"),
+    [
+        ([1, 3], [0, 0, 1, 1, 0, 0, 1, 1]),  # stages of dp 2, tp 2
+        ([4, 5, 6, 7], [0, 1, 2, 3, 0, 1, 2, 3]),
+        ([0, 4], [0, 0, 0, 0, 1, 1, 1, 1]),  # pipelines of neighbours
+        ([0, 1, 4, 5], None),
+    ],
+)
+def test_a_group_of_data_parallel_ranks_tells_those_of_all_if_evenly_spaced(row, dp_ranks):
+    shared = {"num_ranks": 8, "dp_rank": 1, "dp_size": len(row)}
+    with process_group(row[1], 8):
+        group = distributed.new_group(row)
+        world = World(rank=row[1], group=group, **shared)
+    assert world == World(rank=row[1], group=row, **shared) == pickle.loads(pickle.dumps(world))
+    assert (world.group, world.loading) == (tuple(row), tuple(row))
+    assert world.dp_ranks == (None if dp_ranks is None else tuple(dp_ranks))
+    assert (world.device, world.num_devices) == (1, len(row))
+
+
+def test_a_data_parallel_rank_alone_is_enough_to_share_a_batch():
+    dp_ranks = [0, 0, 1, 1, 0, 0, 1, 1]
+    worlds = [World(rank=r, num_ranks=8, dp_rank=dp_ranks[r], dp_size=2) for r in range(8)]
+    assert [world.place for world in worlds] == dp_ranks
+    assert {world.num_devices for world in worlds} == {2}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dp_rank": 1}, "dp_rank=1, dp_size=None"),
+        ({"dp_size": 2}, "dp_rank=None, dp_size=2"),
+        ({"dp_rank": 2, "dp_size": 2}, "dp_rank=2, dp_size=2"),
+        ({"dp_rank": 0, "dp_size": 9}, "do not divide num_ranks=8; pass rank and num_ranks as in"),
+        ({"dp_ranks": [0, 1]}, "dp_ranks=[0, 1] do not divide num_ranks=8"),
+        ({"dp_ranks": [0, 2] * 4}, "dp_ranks=(0, 2, 0, 2"),
+        ({"dp_rank": 0, "dp_size": 2, "replication": 4}, "replication=4, .* omit replication"),
+        ({"dp_rank": 0, "dp_size": 2, "context_parallel": 2, "cp_rank": 2}, "cp_rank=2 do not fit"),
+        ({"group": [1, 2]}, "group=(1, 2) must have this rank=0"),
+        ({"group": [0, 8]}, "none above num_ranks=8"),
+    ],
+)
+def test_data_parallel_ranks_that_do_not_fit_are_refused(given, message):
+    with pytest.raises(ConfigError, match=re.escape(message).replace(r"\.\*", ".*")):
+        World(num_ranks=8, **given)
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "message"),
+    [
+        (("data", "model"), {}, "do not fit a mesh of ('data', 'model')"),
+        (("dp_replicate", "fsdp"), {}, "do not fit a mesh of ('dp_replicate', 'fsdp')"),
+        (("dp", "tp"), {"dp": ("dp", "dp_shard")}, "dp=('dp', 'dp_shard')"),
+        (("dp", "tp"), {"dp": "dp", "cp": "context"}, "cp='context'"),
+        (("dp", "cp"), {"dp": ("dp", "cp")}, "World.from_mesh(mesh, dp=('dp',))"),
+    ],
+)
+def test_a_mesh_without_the_names_is_refused_with_those_that_it_has(names, asked, message):
+    with process_group(0, 4):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            World.from_mesh(mesh, **asked)
+        dp = names[:1]
+        world = World.from_mesh(mesh, dp=dp, cp=None)
+        assert world == World(num_ranks=4, dp_ranks=[0, 0, 1, 1])
+
+
+def test_megatrons_ranks_are_read_only_where_it_is_initialised():
+    with pytest.raises(ConfigError, match="call initialize_model_parallel before"):
+        World.from_megatron()

@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,12 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from streampack import (
+    Balance,
+    IterableStream,
     Mixing,
     Order,
     PackedDataLoader,
+    PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
     Stream,
@@ -29,6 +34,7 @@ from streampack import (
 )
 from streampack.errors import ConfigError
 from streampack.formats import global_units
+from streampack.lookback import at
 from streampack.write import write_stream
 from tests.helpers.ranks import on_ranks
 
@@ -183,3 +189,76 @@ def test_slices_of_a_mesh_merge_into_the_rows_and_count_their_targets_once(seen)
         assert rank["slice"] == [number % 2, 32]
         assert rank["merged"]
         assert rank["units"] == [seen[0]["mesh"]["units"]] * 2
+
+
+DP_RANKS = [0, 0, 1, 1, 2, 2, 3, 3] * 2  # 2 stages of dp 4, tp 2, on 4 nodes
+
+
+def mesh_world(rank: int) -> World:
+    return World(rank=rank, num_ranks=16, ranks_per_node=4, dp_ranks=DP_RANKS)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    write_stream([[i % 500 + 1] * (i % 37 + 4) for i in range(400)], folder / "text")
+    return folder
+
+
+def rows_of(batches) -> list[list[list[int]]]:
+    """The segments of each row of batches, without the row's number."""
+    return [
+        [segment[1:] for segment in batch["segments"].tolist() if segment[0] == row]
+        for batch in batches
+        for row in range(len(batch["tokens"]))
+    ]
+
+
+@pytest.mark.parametrize("within", ["rank", "node", "batch"])
+def test_a_balanced_global_batch_is_dealt_once_to_each_stage(text, within):
+    balance = Balance(within=within)
+    ranks = [list(islice(dataset_of(text, mesh_world(r), balance=balance), 4)) for r in range(16)]
+    alone = list(islice(dataset_of(text, World()), 16))
+
+    by_dp = [rows_of(batches) for batches in ranks]
+    assert all(by_dp[rank] == by_dp[rank + 8] for rank in range(8))
+    dealt = [row for rank in range(0, 8, 2) for row in by_dp[rank]]
+    assert sorted(dealt) == sorted(rows_of(alone))
+
+
+def test_a_look_back_names_all_ranks_of_a_mesh_and_a_state_resumes_in_another(text):
+    dataset = dataset_of(text, mesh_world(6))
+    loader = PackedDataLoader(dataset)
+    first, second = islice(loader, 2)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert json.loads(state["worlds"]) == [[0, 0, 16, 4, DP_RANKS, 2, None, None]]
+
+    found = at(dataset, 1, rank=14)
+    assert {row.ranks for row in found.rows} == {(6, 7, 14, 15)}
+    assert [row.segments[:, :5].tolist() for row in found.rows] == rows_of([second])
+
+    other = dataset_of(text, World(num_ranks=2))
+    other.load_state_dict(state)
+    whole = list(islice(dataset_of(text, World()), 12))
+    assert rows_of(islice(other, 1)) == rows_of(whole[8:9])
+    rows = {row.ranks: row.segments[:, :5].tolist() for row in at(other, 0).rows if row.row == 0}
+    assert rows[6, 7, 14, 15] == rows_of([first])[0]
+
+    # Without the ranks of others, a look back counts data-parallel ranks.
+    only = replace(mesh_world(6), dp_ranks=None)
+    assert {row.ranks for row in at(dataset_of(text, only), 0).rows} == {(0,), (1,), (2,), (3,)}
+
+
+def test_ranks_of_a_mesh_share_the_parts_of_an_iterable():
+    def batches_of(world):
+        return PackedIterableDataset(
+            [IterableStream(source=[{"tokens": [i + 1] * 9} for i in range(200)])],
+            packing=Packing(max_seq_len=36),
+            batch_size=1,
+            world=world,
+        )
+
+    first = [next(iter(batches_of(mesh_world(rank))))["tokens"].tolist() for rank in range(16)]
+    assert first[:8] == first[8:]
+    assert first[::2] == first[1::2]
+    assert len({str(rows) for rows in first}) == 4

@@ -174,3 +174,27 @@ def test_in_a_padded_epoch_nodes_read_each_others_shards_only_once_a_lane_is_dry
         assert in_several(before, name) <= 1
         everything = {shard for node in nodes for shard in node.read}
         assert set(shard_stops(store[0], name)[0]) <= everything
+
+
+def test_a_shard_goes_to_one_node_of_each_pipeline_stage(store, tmp_path):
+    # Stage 0 on nodes 0 and 1, stage 1 on nodes 2 and 3; two data-parallel ranks on each.
+    shared = {"num_ranks": 8, "ranks_per_node": 2, "dp_ranks": [0, 1, 2, 3] * 2}
+    worlds = [World(rank=rank, **shared) for rank in range(8)]
+    nodes = [run_node(store, tmp_path, worlds[n : n + 2], "carry") for n in range(0, 8, 2)]
+
+    simulated = simulate(make(tmp_path, "carry", worlds[0]))["nodes"]
+    assert [each["shards"] for each in simulated] == [len(node.read) for node in nodes]
+    for first, last in ((0, 2), (1, 3)):
+        assert nodes[first].read == nodes[last].read
+    for name in BIG:
+        names = set(shard_stops(store[0], name)[0])
+        for stage in (nodes[:2], nodes[2:]):
+            assert in_several([node.fetched for node in stage], name) <= 1
+            assert names <= {*stage[0].fetched, *stage[1].fetched}
+
+    # Only the ranks of a group load.
+    only = World(rank=4, group=range(4, 8), **shared)
+    assert [each["shards"] for each in simulate(make(tmp_path, "carry", only))["nodes"]] == [
+        *(0, 0),
+        *(len(node.read) for node in nodes[2:]),
+    ]
