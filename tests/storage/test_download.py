@@ -204,6 +204,21 @@ def test_a_bucket_that_refuses_who_has_no_credentials_is_asked_three_times(unsig
     assert "; give this process credentials for the store, in the env" in str(raised.value)
 
 
+def test_azure_without_credentials_is_an_error_that_names_them(tmp_path, monkeypatch):
+    pytest.importorskip("adlfs", reason="adlfs is in the azure extra")
+    for variable in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(variable)
+    # Neither this machine's identity nor a login of its user.
+    monkeypatch.setenv("AZURE_TOKEN_CREDENTIALS", "EnvironmentCredential")
+    monkeypatch.setenv("AZURE_ACCOUNT_NAME", "streampack")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    files = files_of("azure://container", tmp_path / "l", 60.0)
+    with pytest.raises(DataError, match="ClientAuthenticationError") as raised:
+        fetch(files, "a.mds", tmp_path / "l" / "xyz.tmp")
+    assert "; give this process credentials for the store, in the env" in str(raised.value)
+    assert raised.value.elapsed_s < BOUND_S
+
+
 def test_credentials_that_come_late_are_waited_for_a_little(tmp_path):
     lost = [NoCredentialsError(), NoCredentialsError()]
     stream = _Own(tmp_path, lost)
