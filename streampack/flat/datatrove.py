@@ -5,7 +5,7 @@
     a.ds            u16 or u32 tokens, back to back
     a.ds.index      u64 end of each document, in tokens
     a.ds.metadata   line 1: tokenizer|bytes of a token          optional
-    a.ds.loss       one byte a token, which is not read: refused
+    a.ds.loss       u8 a token: 1 for a target               optional
 """
 
 from __future__ import annotations
@@ -29,12 +29,6 @@ class Datatrove:
     name, suffix = "datatrove", ".ds"
 
     def open(self, file: FoundFile, options: Options) -> TokenFile:
-        if file.path_of(f"{file.name}.loss") is not None:
-            raise DataError(
-                f"{file.name}: has a loss mask, {file.name}.loss, which cannot be read, and "
-                "without it all tokens would be learned; remove it if that is right, or write a "
-                "stream with a loss_mask column"
-            )
         index = file.table(f"{file.name}.index", "write it with save_index=True")
         size = index.stat().st_size
         if size % 8 or not size:

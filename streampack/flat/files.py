@@ -25,6 +25,7 @@ from streampack.flat.token_file import TokenFormat
 ENTRY_POINTS = "streampack.formats"
 DATASET_DICT, DATASET_STATE = "dataset_dict.json", "state.json"
 GLOB = frozenset("*?[")
+TOKEN_IDS, LABELS_MASK = "token_ids", "labels_mask"  # as open-instruct names them
 
 
 FORMATS: tuple[TokenFormat, ...] = (Megatron(), Datatrove(), Olmo(), Arrow())
@@ -64,7 +65,9 @@ def choose(
     found = {kind: [name for name in names if name.endswith(kind.suffix)] for kind in kinds}
     found = {kind: chosen for kind, chosen in found.items() if chosen}
     if len(found) == 1:
-        return next(iter(found.items()))
+        kind, chosen = next(iter(found.items()))
+        masks = set(map(mask_of, chosen))
+        return kind, [name for name in chosen if name not in masks]
     shown = ", ".join(f"{kind.name} ({len(chosen)} files)" for kind, chosen in found.items())
     endings = ", ".join(f"{kind.suffix} ({kind.name})" for kind in kinds)
     raise ConfigError(
@@ -73,6 +76,20 @@ def choose(
         else f"{where}: none of its {len(names)} files ends in {endings}; name the folder, file, "
         "prefix or glob of the token files"
     )
+
+
+def mask_of(name: str) -> str | None:
+    """Return the name that the loss mask of a token file has, if there is one.
+
+    >>> mask_of("a/web.ds"), mask_of("a/token_ids_part_0.npy"), mask_of("web.npy")
+    ('a/web.ds.loss', 'a/labels_mask_part_0.npy', None)
+    """
+    folder, basename = os.path.split(name)
+    if basename.endswith(".ds"):
+        return f"{name}.loss"
+    if basename.startswith(TOKEN_IDS):
+        return os.path.join(folder, LABELS_MASK + basename.removeprefix(TOKEN_IDS))
+    return None
 
 
 def split_source(source: str | Sequence[str]) -> tuple[str, list[str] | None, str]:

@@ -52,6 +52,19 @@ class FastBoundaries(Protocol):
         """Return the tokens of documents [first, stop), one or more; shape (n,)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskFile:
+    """The loss mask of a token file: a byte for each token, 1 if it is a target."""
+
+    name: str
+    version: str
+
+    def range_of(self, file: TokenFile, start: int, stop: int) -> tuple[int, int]:
+        """Return the first and one past the last byte, for bytes of the tokens."""
+        itemsize = np.dtype(file.dtype).itemsize
+        return start // itemsize, stop // itemsize
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenFile:
     """Token ids of one type, and where documents begin among them.
@@ -71,6 +84,7 @@ class TokenFile:
     boundaries: Boundaries
     version: str | None = None
     """The version that was found, which is asked for when it is read."""
+    mask: MaskFile | None = None
     columns: tuple[str, ...] = ()
     """The names of other columns, which are not read."""
     hashes: Mapping[tuple[int, int], str] = field(default_factory=dict)

@@ -49,7 +49,8 @@ FoundRows: TypeAlias = tuple[Int64Array, Int64Array]
 
 # Columns of an address row: the shard's bytes, then three columns of it, two numbers each.
 DATA, SIZE, FIRST, COUNT, SHIFTED, TOKENS, LABELS, LOSS_MASK = 0, 1, 2, 3, 4, 5, 7, 9
-ROW_COLUMNS = 11
+MASK_DATA, MASK_SIZE = 11, 12  # the bytes of the loss mask, which may be in another file
+ROW_COLUMNS = 13
 # The address of the (offset, count) table of samples, int64, (COUNT, 2), and the type code. Both
 # numbers of a sample are in one cache line.
 SAMPLES, CODE = 0, 1
@@ -208,11 +209,13 @@ def locate(shard: Int64Array, column: int, sample: int) -> tuple[int, int, int]:
         return 0, 0, BAD_SAMPLE
     begin = _read_int64(shard[column + SAMPLES], 2 * index)
     count = _read_int64(shard[column + SAMPLES], 2 * index + 1)
-    size, code = shard[SIZE], shard[column + CODE]
+    is_mask = column == LOSS_MASK
+    data, size = shard[MASK_DATA if is_mask else DATA], shard[MASK_SIZE if is_mask else SIZE]
+    code = shard[column + CODE]
     # Compare by division: a forged count times its width could overflow int64 and look small.
     if begin < 0 or begin > size or count < 1 or count > (size - begin) >> (code >> 1):
         return 0, 0, BAD_BYTES
-    return shard[DATA] + begin, count, FINE
+    return data + begin, count, FINE
 
 
 @compiled_inline

@@ -81,7 +81,7 @@ class MappedShards:
         due = [row for row in set(rows.tolist()) if checked_ns[row] < now_ns - CHECK_NS]
         for row in due:
             shard = mapped[row].shard
-            if is_cut(shard.data):
+            if is_cut(shard.data) or (shard.mask_data is not None and is_cut(shard.mask_data)):
                 raise DataError(
                     f"{shard.uri}: was cut short while it was read; put the whole file back "
                     "or rewrite the stream, and start again: write a new version of a "
@@ -168,6 +168,9 @@ class ShardLookup:
         row = np.zeros(kernels.ROW_COLUMNS, np.int64)
         row[kernels.DATA] = shard.data.ctypes.data
         row[kernels.SIZE] = shard.data.nbytes
+        mask_data = shard.data if shard.mask_data is None else shard.mask_data
+        row[kernels.MASK_DATA] = mask_data.ctypes.data
+        row[kernels.MASK_SIZE] = mask_data.nbytes
         row[kernels.FIRST] = self._first_samples[number]
         row[kernels.COUNT] = self._first_samples[number + 1] - self._first_samples[number]
         if shard.labels is not None:

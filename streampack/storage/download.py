@@ -184,11 +184,17 @@ class _Download:
 
     def _download_part(self, path: Path, part: ShardPart, store: Store) -> None:
         with path.open("wb") as file:
+            self._fetch_ranges(file.fileno(), 0, part, store)
+            if part.mask is not None:
+                self._fetch_ranges(file.fileno(), part.stop - part.start, part.mask, store)
 
-            def fetch_range(start: int, stop: int) -> None:
-                data = store.read(self.uri, start, stop, version=part.version)
-                if len(data) != stop - start:
-                    raise ChangedError(f"{self.uri}: ends at byte {start + len(data)} now")
-                os.pwrite(file.fileno(), data, start - part.start)
+    def _fetch_ranges(self, descriptor: int, at: int, part: ShardPart, store: Store) -> None:
+        uri = f"{self._location.remote}/{part.name}"
 
-            fetch_parts(fetch_range, part.start, part.stop)
+        def fetch_range(start: int, stop: int) -> None:
+            data = store.read(uri, start, stop, version=part.version)
+            if len(data) != stop - start:
+                raise ChangedError(f"{uri}: ends at byte {start + len(data)} now")
+            os.pwrite(descriptor, data, at + start - part.start)
+
+        fetch_parts(fetch_range, part.start, part.stop)

@@ -48,6 +48,8 @@ class ShardPart(NamedTuple):
     stop: int
     version: str | None
     """The version of the object when its stream was opened."""
+    mask: ShardPart | None = None
+    """Bytes of another object that follow these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from streampack._paths import folder_of, local_path, walk_linked
 from streampack.errors import ConfigError, DataError
-from streampack.flat.documents import DOCUMENTS, HASH, open_documents
+from streampack.flat.documents import open_documents
 from streampack.flat.file_checks import check_trailing
 from streampack.flat.files import (
     DATASET_DICT,
@@ -26,17 +26,18 @@ from streampack.flat.files import (
     GLOB,
     choose,
     format_named,
+    mask_of,
     matches,
     order_of_dataset,
     split_source,
 )
 from streampack.flat.mapped_tables import tables_mapped
 from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
-from streampack.mds.index import INDEX_FILE, Layout, MdsIndex, Shard, ShardFile
+from streampack.mds.index import INDEX_FILE, MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import fetch
 from streampack.storage.filesystem import LocalFilesystem
-from streampack.storage.location import ShardPart, StreamLocation
+from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
 from streampack.storage.materialize import lock_s
 from streampack.storage.names import versioned_name
@@ -44,6 +45,7 @@ from streampack.storage.verify import as_data_error
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import list_objects
 from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.flat_parts import cached_shards, with_masks
 from streampack.streams.flat_shards import FlatShards, version_of
 from streampack.streams.label_columns import TARGET_COLUMNS
 from streampack.streams.parts import Numbering, SamplePart, chosen_part, chosen_shards, digest_text
@@ -53,7 +55,6 @@ logger = logging.getLogger(__name__)
 
 SHARD_FORMATS = ("mds", "litdata")
 OPENING_THREADS = 16  # tables of a store wait for it
-NO_LAYOUT = Layout(names=(), encodings=(), sizes=())
 
 
 def is_flat(stream: Any) -> bool:
@@ -96,7 +97,7 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     opened = open_files(stream, found)
     if found.form.name != "arrow" and stream.trailing is None:  # other bytes are in Arrow's files
         check_trailing(name, opened, folder)
-    files = tuple(file for file, _ in opened)
+    files = with_masks([file for file, _ in opened], found.stored)
     virtual, part = _cut(opened, stream, name)
     for column in TARGET_COLUMNS:
         if column in files[0].columns:
@@ -109,7 +110,7 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
     cache = ShardCache(location, disk)
     index = MdsIndex(uri=str(stream.remote), shards=())
     if folder is None:
-        index, parts = _index(files, virtual, str(stream.remote))
+        index, parts = cached_shards(files, virtual, str(stream.remote))
         cache = ShardCache(replace(location, parts=parts), disk)
         cache.check(index)
         cache.metadata.fetched += found.fetched
@@ -123,15 +124,20 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         ends_with_eos=stream.ends_with_eos,
     )
     digest = _digest(found.form.name, _unit(stream), files, virtual, part)
-    return TokenStream.of(stream, number, name, shards, part, digest=digest, entries_digest=digest)
+    columns = ColumnSelection.of(stream)
+    if (mask := files[0].mask) is not None:
+        columns = replace(columns, loss_mask=mask.name)
+    own = {"digest": digest, "entries_digest": digest, "columns": columns}
+    return TokenStream.of(stream, number, name, shards, part, **own)
 
 
 def _check_options(stream: Any) -> None:
     for option in ("labels", "loss_mask"):
         if (column := getattr(stream, option)) is not None:
             raise ConfigError(
-                f"{option}={column!r}: of token files only the tokens are read; write a stream "
-                "that has this column too: streampack write"
+                f"{option}={column!r}: token files have no such columns, and a loss mask beside "
+                "them is found by its name; omit it, or write a stream that has it: streampack "
+                "write"
             )
     if stream.split:
         raise ConfigError(
@@ -167,6 +173,12 @@ class FoundFiles:
         return FoundFile(
             name=name, num_bytes=found.num_bytes, version=found.version, path_of=self.path_of
         )
+
+    def stored(self, name: str) -> StoredObject | None:
+        """Return the entry of a file by its name below the root; None if there is none."""
+        if name in self.of_name or self.folder is None or not (self.folder / name).is_file():
+            return self.of_name.get(name)
+        return _found_in_folder(self.folder, [name], LocalFilesystem())[name]
 
     def path_of(self, name: str) -> Path | None:
         """Return the path of a file by its name below the root; None if there is none."""
@@ -265,8 +277,9 @@ def _found_in_store(
 ) -> dict[str, StoredObject]:
     start = len(f"{location.remote}/")
     if listed is None:
-        # Without the ending, a file's table is listed, too.
-        literal = os.path.dirname(pattern) if GLOB & set(pattern) else os.path.splitext(pattern)[0]
+        # Without the ending, a file's table is listed, too; a loss mask has another name.
+        is_wide = GLOB & set(pattern) or mask_of(pattern)
+        literal = os.path.dirname(pattern) if is_wide else os.path.splitext(pattern)[0]
         prefixes = [location.uri(literal)]
     else:
         prefixes = sorted({f"{os.path.dirname(location.uri(name))}/" for name in listed})
@@ -357,29 +370,6 @@ def _numbering(files: Sequence[TokenFile], shards: VirtualShards) -> Numbering:
     return Numbering(names[shards.file], shards.cells, shards.first_document, counts)
 
 
-def _index(
-    files: Sequence[TokenFile], shards: VirtualShards, uri: str
-) -> tuple[MdsIndex, dict[str, ShardPart]]:
-    """Return the virtual shards of remote files as shards of a cache, and what to fetch of each."""
-    entries, parts = [], {}
-    for number, (start, stop), count in zip(
-        shards.file.tolist(), shards.extents.tolist(), np.diff(shards.first_sample), strict=True
-    ):
-        file = files[number]
-        part = ShardPart(name=file.name, start=start, stop=stop, version=file.version)
-        basename = f"{versioned_name(file.name, file.version or '')}.{start}-{stop}"
-        parts[basename] = part
-        digest = file.hashes.get((start, stop))
-        hashes = {} if digest is None else {HASH: digest}
-        raw = ShardFile(
-            basename=basename, num_bytes=stop - start, hashes=hashes, hashes_from=DOCUMENTS
-        )
-        entries.append(
-            Shard(num_samples=int(count), raw=raw, packed=None, compression=None, layout=NO_LAYOUT)
-        )
-    return MdsIndex(uri=uri, shards=tuple(entries)), parts
-
-
 def _digest(
     form: str,
     unit: str,
@@ -391,7 +381,8 @@ def _digest(
 
     After files were appended to a stream, the former shards have the former digest.
     """
-    names = [(file.name, file.dtype) for file in files]
+    masks = [() if file.mask is None else (file.mask.name,) for file in files]
+    names = [(file.name, file.dtype, *mask) for file, mask in zip(files, masks, strict=True)]
     text = repr((form, unit, [names[n] for n in dict.fromkeys(shards.file.tolist())]))
     content = hashlib.blake2b(text.encode() + digest_text(part), digest_size=16)
     for array in (shards.file, shards.extents, np.diff(shards.first_sample)):

@@ -12,7 +12,7 @@ Tokens and the digest of a stream take one pass over all tables, 5 to 10 ns a sa
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -145,29 +145,40 @@ class FlatShards:
         if entries:
             return self.cache.file(entries[shard]), self.lengths_digest()
         # The table may be another one of the same file, and the hashes of its index may be, too.
-        return self.root / file.name, file.version, self._hash(shard), self.lengths_digest()
+        versions = (file.version, file.mask, self._hash(shard), self.lengths_digest())
+        return self.root / file.name, *versions
 
     def open(self, shard: int) -> OpenShard:
-        file, is_gone = self._file(shard), None
-        version = self.version(shard)
+        file, is_gone, masks, loss_mask = self._file(shard), None, None, None
+        (start, stop), version = self.virtual.extents[shard].tolist(), self.version(shard)
+        first_byte, itemsize = start, np.dtype(file.dtype).itemsize
+        first_mask = start // itemsize - (stop - start)  # in a cached file, masks follow tokens
         if self.index.shards:
             mapped = self.cache.map(self.index.shards[shard])
             data, is_gone = mapped.data, mapped.is_gone
             version = (mapped.file, self.lengths_digest())
-            first_byte = int(self.virtual.extents[shard, 0])
         else:
-            data, first_byte = self._local_bytes(file, shard)
-            self._verify(file, shard, data, first_byte)
+            data, first_byte = self._local_bytes(file.name, start, stop)
+            parts = [data[start - first_byte : stop - first_byte]]
+            if file.mask is not None:
+                first, end = file.mask.range_of(file, start, stop)
+                masks, first_mask = self._local_bytes(file.mask.name, first, end)
+                parts.append(masks[first - first_mask : end - first_mask])
+            self._verify(file, shard, parts)
         if not first_byte:
             check_start(file.name, data[:START_BYTES].tobytes())
         begins, counts = self._spans(shard)
+        if file.mask is not None:
+            places = begins // itemsize - first_mask
+            loss_mask = Spans(begins=places, counts=counts, dtype="uint8")
         return OpenShard(
             key=version,
             uri=self.file_of(shard)[0],
             data=data,
             tokens=Spans(begins=begins - first_byte, counts=counts, dtype=file.dtype),
             labels=None,
-            loss_mask=None,
+            loss_mask=loss_mask,
+            mask_data=masks,
             is_gone=is_gone,
         )
 
@@ -187,32 +198,42 @@ class FlatShards:
         start, stop = self.virtual.extents[shard].tolist()
         return self._file(shard).hashes.get((start, stop))
 
-    def _verify(self, file: TokenFile, shard: int, data: ByteArray, first_byte: int) -> None:
-        start, stop = self.virtual.extents[shard].tolist()
-        path, wanted = self.root / file.name, self._hash(shard)
-        part = data[start - first_byte : stop - first_byte]
-        if wanted is None and version_of(self.cache.file_state(path)) != file.version:
+    def _verify(self, file: TokenFile, shard: int, parts: Sequence[ByteArray]) -> None:
+        wanted, content = self._hash(shard), xxhash.xxh3_64()
+        versions = {file.name: file.version}
+        if file.mask is not None:
+            versions[file.mask.name] = file.mask.version
+        for name, version in versions.items():
+            path = self.root / name
+            if wanted is None and version_of(self.cache.file_state(path)) != version:
+                raise DataError(
+                    f"{path}: was changed since the stream was opened, and without hashes it "
+                    "cannot be checked for the same tokens; recreate the dataset and load the last "
+                    "state",
+                    uri=str(path),
+                )
+        if wanted is None:
+            return
+        for part in parts:
+            content.update(part.data)
+        if content.hexdigest() != wanted:
+            start, stop = self.virtual.extents[shard].tolist()
+            masked = "" if file.mask is None else f", or their part of {file.mask.name},"
             raise DataError(
-                f"{path}: was changed since the stream was opened, and without hashes it cannot be "
-                "checked for the same tokens; recreate the dataset and load the last state",
-                uri=str(path),
-            )
-        if wanted is not None and xxhash.xxh3_64_hexdigest(part.data) != wanted:
-            raise DataError(
-                f"{path}: bytes {start} to {stop} are not those that were "
+                f"{self.root / file.name}: bytes {start} to {stop}{masked} are not those that were "
                 "indexed; copy the file again, or, if it was meant to change, index it again: "
                 "streampack index"
             )
 
-    def _local_bytes(self, file: TokenFile, shard: int) -> tuple[ByteArray, int]:
+    def _local_bytes(self, name: str, start: int, stop: int) -> tuple[ByteArray, int]:
         """Return bytes of a local file, and the offset in the file of the first one."""
-        path, start = self.root / file.name, int(self.virtual.extents[shard, 0])
+        path = self.root / name
         if not LocalFilesystem().is_network(path.parent):
             return map_shared(path), 0
         # Another machine may cut the file, and reading its mapping would then kill the process.
         with as_data_error(path, is_retried=False), open_file(path) as opened:
             opened.seek(start)
-            return np.frombuffer(opened.read(int(self.raw_bytes[shard])), np.uint8), start
+            return np.frombuffer(opened.read(stop - start), np.uint8), start
 
 
 def version_of(state: FileState | None) -> str:

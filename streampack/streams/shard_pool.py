@@ -40,6 +40,8 @@ class OpenShard:
     tokens: Spans
     labels: Spans | None
     loss_mask: Spans | None
+    mask_data: ByteArray | None = None
+    """The bytes that `loss_mask` is about, if not those of `data`."""
     is_gone: Callable[[], bool] | None = None
     """Returns whether the shard's file was evicted. None: files in its folder are never evicted.
     The disk space is freed only once no process has the shard open.

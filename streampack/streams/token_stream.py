@@ -145,11 +145,10 @@ class TokenStream:
             name=name,
             number=number,
             ends=StreamEnds.of(stream),
-            columns=ColumnSelection.of(stream),
             shards=shards,
             part=part and part.with_tokens(shards.lengths),
             **{option: getattr(stream, option) for option in OPTIONS if hasattr(stream, option)},
-            **own,
+            **{"columns": ColumnSelection.of(stream), **own},
         )
         tokens = None if opened.part is None else opened.part.tokens
         if shards.is_empty() if tokens is None else not tokens.sum():

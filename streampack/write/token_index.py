@@ -37,6 +37,7 @@ from streampack.mds.length_file import NO_TOKEN
 from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.stores.retries import ATTEMPT_S, request
 from streampack.streams.flat_opening import FoundFiles, find_files, open_found
+from streampack.streams.flat_parts import with_masks
 from streampack.streams.stream import Stream
 from streampack.write.lengths import edges_of
 
@@ -101,11 +102,13 @@ def _index_file(
         file, has_table = _without_table(found.file(name), stream, read), False
     if eos_id is not None:
         file = _split(file, read, (eos_id, bos_id), has_table=has_table)
+    [file] = with_masks([file], found.stored)
+    masks = None if file.mask is None else _reader(found, file.mask.name)
     path = out / f"{name}{DOCUMENTS}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, temporary.open("wb") as opened:
         split = 0 if eos_id is None else eos_id + 1
-        num_tokens = _write(opened, file, split, read)
+        num_tokens = _write(opened, file, split, read, masks)
     if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
         copy.unlink()
     counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
@@ -158,7 +161,7 @@ def _split(
     return replace(rows, boundaries=DocumentTable(starts, ends))
 
 
-def _write(out: BinaryIO, file: TokenFile, split: int, read: Read) -> int:
+def _write(out: BinaryIO, file: TokenFile, split: int, read: Read, masks: Read | None) -> int:
     num_documents, itemsize = file.boundaries.num_samples, np.dtype(file.dtype).itemsize
     shards = file.cut(0, num_documents)
     counts = (split, file.num_bytes, len(shards.extents), num_documents)
@@ -181,7 +184,10 @@ def _write(out: BinaryIO, file: TokenFile, split: int, read: Read) -> int:
         rows["f0"], rows["f1"] = begins // itemsize, lengths
         rows["f2"], rows["f3"] = edges[:, 0], edges[:, 1]
         out.write(rows.tobytes())
-        hashes["f2"][number] = xxhash.xxh3_64_intdigest(data.data)
+        content = xxhash.xxh3_64(data.data)
+        if masks is not None:
+            content.update(masks(start // itemsize, stop // itemsize))
+        hashes["f2"][number] = content.intdigest()
         num_tokens += int(lengths.sum())
     out.seek(HEAD.size)
     out.write(hashes.tobytes())
@@ -211,7 +217,8 @@ def _ends(
 
 def _reader(found: FoundFiles, name: str) -> Read:
     path = found.path_of(name) if found.folder is not None or found.form.name == "arrow" else None
-    url, version, _ = found.of_name[name]
+    stored = found.stored(name)
+    url, version, _ = found.of_name[name] if stored is None else stored
 
     def _read(start: int, stop: int) -> bytes:
         if path is not None:

@@ -333,13 +333,6 @@ def test_what_litdata_compresses_in_batches_is_refused_by_name(tmp_path):
         open_stream(Stream(local=tmp_path), 0)
 
 
-def test_a_loss_mask_of_datatrove_is_refused(tmp_path):
-    write_datatrove(tmp_path, make_documents(20))
-    tmp_path.joinpath("web.ds.loss").write_bytes(b"\1" * 10)
-    with pytest.raises(DataError, match=r"web\.ds\.loss"):
-        open_stream(Stream(local=tmp_path), 0)
-
-
 def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path):
     documents = [np.append(each, 7).astype("uint16") for each in make_documents(60)]
     write_megatron(tmp_path, documents)

@@ -54,7 +54,9 @@ def write_olmo(folder: Path, documents: Documents, name: str = "web") -> None:
             file.write(f"{end - len(each)},{end},doc-{number},source.jsonl\n")
 
 
-def write_datatrove(folder: Path, documents: Documents, name: str = "web") -> None:
+def write_datatrove(
+    folder: Path, documents: Documents, name: str = "web", masks: Documents | None = None
+) -> None:
     tokens = pytest.importorskip("datatrove.pipeline.tokens.tokenizer")
     writer = tokens.TokenizedFile(
         str(folder),
@@ -62,9 +64,12 @@ def write_datatrove(folder: Path, documents: Documents, name: str = "web") -> No
         token_size=documents[0].dtype.itemsize,
         save_final_metadata=True,
         tokenizer_name_or_path="gpt2",
+        save_loss_metadata=masks is not None,
     )
     for each in documents:
         writer.write_bytes(each.tobytes())
+    for mask in masks or ():
+        writer.write_loss_bytes(mask.tobytes())
     writer.close()
 
 
