@@ -13,6 +13,10 @@ finish first. When a stream ends, the others keep their relative shares::
 
     shares 6 : 3 : 1      0 1 0 2 0 0 1 0 1 0 | 1 2 1 1 1 2 1 1      stream 0 ends: 3 : 1
 
+Without deficits at the start, every lane would begin with a sample of every stream, and the more
+lanes there are, the further streams of long samples would be ahead. A lane therefore begins as if
+it had drawn for long: each stream first waits for as long as the rest of a sample would take.
+
 Cost: about 10 ns a draw. State: two integers, or one a stream.
 """
 
@@ -25,11 +29,15 @@ import numpy.typing as npt
 
 from streampack._numba import compiled
 from streampack.mix.apportion import apportion
-from streampack.rng import deal_places
+from streampack.rng import deal_places, random_bits
 from streampack.types import Int64Array
 
 CHUNK = 4096
 LOOKAHEAD = 1024  # lengths that a draw by tokens loads ahead for the stream drawn most often
+PHASE_LENGTHS = 256  # of a stream's next samples, from which a lane's first wait is drawn
+# Multiples of these, modulo 2**64, fill a square evenly: 2**64 / g and 2**64 / g**2, g**3 = g + 1.
+STEPS = (0xC13FA9A902A6328F, 0x91E10DA5C79E7B1C)
+WORD_BITS = 64
 SPARE = 16  # margin for the other streams, on top of a lookahead proportional to their draws
 TOKEN_SCALE = 1 << 30  # shares in 2**-30: deficits of samples up to 2**32 tokens fit 64 bits
 
@@ -70,6 +78,37 @@ def draw_places(
     if np.count_nonzero(counts) < 2:
         return np.arange(counts.sum())  # at most one stream: nothing to shuffle
     return deal_places(counts, seed, "draw", *seed_path, chunk)
+
+
+def first_wait(lengths: Int64Array, lane: int, seed: int, seed_path: tuple[int | str, ...]) -> int:
+    """Return the tokens that a stream waits for at the start of a lane.
+
+    They are a fraction of one of its `lengths`, drawn in proportion to the length. Over the lanes,
+    fractions and lengths are spread evenly. `seed_path` is the epoch or chapter, and the stream.
+
+    >>> [first_wait(np.array([100, 100]), lane, 17, (0, "web")) for lane in range(4)]
+    [37, 13, 88, 64]
+    """
+    bits = random_bits(2, seed, "wait", *seed_path).tolist()
+    places = [start + lane * step for start, step in zip(bits, STEPS, strict=True)]
+    part, drawn = (place % (1 << WORD_BITS) for place in places)
+    lengths = np.sort(lengths)
+    ends = np.cumsum(lengths)
+    if not len(ends) or not ends[-1]:
+        return 0
+    number = int(ends.searchsorted(drawn * int(ends[-1]) >> WORD_BITS, side="right"))
+    return int(part * int(lengths[number]) >> WORD_BITS)
+
+
+def first_deficits(shares: Int64Array, waits: Sequence[int]) -> Int64Array:
+    """Return deficits, in sum 0, with which each stream waits for so many of its tokens.
+
+    >>> first_deficits(np.array([3, 1]), [0, 8]).tolist()
+    [24, -24]
+    """
+    whole, waited = int(shares.sum()), sum(waits)
+    pairs = zip(shares.tolist(), waits, strict=True)
+    return np.array([share * waited - whole * wait for share, wait in pairs], np.int64)
 
 
 def lookaheads(weights: Sequence[float], sizes: Sequence[tuple[int, int]]) -> list[int]:

@@ -259,6 +259,11 @@ class StreamCursor:
         """Samples left, if they are not counted in tokens."""
         return max(self._end - (self.at or self.locate())[0], 0)
 
+    @property
+    def rest(self) -> int:
+        """Tokens of the epoch before the next sample, if they are counted and none is taken."""
+        return max(self.locate()[1] - self._first, 0) if self.by_tokens else 0
+
     def blocks_at(self, cursor: int, offset: int) -> tuple[int, int] | None:
         """Return the shuffle block at a position, and the last block worth prefetching.
 

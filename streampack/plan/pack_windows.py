@@ -84,6 +84,9 @@ class PackWindows:
         self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
         packs_windows = self.packing.packs_windows if self._small else recipe.packs_windows
         self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
+        # A packer of windows begins with long samples. Parts of one would not have its shares.
+        by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
+        self._keeps_windows = bool(packs_windows) and by_tokens
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
         if self._small:
@@ -190,22 +193,24 @@ class PackWindows:
         packs: list[Packs] = []
         if not self._packing_window:
             _, num_samples = self._draw(num_known, packs)
-            num_chunks = len(packs)
+            num_chunks, num_packed = len(packs), 1
         else:
             chunks, num_samples = self._draw(num_known)
             num_chunks = len(chunks)
             # A window may be smaller than a chunk, here and for the shuffle.
-            num_windows = -(-num_samples // self._packing_window) if num_chunks == 1 else 1
-            parts = np.array_split(np.concatenate(chunks), max(num_windows, 1))
+            num_packed = -(-num_samples // self._packing_window) if num_chunks == 1 else 1
+            parts = np.array_split(np.concatenate(chunks), max(num_packed, 1))
             packs += [self.packer.add(part) for part in parts]
             packs += [self.packer.flush()] if self.is_complete else []
         whole = packs[0] if len(packs) == 1 else Packs.join(packs)
-        return whole, 1 if num_chunks > 1 else self._num_windows(len(whole.ends), num_samples)
+        num_windows = self._num_windows(len(whole.ends), num_samples, num_packed)
+        return whole, 1 if num_chunks > 1 else num_windows
 
-    def _num_windows(self, num_packs: int, num_samples: int) -> int:
+    def _num_windows(self, num_packs: int, num_samples: int, num_packed: int = 1) -> int:
         if not self._max_packs:
             return 1
-        return max(-(-num_packs // self._max_packs), -(-num_samples // self._max_samples))
+        num = max(-(-num_packs // self._max_packs), -(-num_samples // self._max_samples))
+        return min(num, max(num_packed, 1)) if self._keeps_windows else num
 
     def _next_rows(self, num_planned: int) -> Int64Array:
         """Return the next samples, where this many packs of the queue are planned."""

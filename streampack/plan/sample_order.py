@@ -27,10 +27,13 @@ import numpy as np
 from streampack.mix.apportion import scaled_shares
 from streampack.mix.draw import (
     CHUNK,
+    PHASE_LENGTHS,
     TOKEN_SCALE,
     draw_chunk,
     draw_known,
     draw_places,
+    first_deficits,
+    first_wait,
     lookaheads,
 )
 from streampack.mix.schedule_kernels import SCALE
@@ -101,6 +104,8 @@ class SampleOrder:
         self._recipe = recipe
         self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
         self._exhausted = Fraction(0)  # the share of streams that give way to others
+        if recipe.mixing.weight_unit == "tokens":
+            self._chunk = 0  # its first draw begins with deficits of its own
 
     def undelivered_of(self, segments: Int64Array) -> Undelivered | None:
         """Return the samples of these segments, shape (n, 6), as `give_back` takes them."""
@@ -176,6 +181,7 @@ class SampleOrder:
         """Draw by running token deficit; streams that end give way to the others."""
         # Peek one sample further than is drawn, to know whether the stream ends there.
         looks = self._looks
+        self._begin_draws(self._scaled)
         taken = [part.peek(look + 1) for part, look in zip(self._cursors, looks, strict=True)]
         num_known = np.array([len(part) for part in taken])
         lengths = [
@@ -183,6 +189,22 @@ class SampleOrder:
         ]
         shares = self._scaled * (num_known > 0)
         return draw_known(shares, self._due, lengths, num_known <= looks, most)
+
+    def _begin_draws(self, shares: Int64Array) -> None:
+        """Set the deficits with which the epoch or chapter begins, at its first draw by tokens."""
+        if self._chunk:
+            return
+        recipe, self._chunk = self._recipe, 1
+        part = recipe.chapter.number if recipe.chapter else self._epoch
+        waits = []
+        for number, (stream, share) in enumerate(zip(self.streams, shares.tolist(), strict=True)):
+            most = min(PHASE_LENGTHS, recipe.samples_in(stream.number, self._lane))
+            lengths = self._lengths(number, most if share else 0)
+            seed_path = (part, recipe.keys[stream.number])
+            # The last sample of the epoch before may extend into this one.
+            rest = self._cursors[number].rest
+            waits.append(rest or first_wait(lengths, self._lane, recipe.order.seed, seed_path))
+        self._due = first_deficits(shares, waits)
 
     def _draw_by_shares(self, most: int) -> Draws:
         shares = self._shares()
@@ -194,6 +216,7 @@ class SampleOrder:
             self._chunk += 1
             return counts, places
         scaled = np.array([int(share * TOKEN_SCALE) for share in shares])
+        self._begin_draws(scaled)
         looks = lookaheads([float(share) for share in shares], self._sizes())
         lengths = [
             self._lengths(number, look if share else 0)
@@ -312,7 +335,10 @@ class SampleOrder:
         return blocks_there
 
     def state(self) -> list[int]:
-        """Return epoch, next chunk, draws that gave way; what streams are due, cursors, offsets."""
+        """Return epoch, next chunk, draws that gave way; what streams are due, cursors, offsets.
+
+        By tokens, the next chunk is 0 before the first draw of the epoch or chapter, and then 1.
+        """
         at = [cursor.at or cursor.locate() for cursor in self._cursors]
         cursors, offsets = zip(*at, strict=True)
         return [self._epoch, self._chunk, self._yielded, *self._due.tolist(), *cursors, *offsets]

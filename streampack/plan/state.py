@@ -41,6 +41,7 @@ from streampack.types import State
 STATE_VERSION = 6  # incremented when the same config gives different packs
 KIND = "chapters"  # of states of runs of chapters; others have no kind
 PACK_LENGTHS = "max_seq_len_of_streams"
+FIRST_WAITS = "first_waits"  # in states of streams that are mixed by tokens: see mix/draw.py
 RETURNED = "load what state_dict() or state_after(batch) returned"
 COUNT, PACKS = range(2**62), range(1, MAX_PACKS + 1)
 POSITION = {
@@ -101,6 +102,8 @@ def plan_fingerprint(
     values = {key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE}
     values |= {"buffer_limit": packing.buffer_limit}
     values |= _defaults(packing, order) | _cost(packing, order)
+    if recipe.is_mixed and recipe.mixing.weight_unit == "tokens":
+        values |= {FIRST_WAITS: True} if run.chapters or len(recipe.streams) > 1 else {}
     if run.chapters:
         unused = NOT_IN_CHAPTERS if recipe.is_mixed else {*NOT_IN_CHAPTERS, "weight_unit"}
         values = {key: value for key, value in values.items() if key not in unused}
@@ -239,7 +242,14 @@ def different_fields(saved: State, own: State) -> list[tuple[str, Any, Any]]:
     if PACK_LENGTHS in saved:
         own = {PACK_LENGTHS: None} | own  # compared, although no stream has a length of its own
     own = json.loads(json.dumps(own))
-    return [(key, saved.get(key), own[key]) for key in own if saved.get(key) != own[key]]
+    different = [(key, saved.get(key), own[key]) for key in own if saved.get(key) != own[key]]
+    if {key for key, *_ in different} - {"streams"} == {FIRST_WAITS}:
+        raise ResumeError(
+            "the state was saved by a release in which all lanes began with the same streams: with "
+            "weight_unit='tokens' this one gives other packs; resume with the release that saved "
+            "it, or start again without the state"
+        )
+    return different
 
 
 def other_value(key: str, saved: Any, own: Any) -> str:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.mix.apportion import apportion, scaled_shares
-from streampack.mix.draw import CHUNK, TOKEN_SCALE, draw_by_tokens, draw_places, drawn_before
+from streampack.mix.draw import (
+    CHUNK,
+    TOKEN_SCALE,
+    draw_by_tokens,
+    draw_places,
+    drawn_before,
+    first_deficits,
+    first_wait,
+)
 
 quotas = st.lists(st.integers(0, 9000), min_size=1, max_size=6)
 lengths = st.one_of(st.integers(1, 20), st.integers(1, 3000))
@@ -138,3 +146,32 @@ def test_by_tokens_stopping_and_going_on_with_the_same_deficits_changes_nothing(
         return drawn
 
     assert run(cut, 60 - cut) == run(60)
+
+
+def test_first_waits_are_parts_of_lengths_that_are_drawn_by_tokens_and_spread_over_lanes():
+    lengths = np.random.default_rng(0).lognormal(6, 1, 250).astype(np.int64)
+    means = []
+    for seed in range(20):
+        waits = [first_wait(lengths, lane, seed, (0, "web")) for lane in range(64)]
+        assert all(0 <= wait < lengths.max() for wait in waits)
+        means.append(np.mean(waits))
+    expected = (lengths**2).sum() / lengths.sum() / 2  # half of a length drawn by tokens
+
+    assert abs(np.mean(means) / expected - 1) < 0.03
+    assert np.std(means) / expected < 0.15  # 0.19 if each lane were drawn independently
+    places = [(3, 0, "web"), (3, 1, "web"), (4, 0, "web"), (3, 0, "code")]
+    assert len({first_wait(lengths, 0, seed, path) for seed, *path in places}) == 4
+    assert first_wait(lengths[:0], 0, 3, (0, "web")) == 0
+
+
+@given(
+    weights=st.lists(st.integers(1, 100), min_size=1, max_size=5),
+    waits=st.lists(st.integers(0, 2**31), min_size=5, max_size=5),
+)
+def test_first_deficits_sum_to_nothing_and_none_is_ahead_by_more_than_its_wait(weights, waits):
+    deficits = first_deficits(
+        scaled_shares(weights, TOKEN_SCALE), waits := waits[: len(weights)]
+    ).tolist()
+
+    assert sum(deficits) == 0
+    assert all(own >= -wait * TOKEN_SCALE for own, wait in zip(deficits, waits, strict=True))

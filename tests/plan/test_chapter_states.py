@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 
 from streampack.chapters import Chapter
+from streampack.errors import ResumeError
 from streampack.plan.chapter_edits import decode_chapters
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.sequence import PackSequence
@@ -22,11 +24,12 @@ RUN = [Chapter(weights={"web": 2, "code": 1}, steps=8), Chapter(weights={"web": 
 ROW = [0, 0, 5, 0, 20, 30]  # stream, pass, sample, start, length, total
 
 
-def make(method: str = "random", more: str | None = None) -> RunPlan:
+def make(method: str = "random", more: str | None = None, unit: str = "samples") -> RunPlan:
     """A run, with another stream listed first if `more` is set."""
     names = NAMES if more is None else [more, *NAMES]
     lengths = {name: np.random.default_rng(len(name)).integers(1, 90, 300) for name in names}
-    return run_plan(lengths, RUN, method=method, num_lanes=2, lane_turn=2, global_batch_size=8)
+    shape = {"num_lanes": 2, "lane_turn": 2, "global_batch_size": 8}
+    return run_plan(lengths, RUN, method=method, unit=unit, **shape)
 
 
 def state_of(plan: RunPlan) -> dict[str, Any]:
@@ -50,6 +53,16 @@ def test_a_damaged_snapshot_is_dropped_also_where_streams_were_added(caplog):
         )
         assert len(progress.snapshots) == len(snapshots) - 1
     assert "1 of the state's snapshots are damaged" in caplog.text
+
+
+def test_a_state_of_a_release_in_which_lanes_began_alike_is_refused():
+    plan = make(unit="tokens")
+    state = state_of(plan)
+    assert decode_chapters(state, plan, NAMES).position == 20
+    del state["fingerprint"]["first_waits"]
+
+    with pytest.raises(ResumeError, match=r"all lanes began .*resume with the release that saved"):
+        decode_chapters(state, plan, NAMES)
 
 
 def test_undelivered_segments_may_be_longer_than_the_packs_of_the_chapter():

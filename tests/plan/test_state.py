@@ -113,6 +113,16 @@ def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
         decode_epochs(state_of(r), other, DIGESTS)
 
 
+def test_a_state_of_a_release_in_which_lanes_began_alike_is_refused():
+    r = make(mixing=Mixing(weight_unit="tokens"))
+    state = state_of(r)
+    assert decode_epochs(state, r, DIGESTS).position
+    del state["fingerprint"]["first_waits"]
+
+    with pytest.raises(ResumeError, match=r"all lanes began .*resume with the release that saved"):
+        decode_epochs(state, r, DIGESTS)
+
+
 def test_a_state_of_iterables_is_refused_by_its_kind():
     with pytest.raises(ResumeError, match="is of a dataset of iterables"):
         run_shape(state_of(make(), kind="iterable"))
