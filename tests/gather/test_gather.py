@@ -17,6 +17,7 @@ from streaming import MDSWriter
 
 from streampack.config import Packing
 from streampack.errors import DataError
+from streampack.gather import kernels
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer, Rows
 from streampack.pack import fit_samples, make_packer
@@ -260,6 +261,25 @@ def test_threads_that_share_a_gatherer_and_drop_each_others_shards_read_right(st
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_segment_without_target_columns_leaves_no_location_to_prefetch(streams, monkeypatch):
+    """Memory may hold a location of an earlier batch, of any size."""
+    made = []
+
+    def room_for(num_segments: int) -> kernels.FoundRows:
+        where, cursor = np.full((num_segments, kernels.FOUND_COLUMNS), 1 << 12), np.zeros(3, int)
+        made.append(where)
+        return where, cursor
+
+    monkeypatch.setattr(kernels, "room_for", room_for)
+    packing = Packing(max_seq_len=ROW_TOKENS)
+    Gatherer(streams, packing).gather(every_sample(packing), len(STORED) * NUM_SAMPLES)
+
+    is_plain = np.repeat([way == "plain" for *_, way in STORED], NUM_SAMPLES)
+    _, of_labels = made
+    assert not of_labels[is_plain].any()
+    assert of_labels[~is_plain].all()
+
+
 def test_a_forked_child_does_not_wait_for_its_parents_lock(streams):
     packing = Packing(max_seq_len=ROW_TOKENS)
     gatherer, packs = Gatherer(streams, packing), every_sample(packing)

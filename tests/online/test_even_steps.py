@@ -83,6 +83,12 @@ def test_a_loop_of_a_number_of_steps_has_a_length(threads):
         len(PackedDataLoader(mixture("equal")))
 
 
+@pytest.mark.parametrize("end", ["pad", "drop"])
+def test_equal_steps_of_one_rank_are_its_epochs(alone, end):
+    loader = PackedDataLoader(mixture("equal", epoch_end=end))
+    assert loops(loader, 2) == alone["random", end][:2]
+
+
 def test_a_generator_that_can_be_iterated_once_continues_in_the_next_loop():
     dataset = PackedIterableDataset(
         [IterableStream([number] * 8 for number in range(25))],

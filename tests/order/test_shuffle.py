@@ -89,6 +89,18 @@ def test_any_part_in_any_order_is_that_of_the_whole(shard_sizes, block_size, par
         assert passes.take(at, count).tolist() == whole[at : at + count].tolist()
 
 
+@pytest.mark.parametrize("block_size", [2, 40])
+@pytest.mark.parametrize("step", [1, 3, 6, 7, 12])
+def test_elements_some_steps_apart_are_those_of_the_whole(block_size, step):
+    """Also where each is in another pass, and in the same block of it."""
+    sizes = [2, 4] if block_size == 2 else [30, 50]
+    whole = make_passes(sizes, block_size)[0].take(0, 300)
+    rows = np.empty((20, 4), np.int64)
+
+    make_passes(sizes, block_size)[0].put(5, rows, np.arange(20), step)
+    assert rows.tolist() == whole[5 : 5 + 20 * step : step].tolist()
+
+
 @given(shard_sizes=shard_sizes, block_size=st.integers(1, 30), seed=st.integers(0, 50))
 def test_no_more_shards_are_in_flight_than_a_block_of_samples_can_touch(
     shard_sizes, block_size, seed
@@ -137,6 +149,13 @@ def test_passes_seeds_and_places_differ_in_their_order():
     assert taken[:num].tolist() != list(range(num))
 
 
+@pytest.mark.parametrize(("size", "block_size"), [(1, 1), (50, 50)])
+def test_seed_0_shuffles_shards_as_any_other(size, block_size):
+    shards = make_passes([size] * 20, block_size, seed=0)[0].take(0, 20 * size)[::size, SAMPLE]
+
+    assert shards.tolist() != sorted(shards.tolist())
+
+
 def test_a_shuffle_mixes_the_shards_of_a_block_and_moves_whole_shards():
     passes, _ = make_passes([100] * 40, block_size=1000)
     order = passes.take(0, 4000)[:, SAMPLE] // 100
@@ -172,6 +191,12 @@ def test_find_tokens_finds_the_first_element_that_starts_there(
     # As well where it knows by then what a pass counts.
     passes.tokens_in_pass()
     assert passes.find_tokens(tokens) == (cursor, before)
+
+
+def test_where_no_sample_counts_no_element_starts_later():
+    passes, _ = make_passes([3, 4], weigh=np.zeros_like)
+
+    assert passes.find_tokens(5) == (0, 0)
 
 
 @pytest.mark.parametrize("passes", [0, 3])

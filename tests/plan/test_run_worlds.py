@@ -1,4 +1,7 @@
-"""The worlds recorded in states, and where each began, over resumes, chapters and amendments."""
+"""The worlds in states, and where each began, over resumes, chapters and amendments.
+
+`streampack.planned.engine` records them; `streampack.plan.run_worlds` reads them.
+"""
 
 from __future__ import annotations
 
