@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import threading
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,16 @@ def test_a_format_may_be_of_a_class_without_a_hash(written, num_workers):
         found = list(loader)
         assert [each.tolist() for each in found] == [each.tolist() for each in wanted]
         dataset.set_epoch(0)
+
+
+@pytest.mark.processes
+def test_persistent_workers_serve_every_epoch(written):
+    loader = PackedDataLoader(conformance.make(written), num_workers=1, persistent_workers=True)
+    of_epochs = []
+    for _ in range(2):
+        list(loader)
+        of_epochs.append({worker.pid for worker in multiprocessing.active_children()})
+    assert of_epochs[0] == of_epochs[1] != set()
 
 
 @pytest.mark.processes

@@ -26,6 +26,7 @@ from streampack import (
 from streampack.batch.formats.others import to_megatron
 from streampack.batch.formats.registry import FORMATS
 from streampack.online.byte_budget import (
+    HeldBytes,
     added_bytes,
     batch_bytes,
     format_bytes,
@@ -265,3 +266,16 @@ class Picture:
 )
 def test_a_payloads_bytes_are_those_of_its_values(thing, expected):
     assert num_bytes((thing, thing)) == 2 * num_bytes(thing) == 2 * expected
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_finished_batches_count_until_they_are_delivered(ahead):
+    held = HeldBytes(1000, 100, ahead)
+    for _ in range(6):
+        held.finish(tensors=10, payloads=50, waiting=0)
+    room = 1000 - 100 - 50 * (ahead - 1)
+
+    held.check(room, "sample 7")
+    with pytest.raises(ConfigError, match=f"{ahead - 1} finished batches .* at least 1001"):
+        held.check(room + 1, "sample 7")
+    assert held.high_water == 60 * ahead

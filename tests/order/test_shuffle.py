@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from streampack.order.lanes import assign_to_lanes
 from streampack.order.shuffle import Lengths, Passes
+from streampack.rng import MAX_SMALL
 from streampack.types import PASS, SAMPLE, TOKENS
 
 shard_sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)
@@ -89,16 +90,18 @@ def test_any_part_in_any_order_is_that_of_the_whole(shard_sizes, block_size, par
         assert passes.take(at, count).tolist() == whole[at : at + count].tolist()
 
 
-@pytest.mark.parametrize("block_size", [2, 40])
-@pytest.mark.parametrize("step", [1, 3, 6, 7, 12])
-def test_elements_some_steps_apart_are_those_of_the_whole(block_size, step):
+@pytest.mark.parametrize(
+    ("sizes", "block_size"), [([2, 4], 2), ([30, 50], 40), ([2 * MAX_SMALL] * 2, MAX_SMALL + 9)]
+)
+@pytest.mark.parametrize("step", [1, 3, 6, 7, MAX_SMALL])
+def test_elements_some_steps_apart_are_those_that_are_taken_alone(sizes, block_size, step):
     """Also where each is in another pass, and in the same block of it."""
-    sizes = [2, 4] if block_size == 2 else [30, 50]
-    whole = make_passes(sizes, block_size)[0].take(0, 300)
+    passes, _ = make_passes(sizes, block_size)
+    alone = [passes.take(place, 1)[0].tolist() for place in range(5, 5 + 20 * step, step)]
     rows = np.empty((20, 4), np.int64)
 
-    make_passes(sizes, block_size)[0].put(5, rows, np.arange(20), step)
-    assert rows.tolist() == whole[5 : 5 + 20 * step : step].tolist()
+    passes.put(5, rows, np.arange(20), step)
+    assert rows.tolist() == alone
 
 
 @given(shard_sizes=shard_sizes, block_size=st.integers(1, 30), seed=st.integers(0, 50))
@@ -149,11 +152,13 @@ def test_passes_seeds_and_places_differ_in_their_order():
     assert taken[:num].tolist() != list(range(num))
 
 
-@pytest.mark.parametrize(("size", "block_size"), [(1, 1), (50, 50)])
-def test_seed_0_shuffles_shards_as_any_other(size, block_size):
-    shards = make_passes([size] * 20, block_size, seed=0)[0].take(0, 20 * size)[::size, SAMPLE]
+@pytest.mark.parametrize(("size", "block_size"), [(1, 1), (50, 50), (200, 200)])
+def test_seed_0_shuffles_shards_in_every_pass_as_any_other(size, block_size):
+    taken = make_passes([size] * 20, block_size, seed=0)[0].take(0, 40 * size)
+    shards = (taken[::size, SAMPLE] // size).reshape(2, 20).tolist()
 
-    assert shards.tolist() != sorted(shards.tolist())
+    assert shards[0] != shards[1]
+    assert sorted(shards[0]) == sorted(shards[1]) == list(range(20))
 
 
 def test_a_shuffle_mixes_the_shards_of_a_block_and_moves_whole_shards():

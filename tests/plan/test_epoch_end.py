@@ -114,6 +114,24 @@ def test_carry_mixed_lane_without_samples_is_left_out():
     assert len(samples) > 890
 
 
+def test_the_first_bound_of_a_queue_needs_no_lengths():
+    r = make("random", "pad", num_lanes=2, lengths=[np.full(5000, 20)])
+    [stream] = r.streams
+    asked: list[int] = []
+
+    def lengths_of(shard: int) -> np.ndarray:
+        asked.append(shard)
+        return stream.lengths_of(shard)
+
+    finder = LaneEndFinder(replace(r, streams=(replace(stream, lengths_of=lengths_of),)), 0)
+    num_packs, is_exact = finder.refine(1, 0)
+    assert num_packs > 0
+    assert not is_exact
+    assert asked == []
+    finder.refine(1, 0)
+    assert asked != []
+
+
 def test_the_thread_that_counts_the_packs_of_other_lanes_has_ended_once_it_is_closed():
     lengths = [np.random.default_rng(0).integers(1, 60, 2_000_000)]
     finder = LaneEndFinder(make("random", "pad", num_lanes=2, lengths=lengths), 0)

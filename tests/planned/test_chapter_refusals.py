@@ -134,6 +134,16 @@ def test_a_change_of_what_ran_is_refused_by_name_and_its_ways_out_work(make, cas
         assert len(whole) - len(rest) == number * 2 * 64 * 8  # as many tokens came before
 
 
+def test_a_chapter_whose_global_batches_are_no_whole_turns_of_all_lanes_is_refused(make):
+    def begun(size: int):
+        own = {"weights": {"web": 1}, "steps": 2}
+        return make([Chapter(**own), Chapter(**own, global_batch_size=size)], method="per_stream")
+
+    with pytest.raises(ConfigError, match=r"chapters\[1\]: .*num_lanes \* batch_size=4"):
+        begun(18)
+    assert len(begun(20)) == 2 * 8 + 2 * 10
+
+
 def test_a_stream_that_ran_stays_in_the_list_and_rests(make):
     # Its chapter is over, but a lane without a snapshot is replanned from the start of the run.
     state = saved(make, RAMP)

@@ -11,7 +11,7 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.storage.filesystem import LocalFilesystem
-from streampack.storage.locks import FileLocks
+from streampack.storage.locks import CacheEntry, FileLocks
 
 DAY_S = 86_400.0
 
@@ -112,6 +112,13 @@ def test_each_holder_before_us_has_its_own_time(tmp_path):
             assert patient.asked.acquire(timeout=30)
     thread.join(30)
     assert outcomes == ["held"]
+
+
+def test_a_note_is_written_where_nothing_was_locked_yet(tmp_path):
+    locks = FileLocks(tmp_path / "cache", LocalFilesystem())
+    entry = CacheEntry(num_bytes=3, mtime_ns=5, hash="md5:0", boot_id="")
+    locks.write_entry("a", entry)
+    assert locks.read_entry("a") == entry
 
 
 def test_a_sweep_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
