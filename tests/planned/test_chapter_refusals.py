@@ -139,7 +139,7 @@ def test_a_chapter_whose_global_batches_are_no_whole_turns_of_all_lanes_is_refus
         own = {"weights": {"web": 1}, "steps": 2}
         return make([Chapter(**own), Chapter(**own, global_batch_size=size)], method="per_stream")
 
-    with pytest.raises(ConfigError, match=r"chapters\[1\]: .*num_lanes \* batch_size=4"):
+    with pytest.raises(ConfigError, match=r"chapters\[1\]: .*num_lanes \* batch_size = 4"):
         begun(18)
     assert len(begun(20)) == 2 * 8 + 2 * 10
 
