@@ -86,6 +86,17 @@ def test_stats_are_what_a_recount_of_the_batches_gives(written, method, num_work
     assert stats["fill"] > 0.9
 
 
+def test_counts_that_are_asked_for_after_every_batch_are_those_of_the_end(written):
+    mixing = {"epoch_end": "pad", "global_batch_size": 64}
+    often = PackedDataLoader(conformance.make(written, batch_size=16, mixing=mixing))
+    once = PackedDataLoader(conformance.make(written, batch_size=16, mixing=mixing))
+    seen = [often.stats()["padding_packs"] for _ in often]
+    list(once)
+
+    assert seen[-1] == once.stats()["padding_packs"] > 0
+    assert seen[0] == 0
+
+
 def test_a_truncated_sample_is_counted_once_in_however_many_packs_it_lies(written):
     packing = {"overflow": "truncate", "method": "concat"}
     loader = PackedDataLoader(conformance.make(written, packing=packing))

@@ -220,6 +220,17 @@ def test_a_run_is_described_before_it_runs(make, method):
         assert delivered[name]["tokens"] == pytest.approx(expected, rel=most)
 
 
+def test_an_amended_chapter_until_an_amount_still_ends_there(make):
+    tokens = 5 * 16 * 64  # of five steps, with eight batches each
+    chapters = [Chapter(weights=WEB, until=tokens), Chapter(weights=MATH, steps=2)]
+    loader = PackedDataLoader(make(chapters))
+    batches = iter(loader)
+    for _ in range(16):
+        next(batches)
+    loader.amend(weights=CODE)
+    assert 16 + len(list(batches)) == 8 * 7
+
+
 def test_a_run_is_simulated_as_it_is_delivered(make):
     loader = PackedDataLoader(make(skip=[(3, 4)]))
     for _ in loader:
