@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 
 from streampack.batch.formats.registry import BatchFormat, get_format
 from streampack.batch.layout import WEIGHTS, token_weights
 from streampack.config import Mixing, Packing
 from streampack.errors import ConfigError
+from streampack.hf.checks import check_ids
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.provenance import RecentBatches
@@ -47,6 +49,17 @@ def format_for(dataset: Any, model_format: BatchFormat) -> BatchFormat:
     return "native" if weights - {None, 1} else model_format
 
 
+def tokenizer_of(dataset: Any) -> Any:
+    """Return the tokenizer of transformers that made all rows of a dataset, or None."""
+    streams = getattr(dataset, "streams", ())
+    found = [getattr(stream, "row_tokenizer", None) for stream in streams]
+    if not found or any(each is not found[0] and each != found[0] for each in found):
+        return None
+    if isinstance(found[0], str | os.PathLike):
+        return AutoTokenizer.from_pretrained(found[0])
+    return found[0] if hasattr(found[0], "save_pretrained") else None
+
+
 class RankBatches:
     """A rank's batches as the model takes them, an epoch in each iteration.
 
@@ -60,7 +73,9 @@ class RankBatches:
         unknown: Collection[str],
         recent: RecentBatches,
         num_batches: int | None = None,
+        vocabulary: int | None = None,
     ) -> None:
+        self._vocabulary = vocabulary
         self.loader = loader
         self.dataset: Any = loader.dataset
         self._convert: Callable[[Any], Any] = get_format(batch_format)
@@ -84,6 +99,7 @@ class RankBatches:
                 inputs = self._inputs(batch)
                 origin = replace(origin, convert=self._convert)
             inputs = {key: value for key, value in inputs.items() if key not in self._unknown}
+            check_ids(inputs, self._vocabulary)
             self._recent.add(inputs, origin)
             yield inputs
 

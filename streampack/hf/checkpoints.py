@@ -16,13 +16,16 @@ import json
 import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from streampack.errors import ResumeError
 from streampack.loader.loader import PackedDataLoader, gather_states, state_of_rank
+from streampack.types import State
 
 logger = logging.getLogger(__name__)
 
@@ -89,10 +92,18 @@ def save_state(
         new.replace(folder / LOADER_STATE)
 
 
-def load_state(folder: str, loader: PackedDataLoader) -> None:
-    """Let a loader continue where a checkpoint was taken."""
+def load_state(folder: str, loader: PackedDataLoader, check: Callable[[State, Any], None]) -> None:
+    """Let a loader continue where a checkpoint was taken, after a check of its state."""
     states = json.loads(Path(folder, LOADER_STATE).read_text(encoding="utf-8"))
-    loader.load_state_dict(state_of_rank(states, loader.dataset.world, folder))
+    state = state_of_rank(states, loader.dataset.world, folder)
+    check(state, loader.dataset)
+    loader.load_state_dict(state)
+
+
+def steps_done(folder: str) -> int:
+    """Return the optimizer steps of a complete checkpoint."""
+    state = json.loads(Path(folder, TRAINER_STATE_NAME).read_text(encoding="utf-8"))
+    return int(state["global_step"])
 
 
 def missing_files(folder: Path) -> list[str]:

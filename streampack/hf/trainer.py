@@ -15,19 +15,17 @@ Cost: the leak check, a few forward passes at each start; the lengths of all epo
 from __future__ import annotations
 
 import inspect
-import logging
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
-import transformers
 from torch.utils.data import DataLoader
 from transformers import Trainer
 
-from streampack.batch.formats.registry import BatchFormat, get_format
+from streampack.batch.formats.registry import BatchFormat
 from streampack.batch.layout import CARRIED, WEIGHTS
+from streampack.config import Order
 from streampack.errors import ConfigError, DataError
 from streampack.hf.batches import (
     SHIFTED,
@@ -38,20 +36,22 @@ from streampack.hf.batches import (
     held_out_rows,
     num_steps,
     padded,
+    tokenizer_of,
     weighted_loss,
 )
-from streampack.hf.checkpoints import find_checkpoint, load_state, save_state
+from streampack.hf.checkpoints import find_checkpoint, load_state, save_state, steps_done
+from streampack.hf.checks import (
+    check_global_batch,
+    check_leaks,
+    vocabulary_of,
+    warn_of_unused,
+)
 from streampack.loader.loader import PackedDataLoader, held_out_set, is_packed, over_ranks
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.provenance import RECENT, Provenance, RecentBatches
 from streampack.runtime.resumable import engine_of
-from streampack.testing.leaks import InconclusiveError, LeakError, assert_no_leak
 from streampack.types import IGNORED
 from streampack.world import World
-
-logger = logging.getLogger(__name__)
-
-MAX_TRIED = 10  # batches in which the leak check looks for a row of two segments
 
 _Mixed: Any = object  # the Trainer that a subclass adds, which super() finds
 
@@ -67,6 +67,10 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.check_leaks = check_leaks
         self._sums: list[float] | None = None  # losses and targets, while packs are evaluated
+        self._is_finished = False  # the run of the checkpoint to resume from
+        self._leaves_padding = False  # out of the tokens that Trainer counts
+        if is_packed(self.train_dataset):
+            warn_of_unused(self.args)
         self._epochs = TrueEpochs()
         self.add_callback(self._epochs)
         # Trainer fetches the batches of a whole optimizer step before it trains on the first one.
@@ -116,18 +120,37 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         folder = find_checkpoint(self.args.output_dir, resume_from_checkpoint)
         dataset = self._filled(self.train_dataset)
         if self.check_leaks:
-            self._check_leaks(dataset)
+            check_leaks(self, dataset, self._format)
         self._epochs.batches = self._batches_of(dataset)
         max_steps = self.args.max_steps
         if max_steps <= 0:
             max_steps = num_steps(dataset, self.args)
+        self._is_finished = folder is not None and steps_done(folder) >= max_steps
         if folder is not None:
-            load_state(folder, self._epochs.batches.loader)
+            load_state(folder, self._epochs.batches.loader, check_global_batch)
+        counts = self.args.include_num_input_tokens_seen
+        self._leaves_padding = counts == "non_padding"
+        counts = "all" if self._leaves_padding else counts
+        own = {"max_steps": max_steps, "include_num_input_tokens_seen": counts}
         try:
-            with changed(self.args, max_steps=max_steps, ignore_data_skip=True):
+            with changed(self.args, ignore_data_skip=True, **own):
                 return super().train(folder, *args, **kw)
         finally:
             self._epochs.batches = None
+            self._is_finished = self._leaves_padding = False
+
+    def set_initial_training_values(self, *args: Any, **kw: Any) -> Any:
+        """Return Trainer's values; no epoch where the run is finished."""
+        num_epochs, *rest = super().set_initial_training_values(*args, **kw)
+        return 0 if self._is_finished else num_epochs, *rest
+
+    def training_step(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
+        """Make Trainer's step; without the padding where tokens other than it are counted."""
+        if self._leaves_padding:
+            ids = self._recent.find(inputs).stream_ids
+            padding = torch.tensor(int((ids < 0).sum()), device=self.args.device)
+            self.state.num_input_tokens_seen -= int(self.accelerator.gather(padding).sum())
+        return super().training_step(model, inputs, *args, **kw)
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of the run unchanged: accelerate would shard it a second time."""
@@ -158,6 +181,12 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
                 writes=self.args.should_save,
             )
         super()._save_checkpoint(model, trial, *args, **kw)
+
+    def _save(self, *args: Any, **kw: Any) -> None:
+        # A tokenizer in `processing_class` would also change the model's special tokens.
+        own = tokenizer_of(self.train_dataset) if self.processing_class is None else None
+        with changed(self, processing_class=self.processing_class or own):
+            super()._save(*args, **kw)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -273,7 +302,8 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         # Bloom, MPT and Mamba take none; the leak check refuses packs of several samples for them.
         unknown = {"position_ids"} - set(names) if "input_ids" in names else set()
         unknown = {*CARRIED, *unknown}
-        return RankBatches(loader, self._format, unknown, self._recent, num_batches)
+        vocabulary = vocabulary_of(model)
+        return RankBatches(loader, self._format, unknown, self._recent, num_batches, vocabulary)
 
     def _filled(self, dataset: Any) -> Any:
         """Return the training set with what its maker left open."""
@@ -282,6 +312,9 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         if isinstance(dataset, PackedStreamingDataset):
             devices, own_format = dataset.world.num_devices, format_for(dataset, self._format)
             self._check_weights(own_format)
+            if dataset.arguments["order"] is None:
+                seed = args.seed if args.data_seed is None else args.data_seed
+                dataset = dataset.with_arguments(order=Order(seed=seed))
             try:
                 dataset = dataset.with_batches(
                     batch_size=size,
@@ -323,55 +356,6 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
                 f"Trainer would divide each batch among {self.args.n_gpu} GPUs, which cuts packs "
                 f"apart; start a process for each: torchrun --nproc-per-node {self.args.n_gpu} ..."
             )
-
-    def _check_leaks(self, dataset: Any) -> None:
-        """Refuse a model that attends across samples; warn if that cannot be checked."""
-        unchecked = "was not checked for leaks between samples"
-        if not isinstance(dataset, PackedStreamingDataset):
-            logger.warning("the model %s: iterables are read only once", unchecked)
-            return
-        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
-            logger.warning(
-                "the model %s: its weights will be sharded; run assert_no_leak once on one GPU, "
-                "with a small model of this architecture",
-                unchecked,
-            )
-            return
-        # The same batches on every rank, so that each makes the same number of forward passes.
-        tried = dataset.with_arguments(
-            batch_size=min(2, dataset.batch_size),
-            batch_format="native",
-            balance=None,
-            world=World(),
-        )
-        batch_format = dataset.arguments["batch_format"]
-        convert = get_format(self._format if batch_format == "native" else batch_format)
-        was_training, device = self.model.training, next(self.model.parameters()).device
-        self.model.eval()
-        reason: object = "no batch"
-        for batch in islice(tried, MAX_TRIED):
-            on_device = {
-                key: value.to(device) if isinstance(value, torch.Tensor) else value
-                for key, value in batch.items()
-                if key != WEIGHTS
-            }
-            try:
-                with self.accelerator.autocast():
-                    assert_no_leak(self.model, on_device, batch_format=convert)
-            except InconclusiveError as error:
-                reason = error
-                continue
-            except LeakError as error:
-                name = type(self.model).__name__
-                raise ConfigError(
-                    f"{name} attends across samples in batch_format={batch_format!r} of "
-                    f"transformers {transformers.__version__}: {error}; or set check_leaks=False "
-                    "to train nevertheless"
-                ) from error
-            break
-        else:
-            logger.warning("the model %s in %d batches: %s", unchecked, MAX_TRIED, reason)
-        self.model.train(was_training)
 
 
 class PackedTrainer(PackedTrainerMixin, Trainer):

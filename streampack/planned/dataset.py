@@ -120,10 +120,10 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         super().__init__(engine, list(streams), engine.recipe.names)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A downloader may hold a client, which cannot be pickled.
+        # A downloader may hold a client, which cannot be pickled; a tokenizer is of no use there.
         streams = [copy.copy(stream) for stream in self.streams]
         for stream in streams:
-            stream._downloader = None
+            stream._downloader = stream.row_tokenizer = None
         return self.__dict__ | {"streams": streams}
 
     def with_batches(

@@ -12,6 +12,7 @@ A position is whatever the wing's states hold: progress in a plan, or positions 
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from streampack.errors import ConfigError
 from streampack.runtime.arguments import check_epoch
 from streampack.runtime.epoch_counter import SharedEpochCounter
 from streampack.runtime.rank_digest import RankView, digest_of_values
+from streampack.runtime.whole_batch import check_not_of_trainer
 from streampack.types import State
 from streampack.world import World
 
@@ -224,6 +226,9 @@ class ResumableDataset(IterableDataset[Batch], Generic[Engine]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch at the first batch, or resume; in a torch worker, its share of it."""
+        frame = inspect.currentframe()
+        if frame is not None and frame.f_back is not None:
+            check_not_of_trainer(frame.f_back.f_locals.get("self"))
         return self._engine.batches()
 
     def set_epoch(self, epoch: int) -> None:

@@ -31,6 +31,19 @@ class WholeBatch(dict[str, Any]):
         return dict, (), None, None, iter(self.items())
 
 
+def check_not_of_trainer(fetcher: object) -> None:
+    """Refuse what in torch's DataLoader iterates a dataset, if it stacks for transformers' Trainer.
+
+    Trainer's collate functions know no types, and take the batches apart before they stack.
+    """
+    collate = getattr(fetcher, "collate_fn", None)
+    if str(getattr(collate, "__module__", "")).partition(".")[0] == "transformers":
+        raise ConfigError(
+            "transformers' Trainer would stack the whole batches of a packed dataset; use "
+            "streampack.hf.PackedTrainer in its place, which takes the same arguments"
+        )
+
+
 def whole(batch: Any) -> Any:
     """Return a batch as a `WholeBatch` if it is a dict."""
     if type(batch) is not dict:

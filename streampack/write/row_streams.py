@@ -96,6 +96,7 @@ def written_rows(stream: Stream) -> Stream:
         local=str(folder),
         part=stream.part if split is None else None,
         tokens=COLUMN,
+        row_tokenizer=stream.tokenizer,  # for the checkpoints of trainers
         loss_mask=stream.loss_mask if rows.chat is None else LOSS_MASK,
     )
     return made
