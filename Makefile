@@ -37,6 +37,8 @@ help:
 
 install: $(INSTALLED)
 
+# A torchvision that does not fit would keep transformers from importing its models. Only MosaicML
+# Streaming and litData require it; their tests bring a stand-in (tests/helpers/site).
 # The stamp is written last: an install that broke off is done again.
 $(INSTALLED): pyproject.toml constraints.txt requirements-mosaicml.txt
 	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one: make PYTHON=/path/to/python"; exit 1; }
@@ -44,8 +46,9 @@ $(INSTALLED): pyproject.toml constraints.txt requirements-mosaicml.txt
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -r requirements-mosaicml.txt "$(TORCH)" -e '.[dev]'
 	$(BIN)/$(PIP_INSTALL) --no-deps "$(MOSAICML)"
-	@$(BIN)/python -c 'import torchvision' 2>/dev/null || echo \
-		"torchvision does not fit this build of torch: see docs/install.md"
+	@$(BIN)/python -c 'import torchvision' 2>/dev/null || { \
+		echo "torchvision does not fit this build of torch and is removed: see docs/install.md"; \
+		$(BIN)/python -m pip uninstall --quiet --yes torchvision; }
 	@touch $(INSTALLED)
 
 # Again with transformers 4.57, in an environment that has it: python -m tests.helpers.architectures

@@ -34,8 +34,8 @@ from streampack.online.byte_budget import (
 from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.packing_loop import OnlinePacker
 from streampack.online.plan import FlowPlan
+from streampack.online.source_access import SourceLock
 from streampack.online.source_slice import SourceSlice, most_empty_passes
-from streampack.online.source_turns import ReadingTurns
 from streampack.online.source_view import source_view
 from streampack.online.state import (
     LoopPosition,
@@ -99,7 +99,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self._format_bytes = format_bytes(convert, plan)
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
         self._reading: Any = None  # what a prefetch thread reads
-        self._turns = ReadingTurns()
+        self._access = SourceLock()
         self._start: Position | None = None  # a loaded one, until an iteration begins there
         self._is_start_own = False  # loaded in this worker, not inherited from the main process
         self.last = Position(0)
@@ -279,14 +279,14 @@ class OnlineEngine(ResumableRun[Position, Position]):
         worker_slice, epoch = self._own_slice(), start.epoch
         fingerprint = self._fingerprint_at(worker_slice)
         check = partial(self.check_current, start)
-        with self._turns.take(check):
+        with self._access.take(check):
             flow = self._packer(epoch, worker_slice, ahead)
             if state["flow"] is None:
                 flow.begin()
             else:
                 flow.load_state_dict(state["flow"])
         while True:
-            with self._turns.take(check):
+            with self._access.take(check):
                 batch = flow.next_batch()
                 if batch is None:
                     return

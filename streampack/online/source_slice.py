@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from streampack.errors import ConfigError, DataError
-from streampack.online.source_turns import watched
+from streampack.online.source_access import watched
 from streampack.online.worker_slice import WorkerSlice
 from streampack.rng import permutation
 from streampack.streams.source_traits import (

@@ -179,6 +179,24 @@ def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
     assert Path(path).is_relative_to(tmp_path / "venv")
 
 
+@pytest.mark.processes
+def test_the_quick_start_for_fine_tuning_runs_in_the_environment_of_make_install(tmp_path):
+    # Without what lets the tests import torchvision, which a clone does not have.
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    code = "".join(PYTHON_BLOCK.findall(FINE_TUNING))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert not done.returncode, f"{done.stderr}\ndid you run make install?"
+    assert "eval_loss" in done.stdout
+
+
 def test_pip_finds_a_solution_for_the_wheel_beside_transformers_5(dist):
     (wheel,) = dist.glob("*.whl")
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "transformers>=5", wheel]

@@ -50,7 +50,7 @@ def test_a_finished_run_that_is_started_again_ends(tmp_path):
     assert more.state.epoch == 2
 
 
-def test_a_resume_with_another_global_batch_is_refused_and_with_the_same_it_goes_on(tmp_path):
+def test_a_resume_with_another_global_batch_is_refused_and_with_the_same_it_continues(tmp_path):
     first = trainer_of(tmp_path, gradient_accumulation_steps=2, save_strategy="steps", save_steps=1)
     first.train()
     kept = str(tmp_path / "out" / "checkpoint-1")

@@ -19,7 +19,7 @@ STALLS_AT, MEETS_AT = 150, 300
 
 
 class Stalls:
-    """Stalls once, at an item; a later iteration that gets further lets that one go on."""
+    """Stalls once, at an item; a later iteration that gets further releases it."""
 
     def __init__(self, *, stalls: bool) -> None:
         self.is_to_stall = stalls
@@ -32,7 +32,7 @@ class Stalls:
             assert self.comes.wait(30)
         elif index == MEETS_AT and not self.comes.is_set():
             self.comes.set()
-            time.sleep(0.1)  # the thread that was left goes on meanwhile, if nothing stops it
+            time.sleep(0.1)  # the thread that was left continues meanwhile, if nothing stops it
         return ROWS[index]
 
 

@@ -24,14 +24,14 @@ from torch.utils.data import _utils, get_worker_info
 from streampack.errors import ConfigError
 
 
-class ReadingTurns:
+class SourceLock:
     """Lets one iteration at a time read the sources; each copy and each process has its own."""
 
     def __init__(self) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
 
     def __reduce__(self) -> Any:
-        return ReadingTurns, ()
+        return SourceLock, ()
 
     @contextmanager
     def take(self, check: Callable[[], None]) -> Iterator[None]:
