@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streampack.errors import ConfigError, DataError
+from streampack.loader.loader import PackedDataLoader
 from tests.helpers import conformance
 
 CASES = {
@@ -25,13 +26,16 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("loader_of", [iter, PackedDataLoader], ids=["dataset", "loader"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_an_epoch_without_a_batch_is_an_error_and_its_way_out_gives_batches(tmp_path, case):
+def test_an_epoch_without_a_batch_is_an_error_and_its_way_out_gives_batches(
+    tmp_path, case, loader_of
+):
     options, error, message, way_out = case
     written = conformance.write_streams(tmp_path, [[20] * 12])
 
     def batches(options: dict[str, Any]) -> list[Any]:
-        return list(conformance.make(written, **options))
+        return list(loader_of(conformance.make(written, **options)))
 
     with pytest.raises(error, match=message):
         batches(options)
