@@ -1,4 +1,4 @@
-"""A walk over the slots of a chapter goes on from the states that it notes on its way."""
+"""A walk over the slots of a chapter continues from the states that it notes on its way."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.helpers.chapters import LENGTHS, run_plan
 
 
 @pytest.mark.parametrize(("method", "num_lanes"), [("stratified", 3), ("device_per_stream", 1)])
-def test_a_chapters_walk_goes_on_from_a_late_state_as_if_it_had_not_stopped(method, num_lanes):
+def test_a_chapters_walk_continues_from_a_late_state_as_if_it_had_not_stopped(method, num_lanes):
     chapters = [Chapter(weights={"web": 3, "code": 1}, steps=12_500)]
     [recipe] = run_plan(
         LENGTHS, chapters, method=method, num_lanes=num_lanes, global_batch_size=24
