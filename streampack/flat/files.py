@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 
@@ -114,11 +114,13 @@ def split_source(source: str | Sequence[str]) -> tuple[str, list[str] | None, st
                 f"{texts}: are in several stores; list the files of one store, in a Stream for each"
             )
         return root, [text.removeprefix(root).lstrip("/") if root else text for text in texts], ""
+    if os.path.isdir(source):
+        return source.rstrip("/"), None, ""
     parts = source.rstrip("/").split("/")
     first = next((n for n, part in enumerate(parts) if GLOB & set(part)), None)
     if first is not None:
         return "/".join(parts[:first]) or ".", None, "/".join(parts[first:])
-    if os.path.isdir(source) or source.endswith("/"):
+    if source.endswith("/"):
         return source.rstrip("/"), None, ""
     return "/".join(parts[:-1]) or ".", None, parts[-1]
 
@@ -127,15 +129,19 @@ def _is_below(folder: str, root: str) -> bool:
     return f"{folder}/".startswith(f"{root.rstrip('/')}/")
 
 
-def matches(name: str, pattern: str) -> bool:
-    """Return whether a name below a root is meant by a pattern, a prefix, a file or a folder.
+def matching(names: Iterable[str], pattern: str) -> list[str]:
+    """Return the names below a root that are meant by a pattern, a prefix, a file or a folder.
 
-    >>> matches("part-0.npy", "part-*.npy"), matches("web.bin", "web"), matches("web2.bin", "web")
-    (True, True, False)
+    Names may contain the characters of a pattern, so first it is compared as it is.
+
+    >>> matching(["part-0.npy", "part-1.npy"], "part-*.npy"), matching(["a.bin", "a2.bin"], "a")
+    (['part-0.npy', 'part-1.npy'], ['a.bin'])
+    >>> matching(["run[1]/0.npy", "run1/0.npy"], "run[1]")
+    ['run[1]/0.npy']
     """
-    if GLOB & set(pattern):
-        return fnmatchcase(name, pattern)
-    return not pattern or name == pattern or name.startswith((f"{pattern}.", f"{pattern}/"))
+    names, inside = sorted(names), (f"{pattern}.", f"{pattern}/")
+    meant = [name for name in names if not pattern or name == pattern or name.startswith(inside)]
+    return meant or [name for name in names if fnmatchcase(name, pattern)]
 
 
 def order_of_dataset(names: list[str], text: bytes) -> list[str]:

@@ -182,10 +182,31 @@ class Gatherer:
             kernels.BAD_VALUE: "one of its token ids is negative, or an id or a "
             f"label is outside int32, +-{MAX_ID}",
         }[problem]
-        return DataError(
-            f"stream {stream.name!r}, sample {sample}: {what}; {uri or 'the stream'} is damaged, "
-            "or was changed after it was planned: rewrite the stream, or run "
-            "`streampack index` and replan",
-            uri=uri,
-            shard=basename,
+        reason = _other_reason(stream, problem) or (
+            f"{uri or 'the stream'} is damaged, or was changed after it was planned: rewrite the "
+            "stream, or run `streampack index` and replan"
         )
+        return DataError(
+            f"stream {stream.name!r}, sample {sample}: {what}; {reason}", uri=uri, shard=basename
+        )
+
+
+def _other_reason(stream: TokenStream, problem: int) -> str:
+    """Return what an option may have to do with a problem, and the way out; or an empty text."""
+    ends = {
+        name: getattr(stream.shards, name, None) for name in ("begins_with_bos", "ends_with_eos")
+    }
+    said = " and ".join(f"{name}={value}" for name, value in ends.items() if value is not None)
+    if problem == kernels.BAD_LENGTH and said:
+        return (
+            f"Stream({said}) does not hold for it, or does not for the bos_id and eos_id of the "
+            "packing: correct it, or omit it and learn it from the tokens: `streampack index FILES "
+            "--out FOLDER`, and set Stream(index=FOLDER)"
+        )
+    if problem == kernels.BAD_VALUE:
+        dtypes = " or ".join(sorted(map(str, stream.shards.token_dtypes)))
+        names = ("tokens_dtype", "labels_dtype")
+        stated = [name for name in names if getattr(stream.columns, name) is not None]
+        correct = f"correct {' or '.join(stated)}, or " if stated else ""
+        return f"its tokens are read as {dtypes}: {correct}rewrite them with ids of 0 and more"
+    return ""

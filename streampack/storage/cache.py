@@ -37,6 +37,12 @@ from streampack.types import ByteArray
 TOUCH_S = 1.0
 MAX_REMOVED = 10
 
+HASH_SHARDS = (
+    "let `streampack index` write hashes into the length file, or write the stream with hashes, "
+    "e.g. write_stream(hashes=['xxh64'])"
+)
+HASH_PARTS = "let `streampack index FILES --out FOLDER` write them, and set Stream(index=FOLDER)"
+
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -131,11 +137,11 @@ class ShardCache:
         if num_bare:
             logger.warning(
                 "%s: has no hashes for %d of %d shards, so flipped bits in them cannot be "
-                "detected; let `streampack index` write hashes into the length file, or write the "
-                "stream with hashes, e.g. write_stream(hashes=['xxh64'])",
-                self.location.index_uri,
+                "detected; %s",
+                self.location.remote if self.location.parts else self.location.index_uri,
                 num_bare,
                 len(index.shards),
+                HASH_PARTS if self.location.parts else HASH_SHARDS,
             )
 
     def _is_packed_only(self, number: int, shard: Shard) -> bool:

@@ -33,6 +33,7 @@ from streampack.stores.failures import (
     status_of,
 )
 from streampack.stores.objects import StoredObject
+from streampack.stores.s3 import REQUESTER_PAYS, S3_SCHEMES
 from streampack.stores.store import TIMEOUT_S, Store, open_store, renew_store
 from streampack.stores.threads import within_time
 
@@ -45,6 +46,8 @@ ATTEMPT_S, BUDGET_S = 120.0, 300.0
 """Limits of a request of at most some MB."""
 LISTING_S = 600.0
 RETRIED = (FailureKind.TRANSIENT, FailureKind.UNKNOWN)
+REFUSED = (FailureKind.DENIED, FailureKind.NO_CREDENTIALS)
+WHO_PAYS = f". If readers pay for the bucket, name it in {REQUESTER_PAYS}"
 
 logger = logging.getLogger(__name__)
 
@@ -129,9 +132,11 @@ class Retries:
     def _way_out(self, error: Exception, kind: FailureKind) -> str:
         if "NoSuchBucket" in codes_of(error):
             return "the store has no such bucket: check its name, and S3_ENDPOINT_URL"
+        scheme = self._url.partition(":")[0]
         if kind is not FailureKind.BROKEN:
-            return WAYS_OUT.get(kind, "")
-        scheme, causes = self._url.partition(":")[0], list(causes_of(error))
+            is_paid = scheme in S3_SCHEMES and kind in REFUSED
+            return WAYS_OUT.get(kind, "") + WHO_PAYS * is_paid
+        causes = list(causes_of(error))
         if any(isinstance(cause, ImportError) for cause in causes):
             package = f": pip install {PACKAGES[scheme]}" if scheme in PACKAGES else ""
             return f"install the driver of this store{package}"

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,7 @@ from streampack.flat.files import (
     choose,
     format_named,
     mask_of,
-    matches,
+    matching,
     order_of_dataset,
     split_source,
 )
@@ -222,7 +223,7 @@ def find_files(
         if folder is None
         else _found_in_folder(folder, listed, disk)
     )
-    names = sorted(name for name in of_name if matches(name, pattern)) if listed is None else listed
+    names = matching(of_name, pattern) if listed is None else listed
     form, chosen = choose(names, str(source), form)
     if listed is not None and len(chosen) < len(listed):
         other = next(name for name in listed if name not in set(chosen))
@@ -278,8 +279,9 @@ def _found_in_store(
     start = len(f"{location.remote}/")
     if listed is None:
         # Without the ending, a file's table is listed, too; a loss mask has another name.
-        is_wide = GLOB & set(pattern) or mask_of(pattern)
-        literal = os.path.dirname(pattern) if is_wide else os.path.splitext(pattern)[0]
+        stem, mask = os.path.splitext(pattern)[0], mask_of(pattern) or ""
+        literal = os.path.dirname(pattern) if mask and not mask.startswith(stem) else stem
+        literal = re.split(r"[*?[]", literal)[0]
         prefixes = [location.uri(literal)]
     else:
         prefixes = sorted({f"{os.path.dirname(location.uri(name))}/" for name in listed})

@@ -342,9 +342,57 @@ def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path):
     said = Stream(local=tmp_path, ends_with_eos=True)
     plain = batches_of(make_dataset(Stream(local=tmp_path)))
     assert_same(batches_of(make_dataset(said, packing=packing)), plain)
-    wrong = Stream(local=tmp_path, ends_with_eos=False)
-    with pytest.raises(DataError, match="another number"):
+
+
+@pytest.mark.parametrize(
+    ("option", "end"), [("ends_with_eos=True", []), ("ends_with_eos=False", [7])]
+)
+def test_ends_that_are_not_as_stated_are_blamed_on_the_option(option, end, tmp_path):
+    documents = [np.append(each, end).astype("uint16") for each in make_documents(60)]
+    write_megatron(tmp_path, documents)
+    packing = Packing(max_seq_len=256, eos_id=7)
+    name, _, value = option.partition("=")
+    wrong = Stream(local=tmp_path, **{name: value == "True"})
+    with pytest.raises(DataError, match=rf"Stream\({option}\) does not hold") as refused:
         batches_of(make_dataset(wrong, packing=packing))
+    assert "damaged" not in str(refused.value)
+    command = refused.value.args[0].split("`")[1]
+    command = command.replace("FILES", str(tmp_path)).replace("FOLDER", str(tmp_path / "index"))
+    call_verb(*command.split()[1:])
+    indexed = Stream(local=tmp_path, index=tmp_path / "index")
+    assert len(batches_of(make_dataset(indexed, packing=packing))) > 5
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype", "value"), [("megatron", "int32", -1), ("datatrove", "uint32", 2**31)]
+)
+def test_ids_outside_the_range_are_blamed_on_their_type(form, dtype, value, tmp_path):
+    documents = make_documents(60, dtype=dtype)
+    documents[5][0] = value
+    write(form, tmp_path, documents)
+    for option, way_out in (
+        ({}, "rewrite them"),
+        ({"tokens_dtype": dtype}, "correct tokens_dtype"),
+    ):
+        with pytest.raises(DataError, match=f"its tokens are read as {dtype}: {way_out}") as bad:
+            batches_of(make_dataset(Stream(local=tmp_path, **option)))
+        assert "damaged" not in str(bad.value)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "remote", ["a[1]", "a[1]/w?b.npy", "a[[]*/w[?]b.npy", "a[1]/w?b", "a*/*.npy"]
+)
+def test_names_in_stores_may_have_the_characters_of_patterns(remote, tmp_path, bucket, caplog):
+    for folder in ("a[1]", "b"):
+        write("olmo", bucket[0] / folder, make_documents(), "w?b")
+    options: dict[str, Any] = {"format": "olmo", **options_of("olmo")}
+    stream = Stream(remote=f"s3://bucket/{remote}", local=tmp_path / "cache", **options)
+    assert open_stream(stream, 0).num_samples == 300
+    assert "index.json" not in caplog.text
+    assert "streampack index FILES --out FOLDER` write them" in caplog.text
+    here = Stream(local=bucket[0] / remote, **options)
+    assert open_stream(here, 0).num_samples == 300
 
 
 def test_files_of_two_formats_need_a_format(tmp_path):

@@ -22,6 +22,7 @@ from botocore.exceptions import NoCredentialsError
 from streampack.errors import DataError
 from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
 from streampack.storage.location import StreamLocation
+from streampack.stores.s3 import REQUESTER_PAYS
 from streampack.streams import Stream
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
@@ -202,6 +203,7 @@ def test_a_bucket_that_refuses_who_has_no_credentials_is_asked_three_times(unsig
         fetch(unsigned.files(60.0), "a.mds", unsigned.to)
     assert refused.given == 3
     assert "; give this process credentials for the store, in the env" in str(raised.value)
+    assert f"If readers pay for the bucket, name it in {REQUESTER_PAYS}" in str(raised.value)
 
 
 def test_azure_without_credentials_is_an_error_that_names_them(tmp_path, monkeypatch):
