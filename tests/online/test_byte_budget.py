@@ -268,6 +268,15 @@ def test_a_payloads_bytes_are_those_of_its_values(thing, expected):
     assert num_bytes((thing, thing)) == 2 * num_bytes(thing) == 2 * expected
 
 
+def test_a_format_of_ones_own_needs_no_bound():
+    dataset = PackedIterableDataset(
+        [IterableStream([[1] * 8, [2] * 8])],
+        packing=Packing(max_seq_len=8),
+        batch_format=lambda batch: batch["tokens"].tolist(),
+    )
+    assert list(dataset) == [[[1] * 8], [[2] * 8]]
+
+
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_finished_batches_count_until_they_are_delivered(ahead):
     held = HeldBytes(1000, 100, ahead)

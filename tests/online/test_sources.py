@@ -218,6 +218,16 @@ def test_an_iterator_that_raises_is_named_with_its_sample_and_never_skipped():
         list(dataset(broken))
 
 
+def test_samples_before_one_that_is_too_long_are_delivered_first():
+    packing = Packing(max_seq_len=16, overflow="error")
+    source = IterableStream(rows_of(0, [16, 16, 17, 16]), name="mine")
+    batches = iter(dataset(source, packing=packing))
+
+    assert len(pieces([next(batches), next(batches)])) == 2
+    with pytest.raises(DataError, match=r"'mine', sample 2 .* 17 tokens"):
+        next(batches)
+
+
 @pytest.mark.processes
 def test_a_worker_without_samples_is_no_error():
     loader = DataLoader(dataset(IterableStream([[1, 2]])), batch_size=None, num_workers=2)

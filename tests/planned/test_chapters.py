@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from torch.utils.data import DataLoader
 
 from streampack import (
     Chapter,
@@ -79,6 +80,17 @@ def test_a_loop_continues_after_break_and_ends_with_the_run(make, method):
             break
     assert got == whole
     assert keys(make(method=method)) == whole
+
+
+@pytest.mark.processes
+def test_persistent_workers_of_torch_begin_at_a_state_that_is_loaded(make):
+    whole = keys(make())
+    dataset = make()
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
+    first = list(islice(loader, 37))
+    for batch in (first[-1], first[4]):
+        dataset.load_state_dict(dataset.state_after(batch))
+        assert keys(loader) == whole[whole.index(key(batch)) + 1 :]
 
 
 def test_a_copy_by_pickle_continues_a_loop_that_was_left(make):
