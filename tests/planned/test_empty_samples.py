@@ -143,11 +143,20 @@ def test_a_run_among_empty_samples_resumes_exactly(folders, end, has_lengths):
     assert [batch["tokens"].tolist() for batch in again] == whole[9:]
 
 
-def test_ranks_agree_on_lanes_that_hold_empty_samples(folders):
+@pytest.mark.parametrize("lengths", [LENGTHS, ([0] * 19 + [3]) * 60], ids=["some", "most"])
+@pytest.mark.parametrize("method", ["random", "device_per_stream"])
+def test_ranks_agree_on_lanes_that_hold_empty_samples(tmp_path, lengths, method):
     """A rank learns from the length file how many packs the lanes of the others have at least."""
+    for name, own in (("some", lengths), ("full", FULL)):
+        builders.write_stream_files(tmp_path / name, own, encoding="bytes")
     worlds = [World(rank=rank, num_ranks=2, ranks_per_node=1) for rank in range(2)]
+    options = {"num_lanes": 2, "mixing": {"batching_method": method}}
+    ranks = [
+        loader_of([tmp_path / "some", tmp_path / "full"], world=world, **options)
+        for world in worlds
+    ]
 
-    batches = [list(loader_of(folders, num_lanes=2, world=world)) for world in worlds]
+    batches = [list(rank) for rank in ranks]
 
     assert len(batches[0]) == len(batches[1])
-    assert delivered(chain(*batches)) == expected([LENGTHS, FULL])
+    assert delivered(chain(*batches)) == expected([lengths, FULL])
