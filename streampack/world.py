@@ -92,8 +92,8 @@ class World:
     """The `dp_rank` of every rank, in place of this rank's own. It tells which share a node; by
     default, ranks are taken to be numbered by it in each pipeline stage."""
     group: Any = None
-    """The ranks that load, compare their data and add up statistics, as a list or a torch process
-    group. None: all. One rank of each `dp_rank`, evenly spaced, tells `dp_ranks` too."""
+    """The ranks that load, compare their data and add up statistics: those of this torch process
+    group, or a list. None: all. One rank of each `dp_rank`, evenly spaced, tells `dp_ranks` too."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:

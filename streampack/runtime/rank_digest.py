@@ -38,7 +38,7 @@ MINUTES = 30
 """How long a rank waits for the others, as torch's other gloo groups do."""
 PEERS = ("mesh_pp", "mesh_cp", "mesh_tp", "MODEL_PARALLEL_GROUP", "CONTEXT_PARALLEL_GROUP")
 """What torch's meshes and Megatron-LM call the groups whose ranks share batches."""
-_groups: dict[Any, Any] = {}  # gloo groups by their ranks, of the default group under "default"
+_groups: dict[str, Any] = {}  # torch's default group, and the group made for it
 WAY_OUT = "PackedDataLoader(check_ranks=False) leaves this comparison out"
 
 
@@ -126,18 +126,22 @@ def group_of(world: World) -> Any:
 
 
 def cpu_group(world: World) -> Any:
-    """Return a gloo group of the ranks that load. Collective at the first call of them all."""
-    if _groups.get("default") is not distributed.group.WORLD:
-        _groups.clear()
-        _groups["default"] = distributed.group.WORLD
-    if world.group not in _groups:
-        _groups[world.group] = distributed.new_group(
-            world.group,
-            backend="gloo",
-            timeout=timedelta(minutes=MINUTES),
-            use_local_synchronization=world.group is not None,
+    """Return a gloo group of the ranks that load. Collective at the first call of all ranks."""
+    if world.group is not None:
+        for known, ranks in distributed.distributed_c10d._world.pg_group_ranks.items():
+            # Not made here: the ranks of a group may know different numbers of other groups, and
+            # torch would then give it a different name on each.
+            if (*ranks,) == world.group and "cpu:" in str(distributed.get_backend_config(known)):
+                return known
+        raise ConfigError(
+            f"group={world.group!r:.200} is of no process group on the CPU; make it on all ranks "
+            "with torch.distributed.new_group(ranks, backend='gloo')"
         )
-    return _groups[world.group]
+    default = distributed.group.WORLD
+    if not _groups or _groups["default"] is not default:
+        own = distributed.new_group(backend="gloo", timeout=timedelta(minutes=MINUTES))
+        _groups.update(default=default, own=own)
+    return _groups["own"]
 
 
 def gather_values(value: Any, group: Any = None) -> list[Any]:

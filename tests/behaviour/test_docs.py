@@ -30,6 +30,7 @@ PUBLIC = tuple(
     for suffix in ("", ".formats", ".testing", ".write", ".report", ".hf", ".lightning")
 )
 RUN_ELSEWHERE = {"migrating-mosaicml": "test_readme.py"}
+RUN_ELSEWHERE |= dict.fromkeys(("megatron", "torchtitan"), "test_other_environments.py")
 PAGES_WITH_CODE = sorted(
     path.relative_to(DOCS).with_suffix("").as_posix()
     for path in DOCS.rglob("*.md")

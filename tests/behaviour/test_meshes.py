@@ -92,18 +92,19 @@ def refused(folder, world) -> dict[str, Any]:
 
 def of_stages(folder, mesh, rank) -> dict[str, Any] | None:
     """What the ranks that load see, if these are one of each tensor-parallel pair."""
-    loading = [0, 2, 4, 6]
-    if rank not in loading:
+    loading = distributed.new_group([0, 2, 4, 6], backend="gloo")
+    if rank % 2:
         return None
-    loader = PackedDataLoader(dataset_of(folder, World.from_mesh(mesh, group=loading)))
-    other = PackedDataLoader(
-        dataset_of(folder, replace(World.from_mesh(mesh, group=loading), dp_ranks=range(8)))
-    )
+    world = World.from_mesh(mesh, group=loading)
+    loader = PackedDataLoader(dataset_of(folder, world))
+    other = PackedDataLoader(dataset_of(folder, replace(world, dp_ranks=range(8))))
+    none = PackedDataLoader(dataset_of(folder, World.from_mesh(mesh, group=sorted({0, rank, 6}))))
     _, segments = first_rows(loader)
     return {
         "segments": segments,
         "packs": loader.stats(all_ranks=True)["packs"],
         "refused": refusal(lambda: next(iter(other))),
+        "no group": refusal(lambda: next(iter(none))),
     }
 
 
@@ -182,6 +183,7 @@ def test_only_ranks_of_the_group_load_and_compare(seen):
     ]
     assert [each["packs"] for each in loading] == [4] * 4
     assert all("ranks 0 and 4 work on one model" in each["refused"] for each in loading)
+    assert "group=(0, 6) is of no process group on the CPU; make it" in loading[0]["no group"]
 
 
 def test_slices_of_a_mesh_merge_into_the_rows_and_count_their_targets_once(seen):

@@ -66,3 +66,18 @@ def test_trainers_are_the_same_with_transformers_4_57(tmp_path):
         timeout=2 * PATIENCE_S,
         check=True,
     )
+
+
+@pytest.mark.slow
+def test_the_loaders_of_the_pages_feed_pipelines_of_megatron_and_torchtitan(tmp_path):
+    packages = ["--no-deps", "-r", str(ROOT / "requirements-trainers.txt")]
+    for trainer, ranks in seen_by("parallel_trainers_job.py", tmp_path, *packages).items():
+        loading = [rank for rank, seen in enumerate(ranks) if "rows" in seen]
+        assert loading == ([0, 2, 4, 6] if trainer == "megatron" else list(range(8)))
+        assert [seen["dp"] for seen in ranks] == [0, 0, 1, 1] * 2
+        rows = {rank: ranks[rank]["rows"] for rank in loading}
+        assert all(rows[rank] == rows[ranks[rank]["dp"] * 2] for rank in loading)
+        assert rows[0] != rows[2]
+        for seen in ranks:
+            assert "ranks 0 and 4 work on one model, but get different" in seen["refused"]
+            assert seen.get("resumed") == seen.get("next")
