@@ -17,8 +17,9 @@ from streampack.cli.verbs import Index
 from streampack.errors import ConfigError
 from streampack.streams.flat_opening import is_flat
 from streampack.write import Indexed, write_lengths
-from streampack.write.token_index import stream_of, write_token_index
+from streampack.write.token_index import index_files, stream_of
 
+OF_TOKENS = ("eos_id", "bos_id", "part", "resume", "num_workers")
 OF_STREAM = ("format", "tokens", "tokens_dtype", "check_dtypes", "trailing")
 
 
@@ -32,8 +33,8 @@ def run_index(options: Index) -> None:
     columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written: list[Indexed] = []
     given = vars(options).copy()
-    for option in ("bos_id", "format", "trailing"):
-        if given.pop(option) is not None:
+    for option in ("bos_id", "format", "trailing", "part", "resume", "num_workers"):
+        if given.pop(option) not in (None, False, "1/1"):
             raise ConfigError("is for token files; omit it, or set --out", option=option)
     if (options.out is None) != (options.eos_id is None):
         missing = "out" if options.out is None else "eos_id"
@@ -56,14 +57,12 @@ def run_index(options: Index) -> None:
 
 
 def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:
-    found = write_token_index(
+    # The progress is a line for each file when it is done.
+    for file in index_files(
         sources,
         options.out or "",
-        eos_id=options.eos_id,
-        bos_id=options.bos_id,
-        **{option: getattr(options, option) for option in OF_STREAM},
-    )
-    for file in found:
+        **{option: getattr(options, option) for option in (*OF_TOKENS, *OF_STREAM)},
+    ):
         console.out(
             f"{file.name}: {counted(file.num_documents, 'document')}, "
             f"{counted(file.num_tokens, 'token')}; {file.num_left:,} outside of them",

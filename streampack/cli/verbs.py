@@ -156,6 +156,15 @@ class Index(ColumnOptions):
         str | None,
         Option(help="What of tokens after the last document of a table, as of Stream: ignore."),
     ] = None
+    part: Annotated[
+        str, Option(help="Of token files: every n-th file from the i-th on, as i/n.")
+    ] = "1/1"
+    resume: Annotated[
+        bool, Option("--resume", help="Keep token files that an interrupted command indexed.")
+    ] = False
+    num_workers: Annotated[
+        int | None, Option(min=1, help="Processes for token files; by default one per core.")
+    ] = None
     eos_id: Annotated[int | None, Option(help="With --out: the token that ends each document.")] = (
         None
     )

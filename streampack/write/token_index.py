@@ -13,9 +13,13 @@ Cost: one read of the tokens, and another one first to find each EOS; 20 bytes a
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +30,15 @@ import xxhash
 
 from streampack._paths import local_path, replaced
 from streampack.errors import ConfigError, DataError
-from streampack.flat.documents import DOCUMENT, DOCUMENTS, HEAD, MAGIC, SHARD, VERSION
+from streampack.flat.documents import (
+    DOCUMENT,
+    DOCUMENTS,
+    HEAD,
+    MAGIC,
+    SHARD,
+    VERSION,
+    open_documents,
+)
 from streampack.flat.file_checks import START_BYTES, check_start
 from streampack.flat.files import format_named
 from streampack.flat.olmo import DocumentTable
@@ -42,6 +54,7 @@ from streampack.streams.stream import Stream
 from streampack.write.lengths import edges_of
 
 PIECE_BYTES = 32 << 20
+LARGE_BYTES = 1 << 30
 CHECKED_BYTES = 256 << 10
 SPLIT_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 Read = Callable[[int, int], bytes]
@@ -67,28 +80,83 @@ def stream_of(source: str | Sequence[str], **options: Any) -> Stream:
 
 
 def write_token_index(
+    source: str | Sequence[str], out: str | os.PathLike[str], **options: Any
+) -> list[IndexedTokens]:
+    """Write an index of token files into a folder; options and errors as of `index_files`."""
+    return list(index_files(source, out, **options))
+
+
+def index_files(
     source: str | Sequence[str],
     out: str | os.PathLike[str],
     *,
     eos_id: int | None = None,
     bos_id: int | None = None,
+    part: str = "1/1",
+    resume: bool = False,
+    num_workers: int | None = 1,
     **options: Any,
-) -> list[IndexedTokens]:
-    """Write an index of token files into a folder, for `Stream(index=out)`.
+) -> Iterator[IndexedTokens]:
+    """Write an index of token files into a folder, for `Stream(index=out)`; yield each when done.
 
     Documents are those of the files' tables. With `eos_id`, one also ends after this token, where
     `bos_id` follows if it is given; files without a table then have no other ends. `source` and the
     options, such as `format` and `tokens_dtype`, are those of a `Stream`. A ConfigError refuses a
     type or an id, a DataError a file without a document.
+
+    `part` "2/8" is every eighth file from the second on, for several machines with one folder.
+    With `resume`, files that an interrupted call finished are kept. With several `num_workers`,
+    each indexes a file in a process of its own, which imports the caller's script; None is one for
+    each core if the files are large.
     """
     stream, folder = stream_of(source, **options), local_path(out, "out")
     form = None if stream.format is None else format_named(stream.format)
     found = find_files(stream, form)
-    return [_index_file(stream, found, name, (eos_id, bos_id), folder) for name in found.names]
+    names = list(found.names)[_part_of(part)]
+    todo = [name for name in names if not (resume and _is_indexed(found, name, eos_id, folder))]
+    yield from (_counts(found, name, folder) for name in sorted(set(names) - set(todo)))
+    index_one = partial(_index_file, stream, found, (eos_id, bos_id), folder)
+    if num_workers is None:
+        is_large = sum(found.file(name).num_bytes for name in todo) > LARGE_BYTES
+        num_workers = (os.cpu_count() or 1) if is_large else 1
+    if num_workers == 1 or len(todo) < 2:
+        yield from map(index_one, todo)
+        return
+    # Not forked: a store's threads would not be copied.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(num_workers, len(todo)), context) as pool:
+        yield from pool.map(index_one, todo)
+
+
+def _part_of(part: str) -> slice:
+    number, _, count = part.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 0 < int(number) <= int(count)):
+        raise ConfigError(
+            f"part={part!r} is not one of n parts; write 1/8 to 8/8, for example", option="part"
+        )
+    return slice(int(number) - 1, None, int(count))
+
+
+def _is_indexed(found: FoundFiles, name: str, eos_id: int | None, out: Path) -> bool:
+    split = 0 if eos_id is None else eos_id + 1
+    try:
+        with (out / f"{name}{DOCUMENTS}").open("rb") as file:
+            head = HEAD.unpack(file.read(HEAD.size))
+    except (FileNotFoundError, struct.error):
+        return False
+    return head[:4] == (MAGIC, VERSION, split, found.file(name).num_bytes)
+
+
+def _counts(found: FoundFiles, name: str, out: Path) -> IndexedTokens:
+    file = open_documents(name, found.file(name).num_bytes, out, split_at=None)
+    num_documents = file.boundaries.num_samples
+    num_tokens = int(file.boundaries.lengths(np.arange(num_documents)).sum())
+    counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
+    return IndexedTokens(name=name, num_documents=num_documents, **counts)
 
 
 def _index_file(
-    stream: Stream, found: FoundFiles, name: str, ids: tuple[int | None, int | None], out: Path
+    stream: Stream, found: FoundFiles, ids: tuple[int | None, int | None], out: Path, name: str
 ) -> IndexedTokens:
     """Write the index of a file; of a store, an Arrow file is on this disk meanwhile."""
     eos_id, bos_id = ids
@@ -108,11 +176,10 @@ def _index_file(
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, temporary.open("wb") as opened:
         split = 0 if eos_id is None else eos_id + 1
-        num_tokens = _write(opened, file, split, read, masks)
+        _write(opened, file, split, read, masks)
     if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
         copy.unlink()
-    counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
-    return IndexedTokens(name=name, num_documents=file.boundaries.num_samples, **counts)
+    return _counts(found, name, out)
 
 
 def _without_table(file: FoundFile, stream: Stream, read: Read) -> TokenFile:
@@ -161,7 +228,7 @@ def _split(
     return replace(rows, boundaries=DocumentTable(starts, ends))
 
 
-def _write(out: BinaryIO, file: TokenFile, split: int, read: Read, masks: Read | None) -> int:
+def _write(out: BinaryIO, file: TokenFile, split: int, read: Read, masks: Read | None) -> None:
     num_documents, itemsize = file.boundaries.num_samples, np.dtype(file.dtype).itemsize
     shards = file.cut(0, num_documents)
     counts = (split, file.num_bytes, len(shards.extents), num_documents)
@@ -169,7 +236,6 @@ def _write(out: BinaryIO, file: TokenFile, split: int, read: Read, masks: Read |
     hashes["f0"], hashes["f1"] = shards.extents[:, 0], shards.extents[:, 1]
     out.write(HEAD.pack(MAGIC, VERSION, *counts, file.dtype.encode()))
     out.write(hashes.tobytes())
-    num_tokens = 0
     for number, (first, end) in enumerate(pairwise(shards.first_sample.tolist())):
         start, stop = shards.extents[number].tolist()
         data = np.frombuffer(read(start, stop), np.uint8)
@@ -188,10 +254,8 @@ def _write(out: BinaryIO, file: TokenFile, split: int, read: Read, masks: Read |
         if masks is not None:
             content.update(masks(start // itemsize, stop // itemsize))
         hashes["f2"][number] = content.intdigest()
-        num_tokens += int(lengths.sum())
     out.seek(HEAD.size)
     out.write(hashes.tobytes())
-    return num_tokens
 
 
 def _ends(

@@ -20,7 +20,7 @@ from streampack import PackedDataLoader, Stream, World
 from streampack.cli.app import build_app
 from streampack.cli.verbs import VERBS
 from streampack.write import RowFormat, WriteOptions, merge, write_lengths
-from streampack.write.token_index import write_token_index
+from streampack.write.token_index import index_files
 
 
 def run(*arguments, code="from streampack.cli import main; main()"):
@@ -135,7 +135,7 @@ def test_an_option_means_the_same_in_all_verbs(name):
 CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
-    "index": ([write_lengths, write_token_index, Stream], set()),
+    "index": ([write_lengths, index_files, Stream], set()),
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),

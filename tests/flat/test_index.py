@@ -335,3 +335,58 @@ def test_an_index_is_not_written_to_a_store(tmp_path):
     for source, options in ((tmp_path / "web", ()), (tmp_path / "mds", ("--eos-id", EOS))):
         with pytest.raises(ConfigError, match=r"out='s3://bucket/out' is a URL"):
             index(source, Path("s3://bucket/out"), *options)
+
+
+def write_many(folder: Path, count: int) -> list[int]:
+    """Write files of different documents; return how many documents each has."""
+    for number in range(count):
+        documents = make_documents(20 + number, seed=number)
+        write(
+            "datatrove",
+            folder,
+            [np.append(each, EOS).astype("u2") for each in documents],
+            f"{number}",
+        )
+    return [20 + number for number in range(count)]
+
+
+@pytest.mark.processes
+def test_files_are_indexed_in_parts_in_processes_and_after_a_kill(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_file, "CELL_BYTES", 64 << 20)  # as in the processes
+    counts = write_many(tmp_path / "data", 5)
+    index(tmp_path / "data", tmp_path / "whole")
+    out = tmp_path / "out"
+    shown = [index(tmp_path / "data", out, "--part", f"{n}/2", "--num-workers", 2) for n in (1, 2)]
+    assert [each.count("documents") for each in shown] == [3, 2]
+    for number in range(5):
+        name = f"{number}.ds.documents"
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    kept, lost = out / "0.ds.documents", out / "3.ds.documents"
+    before = kept.stat().st_mtime_ns
+    lost.unlink()
+    (out / "1.ds.documents").write_bytes(b"")
+    changed = [np.append(each, EOS).astype("u2") for each in make_documents(30, seed=9)]
+    write("datatrove", tmp_path / "data", changed, "2")
+    again = index(tmp_path / "data", out, "--resume")
+    assert [f"{n}.ds: {count} documents" in again for n, count in enumerate(counts)] == [
+        *(True, True, False, True, True)
+    ]
+    assert "2.ds: 30 documents" in again
+    assert kept.stat().st_mtime_ns == before
+    index(tmp_path / "data", out, "--resume", "--eos-id", EOS)  # made for another EOS
+    assert kept.stat().st_mtime_ns != before
+    assert open_stream(Stream(local=tmp_path / "data", index=out, split_at=EOS), 0).num_samples
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b"])
+def test_a_part_is_one_of_n(part, tmp_path):
+    write_many(tmp_path, 2)
+    with pytest.raises(ConfigError, match="write 1/8 to 8/8"):
+        index(tmp_path, tmp_path / "out", "--part", part)
+
+
+def test_options_for_token_files_are_refused_for_shards(tmp_path):
+    write_stream(make_documents(9), tmp_path)
+    for option in (("--part", "1/2"), ("--resume",), ("--num-workers", 2)):
+        with pytest.raises(ConfigError, match="is for token files"):
+            call_verb("index", tmp_path, *option)
