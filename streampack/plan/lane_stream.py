@@ -338,6 +338,24 @@ def lane_drift(recipe: Recipe, queue: int) -> float | None:
     return drift
 
 
+def used_twice(recipe: Recipe, number: int, tokens: int) -> int | None:
+    """Return how many samples of a stream come twice before others come once.
+
+    The lanes take so many of its tokens, less than one pass. None if lengths are not known.
+    """
+    stream, lanes = recipe.streams[number], range(recipe.num_lanes)
+    if recipe.assignment(number)[1] is None or tokens >= stream.num_tokens:
+        return 0
+    if stream.prepare is not None:
+        return None
+    twice = 0
+    for lane in lanes:
+        own = LaneStream(recipe, number, lane)
+        part = own.range_of(0)[1] if recipe.chapter is None else -(-tokens // len(lanes))
+        twice += max(own.find_tokens(part)[0] - recipe.samples_in(number, lane), 0)
+    return twice
+
+
 def is_used(recipe: Recipe, lane: int, queue: int) -> bool:
     """Return whether epochs take any sample in a queue of a lane."""
     return any(LaneStream(recipe, number, lane).is_used for number in recipe.streams_in(queue))

@@ -33,6 +33,7 @@ V = TypeVar("V")
 MAX_PACKS = 1 << 20  # limit on packs in a global batch, and packs in a lane's turn
 MAX_LANES = 1 << 14  # a lane takes about 0.1 ms to set up
 MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
+EQUAL_PART = 32  # lanes whose bytes differ by less than this part take as many tokens
 # By default halves of such blocks are packed as a whole. Each half costs about 57 us: one of 128
 # samples makes planning twice as slow, one of a single sample 180 times as slow.
 MIN_PACKED_BLOCK = 256
@@ -363,4 +364,7 @@ class Recipe:
             return extents, np.array(list(map(attrgetter("num_samples"), extents)))
         # Bytes approximate tokens, with or without length files; sample counts would not.
         held = [each.num_bytes(samples, stream.raw_bytes) for each in extents]
+        if self.is_mixed and max(held) - min(held) <= max(held) // EQUAL_PART:
+            # Cuts lie between samples. No lane begins a second pass earlier for that.
+            held = [1] * num_parts
         return extents, np.maximum(held, [min(each.num_samples, 1) for each in extents])

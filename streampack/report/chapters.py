@@ -17,14 +17,19 @@ from rich.text import Text
 
 from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_record
-from streampack.plan.lane_stream import lane_drift
+from streampack.plan.lane_stream import lane_drift, used_twice
 from streampack.plan.pass_limits import exhausted_at, token_share
 from streampack.plan.recipe import ChapterPlan, Recipe
+from streampack.plan.sequence import PackSequence
+from streampack.plan.spans import RunPlan
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.resumable import engine_of
-from streampack.types import State
+from streampack.runtime.stats import COUNTED, SAMPLES, TOKENS, count_segments
+from streampack.types import Float64Array, Int64Array, State
 
+PLANNED_SEGMENTS = 500_000  # for which delivered shares are planned, from the start of a run
+PLAN_BATCHES = 512  # most batches planned per call
 OPEN_STEPS = 1000  # steps of a chapter without an end that tables and pictures show
 POINTS = 65  # places of a chapter at which a picture shows shares and passes
 
@@ -40,7 +45,8 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         `chapters`, a list with a dict for each: `first_step`, `steps` (None: it has no end),
         `tokens` (slots times max_seq_len), `max_seq_len`, `batch_size`, `global_batch_size`,
         `streams` (by name `begin` and `end`, its shares; `tokens`, what it is expected to deliver
-        in full packs; `passes`, how often it was used by then), `changes` (what differs from the
+        in full packs; `passes`, how often it was used by then; `delivered`, the share that it gets
+        of the first `planned_steps`, None without any), `changes` (what differs from the
         chapter before) and `edits` (what differs from what the state knows). `is_exact` shows which
         of these are exact and which are expected. `exhausted`: the expected step of the run at
         which streams reach their max_passes, by name. `ended_by`: the stream that ends the run
@@ -60,6 +66,7 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         stands_at = {"chapter": number, "step": position // size}
     chapters: list[dict[str, Any]] = []
     first_step, used = 0, [Fraction(0)] * len(engine.recipe.streams)
+    planned_steps, delivered = _delivered(engine)
     for number, recipe in enumerate(engine.run.recipes):
         chapter = _describe(recipe, engine.run.chapters[number], used)
         chapter |= {
@@ -67,7 +74,11 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
             "batch_size": engine.views[number].batch_size,
             "changes": _changes(engine.run.recipes[number - 1], recipe) if number else [],
             "edits": _edits(known, number, recipe) if known else [],
+            "planned_steps": int(planned_steps[number]),
         }
+        for name, stream in chapter["streams"].items():
+            share = delivered[number, recipe.names.index(name)]
+            stream["delivered"] = float(share) if planned_steps[number] else None
         chapters.append(chapter)
         first_step += chapter["steps"] or 0
     return {
@@ -88,23 +99,68 @@ def describe_uses(dataset: PackedStreamingDataset) -> dict[str, dict[str, Any]]:
 
     Returns:
         By name of stream: `in_lane`, the most by which the uses of two samples in a lane differ,
-        and `per_pass`, the passes by which lanes drift apart in each pass. None: the lengths of a
-        remote stream are not known. Empty if epochs end with all that they take delivered.
+        and `per_pass`, the passes by which lanes drift apart in each pass. Both are missing if
+        epochs end with all that they take delivered. `twice`, where it is not 0: samples that come
+        twice before others come once, though the epoch or run takes less than a pass, in tokens.
+        None: the lengths of a remote stream are not known.
     """
-    recipe = engine_of(dataset).recipe
-    if not recipe.is_endless:
-        return {}
+    engine = engine_of(dataset)
+    recipe = engine.recipe
+    uses: dict[str, dict[str, Any]] = {}
     in_lane = 3 if recipe.is_mixed and len(recipe.streams) > 1 else 2
-    return {
-        name: {"in_lane": in_lane, "per_pass": lane_drift(recipe, 0 if recipe.is_mixed else number)}
-        for number, name in enumerate(recipe.names)
-    }
+    for number, name in enumerate(recipe.names):
+        uses[name] = {"twice": _used_twice(engine.run, number)}
+        if recipe.is_endless:
+            drift = lane_drift(recipe, 0 if recipe.is_mixed else number)
+            uses[name] |= {"in_lane": in_lane, "per_pass": drift}
+        if uses[name]["twice"] == 0:
+            del uses[name]["twice"]
+    return {name: found for name, found in uses.items() if found}
+
+
+def _used_twice(run: RunPlan, number: int) -> int | None:
+    recipe = run.recipes[0]
+    if run.chapters:
+        pairs = zip(run.recipes, run.chapters, strict=True)
+        taken = [_taken(each, _shown_slots(each, plan)) for each, plan in pairs]
+        return used_twice(recipe, number, int(sum(tokens[number] for tokens in taken)))
+    quota = recipe.streams[number].quota
+    return used_twice(recipe, number, quota.amount) if quota.unit == "tokens" else 0
+
+
+def _delivered(engine: ChapterEngine) -> tuple[Int64Array, Float64Array]:
+    """Plan the start of a run; return steps of each chapter, and the streams' shares in them.
+
+    Shapes (num_chapters,) and (num_chapters, num_streams). No steps if lengths are not known.
+    """
+    run, left = engine.run, PLANNED_SEGMENTS
+    recipe = run.recipes[0]
+    counts = np.zeros((len(run), len(recipe.streams), len(COUNTED)), np.int64)
+    packs = np.zeros(len(run), np.int64)
+    is_known = all(stream.prepare is None for stream in recipe.streams)
+    sequence = PackSequence(run, [view.alone for view in engine.views])
+    while is_known and left > 0 and (plan := sequence.next(PLAN_BATCHES)) is not None:
+        count_segments(plan.packs.segments, counts[plan.epoch])
+        packs[plan.epoch] += plan.num_batches * plan.num_rows * plan.slots_per_pack
+        left -= len(plan.packs.segments)
+    sequence.close()
+    steps = packs // np.array([each.global_batch_size for each in run.recipes])
+    amounts = counts[:, :, TOKENS if recipe.target_unit == "tokens" else SAMPLES]
+    return steps, amounts / np.maximum(amounts.sum(axis=1, keepdims=True), 1)
 
 
 def uses_lines(uses: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return what `describe_uses` found as sentences, one for each stream."""
     lines = []
     for name, found in uses.items():
+        if (twice := found.get("twice", 0)) != 0:
+            some = "some samples" if twice is None else f"about {twice:,} samples"
+            lines.append(
+                f"stream {name!r}: {some} come twice before others come once, as lanes hold "
+                "unequal numbers of tokens; take at most num_lanes times those of the smallest lane"
+            )
+        if "in_lane" not in found:
+            continue
         drift = found["per_pass"]
         between = f", and {drift:.3f} more between lanes for each pass" if drift else ""
         if drift is None:
@@ -173,6 +229,10 @@ def _exhausted(engine: ChapterEngine) -> dict[str, int]:
 def chapters_view(described: Mapping[str, Any]) -> Group:
     """Return a run's table, with notes, for a terminal."""
     notes = ["steps and tokens are exact; passes are expected, for packs that are full"]
+    for number, chapter in enumerate(described["chapters"]):
+        if (planned := chapter["planned_steps"]) != chapter["steps"]:
+            notes.append(f"delivered: by the first {planned:,} steps of chapter {number}")
+            break
     ended_by = described["ended_by"]
     for name, step in described["exhausted"].items():
         if name != ended_by:
@@ -209,7 +269,7 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
     for name in ("chapter", "steps", "tokens", "pack", "global batch"):
         table.add_column(name, justify="right")
     table.add_column("stream")
-    for name in ("share", "of tokens", "passes"):
+    for name in ("share", "delivered", "of tokens", "passes"):
         table.add_column(name, justify="right")
     table.add_column("changes")
     for number, chapter in enumerate(described["chapters"]):
@@ -228,7 +288,8 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
             if stream["end"] != stream["begin"]:
                 share += f" to {stream['end']:.3f}"
             part = f"{stream['tokens'] / max(whole, 1):.1%}"
-            table.add_row(*head, name, share, part, f"{stream['passes']:.2f}", notes)
+            got = "" if stream["delivered"] is None else f"{stream['delivered']:.3f}"
+            table.add_row(*head, name, share, got, part, f"{stream['passes']:.2f}", notes)
             head, notes = [""] * 5, ""
         table.add_section()
     return table

@@ -113,3 +113,23 @@ def test_a_plan_of_epochs_that_carry_on_says_so_too(tmp_path, lanes, between):
     uses = json.loads(call("plan", path, "--json"))["uses"]
     assert [found["in_lane"] for found in uses.values()] == [2]
     assert re.search(f"uses of two samples differ by at most 2{between}$", call("plan", path))
+
+
+def test_a_plan_says_how_many_samples_of_less_than_a_pass_come_twice(tmp_path):
+    write_stream(([1] * (number // 8 + 1) for number in range(400)), tmp_path / "web")
+    write_stream(([1] * 20 for number in range(400)), tmp_path / "code")
+    path = tmp_path / "run.yaml"
+    config = {
+        "streams": [
+            {"local": str(tmp_path / "web"), "choose": 10_150},  # of 10,200
+            {"local": str(tmp_path / "code"), "choose": 4_000},
+        ],
+        "packing": {"max_seq_len": 64},
+        "mixing": {"weight_unit": "tokens", "global_batch_size": 4},
+        "order": {"num_lanes": 2},
+        "batch_size": 2,
+    }
+    path.write_text(yaml.safe_dump(config))
+    [twice] = json.loads(call("plan", path, "--json"))["uses"].values()
+    assert twice["twice"] > 0
+    assert f"stream 'web': about {twice['twice']} samples come twice" in call("plan", path)

@@ -89,13 +89,6 @@ def test_chapters_deliver_their_shares_on_average(weights, window, steps):
     check([shares_of(weights, 8, steps, seed, WINDOWS[window]) for seed in seeds], weights)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("weights", [{"web": 0.98, "books": 0.02}, {"web": 0.02, "books": 0.98}])
-def test_chapters_deliver_small_shares_on_average(weights):
-    """A lane of 64 gets a book in every fourth run of 20 steps."""
-    check([shares_of(weights, 64, [20], seed, 1 << 16) for seed in range(200)], weights)
-
-
 @pytest.mark.parametrize("epoch_end", ["pad", "carry"])
 def test_epochs_begin_with_their_shares_on_average(epoch_end):
     weights, found = MIXTURES[0], []

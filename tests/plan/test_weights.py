@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from streampack.config import Mixing, Order, Packing
 from streampack.plan.device_plan import DeviceView
+from streampack.plan.lane_stream import LaneStream, used_twice
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder
 from streampack.types import SAMPLE, START, STREAM
@@ -21,6 +22,7 @@ from tests.helpers.planning import (
     device_batches,
     global_batches,
     lane_samples,
+    plan_stream,
     recipe,
 )
 
@@ -229,3 +231,37 @@ def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
         return
     [uses] = starts(r, num_epochs)
     assert uses.max() - uses.min() <= 2
+
+
+@examples(20)
+@given(
+    num=st.integers(500, 2000),
+    num_lanes=st.sampled_from([2, 3, 5]),
+    shard_size=st.sampled_from([64, 500, 10_000]),
+    share=st.floats(0.5, 1.05),
+)
+def test_of_less_than_a_pass_by_tokens_samples_come_twice_only_beyond_the_smallest_lane(
+    num, num_lanes, shard_size, share
+):
+    lengths = np.random.default_rng(num).lognormal(4, 1, num).astype(np.int64) + 1
+    other = np.full(num, 50)
+
+    def with_amount(amount: int) -> Recipe:
+        mixing = Mixing(weight_unit="tokens")
+        weights = [{"choose": amount}, {"choose": 1000}]
+        r = recipe([lengths, other], weights=weights, mixing=mixing, num_lanes=num_lanes)
+        stream = plan_stream(lengths, 0, shard_size=shard_size)
+        return replace(r, streams=(replace(stream, quota=r.streams[0].quota), r.streams[1]))
+
+    lanes = [LaneStream(with_amount(1), 0, lane) for lane in range(num_lanes)]
+    least = min(lane.tokens_in_pass for lane in lanes)
+    r = with_amount(int(share * num_lanes * least))
+    uses = Counter()
+    for lane in range(num_lanes):
+        arrivals = SampleOrder(r, lane, 0)
+        while len(rows := arrivals.next()):
+            uses.update(rows[rows[:, STREAM] == 0, SAMPLE].tolist())
+    twice = sum(times > 1 for times in uses.values())
+    assert share > 1 or twice == 0
+    if r.streams[0].quota.amount < lengths.sum():
+        assert used_twice(r, 0, r.streams[0].quota.amount) == twice
