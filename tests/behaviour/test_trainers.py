@@ -27,7 +27,15 @@ from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.functional import cross_entropy
 
-from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream, World
+from streampack import (
+    Mixing,
+    Order,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    World,
+)
 from tests.helpers.packs import samples_of
 from tests.helpers.trainers_seen import MAX_SEQ_LEN, ROOT, Seen, digest_of, load_example, run
 from tests.helpers.worlds.torchrun_agents import PATIENCE_S, environment, run_job, torchrun
@@ -98,12 +106,14 @@ def streams_of(out: Path) -> list[Stream]:
     return [Stream(local=str(out / "data" / name)) for name in ("long", "short")]
 
 
-def global_batches(out: Path, num_epochs: int) -> list[dict[str, Any]]:
+def global_batches(out: Path, num_epochs: int, name: str) -> list[dict[str, Any]]:
     """What a lone process gets that iterates the dataset and does nothing else."""
     dataset = PackedStreamingDataset(
         streams=streams_of(out),
         packing=Packing(max_seq_len=MAX_SEQ_LEN),
         mixing=Mixing(global_batch_size=GLOBAL_BATCH),
+        # PackedTrainer takes the seed of TrainingArguments.
+        order=Order(seed=42) if name == "train_hf_trainer" else None,
         batch_size=GLOBAL_BATCH,
         world=World(),
     )
@@ -133,7 +143,7 @@ def final_weights(seen: Seen) -> dict[str, Tensor]:
 def test_every_step_trains_on_the_next_global_batch(whole, command):
     out, seen = whole(*command)
 
-    batches = global_batches(out, num_epochs=3)
+    batches = global_batches(out, 3, command[0])
 
     assert seen.steps == [[digest_of(row) for row in batch["tokens"]] for batch in batches]
     assert len(seen.steps) == NUM_STEPS
@@ -146,7 +156,7 @@ def test_the_gradient_is_that_of_the_samples_one_by_one(whole, command):
     example = load_example(name)
     torch.manual_seed(0)
     model = example.make_model() if hasattr(example, "make_model") else example.Decoder()
-    batch = global_batches(out, num_epochs=1)[0]
+    batch = global_batches(out, 1, name)[0]
 
     total, num_targets = torch.zeros(()), 0
     for row, first, length in samples_of(batch):
@@ -297,7 +307,7 @@ def of_both(ranks: list[list[list[str]]]) -> list[list[str]]:
 @pytest.mark.parametrize("name", RANKS)
 def test_two_ranks_train_on_each_pack_once(two_ranks, name):
     ranks = two_ranks.steps[name][0]
-    batches = global_batches(two_ranks.out / name / "whole", num_epochs=3)
+    batches = global_batches(two_ranks.out / name / "whole", 3, name)
 
     assert {len(step) for rank in ranks for step in rank} == {GLOBAL_BATCH // 2}
     assert of_both(ranks) == [sorted(map(digest_of, batch["tokens"])) for batch in batches]
