@@ -21,6 +21,7 @@ from streampack import (
     ResumeError,
     World,
 )
+from streampack.runtime.resumable import engine_of
 from tests.helpers.batches import same
 from tests.helpers.iterables import Again, WithState, pieces, rows_of
 
@@ -123,6 +124,12 @@ def test_a_state_of_any_batch_continues_bit_for_bit(
         before.load_state_dict(state)
     rest = list(before)
     assert same(rest, left)
+
+
+@pytest.mark.parametrize(("window", "expected"), [(0, [0, 0]), (2, [1, 1]), (9, [6, 3])])
+def test_streams_divide_a_window_by_share_and_none_is_left_without_a_pack(window, expected):
+    plan = engine_of(dataset(window, method="stratified")).plan
+    assert plan.window_sizes(window) == expected
 
 
 def test_epochs_ranks_and_workers_have_orders_of_their_own():
