@@ -53,6 +53,17 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def visible(text: str) -> str:
+    """Return a text of a document with its control characters shown, so that no terminal obeys.
+
+    >>> visible("a\\x1b[2Jb"), visible("漢\\n")
+    ('a\\\\x1b[2Jb', '漢⏎')
+    """
+    return "".join(
+        one if one.isprintable() else "⏎" if one == "\n" else ascii(one)[1:-1] for one in text
+    )
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as schedulers send it before they kill a job."""
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from streampack._checks import check_choice
 from streampack._paths import folder_of
-from streampack.cli.console import counted, output_console
+from streampack.cli.console import counted, output_console, visible
 from streampack.cli.verbs import ComparePackers, Inspect, StreamOptions
 from streampack.config import Packing
 from streampack.errors import ConfigError
@@ -224,7 +224,7 @@ def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
         text = " ".join(map(str, some))
         end = text.rfind(" ", 0, CHARACTERS_SHOWN + 1)  # an id is shown whole, or not at all
     else:
-        text = decoder.decode(some, skip_special_tokens=False).replace("\n", "⏎")
+        text = visible(decoder.decode(some, skip_special_tokens=False))
         end = CHARACTERS_SHOWN
     is_whole = len(some) == len(ids) and len(text) <= CHARACTERS_SHOWN
     return text if is_whole else f"{text[:end]} ..."

@@ -14,7 +14,7 @@ from rich.text import Text
 from streampack import lookback
 from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.console import output_console, print_json, read_json
+from streampack.cli.console import output_console, print_json, read_json, visible
 from streampack.cli.verbs import At, Diff, LookBack, Where
 from streampack.errors import ConfigError
 from streampack.lookback.steps import OnStep
@@ -128,17 +128,12 @@ def open_run(options: LookBack) -> tuple[PackedStreamingDataset, lookback.PlanIn
     state = None if options.state is None else read_json(options.state, "state", "state_dict")
     worlds = worlds_in(state) if isinstance(state, dict) else []
     sizes: dict[str, Any] = {}
-    if options.devices is not None:
-        world = world_of_devices(described, options.devices, options.ranks_per_node)
-    elif worlds:
+    if options.devices is not None or not worlds:  # else the config's world has one device
+        world = world_of_devices(described, options.devices or 1, options.ranks_per_node)
+    else:
         world = worlds[-1].world(0)
         if all(chapter.batch_size is None for chapter in described.chapters or []):
             sizes["batch_size"] = worlds[-1].batch_size  # else it may be of a chapter only
-    else:
-        raise ConfigError(
-            "who got a row depends on the world of the run, and no state tells it; give --state, "
-            "or the number of devices, such as --devices 64"
-        )
     if options.batch_size is not None:
         sizes["batch_size"] = options.batch_size
     dataset = build_dataset(described.model_copy(update=sizes), options.config, world)
@@ -194,7 +189,7 @@ def row_lines(row: dict[str, Any]) -> Text:
         tokens = f"tokens {start}-{stop - 1} of {each['total']}"
         lines.append(Text(f"  {where}{tokens}", style=colour(number)))
         for name, value in each.get("columns", {}).items():
-            lines.append(Text(f"    {name}: {value!s:.{CHARACTERS_SHOWN}}"))
+            lines.append(Text(f"    {name}: {visible(str(value)[:CHARACTERS_SHOWN])}"))
     return Text("\n").join(lines)
 
 

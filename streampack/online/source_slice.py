@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
@@ -87,7 +87,7 @@ class SourceSlice:
 
     def __init__(
         self,
-        source: Iterable[Any],
+        source: Any,
         name: str,
         worker_slice: WorkerSlice,
         *,

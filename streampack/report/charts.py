@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streampack.plan.recipe import Recipe
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import drawing as draw
 from streampack.report.bars import colour
@@ -82,7 +84,8 @@ def run_chart(facts: RunFacts) -> Chart:
         own.append(draw.shown(passes[-1, number] * stream.num_tokens))
         rows.append([stream.name, *own, f"{passes[-1, number]:.2f}"])
     whole = draw.shown(tokens[-1])
-    unit = f"shares of {recipe.target_unit}, tokens and repeats, over {whole} tokens"
+    unit = f"shares of {_unit_of(recipe, facts.num_chapters)}, tokens and repeats, over"
+    unit += f" {whole} tokens"
     if facts.num_chapters:
         unit += f" in {facts.num_chapters} chapters; tokens and repeats are expected ones"
     figure = draw_run(facts.curves, facts.engine, facts.num_chapters, facts.state_tokens)
@@ -90,13 +93,18 @@ def run_chart(facts: RunFacts) -> Chart:
     return Chart("run", "Each stream over the run", unit, figure, rows, legend)
 
 
-def plot_run(dataset: PackedStreamingDataset, path: Path) -> None:
+def _unit_of(recipe: Recipe, num_chapters: int) -> str:
+    # Chapters have the shares that were asked for, other runs what was planned, which is tokens.
+    return recipe.target_unit if num_chapters else "tokens"
+
+
+def plot_run(dataset: PackedStreamingDataset, path: str | os.PathLike[str]) -> None:
     """Write a picture of a run: each stream's share, tokens and repeats, with chapters as bands."""
     engine = chapter_engine_of(dataset)
     figure = draw_run(run_curves(engine), engine, len(engine.run.chapters))
     areas = figure.axes[0].collections[: len(engine.recipe.names)]
     figure.legend(handles=areas, loc="outside lower center", ncols=6, frameon=False)
-    draw.save_picture(figure, path)
+    draw.save_picture(figure, Path(path))
 
 
 def draw_run(curves: Any, engine: Any, num_chapters: int, state_tokens: float | None = None) -> Any:
@@ -127,7 +135,7 @@ def draw_run(curves: Any, engine: Any, num_chapters: int, state_tokens: float | 
         draw.note(panel, "state" if panel is middle else "", (state_tokens, 0.9), (6, 0), axis="x")
     middle.set_ylim(0)
     lower.set_ylim(0)
-    draw.label(upper, y=f"share of {recipe.target_unit}")
+    draw.label(upper, y=f"share of {_unit_of(recipe, num_chapters)}")
     draw.label(middle, y="tokens of each stream, in total")
     draw.label(lower, x="tokens of the run", y="repeats: how often a sample was used")
     return figure

@@ -18,6 +18,7 @@ import numpy as np
 
 from streampack._extras import import_extra
 from streampack._paths import replaced
+from streampack.errors import ConfigError
 from streampack.report.bars import PALETTE
 
 INK, MUTED, GRID, BAND, SURFACE = "#1c1b1a", "#6b6a66", "#e3e2dd", "#f1f0ec", "#fcfcfb"
@@ -131,6 +132,7 @@ def as_svg(figure: Any, key: str, text: str, titles: Mapping[str, str]) -> str:
     `titles` show that title when the pointer is over them.
     """
     written, rc = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": key}
+    _without_formulas(figure)
     with import_extra("matplotlib", *PLOTS).rc_context(rc):
         figure.savefig(written, format="svg", metadata={"Date": None})
     # Metadata and a style for the whole page come first.
@@ -150,5 +152,18 @@ def as_svg(figure: Any, key: str, text: str, titles: Mapping[str, str]) -> str:
 
 def save_picture(figure: Any, path: Path) -> None:
     """Write a figure in the format that the path's suffix names; PNG without one."""
+    kind, known = path.suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ConfigError(
+            f"picture={str(path)!r} ends with none of the formats {', '.join(sorted(known))}; "
+            f"write {str(path.with_suffix('.png'))!r}"
+        )
+    _without_formulas(figure)
     with replaced(path) as part:
-        figure.savefig(part, dpi=DOTS_PER_INCH, format=path.suffix[1:] or "png", facecolor=SURFACE)
+        figure.savefig(part, dpi=DOTS_PER_INCH, format=kind, facecolor=SURFACE)
+
+
+def _without_formulas(figure: Any) -> None:
+    # The text between two dollar signs, as in names of streams, would be a formula.
+    for text in figure.findobj(import_extra("matplotlib.text", *PLOTS).Text):
+        text.set_parse_math(False)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from streampack.errors import ConfigError, short_text
 from streampack.plan.device_plan import DevicePlan
 from streampack.plan.recipe import Recipe
 from streampack.planned.chapter_engine import ChapterEngine
@@ -142,12 +143,22 @@ def run_facts(
         nodes = NodeReads(engine).expected(curves[2][-1] if has_chapters else np.array(epoch))
     at, streams, source = _delivered(dataset, state, affordable * stride * recipe.row_tokens)
     if stats is not None:
-        streams, source = stats["streams"], "measured by loader.stats()"
+        streams, source = _streams_in(stats), "measured by loader.stats()"
     num_chapters = len(engine.run.chapters)
     return RunFacts(
         *(engine, numbers, is_whole, collected.packs, series, num_chapters, curves, nodes),
         *(at, streams, source),
     )
+
+
+def _streams_in(stats: Mapping[str, Any]) -> Mapping[str, Any]:
+    streams = stats.get("streams") if isinstance(stats, Mapping) else None
+    if not isinstance(streams, Mapping):
+        raise ConfigError(
+            f"stats={short_text(stats)} has no streams; pass what loader.stats() returns, or the "
+            "file to which json.dump(loader.stats(), file) wrote it"
+        )
+    return streams
 
 
 def _delivered(

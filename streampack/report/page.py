@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -21,7 +22,7 @@ from streampack.types import State
 
 def write_report(
     dataset: PackedStreamingDataset,
-    path: Path,
+    path: str | os.PathLike[str],
     *,
     title: str = "streampack",
     state: State | None = None,
@@ -59,7 +60,7 @@ def write_report(
         sections="\n".join(_section(*section) for section in sections),
         digest=dataset.digest,
     )
-    with replaced(path) as part:
+    with replaced(Path(path)) as part:
         part.write_text(text, encoding="utf-8")
 
 

@@ -38,7 +38,7 @@ from streampack.streams.sample_fields import (
     token_ids,
     values_per_token,
 )
-from streampack.streams.source_traits import check_not_table, is_one_shot, num_items
+from streampack.streams.source_traits import MapStyle, check_not_table, is_one_shot, num_items
 from streampack.streams.tokenization import check_tokenizer
 from streampack.types import Int64Array
 
@@ -79,7 +79,7 @@ class IterableStream:
     [5, 6]
     """
 
-    source: Iterable[Any]
+    source: Iterable[Any] | MapStyle
     """The iterable of samples."""
     proportion: float | None = None
     """Share of the samples (or tokens), relative to the other streams."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, MutableMapping, Sized
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,13 @@ TABLES = {
     ("pyarrow", "Table"): "table.to_pylist()",
 }
 """Tables that are iterated or indexed by column, and what gives their rows."""
+
+
+class MapStyle(Protocol):
+    """A data set with a length and an index, such as `ChatSamples`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 def is_from(source: object, library: str, name: str) -> bool:

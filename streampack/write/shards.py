@@ -15,6 +15,7 @@ Cost: about 10 us a sample, plus compression; two raw shards and 12 bytes a samp
 
 from __future__ import annotations
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ LOCK = ".lock"
 
 def write_stream(
     samples: Iterable[Any],
-    out: Path,
+    out: str | os.PathLike[str],
     *,
     tokens: str = "tokens",
     tokens_dtype: str = "int32",
@@ -77,7 +78,7 @@ def write_stream(
             other fields than the first.
     """
     check_not_table(samples, "samples")
-    out = _local_folder(out)
+    path = _local_folder(out)
     check_choice("tokens_dtype", tokens_dtype, DTYPES)
     layout = ShardLayout(
         columns={tokens: f"ndarray:{tokens_dtype}"},
@@ -85,25 +86,25 @@ def write_stream(
         size_limit=size_limit,
         hashes=tuple(hashes),
     )
-    with partial_folder(out, of=escape(out.name)) as folder:
+    with partial_folder(path, of=escape(path.name)) as folder:
         names = ColumnSelection(tokens=tokens).token_names
-        written = _write_all(samples, folder, out, layout, names)
-        _give_name(folder, out)
+        written = _write_all(samples, folder, path, layout, names)
+        _give_name(folder, path)
     return written
 
 
-def _local_folder(out: Path) -> Path:
-    out = local_path(
+def _local_folder(out: str | os.PathLike[str]) -> Path:
+    path = local_path(
         out,
         "out",
         "name a folder, then upload it with the store's own tool, index.json last (aws s3 sync, "
         "for S3)",
     )
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(
-            f"out={str(out)!r} exists already and is not empty; remove it, or name another"
+            f"out={str(path)!r} exists already and is not empty; remove it, or name another"
         )
-    return out
+    return path
 
 
 @contextmanager

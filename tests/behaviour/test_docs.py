@@ -56,6 +56,25 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(leaves(site["nav"])) == sorted(pages)
 
 
+def test_every_name_that_pages_import_is_in_the_reference():
+    listed = set(re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), flags=re.MULTILINE))
+    imports = re.compile(r"^ *from (streampack[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "trainers").glob("*.md")]
+    found = {
+        f"{module}.{name}"
+        for page in pages
+        for module, names in imports.findall(page.read_text())
+        for name in re.findall(r"\w+", re.sub("#.*", "", names))
+    }
+    assert len(found) > 30
+    assert found - listed - set(filter(is_file, found)) == set()
+
+
+def is_file(name: str) -> bool:
+    path = ROOT / name.replace(".", "/")
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_in_the_reference(name):
     listed = re.findall(rf"^::: {name}\.(\w+)$", (DOCS / "api.md").read_text(), flags=re.MULTILINE)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import yaml
+from tokenizers import Tokenizer, models
 
 from streampack import PackedDataLoader, World, from_config
 from streampack.write import write_stream
@@ -137,3 +138,20 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
     output = call_verb("diff", config, other)
     assert "chapters.0.steps: 5 -> 3" in output
     assert "the packs differ from step 3 on" in output
+
+
+def test_control_characters_of_documents_do_not_reach_the_terminal(tmp_path, config):
+    samples = ({"tokens": [5, 6], "url": f"\x1b]0;a\x07\x1b[2J{n}"} for n in range(300))
+    write_stream(samples, tmp_path / "esc")
+    run = yaml.safe_load(config.read_text())
+    run["streams"] = [{"name": "web", "local": str(tmp_path / "esc")}]
+    run["chapters"][0]["weights"] = {"web": 1}
+    config.write_text(yaml.safe_dump(run))
+    shown = call_verb("at", config, "--step", 0, "--text")  # in the config's own world
+    assert "\x1b" not in shown
+    assert "\\x1b]0;a\\x07\\x1b[2J" in shown
+    made = Tokenizer(models.WordLevel({"?": 0, "a": 5, "\x1b[2J": 6}, unk_token="?"))
+    made.save(str(tmp_path / "t.json"))
+    shown = call_verb("inspect", tmp_path / "esc", "--tokenizer", tmp_path / "t.json")
+    assert "\x1b" not in shown
+    assert "a \\x1b[2J" in shown

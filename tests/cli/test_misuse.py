@@ -5,22 +5,29 @@ Each row runs the wrong command, and then that of a user who follows the advice.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import yaml
 
+from streampack import PackedDataLoader, PackedStreamingDataset, Packing
 from streampack.cli import app
 from streampack.write import write_stream
 from tests.helpers.inputs import write_table
 from tests.helpers.words import words
 
-CONFIG = {"streams": [{"local": "ds"}], "packing": {"max_seq_len": 16}, "batch_size": 2}
+CONFIG: dict[str, Any] = {
+    "streams": [{"local": "ds"}],
+    "packing": {"max_seq_len": 16},
+    "batch_size": 2,
+}
 NO_STREAM = "does not exist; .*`streampack write` makes a stream of text, rows or token ids"
 TEXT = "write a.txt --tokenizer tok.json --out o"
 # The wrong command, the answer, and the command of a user who follows its advice.
@@ -53,6 +60,22 @@ MISUSES = (
         "--eos-id: is needed to find documents in rows; set it",
         "index ds --out=idx --eos-id=2",
     ),
+    (
+        "write rows.csv --tokenizer tok.json --out o",
+        r"its only column is 'id;text', .* separated by ';'; write .* or as \.tsv with tabs",
+        "write rows.tsv --tokenizer tok.json --out o",
+    ),
+    (
+        "report run.yaml --stats empty.json",
+        r"stats=\{\} has no streams; pass what loader\.stats\(\) returns, or the file",
+        "report run.yaml --stats stats.json",
+    ),
+    ("report run.yaml --stats list.json", r"stats=\[\] has no streams", "report run.yaml"),
+    (
+        "plan chapters.yaml --picture run.nope",
+        r"picture='run.nope' ends with none of the formats .*png.*; write 'run\.png'",
+        "plan chapters.yaml --picture run.png",
+    ),
     ("plan run.yaml", "use `streampack simulate`", "simulate run.yaml"),
 )
 
@@ -66,6 +89,16 @@ def prepared(tmp_path_factory) -> Path:
     write_table(folder / "rows.parquet", pa.table({"body": ["a text", "more"], "n": [1, 2]}), 9)
     (folder / "a.txt").write_text("a text")
     (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    chapters = {"chapters": [{"steps": 3, "weights": {"ds": 1}}]}
+    (folder / "chapters.yaml").write_text(yaml.safe_dump(CONFIG | chapters))
+    for suffix, mark in ((".csv", ";"), (".tsv", "\t")):
+        table = f"id{mark}text\n1{mark}a text\n"
+        (folder / "rows").with_suffix(suffix).write_text(table)
+    packing = Packing(**CONFIG["packing"])
+    loader = PackedDataLoader(PackedStreamingDataset(local=folder / "ds", packing=packing))
+    contents = {"empty": {}, "list": [], "stats": loader.stats()}
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
     return folder
 
 

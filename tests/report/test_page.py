@@ -12,12 +12,21 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from streampack import Balance, Chapter, ConfigError, PackedDataLoader, ResumeError
+from streampack import (
+    Balance,
+    Chapter,
+    ConfigError,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    ResumeError,
+    Stream,
+)
 from streampack.cli import demo
 from streampack.cli.app import build_app
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
-from streampack.report import simulate, write_report
+from streampack.report import plot_run, simulate, write_report
 from streampack.report.charts import documents_again
 from streampack.report.facts import Steps, run_facts
 from streampack.report.nodes import NodeReads
@@ -251,3 +260,36 @@ def test_the_verb_writes_a_report_with_statistics_and_says_where(written, tmp_pa
     done = CliRunner().invoke(build_app(), command)
     assert isinstance(done.exception, ConfigError)
     assert "stats=stats.json: is not JSON" in str(done.exception)
+
+
+@pytest.mark.parametrize("name", ["a$b_c$d", "cost_$5_to_$10_{", r"$\frac{$"])
+def test_dollar_signs_of_names_are_no_formulas(tmp_path, name):
+    write_stream([[1, 2, 3]] * 100, tmp_path / "s")
+    stream = Stream(local=tmp_path / "s", name=name, repeat=1)
+    chapters = [Chapter(weights={name: 1}, steps=2)]
+    packing = Packing(max_seq_len=64)
+    dataset = PackedStreamingDataset([stream], packing=packing)
+    write_report(dataset, str(tmp_path / "report.html"))
+    charts = (tmp_path / "report.html").read_text().partition("<figure")[2]
+    assert f">{name}</text>" in charts
+    of_chapters = PackedStreamingDataset(
+        [Stream(local=tmp_path / "s", name=name)], packing=packing, chapters=chapters
+    )
+    plot_run(of_chapters, str(tmp_path / "run.svg"))
+    assert (tmp_path / "run.svg").stat().st_size > 1000
+
+
+def test_the_shares_over_a_run_name_their_unit(tmp_path):
+    for name, length in (("short", 10), ("long", 90)):
+        write_stream([[1] * length] * 100, tmp_path / name)
+    streams = [Stream(local=tmp_path / name, proportion=1) for name in ("short", "long")]
+    dataset = PackedStreamingDataset(streams, packing=Packing(max_seq_len=256))
+    assert engine_of(dataset).recipe.target_unit == "samples"
+    write_report(dataset, tmp_path / "report.html")
+    [figure] = re.findall(
+        r'<figure id="run".*?</figure>', (tmp_path / "report.html").read_text(), re.S
+    )
+    assert "<td>short</td><td>10.0 %</td>" in figure
+    assert "shares of tokens, tokens and repeats" in figure
+    assert "share of tokens" in figure
+    assert "share of samples" not in figure

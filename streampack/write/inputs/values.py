@@ -141,6 +141,12 @@ def no_column(name: str, known: Sequence[str], option: str) -> str:
     """Return the reason of a row that lacks a column."""
     has = ", ".join(map(repr, known)) or "none"
     way_out = f"set {option}= to one of them"
+    marks = [mark for mark in ";\t|" if len(known) == 1 and mark in known[0]]
+    if marks:  # of a table whose columns are separated otherwise
+        return (
+            f"no column {name!r}; its only column is {has}, which seems to be several, separated "
+            f"by {marks[0]!r}; write the file again with commas, or as .tsv with tabs"
+        )
     if option == "tokens":
         way_out += "; for text, set tokenizer= and text="
     return f"no column {name!r}; it has {has}{suggest(name, known)}; {way_out}"
