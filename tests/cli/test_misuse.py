@@ -70,7 +70,7 @@ MISUSES = (
         r"stats=\{\} has no streams; pass what loader\.stats\(\) returns, or the file",
         "report run.yaml --stats stats.json",
     ),
-    ("report run.yaml --stats list.json", r"stats=\[\] has no streams", "report run.yaml"),
+    ("report run.yaml --stats list.json", "stats=<list> has no streams", "report run.yaml"),
     (
         "plan chapters.yaml --picture run.nope",
         r"picture='run.nope' ends with none of the formats .*png.*; write 'run\.png'",
@@ -90,6 +90,7 @@ def prepared(tmp_path_factory) -> Path:
     (folder / "a.txt").write_text("a text")
     (folder / "run.yaml").write_text(yaml.safe_dump(CONFIG))
     chapters = {"chapters": [{"steps": 3, "weights": {"ds": 1}}]}
+    chapters |= {"mixing": {"global_batch_size": 2}}
     (folder / "chapters.yaml").write_text(yaml.safe_dump(CONFIG | chapters))
     for suffix, mark in ((".csv", ";"), (".tsv", "\t")):
         table = f"id{mark}text\n1{mark}a text\n"
