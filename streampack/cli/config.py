@@ -176,7 +176,7 @@ class _Loader(yaml.SafeLoader):
         return int(number) if number.is_integer() else number
 
     def construct_integer(self, node: Any) -> int:
-        """Return an integer, unless it is too long to be converted at once."""
+        """Return an integer, unless it is too long to convert quickly."""
         if len(node.value) > MAX_DIGITS:
             raise _at(node, f"is an integer of {len(node.value)} characters; write fewer digits")
         return int(self.construct_yaml_int(node))
