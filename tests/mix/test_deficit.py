@@ -25,6 +25,30 @@ def test_in_samples_every_source_is_within_one_sample_of_its_share_at_all_times(
             assert abs(got * sum(amounts) - turn * amount) <= sum(amounts) * (1 + 1e-6)
 
 
+@given(
+    amounts=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    lengths=st.lists(st.lists(st.integers(1, 20), max_size=12), min_size=4, max_size=4),
+    room=st.tuples(st.integers(0, 150), st.integers(0, 30)),
+    unit=st.sampled_from(["samples", "tokens"]),
+)
+def test_samples_that_wait_are_served_as_one_by_one(amounts, lengths, room, unit):
+    together, alone = Deficits(amounts, unit), Deficits(amounts, unit)
+    waiting = [np.array(own, np.int64) for own in lengths[: len(amounts)]]
+    left = np.array(room)
+    served = together.serve_waiting(waiting, left).tolist()
+
+    tokens, samples = room
+    expected, queues = [], [own.tolist() for own in waiting]
+    while tokens > 0 and samples > 0 and queues[source := alone.next()]:
+        length = queues[source].pop(0)
+        alone.serve(source, length if unit == "tokens" else 1)
+        tokens, samples = tokens - length, samples - 1
+        expected.append(source)
+    assert served == expected
+    assert left.tolist() == [tokens, samples]
+    assert together.state_dict() == alone.state_dict()
+
+
 def test_deficits_beyond_int64_serve_one_by_one():
     turns = Deficits([1, 1], "tokens")
     turns.serve(0, 1 << 40)
