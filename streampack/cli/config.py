@@ -26,6 +26,7 @@ from streampack.balance import AttentionCost, Within
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
+from streampack.planned.config_text import ENVIRONMENT
 from streampack.streams import Stream
 from streampack.world import World
 
@@ -94,7 +95,7 @@ class ChapterConfig(
 
 
 class WorldConfig(
-    _keys_of(World, ["rank", "num_ranks", "ranks_per_node"])  # type: ignore[misc]
+    _keys_of(World, ENVIRONMENT)  # type: ignore[misc]
 ):
     """How ranks share rows: ``streampack.World`` without the rank, which is the environment's."""
 

@@ -18,7 +18,9 @@ from streampack.errors import ConfigError
 from streampack.streams import Stream
 
 DEFAULTS = {name: p.default for name, p in signature(Stream).parameters.items()}
-ENVIRONMENT = ("rank", "num_ranks", "ranks_per_node")  # of a world; no config of a run has them
+OF_RANKS = ("dp_rank", "dp_size", "dp_ranks", "cp_rank", "group")
+ENVIRONMENT = ("rank", "num_ranks", "ranks_per_node", *OF_RANKS)
+"""Fields of a world that no config of a run has."""
 
 
 def config_text(streams: Sequence[Any], arguments: Mapping[str, Any]) -> str:
