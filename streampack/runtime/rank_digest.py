@@ -9,7 +9,7 @@
 
     first batch, by digest: that of ranks with the same dp_rank, or in the same pp or tp group
 
-Cost: two gathers of some 100 bytes per rank, once per loader, over a CPU backend.
+Cost: two gathers of a short digest per rank, once per loader, over a CPU backend.
 """
 
 from __future__ import annotations
