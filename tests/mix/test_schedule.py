@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.mix.schedule import LinearShares, Schedule, ScheduleState, rounded_debts
-from streampack.mix.schedule_kernels import SCALE
+from streampack.mix.schedule_kernels import SCALE, _most_owed
 from tests.helpers.examples import examples
 
 
@@ -32,6 +32,15 @@ def test_the_order_differs_between_seeds_and_not_between_runs():
 
     assert (first == again).all()
     assert (first != other).any()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_where_none_is_due_soon_the_open_stream_that_is_due_first_is_served(first):
+    order = [first, 1 - first]
+    opens, deadlines = np.array([1, 0])[order], np.array([90, 95])[order]
+
+    assert _most_owed(opens, deadlines, np.zeros(2, np.int64), 2, 64) == first
+    assert _most_owed(opens, deadlines, np.array([1, 2])[order], 2, 95) == 1 - first
 
 
 LANE_BOUND = 8  # units of a stream by which two lanes may differ; usually at most 5
