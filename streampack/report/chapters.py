@@ -154,7 +154,7 @@ def uses_lines(uses: Mapping[str, Mapping[str, Any]]) -> list[str]:
     lines = []
     for name, found in uses.items():
         if (twice := found.get("twice", 0)) != 0:
-            some = "some samples" if twice is None else f"about {twice:,} samples"
+            some = "samples may" if twice is None else f"about {twice:,} samples"
             lines.append(
                 f"stream {name!r}: {some} come twice before others come once, as lanes hold "
                 "unequal numbers of tokens; take at most num_lanes times those of the smallest lane"
