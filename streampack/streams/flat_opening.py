@@ -177,7 +177,8 @@ class FoundFiles:
 
     def stored(self, name: str) -> StoredObject | None:
         """Return the entry of a file by its name below the root; None if there is none."""
-        if name in self.of_name or self.folder is None or not (self.folder / name).is_file():
+        is_here = self.folder is not None and os.path.isfile(os.path.join(self.folder, name))
+        if name in self.of_name or self.folder is None or not is_here:
             return self.of_name.get(name)
         return _found_in_folder(self.folder, [name], LocalFilesystem())[name]
 
