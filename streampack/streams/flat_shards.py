@@ -7,7 +7,7 @@
     remote            a virtual shard is fetched as a range of bytes, into a file of its own
 
 Cost: a shard's lengths are read from its table when the order reaches it, about 20 ns a sample.
-Tokens and the digest of a stream take one pass over all tables, 5 to 10 ns a sample.
+Tokens and the digest of a stream take one pass over all tables, 5 to 12 ns a sample.
 """
 
 from __future__ import annotations

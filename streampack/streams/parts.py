@@ -163,23 +163,23 @@ def chosen_shards(
     numbering = numbering.take(numbers)
     if stream.unit == "shard":
         is_held = np.zeros(len(numbers), np.bool_)
-        for file, own in numbering.files():
-            low, high = numbering.shards[own][[0, -1]].tolist()
-            places = held_out(low, high + 1, stream.fraction, file)
-            is_held[own] = np.isin(numbering.shards[own], places)
+        for file, places in numbering.files():
+            low, high = numbering.shards[places][[0, -1]].tolist()
+            held = held_out(low, high + 1, stream.fraction, file)
+            is_held[places] = np.isin(numbering.shards[places], held)
         numbers = numbers[is_held == (side == "held_out")]
     else:
         counts = _held_out_counts(stream.fraction, numbering)
-        own_counts = counts if side == "held_out" else numbering.counts - counts
-        part = SamplePart(side=side, fraction=stream.fraction, numbering=numbering, own=own_counts)
+        own = counts if side == "held_out" else numbering.counts - counts
+        part = SamplePart(side=side, fraction=stream.fraction, numbering=numbering, own=own)
         places = np.flatnonzero(part.own)
         numbers, part = numbers[places], part.take(places)
     if not len(numbers):
         way_out = "set unit='sample', or another" if stream.unit == "shard" else "set another"
         raise ConfigError(
             f"stream {name!r}: part={side!r} has none of its {stop - first} shards and "
-            f"{numbering.counts.sum()} samples with "
-            f"fraction={stream.fraction} by unit={stream.unit!r}; {way_out} fraction in both parts"
+            f"{numbering.counts.sum()} samples with fraction={stream.fraction} "
+            f"by unit={stream.unit!r}; {way_out} fraction in both parts"
         )
     return numbers, part
 
