@@ -14,8 +14,9 @@ from streampack.formats import (
     to_torchtitan_flat,
 )
 from streampack.gather.context_slice import ContextSlice
+from tests.helpers import conformance
 from tests.helpers.packs import native_batch
-from tests.helpers.slices import LAYOUTS, context_worlds
+from tests.helpers.slices import LAYOUTS, PER_TOKEN, context_worlds
 
 PACKING = Packing(max_seq_len=16, pad_to_multiple=4)
 WORLD = context_worlds(2)[0]
@@ -47,6 +48,18 @@ def test_what_slices_have_in_common_is_not_cut_or_merged_where_it_has_the_shape_
         for key in batch
         if not isinstance(batch[key], str)
     )
+
+
+def test_slices_that_are_read_are_those_that_are_cut_from_whole_rows(tmp_path):
+    written = conformance.write_streams(tmp_path, [[5, 9, 3, 12, 16, 1, 7, 20, 4]])
+    whole = list(conformance.make(written, max_seq_len=16))
+    for rank, world in enumerate(context_worlds(2)):
+        own = ContextSlice(rank=rank, num_ranks=2)
+        for batch, read in zip(
+            whole, conformance.make(written, max_seq_len=16, world=world), strict=True
+        ):
+            cut = slice_batch(batch, own)
+            assert all(torch.equal(read[key], cut[key]) for key in PER_TOKEN)
 
 
 def test_torchtitans_one_row_is_cut_as_one():
