@@ -362,15 +362,11 @@ def _cut(
         for n, (file, whole) in ((n, opened[n]) for n in chosen)
     ]
     shards = VirtualShards.of(chosen, parts)
-    numbers, part = chosen_shards(stream, _numbering([file for file, _ in opened], shards), name)
+    names = np.array([os.path.basename(file.name) for file, _ in opened], np.object_)
+    counts_of = np.diff(shards.first_sample)
+    numbering = Numbering(names[shards.file], shards.cells, shards.first_document, counts_of)
+    numbers, part = chosen_shards(stream, numbering, name)
     return shards if numbers is None else shards.take(numbers), part
-
-
-def _numbering(files: Sequence[TokenFile], shards: VirtualShards) -> Numbering:
-    """Return the numbers of shards and documents in their files, by cell and by row."""
-    names = np.array([os.path.basename(file.name) for file in files], np.object_)
-    counts = np.diff(shards.first_sample)
-    return Numbering(names[shards.file], shards.cells, shards.first_document, counts)
 
 
 def _digest(
