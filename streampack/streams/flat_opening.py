@@ -70,8 +70,10 @@ def is_flat(stream: Any) -> bool:
     if not isinstance(source, str):
         return not hasattr(source, "__fspath__")
     endings = tuple(each.suffix for each in FORMATS)
-    if source.endswith(endings) or GLOB & set(os.path.basename(source)):
-        return not os.path.isdir(source)
+    if not os.path.isdir(source) and (
+        source.endswith(endings) or GLOB & set(os.path.basename(source))
+    ):
+        return True
     if remote is not None or os.path.exists(os.path.join(source, INDEX_FILE)):
         return False
     if os.path.isdir(source):

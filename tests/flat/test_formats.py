@@ -395,6 +395,13 @@ def test_names_in_stores_may_have_the_characters_of_patterns(remote, tmp_path, b
     assert open_stream(here, 0).num_samples == 300
 
 
+@pytest.mark.parametrize("name", ["run[1]", "a?", "web.npy"])
+def test_a_folder_may_have_the_name_of_a_pattern_or_of_a_file(name, tmp_path):
+    (tmp_path / name).mkdir()
+    write_megatron(tmp_path / name, make_documents(10))
+    assert open_stream(Stream(local=tmp_path / name), 0).num_samples == 10
+
+
 def test_files_of_two_formats_need_a_format(tmp_path):
     write_megatron(tmp_path, make_documents(10))
     write_arrow(tmp_path, make_documents(10))
