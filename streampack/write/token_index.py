@@ -151,8 +151,11 @@ def _counts(found: FoundFiles, name: str, out: Path) -> IndexedTokens:
     file = open_documents(name, found.file(name).num_bytes, out, split_at=None)
     num_documents = file.boundaries.num_samples
     num_tokens = int(file.boundaries.lengths(np.arange(num_documents)).sum())
-    counts = {"num_tokens": num_tokens, "num_left": file.num_tokens - num_tokens}
-    return IndexedTokens(name=name, num_documents=num_documents, **counts)
+    # An Arrow file has other bytes between the tokens.
+    num_left = 0 if found.form.name == "arrow" else file.num_tokens - num_tokens
+    return IndexedTokens(
+        name=name, num_documents=num_documents, num_tokens=num_tokens, num_left=num_left
+    )
 
 
 def _index_file(

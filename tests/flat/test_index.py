@@ -239,6 +239,7 @@ def test_rows_of_token_files_are_split_inside_rows(form, piece_bytes, tmp_path, 
     options = ["--tokens-dtype", "uint16"] if form == "olmo" else []
     shown = index(tmp_path / "data", tmp_path / "index", "--eos-id", EOS, *options)
     assert f"{len(pieces):,} documents" in shown
+    assert f"tokens; {5 if form == 'olmo' else 0} outside of them" in shown
     stream = Stream(local=tmp_path / "data", split_at=EOS, index=tmp_path / "index")
     found = read_documents(stream)
     assert [each.tolist() for each in found] == [each.tolist() for each in pieces]
