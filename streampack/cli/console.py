@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 
 from streampack._paths import local_path
 from streampack.errors import ConfigError
@@ -62,6 +63,22 @@ def visible(text: str) -> str:
     return "".join(
         one if one.isprintable() else "⏎" if one == "\n" else ascii(one)[1:-1] for one in text
     )
+
+
+@contextmanager
+def progress(
+    words: str, total: int | None = None, *, hidden: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal; what is yielded is called with the number of things done."""
+    console = Console(stderr=True)
+    with Progress(
+        console=console,
+        transient=True,
+        disable=hidden or not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # else lines for a file would go to the terminal
+    ) as bar:
+        task = bar.add_task(words, total=total)
+        yield lambda done: bar.update(task, completed=done, description=f"{done:,} {words}")
 
 
 class Terminated(KeyboardInterrupt):

@@ -9,10 +9,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from itertools import count
 
-from streampack.cli.console import counted, output_console
+from rich.console import Console
+
+from streampack.cli.console import counted, output_console, progress
 from streampack.cli.verbs import Index
 from streampack.errors import ConfigError
 from streampack.streams.flat_opening import is_flat
@@ -30,7 +31,6 @@ def run_index(options: Index) -> None:
     if options.out is not None and is_flat(stream_of(sources, format=options.format)):
         _index_tokens(console, options, sources)
         return
-    columns = (SpinnerColumn(), TextColumn("{task.completed:,.0f} shards"), TimeElapsedColumn())
     written: list[Indexed] = []
     given = vars(options).copy()
     for option in ("bos_id", "format", "trailing", "part", "resume", "num_workers"):
@@ -42,11 +42,10 @@ def run_index(options: Index) -> None:
     documents = (given.pop("out"), given.pop("eos_id"))
     if options.out is not None:
         given["documents"] = documents
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("shards", total=None)
+    with progress("shards read") as show:
+        done = count(1)
         for path in given.pop("paths"):
-            written += write_lengths(path, progress=lambda n: bar.advance(task, n), **given)
+            written += write_lengths(path, progress=lambda _: show(next(done)), **given)
     for stream in written:
         console.out(
             f"{stream.path}: {counted(stream.num_samples, 'sample')}, "
@@ -57,14 +56,12 @@ def run_index(options: Index) -> None:
 
 
 def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:
-    # The progress is a line for each file when it is done.
-    for file in index_files(
-        sources,
-        options.out or "",
-        **{option: getattr(options, option) for option in (*OF_TOKENS, *OF_STREAM)},
-    ):
-        console.out(
-            f"{file.name}: {counted(file.num_documents, 'document')}, "
-            f"{counted(file.num_tokens, 'token')}; {file.num_left:,} outside of them",
-            highlight=False,
-        )
+    given = {option: getattr(options, option) for option in (*OF_TOKENS, *OF_STREAM)}
+    with progress("files indexed") as show:
+        for number, file in enumerate(index_files(sources, options.out or "", **given), 1):
+            console.out(
+                f"{file.name}: {counted(file.num_documents, 'document')}, "
+                f"{counted(file.num_tokens, 'token')}; {file.num_left:,} outside of them",
+                highlight=False,
+            )
+            show(number)

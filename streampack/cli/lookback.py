@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
 from streampack import lookback
 from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.console import output_console, print_json, read_json, visible
+from streampack.cli.console import output_console, print_json, progress, read_json, visible
 from streampack.cli.verbs import At, Diff, LookBack, Where
 from streampack.errors import ConfigError
-from streampack.lookback.steps import OnStep
+from streampack.lookback.differences import flat
 from streampack.plan.run_worlds import worlds_in
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report.bars import colour
@@ -33,7 +29,7 @@ def run_at(options: At) -> None:
     dataset, index = open_run(options)
     if options.build:
         path = options.index or index_path(options.config)
-        with progress("planned", options.step) as report:
+        with progress("steps planned", options.step, hidden=options.as_json) as report:
             lookback.build_index(dataset, path, upto=options.step, report=report)
         if options.as_json:
             print_json({"config": str(options.config), "index": str(path)})
@@ -42,7 +38,7 @@ def run_at(options: At) -> None:
         return
     if options.step is None:
         raise ConfigError("nothing to show; give a step, such as --step 34017, or --build")
-    with progress("planned", options.step) as report:
+    with progress("steps planned", options.step, hidden=options.as_json) as report:
         found = lookback.at(dataset, options.step, rank=options.rank, index=index, report=report)
     rows = [row_as_json(dataset, row) for row in found.rows]
     if options.text or options.tokenizer is not None:
@@ -74,10 +70,11 @@ def run_where(options: Where) -> None:
             f"sample={options.sample!r:.80} is not a stream and a number; write web/123456"
         )
     dataset, index = open_run(options)
-    with progress("searched", options.upto) as report:
-        found = lookback.where(
-            dataset, stream, int(number), upto=options.upto, index=index, report=report
-        )
+    upto = options.upto
+    if upto is None and options.state is not None:
+        upto = lookback.last_step_begun(dataset)
+    with progress("steps searched", upto, hidden=options.as_json) as report:
+        found = lookback.where(dataset, stream, int(number), upto=upto, index=index, report=report)
     rows = [
         {"step": each.step, "is_skipped": each.is_skipped, **row_as_json(dataset, each.row)}
         for each in found
@@ -97,7 +94,7 @@ def run_where(options: Where) -> None:
 def run_diff(options: Diff) -> None:
     """Show the differences of two configs."""
     configs = [read_config(path) for path in (options.config, options.other)]
-    keys = [_flat("", config.model_dump(mode="json")) for config in configs]
+    keys = [flat("", config.model_dump(mode="json")) for config in configs]
     changed = {
         key: [own.get(key) for own in keys]
         for key in sorted({*keys[0], *keys[1]})
@@ -107,15 +104,18 @@ def run_diff(options: Diff) -> None:
     for path, config in zip((options.config, options.other), configs, strict=True):
         world = world_of_devices(config, options.devices, options.ranks_per_node)
         datasets.append(build_dataset(config, path, world))
-    with progress("compared", options.upto) as report:
-        step = lookback.first_difference(*datasets, upto=options.upto, report=report)
+    with progress("steps compared", options.upto, hidden=options.as_json) as report:
+        found = lookback.difference(*datasets, upto=options.upto, report=report)
+    step, reason = found or (None, None)
     if options.as_json:
-        print_json({"changed": changed, "first_step": step})
+        print_json({"changed": changed, "first_step": step, "reason": reason})
         return
     console = output_console()
     for key, (one, other) in changed.items():
         console.print(f"{key}: {one} -> {other}", markup=False, highlight=False)
-    result = "the packs are the same" if step is None else f"the packs differ from step {step} on"
+    result = f"the packs differ from step {step} on: {reason}"
+    if step is None:
+        result = "the packs are the same"
     if step is None and datasets[0].digest != datasets[1].digest:
         end = "" if configs[0].chapters else " in the first epoch"
         result += end if options.upto is None else f" up to step {options.upto}"
@@ -157,19 +157,6 @@ def index_path(config: Path) -> Path:
     return config.with_name(f"{config.name}.index")
 
 
-@contextmanager
-def progress(word: str, upto: int | None) -> Iterator[OnStep]:
-    """Show a bar of steps on a terminal."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"steps {word}", total=upto)
-
-        def report(step: int) -> None:
-            bar.update(task, completed=step)
-
-        yield report
-
-
 def row_as_json(dataset: PackedStreamingDataset, row: lookback.Row) -> dict[str, Any]:
     """Return a row as plain values."""
     segments = [dict(zip(COLUMNS, segment, strict=True)) for segment in row.segments.tolist()]
@@ -207,14 +194,3 @@ def _add_texts(
             columns = {name: value for name, value in columns.items() if type(value) is not bytes}
             text = " ".join(map(str, tokens)) if decoder is None else decoder.decode(tokens)
             each["columns"] = {**columns, "tokens" if decoder is None else "text": text}
-
-
-def _flat(place: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, list):
-        value = {str(number): each for number, each in enumerate(value)}
-    if not isinstance(value, dict):
-        return {place: value}
-    flat: dict[str, Any] = {}
-    for key, each in value.items():
-        flat |= _flat(f"{place}.{key}" if place else key, each)
-    return flat

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streampack import report
 from streampack.cli.build import build_dataset
 from streampack.cli.config import RunConfig, read_config
-from streampack.cli.console import output_console, print_json, read_json
+from streampack.cli.console import output_console, print_json, progress, read_json
 from streampack.cli.verbs import Plan, Report, Simulate, WorldOptions
 from streampack.report.chapters import chapters_view, describe_uses, uses_lines
 from streampack.report.nodes import node_table
@@ -19,7 +19,9 @@ def run_simulate(options: Simulate) -> None:
     described = read_config(options.config)
     world = world_of(options, described)
     dataset = build_dataset(described, options.config, world)
-    stats = report.simulate(dataset, steps=options.steps)
+    total = None if options.steps is None else options.steps * world.num_devices
+    with progress("batches planned", total, hidden=options.as_json) as show:
+        stats = report.simulate(dataset, steps=options.steps, progress=show)
     if options.as_json:
         print_json({"config": str(options.config), **stats})
         return
@@ -52,7 +54,8 @@ def run_plan(options: Plan) -> None:
         else:
             output_console().print("\n".join(uses_lines(uses)), markup=False, highlight=False)
         return
-    chapters = report.describe_run(dataset, state)
+    with progress("planning", hidden=options.as_json):
+        chapters = report.describe_run(dataset, state)
     if options.picture is not None:
         report.plot_run(dataset, options.picture)
     if options.as_json:
@@ -65,14 +68,17 @@ def run_report(options: Report) -> None:
     """Write the report of a config."""
     described = read_config(options.config)
     dataset = build_dataset(described, options.config, world_of(options, described))
-    report.write_report(
-        dataset,
-        options.out,
-        title=str(options.config),
-        state=None if options.state is None else read_json(options.state, "state", "state_dict"),
-        stats=None if options.stats is None else read_json(options.stats, "stats", "stats"),
-        steps=options.steps,
-    )
+    with progress("planning"):
+        report.write_report(
+            dataset,
+            options.out,
+            title=str(options.config),
+            state=None
+            if options.state is None
+            else read_json(options.state, "state", "state_dict"),
+            stats=None if options.stats is None else read_json(options.stats, "stats", "stats"),
+            steps=options.steps,
+        )
     output_console().out(f"{options.out}: {options.out.stat().st_size:,} bytes", highlight=False)
 
 

@@ -11,9 +11,10 @@ Cost: planning, about 0.4 us a sample, from the start of the run, or from a plan
 """
 
 from streampack.lookback.at import at
-from streampack.lookback.differences import first_difference
+from streampack.lookback.differences import difference, first_difference
 from streampack.lookback.index import PlanIndex, build_index
 from streampack.lookback.rows import Row, StepRows
+from streampack.lookback.steps import last_step_begun
 from streampack.lookback.where import Found, where
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "StepRows",
     "at",
     "build_index",
+    "difference",
     "first_difference",
+    "last_step_begun",
     "where",
 ]

@@ -1,4 +1,4 @@
-"""The first step at which the packs of two runs differ.
+"""The first step at which the packs of two runs differ, and why.
 
 ::
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import takewhile, zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,19 @@ def first_difference(
     upto: int | None = None,
     report: OnStep | None = None,
 ) -> int | None:
-    """Return the first step at which the packs of two runs differ, or None.
+    """Return the first step at which the packs of two runs differ, or None; see `difference`."""
+    found = difference(first, second, upto=upto, report=report)
+    return found and found[0]
+
+
+def difference(
+    first: PackedStreamingDataset,
+    second: PackedStreamingDataset,
+    *,
+    upto: int | None = None,
+    report: OnStep | None = None,
+) -> tuple[int, str] | None:
+    """Return the first step at which the packs of two runs differ, and why, or None.
 
     Args:
         first: The dataset of a run. It stays as it is.
@@ -63,9 +76,37 @@ def first_difference(
         step = (one or other)[0]
         if upto is not None and step > upto:
             return None
-        if one is None or other is None or not np.array_equal(one[1], other[1]):
-            return step
+        if one is None or other is None:
+            which = "first" if other else "second"
+            return step, f"the {which} {'run' if engines[0].run.chapters else 'epoch'} ends"
+        if not np.array_equal(one[1], other[1]):
+            return step, _reason(*map(_planned, engines))
     return None
+
+
+def _planned(engine: PlanEngine) -> dict[str, Any]:
+    """Return what determines the packs, by dotted path; what concerns later chapters is last."""
+    values, names = engine.fingerprint(), engine.recipe.names
+    digests = values.pop("streams")
+    if "chapters" not in values:
+        own = {"streams": digests, "weights": values.pop("weights")}
+        own = {key: dict(zip(names, each, strict=True)) for key, each in own.items()}
+        return flat("", own | values)
+    for number, each in enumerate(values["chapters"]):
+        steps = each.pop("steps")
+        own = {name: digests[name] for name in each["weights"]}
+        values["chapters"][number] = {"streams": own, **each, "steps": steps}
+    return flat("", values | {"order": names})
+
+
+def _reason(one: dict[str, Any], other: dict[str, Any]) -> str:
+    key = next(key for key in [*one, *other] if one.get(key) != other.get(key))
+    stream = key.partition("streams.")[2]
+    if not stream:
+        return f"{key}: {one.get(key)} -> {other.get(key)}"
+    if key in one and key in other:
+        return f"stream {stream!r} holds other samples"
+    return f"stream {stream!r} is in the {'first' if key in one else 'second'} run only"
 
 
 def _steps(
@@ -95,3 +136,19 @@ def _steps(
             rows = rows[stop:]
     if len(rows):
         yield int(rows[0, 0]), rows[:, 1:]
+
+
+def flat(place: str, value: Any) -> dict[str, Any]:
+    """Return the plain values inside of a value, by dotted path.
+
+    >>> flat("a", {"b": [3, 4]})
+    {'a.b.0': 3, 'a.b.1': 4}
+    """
+    if isinstance(value, list):
+        value = {str(number): each for number, each in enumerate(value)}
+    if not isinstance(value, dict):
+        return {place: value}
+    found: dict[str, Any] = {}
+    for key, each in value.items():
+        found |= flat(f"{place}.{key}" if place else key, each)
+    return found

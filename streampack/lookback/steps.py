@@ -91,6 +91,16 @@ def last_step(engine: PlanEngine, upto: int | None) -> int:
     return (last or 0) - 1 if upto is None else upto
 
 
+def last_step_begun(dataset: PackedStreamingDataset) -> int | None:
+    """Return the last step that a dataset's state has begun, or None if the run has an end."""
+    engine = planned_engine(dataset)
+    if engine.run.spans and engine.run.spans[-1].stop_step is not None:
+        return None
+    state = engine.state_here()
+    size = engine.run.recipes[engine.run.index(state["epoch"])].global_batch_size
+    return max(engine.step_of(state["epoch"], state["position"] + size - 1) - 1, 0)
+
+
 def plans(
     engine: PlanEngine,
     views: Sequence[DeviceView],

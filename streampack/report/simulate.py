@@ -36,13 +36,19 @@ Watcher: TypeAlias = Callable[[DevicePlan, Recipe], None]
 PLAN_BATCHES = 512  # most batches planned per call
 
 
-def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> dict[str, Any]:
+def simulate(
+    dataset: PackedStreamingDataset,
+    *,
+    steps: int | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
     """Plan a dataset's next epochs, and return the totals over all ranks.
 
     Args:
         dataset: The dataset to simulate; its world gives the number of ranks. Any rank may call
             this. It stays as it is: its state, its next epoch and its statistics.
         steps: Batches per rank, over as many epochs as that needs, or None for one epoch.
+        progress: Called with the number of batches planned so far, over all ranks, now and then.
 
     Returns:
         `streams`, `packs`, `tokens`, `fill` and `substituted` as in ``loader.stats()``, summed over
@@ -79,7 +85,7 @@ def simulate(dataset: PackedStreamingDataset, *, steps: int | None = None) -> di
     engine = engine_of(dataset)
     if isinstance(engine, ChapterEngine) and steps is None:
         return describe_run(dataset)
-    return simulate_with(engine, steps) | {
+    return simulate_with(engine, steps, [_counted(progress)]) | {
         "batch_size": dataset.batch_size,
         "digest": dataset.digest,
     }
@@ -115,6 +121,17 @@ def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
     if position:
         run.plan(number, position // engine.spec.batch_size)
     return run.numbers()
+
+
+def _counted(progress: Callable[[int], None]) -> Watcher:
+    num_batches = 0
+
+    def add(plan: DevicePlan, _: Recipe) -> None:
+        nonlocal num_batches
+        num_batches += plan.num_batches
+        progress(num_batches)
+
+    return add
 
 
 class _Waits:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tokenizers import Tokenizer, models
 
-from streampack import PackedDataLoader, World, from_config
+from streampack import ConfigError, PackedDataLoader, World, from_config
 from streampack.write import write_stream
 from tests.helpers.verbs import call_verb
 from tests.helpers.words import word_tokenizer
@@ -128,16 +128,67 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
     assert as_json("diff", config, other) == {
         "changed": {"buffers.rank_tokens": [None, 10**6]},
         "first_step": None,
+        "reason": None,
     }
     chapters = [
         {"weights": {"web": 3, "code": 1}, "steps": 3},
         {"weights": {"web": 1}, "steps": 2},
     ]
     other.write_text(yaml.safe_dump(run | {"chapters": chapters}))
-    assert as_json("diff", config, other)["first_step"] == 3
+    found = as_json("diff", config, other)
+    assert (found["first_step"], found["reason"]) == (3, "chapters.0.steps: 5 -> 3")
     output = call_verb("diff", config, other)
     assert "chapters.0.steps: 5 -> 3" in output
-    assert "the packs differ from step 3 on" in output
+    assert "the packs differ from step 3 on: chapters.0.steps: 5 -> 3" in output
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"order": {"seed": 3}}, "seed: 9176 -> 3"),
+        ({"chapters": [{"weights": {"web": 3, "code": 1}, "steps": 4}]}, "the second run ends"),
+        (
+            {"chapters": [{"weights": {"web": 1, "code": 1}, "steps": 4}]},
+            "chapters.0.weights.code.0: 1/4 -> 1/2",
+        ),
+        ({"streams": "other"}, "stream 'code' holds other samples"),
+        ({"chapters": [{"weights": {"web": 1}, "steps": 5}]}, "stream 'code' is in the first run"),
+        ({"chapters": None, "order": {"seed": 3}}, "seed: 9176 -> 3"),
+        ({"chapters": None, "streams": "other"}, "stream 'code' holds other samples"),
+        ({"chapters": None, "streams": "fewer"}, "stream 'code' is in the first run only"),
+    ],
+)
+def test_diff_names_what_differs_first(config, tmp_path, change, reason):
+    run = yaml.safe_load(config.read_text())
+    if change.get("streams"):
+        write_stream(([7] * 5 for _ in range(NUM_SAMPLES)), tmp_path / "new")
+        others = {"other": [{"name": "code", "local": str(tmp_path / "new")}], "fewer": []}
+        change = change | {"streams": run["streams"][:1] + others[change["streams"]]}
+    if "chapters" in change and change["chapters"] is None:
+        del run["chapters"]
+        config.write_text(yaml.safe_dump(run))
+        change = {key: value for key, value in change.items() if key != "chapters"}
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(run | change))
+    assert as_json("diff", config, other)["reason"].startswith(reason)
+
+
+def test_where_looks_up_to_the_state_of_a_run_without_an_end(config, tmp_path):
+    run = yaml.safe_load(config.read_text())
+    del run["chapters"]
+    config.write_text(yaml.safe_dump(run))
+    loader = PackedDataLoader(from_config(config))
+    batches = [next(batches) for batches in [iter(loader)] for _ in range(9)]  # of 4 in a step
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    segment = batches[-1]["segments"][0].tolist()  # in step 2
+    sample = f"{loader.dataset.stream_names[segment[1]]}/{segment[3]}"
+
+    shown = as_json("where", config, sample, "--state", tmp_path / "state.json")
+
+    assert shown == as_json("where", config, sample, "--upto", 2)
+    assert 2 in [row["step"] for row in shown["rows"]]
+    with pytest.raises(ConfigError, match="has no end"):
+        call_verb("where", config, sample)
 
 
 def test_control_characters_of_documents_do_not_reach_the_terminal(tmp_path, config):

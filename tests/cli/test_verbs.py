@@ -6,11 +6,14 @@ import json
 import re
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from streampack import ConfigError, Stream, register_stream
 from streampack.cli import inspect
+from streampack.cli.app import build_app
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import open_stream
 from streampack.write import write_stream
@@ -258,3 +261,53 @@ def test_inspect_says_about_where_it_has_not_read_all_and_index_then_counts(call
     assert "(of the first " in estimated
     assert f"\n{sum(LENGTHS):,} tokens\n" in counted
     assert "(of the first " not in counted
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (("simulate", "CONFIG"), "batches planned"),
+        (("plan", "CONFIG"), "planning"),
+        (("report", "CONFIG", "--out", "report.html"), "planning"),
+        (("at", "CONFIG", "--step", 0), "steps planned"),
+        (("index", "FOLDER"), "shards read"),
+        (
+            (
+                "index",
+                "FOLDER/flat.npy",
+                "--out",
+                "FOLDER/i",
+                "--eos-id",
+                0,
+                "--tokens-dtype",
+                "uint16",
+            ),
+            "files indexed",
+        ),
+    ],
+)
+def test_progress_is_shown_on_terminals_only(tmp_path, config, monkeypatch, verb, words):
+    def stderr_of(*more, **environment):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        shown = [
+            str(v).replace("FOLDER", str(tmp_path)).replace("CONFIG", str(config)) for v in verb
+        ]
+        done = CliRunner().invoke(build_app(), [*shown, *more], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    monkeypatch.chdir(tmp_path)
+    np.array([1, 2, 0], np.uint16).tofile(tmp_path / "flat.npy")
+    described = yaml.safe_load(config.read_text())
+    if verb[0] == "plan":
+        del described["streams"][0]["repeat"]
+        described["chapters"] = [{"weights": {"code": 1}, "steps": 2}]
+        described["mixing"] = {"global_batch_size": 2}
+    config.write_text(yaml.safe_dump(described))
+    assert stderr_of() == ""
+    for file in tmp_path.rglob(LENGTH_FILE):
+        file.unlink()
+    if verb[0] in ("simulate", "plan", "at"):
+        assert stderr_of("--json", TTY_COMPATIBLE="1", TERM="xterm") == ""
+    assert words in stderr_of(TTY_COMPATIBLE="1", TERM="xterm")
