@@ -209,4 +209,7 @@ def _other_reason(stream: TokenStream, problem: int) -> str:
         stated = [name for name in names if getattr(stream.columns, name) is not None]
         correct = f"correct {' or '.join(stated)}, or " if stated else ""
         return f"its tokens are read as {dtypes}: {correct}rewrite them with ids of 0 and more"
+    mask = stream.columns.loss_mask
+    if problem == kernels.BAD_MASK and mask is not None:
+        return f"write {mask!r} again with 0 for context and 1 for targets"
     return ""

@@ -111,8 +111,9 @@ class Rendering:
             with suppress(DataError):
                 if Rendering(self._tokenizer, self.messages, options).text == self.text:
                     raise ConfigError(
-                        "the chat template omits the tools of this row, so calls would be learned "
-                        "without them; pass chat_template= with one that prints them, or "
+                        "the chat template omits the tools of this row, "
+                        f"{repr(self._options['tools'])[:60]}, so calls would be learned without "
+                        "them; pass chat_template= with one that prints them, or "
                         "ignore_fields=['tools']"
                     )
         for number, message in enumerate(self.messages):
@@ -173,9 +174,11 @@ class Rendering:
         # out. If it is in no token, everything after the span is unmasked.
         text, spans = _cut_signs(self._render(len(self.messages), chat_template=template))
         if text != self.text:
+            at = _num_shared(text, self.text)
             raise ConfigError(
-                "the chat template changes text that it marked with {% generation %}, so its "
-                "position is unknown; put the markers around text that is printed unchanged"
+                "the chat template changes text that it marked with {% generation %}, here "
+                f"{text[at : at + 40]!r}, so its position is unknown; put the markers around text "
+                "that is printed unchanged"
             )
         responses = [n for n, m in enumerate(self.messages) if m.get("role") == RESPONSE]
         is_each = learned == responses and len(spans) == len(responses)
