@@ -182,7 +182,8 @@ class Gatherer:
             kernels.BAD_VALUE: "one of its token ids is negative, or an id or a "
             f"label is outside int32, +-{MAX_ID}",
         }[problem]
-        reason = _other_reason(stream, problem) or (
+        other = _other_reason(stream, problem)
+        reason = f"{other} ({uri})" * bool(other) or (
             f"{uri or 'the stream'} is damaged, or was changed after it was planned: rewrite the "
             "stream, or run `streampack index` and replan"
         )
