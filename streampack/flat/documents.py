@@ -79,10 +79,8 @@ def open_documents(name: str, num_bytes: int, index: Path, *, split_at: int | No
             if magic != MAGIC or version not in (1, VERSION) or dtype not in DTYPES:
                 raise DataError(f"{path}: is not an index of tokens; {way_out}", uri=str(path))
             begin = HEAD.size + np.dtype(SHARD).itemsize * num_shards
-            expected, found = (
-                begin + np.dtype(DOCUMENT).itemsize * num_documents,
-                path.stat().st_size,
-            )
+            expected = begin + np.dtype(DOCUMENT).itemsize * num_documents
+            found = path.stat().st_size
             if found != expected or not num_shards or not num_documents:
                 raise DataError(
                     f"{path}: has {found} bytes, but {num_shards} shards and {num_documents} "

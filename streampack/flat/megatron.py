@@ -16,7 +16,7 @@ leave sequences of its `.bin` out.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +44,11 @@ class MegatronIndex:
     pointers: Table
     first_sequences: Table | None
     """None: samples are sequences."""
-    num_samples: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        count = self.pointers.count
-        if self.first_sequences is not None:
-            count = self.first_sequences.count - 1
-        object.__setattr__(self, "num_samples", count)
+    @property
+    def num_samples(self) -> int:
+        edges = self.first_sequences
+        return self.pointers.count if edges is None else edges.count - 1
 
     def begins(self, samples: Int64Array) -> Int64Array:
         if self.first_sequences is None:

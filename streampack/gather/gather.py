@@ -194,10 +194,9 @@ class Gatherer:
 
 def _other_reason(stream: TokenStream, problem: int) -> str:
     """Return what an option may have to do with a problem, and the way out; or an empty text."""
-    ends = {
-        name: getattr(stream.shards, name, None) for name in ("begins_with_bos", "ends_with_eos")
-    }
-    said = " and ".join(f"{name}={value}" for name, value in ends.items() if value is not None)
+    names = ("begins_with_bos", "ends_with_eos")
+    ends = [(name, getattr(stream.shards, name, None)) for name in names]
+    said = " and ".join(f"{name}={value}" for name, value in ends if value is not None)
     if problem == kernels.BAD_LENGTH and said:
         return (
             f"Stream({said}) does not hold for it, or does not for the bos_id and eos_id of the "

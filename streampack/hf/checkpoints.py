@@ -16,16 +16,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from streampack.errors import ResumeError
+from streampack.hf.checks import check_global_batch
 from streampack.loader.loader import PackedDataLoader, gather_states, state_of_rank
-from streampack.types import State
 
 logger = logging.getLogger(__name__)
 
@@ -92,11 +90,11 @@ def save_state(
         new.replace(folder / LOADER_STATE)
 
 
-def load_state(folder: str, loader: PackedDataLoader, check: Callable[[State, Any], None]) -> None:
+def load_state(folder: str, loader: PackedDataLoader) -> None:
     """Let a loader continue where a checkpoint was taken, after a check of its state."""
     states = json.loads(Path(folder, LOADER_STATE).read_text(encoding="utf-8"))
     state = state_of_rank(states, loader.dataset.world, folder)
-    check(state, loader.dataset)
+    check_global_batch(state, loader.dataset)
     loader.load_state_dict(state)
 
 

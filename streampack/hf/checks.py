@@ -32,8 +32,7 @@ UNUSED = (
 def warn_of_unused(args: Any) -> None:
     """Name the options of TrainingArguments that were set and change nothing."""
     usual = {field.name: field.default for field in fields(args)}
-    if (accelerator := args.accelerator_config) == type(accelerator)():
-        usual["accelerator_config"] = accelerator
+    usual["accelerator_config"] = type(args.accelerator_config)()  # of fields with defaults
     found = [name for name in UNUSED if name in usual and getattr(args, name) != usual[name]]
     if found:
         logger.warning(

@@ -40,12 +40,7 @@ from streampack.hf.batches import (
     weighted_loss,
 )
 from streampack.hf.checkpoints import find_checkpoint, load_state, save_state, steps_done
-from streampack.hf.checks import (
-    check_global_batch,
-    check_leaks,
-    vocabulary_of,
-    warn_of_unused,
-)
+from streampack.hf.checks import check_leaks, vocabulary_of, warn_of_unused
 from streampack.loader.loader import PackedDataLoader, held_out_set, is_packed, over_ranks
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.runtime.provenance import RECENT, Provenance, RecentBatches
@@ -127,7 +122,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
             max_steps = num_steps(dataset, self.args)
         self._is_finished = folder is not None and steps_done(folder) >= max_steps
         if folder is not None:
-            load_state(folder, self._epochs.batches.loader, check_global_batch)
+            load_state(folder, self._epochs.batches.loader)
         counts = self.args.include_num_input_tokens_seen
         self._leaves_padding = counts == "non_padding"
         counts = "all" if self._leaves_padding else counts

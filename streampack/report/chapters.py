@@ -109,13 +109,12 @@ def describe_uses(dataset: PackedStreamingDataset) -> dict[str, dict[str, Any]]:
     uses: dict[str, dict[str, Any]] = {}
     in_lane = 3 if recipe.is_mixed and len(recipe.streams) > 1 else 2
     for number, name in enumerate(recipe.names):
-        uses[name] = {"twice": _used_twice(engine.run, number)}
+        if (twice := _used_twice(engine.run, number)) != 0:
+            uses[name] = {"twice": twice}
         if recipe.is_endless:
             drift = lane_drift(recipe, 0 if recipe.is_mixed else number)
-            uses[name] |= {"in_lane": in_lane, "per_pass": drift}
-        if uses[name]["twice"] == 0:
-            del uses[name]["twice"]
-    return {name: found for name, found in uses.items() if found}
+            uses[name] = uses.get(name, {}) | {"in_lane": in_lane, "per_pass": drift}
+    return uses
 
 
 def _used_twice(run: RunPlan, number: int) -> int | None:
