@@ -33,7 +33,7 @@ from streampack.planned.loading import PlannedLoading
 from streampack.runtime.arguments import with_hints
 from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.provenance import Provenance
-from streampack.runtime.rank_digest import check_first_batch, gather_values, group_of, has_peers
+from streampack.runtime.rank_digest import check_first_batch, gather_values, group_of
 from streampack.runtime.rank_digest import check_ranks as compare_ranks
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.whole_batch import UNBATCHED
@@ -153,10 +153,8 @@ class PackedDataLoader:
             dataset = self.dataset
             if logger.isEnabledFor(logging.INFO):
                 logger.info("%r: digest %s", dataset, dataset.digest)
-            if self._checks_ranks:
-                compare_ranks(self._loading.engine.rank_view, dataset.world)
-                if has_peers(dataset.world):
-                    yield from self._compared(batches)
+            if self._checks_ranks and compare_ranks(self._loading.engine.rank_view, dataset.world):
+                yield from self._compared(batches)
             self._has_checked = True
         yield from batches
 

@@ -52,32 +52,33 @@ def digest_of_values(values: Any) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def check_ranks(get_view: Callable[[], RankView], world: World) -> None:
+def check_ranks(get_view: Callable[[], RankView], world: World) -> bool:
     """Compare the inputs to planning over all ranks of torch's process group; all must call it.
+
+    Return whether some ranks share batches: then all have to call `check_first_batch`.
 
     Nothing is compared if torch.distributed is not initialised, if `world` differs from the process
     group (as in an evaluation on one rank), or outside the main thread. `get_view` is called only
     where views are compared.
     """
-    if not _compares(world):
-        return
+    if other_ranks(world) < 1 or threading.current_thread() is not threading.main_thread():
+        return False
     view = get_view()
     compared = view | {"streams": [[each["index"], each["lengths"]] for each in view["streams"]]}
     group = group_of(world)
-    digests = gather_values(digest_of_values(compared), group)
+    has_peers = world.num_devices < world.num_ranks or len(_peers()) > 1
+    found = gather_values((digest_of_values(compared), has_peers), group)
+    digests = [digest for digest, _ in found]
     if len(set(digests)) > 1:
         _refuse(gather_values(view, group), world)
     logger.info("all %d ranks plan from the same data, digest %s", len(digests), digests[0])
-
-
-def has_peers(world: World) -> bool:
-    """Whether ranks that share batches compare their first one."""
-    return _compares(world) and (world.num_devices < world.num_ranks or len(_peers()) > 1)
+    return any(has_some for _, has_some in found)  # a mesh may have a part of the ranks
 
 
 def check_first_batch(segments: Any, world: World) -> None:
     """Compare the first batch of ranks with the same device, and, whatever `world` says, of those
-    that torch's meshes and Megatron-LM's groups make one model; see `has_peers`."""
+    that torch's meshes and Megatron-LM's groups make one model. All ranks that load must call it.
+    """
     own = (world.device, _peers(), digest_of_values(segments))
     found = dict(zip(world.loading, gather_values(own, group_of(world)), strict=True))
     first: dict[int, int] = {}
@@ -97,11 +98,6 @@ def _peers() -> tuple[int, ...]:
     groups = distributed.distributed_c10d._world.pg_group_ranks.items()
     named = [own for group, own in groups if getattr(group, "group_desc", None) in PEERS]
     return tuple({rank for own in named for rank in own})
-
-
-def _compares(world: World) -> bool:
-    is_main = threading.current_thread() is threading.main_thread()
-    return is_main and other_ranks(world) > 0
 
 
 def compare_values(values: Mapping[str, Any], world: World) -> None:

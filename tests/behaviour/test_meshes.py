@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from torch import distributed
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from streampack import (
     Balance,
@@ -42,13 +42,13 @@ NUM_RANKS = 8
 PIPELINES = [[rank, rank + 4] for rank in range(4)]  # first and last stage
 
 
-def dataset_of(folder, world, **options):
+def dataset_of(folder, world, *, batch_size=2, **options):
     return PackedStreamingDataset(
         [Stream(local=folder / "text")],
         packing=Packing(max_seq_len=64, pad_to_multiple=4),
         mixing=Mixing(global_batch_size=8),
         order=Order(seed=5, num_lanes=2),
-        batch_size=2,
+        batch_size=batch_size,
         world=world,
         **options,
     )
@@ -83,9 +83,9 @@ def of_mesh(folder, mesh) -> dict[str, Any]:
     }
 
 
-def refused(folder, world) -> dict[str, Any]:
+def refused(folder, world, **options) -> dict[str, Any]:
     """How a rank's first batch is refused, and where its loader stands then."""
-    loader = PackedDataLoader(dataset_of(folder, world))
+    loader = PackedDataLoader(dataset_of(folder, world, **options))
     message = refusal(lambda: next(iter(loader)))
     return {"message": message, "position": loader.state_dict()["position"]}
 
@@ -129,6 +129,9 @@ def see(rank, folder) -> dict[str, Any]:
     os.environ["LOCAL_WORLD_SIZE"] = "4"
     before = World(rank=rank, num_ranks=NUM_RANKS, ranks_per_node=4, replication=4)
     seen: dict[str, Any] = {"no mesh": refused(folder, before)}
+    DeviceMesh("cpu", [4, 5], mesh_dim_names=("tp",))  # the other ranks have no part in it
+    alone = World(rank=rank, num_ranks=NUM_RANKS)
+    seen["part of the ranks"] = refused(folder, alone, batch_size=1)
     mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp_shard", "tp"))
     seen["mesh"] = of_mesh(folder, mesh)
     seen["replication"] = refused(folder, before)
@@ -169,6 +172,12 @@ def test_replication_is_refused_on_every_rank_where_a_mesh_has_a_pipeline(seen):
         assert "replication=4, dp_size=2" in message
         assert "World.from_mesh(mesh) or World.from_megatron()" in message
         assert rank["replication"]["position"] == 0  # the loop has no batch
+
+
+def test_ranks_outside_of_a_mesh_do_not_leave_those_in_it_waiting(seen):
+    for rank in seen:
+        message = rank["part of the ranks"]["message"]
+        assert "ranks 4 and 5 work on one model, but get different batches" in message
 
 
 def test_a_part_of_a_mesh_is_refused(seen):
