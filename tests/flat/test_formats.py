@@ -285,7 +285,7 @@ def test_padding_and_labels_of_a_dataset_are_noticed(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         open_stream(Stream(local=tmp_path / "a"), 0)
     assert "its column 'labels' is not read, so every token is a target" in caplog.text
-    padded = {**rows, "attention_mask": [[1, 1, 0]] * 9}
+    padded = {**rows, "attention_mask": [[1, 1, 0]] + [[1, 1, 1]] * 8}
     datasets.Dataset.from_dict(padded).save_to_disk(tmp_path / "b")
     with pytest.raises(DataError, match="'attention_mask' has zeros, so rows are padded"):
         open_stream(Stream(local=tmp_path / "b"), 0)

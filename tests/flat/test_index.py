@@ -313,6 +313,12 @@ def test_raw_tokens_are_indexed_by_their_type_and_eos(start, options, message, t
     assert "tokens_dtype=''" not in str(refused.value)
 
 
+def test_the_type_of_raw_tokens_is_checked_up_to_the_end_of_a_short_file(tmp_path):
+    (tmp_path / "web.npy").write_bytes(np.arange(100, 228).astype("<u4").tobytes())
+    with pytest.raises(DataError, match="likely written as int32"):
+        index(tmp_path, tmp_path / "out", "--eos-id", EOS, "--tokens-dtype", "uint16")
+
+
 @pytest.mark.parametrize(("magic", "dtype"), [(20240520, "uint16"), (20240801, "uint32")])
 def test_llm_cs_header_is_refused_and_its_tokens_are_read_without_it(magic, dtype, tmp_path):
     documents = [np.append(each % 900 + 10, EOS).astype(dtype) for each in make_documents(50)]

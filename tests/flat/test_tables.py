@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streampack import Stream
 from streampack.errors import DataError, StreampackError
-from streampack.flat.token_file import Ends, TokenFile
+from streampack.flat.token_file import Ends, TokenFile, bisect
 from streampack.streams import open_stream
 from tests.helpers.flat import damage, make_documents, options_of, write, write_litdata, write_olmo
 
@@ -111,3 +111,18 @@ def test_virtual_shards_are_the_documents_that_begin_in_each_cell(lengths, data)
     assert stops[-1] == stop
     assert (shards.extents[:, 0] == 2 * begins[firsts]).all()
     assert (shards.extents[:, 1] == 2 * ends[stops - 1]).all()
+
+
+@pytest.mark.parametrize("num_targets", [1, 5, 100])
+def test_a_search_asks_for_few_entries_at_a_time(num_targets):
+    asked = []
+
+    def value_of(places):
+        asked.append(len(places))
+        return places * 3
+
+    count = 100_000
+    targets = np.linspace(1, 3 * count - 3, num_targets).astype("int64")
+    np.testing.assert_array_equal(bisect(value_of, count, targets), -(-targets // 3))
+    assert max(asked) <= max(256, 8 * num_targets)
+    assert len(asked) <= 8

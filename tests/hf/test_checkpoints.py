@@ -60,7 +60,7 @@ def weights_after(trained: Any) -> list[float]:
     return weights(trainer)
 
 
-def test_a_run_resumes_from_any_folder_but_from_no_half_of_one(trained, tmp_path):
+def test_a_run_resumes_from_any_folder_but_from_no_half_of_one(trained, tmp_path, caplog):
     expected = weights_after(trained)
     elsewhere = tmp_path / "elsewhere"
     (tmp_path / "out" / "checkpoint-2").rename(elsewhere)
@@ -69,7 +69,9 @@ def test_a_run_resumes_from_any_folder_but_from_no_half_of_one(trained, tmp_path
     assert weights(trainer) == expected
     elsewhere.rename(tmp_path / "second" / "checkpoint-2")
     (tmp_path / "second" / "checkpoint-4").rename(tmp_path / "third")
-    trainer.train(resume_from_checkpoint=str(tmp_path / "second"))
+    with caplog.at_level(logging.INFO):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "second"))
+    assert f"resuming from {tmp_path / 'second' / 'checkpoint-2'}" in caplog.text
     assert weights(trainer) == expected
 
     (tmp_path / "out" / "checkpoint-4" / "streampack.json").unlink()

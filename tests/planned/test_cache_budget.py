@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
-from streampack.planned.cache_budget import cache_needs, lane_cycle
+from streampack.planned.cache_budget import CacheWorkingSet, cache_needs, fetch_limits, lane_cycle
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.runtime.resumable import engine_of
@@ -127,6 +127,16 @@ def test_a_limit_below_the_working_set_is_refused_and_the_least_that_works_works
     dataset = remote(written, tmp_path, buffers=Buffers(cache_limit=least + 2 * each))
     loader = PackedDataLoader(dataset, num_workers=2)
     assert [show(batch) for batch in loader] == wanted
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_workers_that_plan_for_themselves_have_a_shard_in_flight_each(num_workers):
+    needs = CacheWorkingSet(node_bytes=1000, own_bytes=1000, shard_bytes=100)
+    least = 1000 + 100 * num_workers
+    options = {"num_workers": num_workers, "planner": num_workers - 1}
+    with pytest.raises(ConfigError, match=f"at least {least}"):
+        fetch_limits(least - 1, needs, World(), **options)
+    assert fetch_limits(least, needs, World(), **options).num_threads == 1
 
 
 def test_streams_that_lie_here_need_no_cache(tmp_path):
