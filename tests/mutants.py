@@ -53,7 +53,7 @@ ROOMS = {
     "order": ["order", "plan"],
     "pack": ["pack", "plan", "online"],
     "batch": ["batch", "planned"],
-    "streams": ["streams", "planned", "flat"],
+    "streams": ["streams", "planned", "flat", "online"],
     "flat": ["flat", "streams"],
     "runtime": ["runtime", "loader"],
     "write": ["write", "cli"],
