@@ -39,7 +39,8 @@ class Order:
     """Number of packs shuffled together, over all lanes and streams, so that a batch has pieces
     of many samples. 0: packs keep the order in which they are packed. None: 32,768 with `shuffle`,
     otherwise 0. A window of packs also ends at 4 times as many samples as packs, at half a shuffle
-    block, and at one pass over its streams. For iterables: packs that each worker shuffles
+    block, and at one pass over its streams; where streams are mixed by tokens, at the tokens that
+    so many samples have on average. For iterables: packs that each worker shuffles
     together, or fewer if `Buffers` do not hold as many; None means 0."""
 
     def __post_init__(self) -> None:

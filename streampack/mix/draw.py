@@ -15,7 +15,9 @@ finish first. When a stream ends, the others keep their relative shares::
 
 Without deficits at the start, every lane would begin with a sample of every stream, and the more
 lanes there are, the further streams of long samples would be ahead. A lane therefore begins as if
-it had drawn for long: each stream first waits for as long as the rest of a sample would take.
+it had drawn for long: each stream first waits for as long as the rest of a sample would take. With
+the probability of its share, that moment is inside one of its own samples: it is drawn as a whole
+immediately or not at all, whichever end is nearer.
 
 Cost: about 10 ns a draw. State: two integers, or one a stream.
 """
@@ -80,24 +82,28 @@ def draw_places(
     return deal_places(counts, seed, "draw", *seed_path, chunk)
 
 
-def first_wait(lengths: Int64Array, lane: int, seed: int, seed_path: tuple[int | str, ...]) -> int:
-    """Return the tokens that a stream waits for at the start of a lane.
+def first_wait(
+    lengths: Int64Array, share: float, lane: int, seed: int, seed_path: tuple[int | str, ...]
+) -> int:
+    """Return the tokens that a stream with this share waits for at the start of a lane.
 
-    They are a fraction of one of its `lengths`, drawn in proportion to the length. Over the lanes,
-    fractions and lengths are spread evenly. `seed_path` is the epoch or chapter, and the stream.
+    They are a fraction of one of its `lengths`, drawn in proportion to the length: 0 or 1 as often
+    as its share, otherwise any. Over the lanes, fractions and lengths are spread evenly.
+    `seed_path` is the epoch or chapter, and the stream.
 
-    >>> [first_wait(np.array([100, 100]), lane, 17, (0, "web")) for lane in range(4)]
-    [37, 13, 88, 64]
+    >>> [first_wait(np.array([100, 100]), 0.4, lane, 17, (0, "web")) for lane in range(4)]
+    [29, 0, 100, 73]
     """
     bits = random_bits(2, seed, "wait", *seed_path).tolist()
     places = [start + lane * step for start, step in zip(bits, STEPS, strict=True)]
-    part, drawn = (place % (1 << WORD_BITS) for place in places)
+    place, drawn = (place % (1 << WORD_BITS) for place in places)
+    part = (place / (1 << WORD_BITS) - share / 2) / max(1 - share, 1e-9)
     lengths = np.sort(lengths)
     ends = np.cumsum(lengths)
     if not len(ends) or not ends[-1]:
         return 0
     number = int(ends.searchsorted(drawn * int(ends[-1]) >> WORD_BITS, side="right"))
-    return int(part * int(lengths[number]) >> WORD_BITS)
+    return int(min(max(part, 0.0), 1.0) * int(lengths[number]))
 
 
 def first_deficits(shares: Int64Array, waits: Sequence[int]) -> Int64Array:
@@ -130,26 +136,30 @@ def draw_known(
     lengths: Sequence[Int64Array],
     is_all: npt.NDArray[np.bool_],
     most: int,
-) -> tuple[Int64Array, Int64Array]:
-    """Draw up to `most` samples by `draw_by_tokens`.
+    most_tokens: int | None = None,
+) -> tuple[Int64Array, Int64Array, int | None]:
+    """Draw up to `most` samples by `draw_by_tokens`, and about `most_tokens`.
 
-    `lengths` are the tokens of each stream's next samples; `is_all` is true where no others follow.
-    Return the draws of each stream, shape (num_streams,), and their places by stream.
+    Of the last sample more than half fits. `lengths` are the tokens of each stream's next samples;
+    `is_all` is true where no others follow. Return the draws of each stream, shape (num_streams,),
+    their places by stream, and the tokens that are left to draw; 0 if the next sample does not fit.
     """
     counts = np.array([len(of_stream) for of_stream in lengths])
     ends = np.cumsum(counts)
-    out = np.empty(most, np.int64)
-    num_draws = draw_by_tokens(
-        shares,
-        deficits,
-        np.concatenate(lengths),
-        ends,
-        ends - counts,
-        is_all.astype(np.int64),
-        out,
-    )
-    draws = out[:num_draws]
-    return np.bincount(draws, minlength=len(counts)), np.argsort(draws, kind="stable")
+    known, out = np.concatenate(lengths), np.empty(most, np.int64)
+    began, finished = (shares.copy(), deficits.copy()), is_all.astype(np.int64)
+    draws = out[: draw_by_tokens(shares, deficits, known, ends, ends - counts, finished, out)]
+    counts, places = np.bincount(draws, minlength=len(counts)), np.argsort(draws, kind="stable")
+    if most_tokens is None or not len(draws):
+        return counts, places, most_tokens
+    sizes = np.empty(len(draws), np.int64)
+    sizes[places] = np.concatenate([own[:n] for own, n in zip(lengths, counts, strict=True)])
+    ends = np.cumsum(sizes)
+    fitting = max(int((2 * ends - sizes).searchsorted(2 * most_tokens)), 1)
+    if fitting == len(draws):
+        return counts, places, max(most_tokens - int(ends[-1]), 0)
+    deficits[:] = began[1]
+    return *draw_known(began[0], deficits, lengths, is_all, fitting)[:2], 0
 
 
 @compiled

@@ -7,8 +7,9 @@
 
 The packs of a window are shuffled, so that a batch has pieces of many samples: see docs/adr/0026
 and, for packers of windows, 0028. A window has the packs or the samples of `Recipe.window`, rounded
-up to whole chunks of samples; a smaller one is a part of a chunk. Its order depends only on the
-seed, the lane, the queue and its first pack.
+up to whole chunks of samples; a smaller one is a part of a chunk. Where streams are mixed by
+tokens, windows end at a number of tokens. The order of one depends only on the seed, the lane, the
+queue and its first pack.
 
 Cost: about 0.2-0.4 us a sample. Memory: one window of segments (48 bytes each), the packer's
 buffer, and one shuffle block of each stream: 16 bytes per sample, by default at most 262,144.
@@ -24,6 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from streampack.errors import DataError
+from streampack.mix.draw import LOOKAHEAD
 from streampack.pack import Packer, count_dropped, fit_samples, make_packer
 from streampack.pack.overflow import count_pieces
 from streampack.plan.pack_order import copy_packs, even_order, take_packs
@@ -84,14 +86,16 @@ class PackWindows:
         self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
         packs_windows = self.packing.packs_windows if self._small else recipe.packs_windows
         self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
-        # A packer of windows begins with long samples. Parts of one would not have its shares.
         by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
+        # A packer of windows begins with long samples. Parts of one would not have its shares.
         self._keeps_windows = bool(packs_windows) and by_tokens
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
         if self._small:
             self._max_samples = min(self._max_samples, self._small.num_samples)
         chapter = recipe.chapter
+        self._counts_tokens = by_tokens and self._max_packs > 0 and not self._small
+        self._num_together = 0  # windows that are drawn together, where tokens are counted
         self._ramp_packs = Fraction(0)  # packs of the queue over which shares change
         if recipe.is_mixed and chapter is not None and chapter.ramps:
             self._ramp_packs = Fraction(chapter.ramp_slots, recipe.num_lanes)
@@ -204,12 +208,13 @@ class PackWindows:
             packs += [self.packer.flush()] if self.is_complete else []
         whole = packs[0] if len(packs) == 1 else Packs.join(packs)
         num_windows = self._num_windows(len(whole.ends), num_samples, num_packed)
-        return whole, 1 if num_chunks > 1 else num_windows
+        return whole, 1 if num_chunks > 1 and not self._num_together else num_windows
 
     def _num_windows(self, num_packs: int, num_samples: int, num_packed: int = 1) -> int:
         if not self._max_packs:
             return 1
         num = max(-(-num_packs // self._max_packs), -(-num_samples // self._max_samples))
+        num = self._num_together or num
         return min(num, max(num_packed, 1)) if self._keeps_windows else num
 
     def _next_rows(self, num_planned: int) -> Int64Array:
@@ -223,6 +228,22 @@ class PackWindows:
         tokens = self._ramp_packs * part * self.packing.max_seq_len
         return arrivals.next(math.ceil(tokens / arrivals.tokens_per_draw()))
 
+    def _tokens_of_window(self) -> int | None:
+        """Return the tokens that are drawn together, of one window or some; None: any number.
+
+        Of so many samples instead, those that hold a long one would have more tokens, and it would
+        have too small a share of the first packs.
+        """
+        if not self._counts_tokens:
+            return None
+        mean = self.arrivals.tokens_per_draw()
+        most = max(
+            min(self._max_packs * self.packing.max_seq_len, int(self._max_samples * mean)), 1
+        )
+        least = 1 if self._ramp_packs else int(LOOKAHEAD * mean)
+        self._num_together = -(-least // most)
+        return most * self._num_together
+
     def _draw(
         self, num_known: int, packed: list[Packs] | None = None
     ) -> tuple[list[Int64Array], int]:
@@ -232,6 +253,7 @@ class PackWindows:
         """
         chunks: list[Int64Array] = []
         num_packs = num_tokens = num_samples = 0
+        self.arrivals.tokens_left = self._tokens_of_window()
         while not self.is_complete:
             rows = self._next_rows(num_known + num_packs)
             segments = self._next_segments(rows)
@@ -246,6 +268,8 @@ class PackWindows:
                 )
                 num_packs += len(packed[-1])
             is_full = num_packs >= self._max_packs or num_samples >= self._max_samples
+            if self._counts_tokens:
+                is_full = self.arrivals.tokens_left == 0
             # What was drawn before a stream ran out is not shuffled with what takes its place.
             if is_full or self.arrivals.has_run_dry:
                 break

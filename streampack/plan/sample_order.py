@@ -23,6 +23,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from streampack.mix.apportion import scaled_shares
 from streampack.mix.draw import (
@@ -69,12 +70,15 @@ class SampleOrder:
         limited = [stream for stream in self.streams if stream.stream.max_passes is not None]
         self._may_run_dry = has_chapters and bool(limited)
         self._means: list[Fraction] = []  # tokens of a sample of each stream
+        self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
         self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
         self._undelivered: Undelivered | None = None  # samples that are drawn before new ones
         self.has_run_dry = False
         """Whether a stream of a run gave its last sample just now: others take its place."""
         self.fraction = Fraction(0)
         """The fraction of the change of shares that is over."""
+        self.tokens_left: int | None = None
+        """Tokens until draws by tokens stop, or None if they do not."""
         self.start_chapter(recipe)
         self._begin(epoch)
 
@@ -94,6 +98,7 @@ class SampleOrder:
             weights = [stream.stream.chosen_tokens for stream in self.streams]
             self._scaled = scaled_shares(weights, TOKEN_SCALE)
             self._looks = lookaheads(weights, self._sizes())
+            self._own = (None, [Fraction(tokens, max(sum(weights), 1)) for tokens in weights])
             self._draw = self._draw_by_tokens
         else:
             self._quotas = [cursor.num_samples for cursor in self._cursors]
@@ -102,7 +107,7 @@ class SampleOrder:
     def start_chapter(self, recipe: Recipe) -> None:
         """Draw with the shares of another chapter from now on."""
         self._recipe = recipe
-        self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
+        self._own = (None, [])
         self._exhausted = Fraction(0)  # the share of streams that give way to others
         if recipe.mixing.weight_unit == "tokens":
             self._chunk = 0  # its first draw begins with deficits of its own
@@ -188,13 +193,25 @@ class SampleOrder:
             self._recipe.weigh(part[:look, TOKENS]) for part, look in zip(taken, looks, strict=True)
         ]
         shares = self._scaled * (num_known > 0)
-        return draw_known(shares, self._due, lengths, num_known <= looks, most)
+        return self._draw_known(shares, lengths, num_known <= looks, most)
+
+    def _draw_known(
+        self,
+        shares: Int64Array,
+        lengths: list[Int64Array],
+        is_all: npt.NDArray[np.bool_],
+        most: int,
+    ) -> Draws:
+        known = (lengths, is_all, most, self.tokens_left)
+        counts, places, self.tokens_left = draw_known(shares, self._due, *known)
+        return counts, places
 
     def _begin_draws(self, shares: Int64Array) -> None:
         """Set the deficits with which the epoch or chapter begins, at its first draw by tokens."""
         if self._chunk:
             return
         recipe, self._chunk = self._recipe, 1
+        whole = max(int(shares.sum()), 1)
         part = recipe.chapter.number if recipe.chapter else self._epoch
         waits = []
         for number, (stream, share) in enumerate(zip(self.streams, shares.tolist(), strict=True)):
@@ -203,7 +220,8 @@ class SampleOrder:
             seed_path = (part, recipe.keys[stream.number])
             # The last sample of the epoch before may extend into this one.
             rest = self._cursors[number].rest
-            waits.append(rest or first_wait(lengths, self._lane, recipe.order.seed, seed_path))
+            place = (self._lane, recipe.order.seed, seed_path)
+            waits.append(rest or first_wait(lengths, share / whole, *place))
         self._due = first_deficits(shares, waits)
 
     def _draw_by_shares(self, most: int) -> Draws:
@@ -222,7 +240,7 @@ class SampleOrder:
             self._lengths(number, look if share else 0)
             for number, (look, share) in enumerate(zip(looks, scaled.tolist(), strict=True))
         ]
-        return draw_known(scaled, self._due, lengths, scaled == 0, most)
+        return self._draw_known(scaled, lengths, scaled == 0, most)
 
     def _sizes(self) -> list[tuple[int, int]]:
         return [(own.stream.num_samples, own.stream.num_tokens) for own in self.streams]

@@ -67,10 +67,11 @@ def run_plan(
     global_batch_size: int = 8,
     max_passes: Mapping[str, Fraction] | None = None,
     on_exhausted: str = "substitute",
+    shard_size: int = 64,
 ) -> RunPlan:
     streams = [
         replace(
-            plan_stream(own, number),
+            plan_stream(own, number, shard_size),
             name=name,
             max_passes=(max_passes or {}).get(name),
             on_exhausted=on_exhausted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,20 +149,24 @@ def test_by_tokens_stopping_and_going_on_with_the_same_deficits_changes_nothing(
     assert run(cut, 60 - cut) == run(60)
 
 
-def test_first_waits_are_parts_of_lengths_that_are_drawn_by_tokens_and_spread_over_lanes():
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_first_waits_are_parts_of_lengths_that_are_drawn_by_tokens_and_spread_over_lanes(share):
     lengths = np.random.default_rng(0).lognormal(6, 1, 250).astype(np.int64)
-    means = []
+    means, at_once = [], []
     for seed in range(20):
-        waits = [first_wait(lengths, lane, seed, (0, "web")) for lane in range(64)]
-        assert all(0 <= wait < lengths.max() for wait in waits)
+        waits = [first_wait(lengths, share, lane, seed, (0, "web")) for lane in range(64)]
+        assert all(0 <= wait <= lengths.max() for wait in waits)
+        at_once.append(waits.count(0) / len(waits))
         means.append(np.mean(waits))
     expected = (lengths**2).sum() / lengths.sum() / 2  # half of a length drawn by tokens
 
     assert abs(np.mean(means) / expected - 1) < 0.03
-    assert np.std(means) / expected < 0.15  # 0.19 if each lane were drawn independently
+    assert abs(np.mean(at_once) - share / 2) < 0.01  # where a lane begins inside a sample
+    if share < 0.1:
+        assert np.std(means) / expected < 0.15  # 0.19 if each lane were drawn independently
     places = [(3, 0, "web"), (3, 1, "web"), (4, 0, "web"), (3, 0, "code")]
-    assert len({first_wait(lengths, 0, seed, path) for seed, *path in places}) == 4
-    assert first_wait(lengths[:0], 0, 3, (0, "web")) == 0
+    assert len({first_wait(lengths, share, 0, seed, path) for seed, *path in places}) == 4
+    assert first_wait(lengths[:0], share, 0, 3, (0, "web")) == 0
 
 
 @given(

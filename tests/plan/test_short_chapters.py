@@ -57,6 +57,20 @@ def delivered(plan: RunPlan, view: DeviceView, most: int | None = None):
     return counts[:, TOKENS] / counts[:, TOKENS].sum()
 
 
+def delivered_after(plan: RunPlan, view: DeviceView, steps: list[int]) -> list[np.ndarray]:
+    """The share of each stream in the tokens of the first batches, for each number of them."""
+    sequence = PackSequence(plan, [view])
+    counts = np.zeros((len(plan.recipes[0].streams), len(COUNTED)), np.int64)
+    found = []
+    for number in np.diff(steps, prepend=0).tolist():
+        while number and (batches := sequence.next(min(number, 64))) is not None:
+            count_segments(batches.packs.segments, counts)
+            number -= batches.num_batches
+        found.append(counts[:, TOKENS] / counts[:, TOKENS].sum())
+    sequence.close()
+    return found
+
+
 MIXTURES = [
     {"web": 0.8, "books": 0.2},
     {"web": 0.2, "books": 0.8},
@@ -105,3 +119,63 @@ def test_epochs_begin_with_their_shares_on_average(epoch_end):
         )
         found.append(delivered(RunPlan([r]), DeviceView(batch_size=64), most=20))
     check(found, weights)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("method", [None, "next_fit"])
+def test_a_window_with_a_long_sample_has_no_more_tokens_than_others(method, steps):
+    """A step is half a window. A window has at most four books."""
+    weights = {"web": 0.9, "books": 0.1}
+    found = []
+    for seed in range(8):
+        plan = run_plan(
+            {"web": np.full(600_000, 10), "books": np.full(3_000, 5_000)},
+            [Chapter(weights=weights, steps=steps)],
+            method="random",
+            unit="tokens",
+            packing=Packing(max_seq_len=500, method=method),
+            order=Order(seed=seed, pack_shuffle=32 * 512),
+            num_lanes=32,
+            lane_turn=20,
+            global_batch_size=32 * 20,
+        )
+        found.append(delivered(plan, DeviceView(batch_size=640)))
+    check(found, weights)
+
+
+LONG = {
+    "web": lengths_of(400, 1.2, 2_000_000),
+    "code": lengths_of(1_800, 1.5, 300_000),
+    "books": lengths_of(81_000, 0.8, 40_000),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_lanes", [1, 8, 64])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"web": 0.98, "books": 0.02},
+        {"web": 0.02, "books": 0.98},
+        {"web": 0.68, "code": 0.3, "books": 0.02},
+    ],
+)
+def test_chapters_of_long_documents_deliver_small_shares_on_average(weights, num_lanes):
+    """Over 200 seeds, after 20 and after 100 steps of 512 packs of 8,192 tokens."""
+    found = []
+    for seed in range(200):
+        plan = run_plan(
+            {name: LONG[name] for name in weights},
+            [Chapter(weights=weights, steps=100)],
+            method="random",
+            unit="tokens",
+            packing=Packing(max_seq_len=8192),
+            order=Order(seed=seed),
+            num_lanes=num_lanes,
+            lane_turn=512 // num_lanes,
+            global_batch_size=512,
+            shard_size=5000,
+        )
+        found.append(delivered_after(plan, DeviceView(batch_size=512), [20, 100]))
+    for shares in np.moveaxis(found, 1, 0):
+        check(list(shares), weights)
