@@ -1,0 +1,35 @@
+"""The values that items of an iterable stream may hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streampack import DataError, IterableStream, PackedIterableDataset, Packing
+from tests.helpers.iterables import pieces
+
+
+@pytest.mark.parametrize("make", [list, np.array])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("tokens", 2**31, "token 2147483648 is not a token id"),
+        ("tokens", -1, "token -1 is negative"),
+        ("said", -(2**31), "'said' holds -2147483648, which is outside int32"),
+        ("mask", 2, "'mask' holds 2, but a loss mask holds 1"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_sample_or_skipped(make, field, value, message):
+    rows = [{"tokens": [1, 2], "said": [1, -100], "mask": [0, 1]} for _ in range(3)]
+    rows[1][field][1] = value
+    rows = [{name: make(values) for name, values in row.items()} for row in rows]
+
+    def dataset(**options):
+        stream = IterableStream(
+            rows, labels="said", labels_shifted=True, loss_mask="mask", **options
+        )
+        return PackedIterableDataset([stream], packing=Packing(max_seq_len=8))
+
+    with pytest.raises(DataError, match=rf"sample 1: {message}"):
+        list(dataset())
+    assert len(pieces(dataset(on_bad_sample="skip"))) == 2
