@@ -9,7 +9,7 @@ from streampack import DataError, IterableStream, PackedIterableDataset, Packing
 from tests.helpers.iterables import pieces
 
 
-@pytest.mark.parametrize("make", [list, np.array])
+@pytest.mark.parametrize("make", [list, tuple, np.array])
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
