@@ -56,7 +56,7 @@ ROOMS = {
     "streams": ["streams", "planned", "flat", "online"],
     "flat": ["flat", "streams"],
     "runtime": ["runtime", "loader"],
-    "write": ["write", "cli"],
+    "write": ["write", "cli", "flat"],
 }
 """The folders of tests that could notice a change in a folder of streampack/; others: their own."""
 
