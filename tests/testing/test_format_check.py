@@ -38,10 +38,11 @@ def test_the_formats_of_this_package_pass(form: str) -> None:
     assert_format(form, lambda *args: write(form, *args), **options_of(form))
 
 
-class _ShortLengths(Megatron):
+class _JoinedDocuments(Megatron):
     def open(self, file: FoundFile, options: Options) -> TokenFile:
         opened = super().open(file, options)
-        ends = opened.boundaries.begins(np.arange(1, opened.boundaries.num_samples))
+        ends = opened.boundaries.begins(np.arange(2, opened.boundaries.num_samples))
+        ends = np.append(ends, file.num_bytes // 2)
         return TokenFile(
             name=file.name, dtype="uint16", num_bytes=file.num_bytes, boundaries=Ends(ends)
         )
@@ -73,7 +74,7 @@ def _write_other(folder: Path, documents: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("form", "writer", "message"),
     [
-        (_ShortLengths(), write_megatron, "all documents: has lengths"),
+        (_JoinedDocuments(), write_megatron, "all documents: has lengths"),
         (_OtherType(), _write_other, "document 0 has tokens"),
         (_NoChecks(), lambda *args: write("datatrove", *args), "cut to half of its bytes"),
     ],
