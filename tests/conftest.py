@@ -24,6 +24,7 @@ collect_ignore = [
     "helpers/site",
     # Scripts for a virtual environment with peft or trl.
     "helpers/worlds/lora_job.py",
+    "helpers/worlds/parallel_trainers_job.py",
     "helpers/worlds/trl_job.py",
 ]
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import distributed
 from torch.multiprocessing import start_processes
 
@@ -25,6 +26,9 @@ def run_rank(
     options: dict[str, Any],
 ) -> None:
     """Record the result of `load` on one rank, or the error it raises."""
+    torch.set_num_threads(
+        1
+    )  # OpenMP's threads of the parent are not in a fork, which waits for them
     distributed.init_process_group(
         backend,
         init_method=f"file://{folder}/meeting",
