@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import record
 import workloads
 
-from streampack.config import Packing
+from streampack.config import Order, Packing
 from streampack.pack import fit_samples, make_packer
-from streampack.report.packers import packer_result, packings_to_compare, samples_at_once
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
 CHUNK = 4096  # samples that a planner hands to its packer in one call
@@ -36,6 +36,56 @@ NUM_WATCHED = 4000  # samples to measure the waiting time of
 SLOW_S, SLOW_SAMPLES = 0.02, 10_000  # a packer that takes longer for a chunk packs fewer samples
 SEQ_LENS = [2048, 4096, 8192, 32_768]
 HARD = ("uniform", "chat")
+
+
+def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
+    """Return packings by name: one per method, the default first, and exact fit with cuts."""
+    short = max(min(4096, max_seq_len // 8), 1)
+    options: dict[str, dict[str, Any]] = {
+        "best_fit_decreasing": {},
+        "exact_fit": {},
+        "exact_fit, split_gap=0.01": {"method": "exact_fit", "split_gap": 0.01},
+        "best_fit": {},
+        "first_fit": {},
+        "knapsack": {},
+        "next_fit": {},
+        "concat": {},
+        f"two_tiers, short_seq_len={short}": {"method": "two_tiers", "short_seq_len": short},
+    }
+    return {
+        name: Packing(max_seq_len=max_seq_len, **{"method": name, **values})
+        for name, values in options.items()
+    }
+
+
+def samples_at_once(segments: Int64Array, packing: Packing) -> int:
+    """Return how many of these segments a planner in one lane passes to its packer together."""
+    if not packing.packs_windows:
+        return CHUNK
+    num_packs, num_samples = Order().pack_window
+    mean = segments[:, LENGTH].mean()
+    return max(min(num_samples, int(num_packs * packing.max_seq_len / mean)), CHUNK)
+
+
+def waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, float]:
+    """Return how many packs leave while a sample waits: mean, 99th percentile, maximum."""
+    packer = make_packer(packing)
+    arrived = np.zeros(len(segments), np.int64)  # packs that had left when each sample arrived
+    waits: list[Int64Array] = []
+    number = segments.copy()
+    number[:, SAMPLE] = np.arange(len(segments))
+    num_packs = 0
+    size = len(segments) if packing.packs_windows else 1
+    for row in range(0, len(segments), size):
+        arrived[row : row + size] = num_packs
+        packs = packer.add(number[row : row + size])
+        sizes = np.diff(packs.ends, prepend=0)
+        left = num_packs + np.repeat(np.arange(len(packs)), sizes)
+        waits.append(left - arrived[packs.segments[:, SAMPLE]])
+        num_packs += len(packs)
+    waited = np.sort(np.concatenate(waits)) if num_packs else np.zeros(1, np.int64)
+    p99 = waited[int(np.ceil(0.99 * len(waited))) - 1]
+    return float(waited.mean()), float(p99), float(waited[-1])
 
 
 def pack(samples: Int64Array, packing: Packing) -> tuple[float, Packs]:
@@ -74,7 +124,8 @@ def measure(lengths: Int64Array, packing: Packing, num_runs: int) -> dict[str, o
         samples = samples[:SLOW_SAMPLES]
     runs = [pack(samples, packing) for _ in range(num_runs)]
     packs = runs[0][1]
-    wait = packer_result(lengths[:NUM_WATCHED], packing).wait
+    watched = fit_samples(samples[:NUM_WATCHED], packing.max_seq_len, packing.overflow, ["samples"])
+    wait = waiting(watched, packing)
     seconds = [max(spent, 1e-9) for spent, _ in runs]
     num_tokens = int(packs.segments[:, LENGTH].sum())
     return {

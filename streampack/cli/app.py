@@ -34,7 +34,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as in shells
 TERMINATED = 143  # 128 + SIGTERM
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Where the function of a verb is, if not in a module of its name.
-MODULES = {"compare-packers": "inspect", "demo": "demo.show", "merge": "write"}
+MODULES = {"demo": "demo.show", "merge": "write"}
 MODULES |= dict.fromkeys(("at", "where", "diff"), "lookback")
 MODULES |= dict.fromkeys(("simulate", "plan", "report"), "planning")
 NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)

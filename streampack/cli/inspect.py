@@ -1,4 +1,4 @@
-"""``streampack inspect PATH``: show a stream's contents and one of its packs; compare packers.
+"""``streampack inspect PATH``: show a stream's contents and one of its packs.
 
 ::
 
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -20,10 +19,9 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from streampack._checks import check_choice
 from streampack._paths import folder_of
 from streampack.cli.console import counted, output_console, visible
-from streampack.cli.verbs import ComparePackers, Inspect, StreamOptions
+from streampack.cli.verbs import Inspect, StreamOptions
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
@@ -31,14 +29,6 @@ from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report.bars import colour, pack_lines
 from streampack.report.lengths import histogram_table, length_quantiles
-from streampack.report.packers import (
-    COLUMNS,
-    KINDS,
-    packer_result,
-    packings_to_compare,
-    synthetic_lengths,
-)
-from streampack.rng import permutation
 from streampack.streams import Stream, TokenStream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.files import finished_parts
@@ -228,33 +218,3 @@ def _words(ids: IntArray, decoder: Tokenizer | None) -> str:
         end = CHARACTERS_SHOWN
     is_whole = len(some) == len(ids) and len(text) <= CHARACTERS_SHOWN
     return text if is_whole else f"{text[:end]} ..."
-
-
-def run_compare_packers(options: ComparePackers) -> None:
-    """Pack lengths with every packer, and print the results."""
-    streams = [
-        open_mds(_describe(path, options), 0, has_targets=False) for path in options.stream or []
-    ]
-    table = Table(box=box.MARKDOWN if options.markdown else box.SIMPLE_HEAD)
-    for number, name in enumerate(("lengths", "packer", *COLUMNS)):
-        table.add_column(name, justify="left" if number < 2 else "right")
-    for title, lengths in _all_lengths(options.samples, streams, options.kind):
-        for size in options.max_seq_len or [8192]:
-            for name, packing in packings_to_compare(size).items():
-                cells = packer_result(lengths, packing).cells
-                table.add_row(Text(f"{title} {size:,}"), name, *cells)
-            table.add_section()
-    output_console().print(table)
-
-
-def _all_lengths(
-    num_samples: int, streams: Sequence[TokenStream], kinds: Sequence[str] | None
-) -> Iterator[tuple[str, Int64Array]]:
-    for kind in kinds or ([] if streams else KINDS):
-        check_choice("kind", kind, KINDS)
-        yield kind, synthetic_lengths(kind, num_samples)
-    for stream in streams:
-        lengths = lengths_of(stream, stream.num_shards)
-        # Shuffled, as in training: in stored order, lengths may be sorted.
-        order = permutation(len(lengths), 0, "compare-packers")
-        yield stream.name, lengths[order[:num_samples]]

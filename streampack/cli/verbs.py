@@ -328,24 +328,6 @@ class Diff:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparePackers(StreamOptions):
-    """Pack the same lengths with every packer, and compare."""
-
-    max_seq_len: Annotated[
-        list[int] | None, Option(min=8, help="Tokens in a pack; give several to compare: 8192.")
-    ] = None
-    samples: Annotated[int, Option(min=1, help="Samples of each kind of lengths.")] = 100_000
-    stream: Annotated[
-        list[str] | None, Option(help="A stream whose lengths are packed too, in random order.")
-    ] = None
-    kind: Annotated[
-        list[str] | None,
-        Option(help="Synthetic lengths: web, sft, code, long, uniform, chat; by default all."),
-    ] = None
-    markdown: Annotated[bool, Option("--markdown", help="Print one table of Markdown.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class Demo:
     """Write real text as streams, show its packs, and write a report; offline."""
 
@@ -368,6 +350,5 @@ VERBS: dict[str, type] = {
     "at": At,
     "where": Where,
     "diff": Diff,
-    "compare-packers": ComparePackers,
     "demo": Demo,
 }

@@ -139,7 +139,6 @@ CALLS = {
     "inspect": ([Stream], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),
-    "compare-packers": ([Stream], {"samples", "stream", "kind", "markdown"}),
 }
 
 

@@ -11,8 +11,8 @@ from streampack.balance import AttentionCost
 from streampack.config import Packing
 from streampack.pack import make_packer
 from streampack.pack.cost import check_max_cost, cost_of
-from streampack.report.packers import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
+from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.oracles import rows_of
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
-from streampack.report.packers import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
+from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.oracles import rows_of
 
 

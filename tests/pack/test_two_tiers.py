@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.pack import make_packer
-from streampack.report.packers import synthetic_lengths
 from streampack.types import LENGTH, Packs
 from tests.helpers.examples import examples
+from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.oracles import rows_of
 
 

@@ -17,9 +17,9 @@ from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
-from streampack.report.packers import synthetic_lengths
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
+from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.planning import (
     queue_packs,
     recipe,

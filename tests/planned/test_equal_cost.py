@@ -10,11 +10,11 @@ import pytest
 
 from streampack import PackedDataLoader, Packing
 from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
-from streampack.report.packers import synthetic_lengths
 from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH
 from tests.helpers import conformance
 from tests.helpers.conformance import all_rows
+from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.planning import global_batches, recipe
 
 SIZE = 256
