@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data import IterableDataset, IterDataPipe
 from torch.utils.data.graph_settings import apply_sharding
 
 from streampack.errors import ConfigError
+from streampack.runtime.torch_worker import worker_here
 from streampack.streams.source_traits import is_hugging_face, own_copy
 
 Sample = TypeVar("Sample")
@@ -116,12 +117,12 @@ class MaxTokenBucketizer(IterableDataset[list[Sample]]):
             yield heapq.heappop(heap)
 
     def _own_part(self) -> Iterable[Sample]:
-        info, source = get_worker_info(), self.datapipe
-        if info is None:
+        worker, source = worker_here(), self.datapipe
+        if not worker:
             return source
         if isinstance(source, IterDataPipe):
             # As DataLoader does if its dataset is itself a datapipe.
-            apply_sharding(source, info.num_workers, info.id)
+            apply_sharding(source, worker.num_workers, worker.number)
         if isinstance(source, IterableDataset) or is_hugging_face(source):
             return source
-        return islice(source, info.id, None, info.num_workers)
+        return islice(source, worker.number, None, worker.num_workers)

@@ -18,8 +18,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from streampack._checks import read_count
 from streampack.batch.formats.registry import BatchFormat, Formatter, check_format, to_native
 from streampack.batch.slices import context_slice
@@ -32,6 +30,7 @@ from streampack.online.loading import OnlineLoading
 from streampack.online.plan import FlowPlan, Steps
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
+from streampack.runtime.torch_worker import worker_here
 from streampack.runtime.whole_batch import whole
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.streams import IterableStream
@@ -60,7 +59,7 @@ class FlowDataset(ResumableDataset[OnlineEngine]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin an epoch at the first batch, or resume; in a torch worker, its share of it."""
-        if get_worker_info() is not None:
+        if worker_here():
             return self._engine.batches()
         self._engine.check_world()
         if self._session is None or self._session.engine is not self._engine:  # or of a copy

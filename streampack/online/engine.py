@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
@@ -53,6 +52,7 @@ from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.thread_map import ordered_thread_map, prefetched
+from streampack.runtime.torch_worker import worker_here
 from streampack.runtime.whole_batch import whole
 from streampack.streams.source_traits import has_index
 from streampack.types import Int64Array, Packs, State
@@ -190,8 +190,8 @@ class OnlineEngine(ResumableRun[Position, Position]):
         )
 
     def _own_slice(self) -> WorkerSlice:
-        info = get_worker_info()
-        return self.slice_of(info.id, info.num_workers) if info else self.slice_of(0, 1)
+        worker = worker_here()
+        return self.slice_of(worker.number, max(worker.num_workers, 1))
 
     # Iteration.
 
@@ -217,8 +217,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
                 del batch  # free it before the next one is made
 
     def _begin(self, worker: int, key: str) -> Position:
-        info = get_worker_info()
-        max_prefetch(self.buffers, self.footprint(info.num_workers if info else 0), 1)
+        max_prefetch(self.buffers, self.footprint(worker_here().num_workers), 1)
         if self._reading is not None:
             self._reading.close()  # its thread would continue to read from the same sources
             self._reading = None
@@ -274,7 +273,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self, start: Position, state: State, ahead: int = 1
     ) -> Generator[Delivery, None, None]:
         """Yield the rest of this process's share of an epoch, after a state of its own."""
-        if get_worker_info() is not None:
+        if worker_here():
             limit_tokenizer_threads(self.plan.streams)
         worker_slice, epoch = self._own_slice(), start.epoch
         fingerprint = self._fingerprint_at(worker_slice)
@@ -325,7 +324,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self.loop = LoopPosition(epoch, 0)
 
     def _resume_from(self, position: Position) -> None:
-        self._start, self._is_start_own = position, get_worker_info() is not None
+        self._start, self._is_start_own = position, bool(worker_here())
         self.go_to(position.epoch)
 
     def _fingerprint_at(self, worker_slice: WorkerSlice) -> dict[str, Any]:
@@ -359,9 +358,8 @@ class OnlineEngine(ResumableRun[Position, Position]):
                 "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
-        is_in_worker = get_worker_info() is not None
         [state] = self.whole_position(self.position).states
-        return saved_state(state | ({} if is_in_worker else self.loop_state()))
+        return saved_state(state | ({} if worker_here() else self.loop_state()))
 
     def load_state_dict(self, state: State) -> None:
         self.load([state], 0, state)
@@ -369,7 +367,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
     def load(self, states: Sequence[State], next_worker: int, whole: State) -> None:
         """Resume from the states of a loader's workers, or of this process, in a whole state."""
         slices = [self.slice_of(n, len(states)) for n in range(len(states))]
-        if get_worker_info() is not None:
+        if worker_here():
             slices = [self._own_slice()]
         for state, own in zip(states, slices, strict=True):
             check_state(state, self._fingerprint_at(own), own)

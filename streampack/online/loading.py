@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
-from torch.utils.data import get_worker_info
 
 from streampack._layout import process_group
 from streampack.errors import ConfigError, DataError, ResumeError, StreampackError, WorkerError
@@ -36,6 +35,7 @@ from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import MINUTES, cpu_group, digest_of_values, other_ranks
 from streampack.runtime.stats import COUNTED, OverRanks, alone, delivery_report
+from streampack.runtime.torch_worker import worker_here
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions
 from streampack.types import State
@@ -44,8 +44,7 @@ from streampack.world import World
 
 def _serve(engine: OnlineEngine, ahead: int, start: Position) -> Callable[[Any], list[Delivery]]:
     """Set up a worker of a `Pool`; return what gives its next batch, with its state after that."""
-    info = get_worker_info()
-    state = start.states[info.id if info else 0]
+    state = start.states[worker_here().number]
     engine.adopt(start)
     items = engine.deliveries(start, state, ahead)
     return lambda _: list(islice(items, 1))

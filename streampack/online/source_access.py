@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import _utils, get_worker_info
-
 from streampack.errors import ConfigError
+from streampack.runtime import torch_worker
 
 
 class SourceLock:
@@ -43,17 +42,6 @@ class SourceLock:
             yield
 
 
-class _WatchedInfo:
-    """A torch worker's info that knows whether its number, or that of workers, was asked for."""
-
-    def __init__(self, info: Any) -> None:
-        self._info, self.was_asked = info, False
-
-    def __getattr__(self, name: str) -> Any:
-        self.was_asked |= name in ("id", "num_workers")
-        return getattr(self._info, name)
-
-
 @contextmanager
 def watched(name: str, source: object, sharded: bool | None) -> Iterator[None]:
     """Let a source run whose items are dealt to workers; one that asks for its worker is refused.
@@ -61,20 +49,13 @@ def watched(name: str, source: object, sharded: bool | None) -> Iterator[None]:
     Raises:
         ConfigError: If it asked, and `sharded` does not say what for. With False, it sees none.
     """
-    info = get_worker_info()
-    if info is None:
+    with torch_worker.watch_asking(is_hidden=sharded is not None) as was_asked:
         yield
-        return
-    seen = _WatchedInfo(info) if sharded is None else None
-    _utils.worker._worker_info = seen  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        _utils.worker._worker_info = info
-    if seen is not None and seen.was_asked:
+    if was_asked():
         raise ConfigError(
             f"stream {name!r}: its source ({type(source).__name__}) asks which of "
-            f"{info.num_workers} workers it is in, while its items are divided among them "
-            "already, so most would never come; set sharded=True if it gives each worker of each "
-            "rank its own samples, or sharded=False if all of them are to be divided"
+            f"{torch_worker.worker_here().num_workers} workers it is in, while its items are "
+            "divided among them already, so most would never come; set sharded=True if it gives "
+            "each worker of each rank its own samples, or sharded=False if all of them are to be "
+            "divided"
         )

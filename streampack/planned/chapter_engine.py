@@ -14,8 +14,6 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from torch.utils.data import get_worker_info
-
 from streampack._checks import read_count
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError, ResumeError
@@ -44,6 +42,7 @@ from streampack.planned.engine import PlanEngine
 from streampack.planned.spec import DatasetSpec
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
+from streampack.runtime.torch_worker import TorchWorker, worker_here
 from streampack.types import State
 
 
@@ -133,7 +132,7 @@ class ChapterEngine(PlanEngine):
         return not (is_over and reached.epoch + 1 == len(self.run))
 
     def _begin(self, worker: int, key: str) -> PackSequence:
-        if get_worker_info() is not None:
+        if worker_here():
             self._begin_in_worker(worker, key)
         start = self._reached
         first = self.next_epoch
@@ -188,11 +187,11 @@ class ChapterEngine(PlanEngine):
         self.note(sequence, end)
 
     def _batches(
-        self, begun: PackSequence | None, worker: int, num_workers: int
+        self, begun: PackSequence | None, worker: TorchWorker
     ) -> Generator[Batch, None, None]:
         self._reads_all = True
         try:
-            yield from super()._batches(begun, worker, num_workers)
+            yield from super()._batches(begun, worker)
         finally:
             self._reads_all = False
 
@@ -221,7 +220,7 @@ class ChapterEngine(PlanEngine):
 
     def state_dict(self) -> State:
         """Return the state of the run; only the training process knows it."""
-        if get_worker_info() is not None:
+        if worker_here():
             raise ResumeError(
                 "a worker does not know where a run of chapters stands; save "
                 "dataset.state_after(batch), which fits any number of workers"

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
 
 from streampack.batch.batch import Batch
 from streampack.batch.buffer_pool import BufferPool
@@ -52,6 +51,7 @@ from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView, digest_of_values
 from streampack.runtime.resumable import ResumableRun
+from streampack.runtime.torch_worker import TorchWorker, worker_here
 from streampack.runtime.whole_batch import whole
 from streampack.streams import TokenStream
 from streampack.types import State
@@ -287,36 +287,35 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def batches(self) -> Iterator[Batch]:
         """Iterate the next epoch; in a torch worker, every num_workers-th batch of it."""
-        info = get_worker_info()
-        num_workers = info.num_workers if info else 0
-        footprint = self.footprint(num_workers, plans_in_workers=info is not None)
+        worker = worker_here()
+        footprint = self.footprint(worker.num_workers, plans_in_workers=bool(worker))
         max_prefetch(self.buffers, footprint, 1)
-        if info is None:
+        if not worker:
             self.check_world()
             self.ask()
-            return close_at_exit(self._batches(None, 0, 0))
-        # Begin immediately: a worker may be asked for its state before its first batch.
-        return close_at_exit(self._batches(self.begin(), info.id, num_workers))
+        # A worker begins immediately: it may be asked for its state before its first batch.
+        return close_at_exit(self._batches(self.begin() if worker else None, worker))
 
     def _batches(
-        self, begun: PackSequence | None, worker: int, num_workers: int
+        self, begun: PackSequence | None, worker: TorchWorker
     ) -> Generator[Batch, None, None]:
         """Yield the batches of an iteration without a `PackedDataLoader`, or a worker's share.
 
         Every worker plans all steps, and reads every num_workers-th.
         """
+        number, num_workers, _ = worker
         step, turns = 0, max(num_workers, 1)
         with self.iteration(begun) as sequence:
             read, base = self._plain_reader(), sequence.position
             num_moves = self.num_moves
-            ahead = self.read_ahead(sequence, num_workers, worker if num_workers else None)
+            ahead = self.read_ahead(sequence, num_workers, number if worker else None)
             stride = self._view.stride
             with closing(sequence), closing(ahead):
                 ahead.look()
-                while (plan := sequence.next(fetch=step % turns == worker)) is not None:
+                while (plan := sequence.next(fetch=step % turns == number)) is not None:
                     step += 1
                     finished = ahead.look()
-                    if (step - 1) % turns == worker:
+                    if (step - 1) % turns == number:
                         # A worker knows only its own progress: assume that its round is complete.
                         rounds = -(-step // turns) * turns
                         position = base + rounds * stride if num_workers else plan.position
@@ -342,9 +341,9 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
                 "batches were delivered by a loader, so the dataset cannot know its position; "
                 "use dataset.state_after(batch) with the last batch, or loader.state_dict()"
             )
-        state, info = self.state_here(), get_worker_info()
-        if info is not None:
-            state |= {"worker": [info.id, info.num_workers], "window": self._view.stride}
+        state, worker = self.state_here(), worker_here()
+        if worker:
+            state |= {"worker": [worker.number, worker.num_workers], "window": self._view.stride}
         return state
 
     def state_after(self, batch: Mapping[str, Any]) -> State:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan.epoch_state import RunShape, check_resized, decode_epochs, run_shape
 from streampack.plan.lane_ends import count_slots, packs_in, slots_in
@@ -23,6 +21,7 @@ from streampack.planned.refusals import (
     check_within_epoch,
 )
 from streampack.runtime.resumable import ResumableRun
+from streampack.runtime.torch_worker import worker_here
 from streampack.types import State
 
 
@@ -78,7 +77,7 @@ class EpochEngine(PlanEngine):
         return sequence
 
     def _next_sequence(self, worker: int, key: str) -> PackSequence:
-        if get_worker_info() is not None:
+        if worker_here():
             self._take_over_run()
         start, self._worker_start = self._worker_start, None
         if start is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch.utils.data import get_worker_info
-
 from streampack.config import Packing
 from streampack.config.combination_table import SLOTS
 from streampack.config.combinations import check_combination
@@ -15,6 +13,7 @@ from streampack.pack.cost import check_max_cost
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
+from streampack.runtime.torch_worker import worker_here
 from streampack.streams import TokenStream
 from streampack.types import State
 
@@ -130,11 +129,12 @@ def check_saving_worker(state: State, view: DeviceView) -> bool:
 
     A step must also take as many packs as there.
     """
-    info, saved_in = get_worker_info(), state.get("worker")
+    worker, saved_in = worker_here(), state.get("worker")
     if saved_in is None:
         return False
-    if info is None or saved_in != [info.id, info.num_workers]:
-        here = f"worker {info.id} of {info.num_workers}" if info else "the training process"
+    own = [worker.number, worker.num_workers]
+    if not worker or saved_in != own:
+        here = "worker {} of {}".format(*own) if worker else "the training process"
         is_pair = isinstance(saved_in, list) and len(saved_in) == 2
         there = "worker {} of {}".format(*saved_in) if is_pair else f"{saved_in!r}"
         raise ResumeError(

@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from reprlib import repr as short_repr
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from streampack.batch.batch import Batch
 from streampack.errors import ConfigError
 from streampack.runtime.arguments import check_epoch
 from streampack.runtime.epoch_counter import SharedEpochCounter
 from streampack.runtime.rank_digest import RankView, digest_of_values
+from streampack.runtime.torch_worker import worker_here
 from streampack.runtime.whole_batch import check_not_of_trainer
 from streampack.types import State
 from streampack.world import World
@@ -91,18 +92,19 @@ class ResumableRun(Generic[Iteration, Position]):
 
         Until the first batch is noted, `abandon` restores everything as it was before.
         """
-        info = get_worker_info()
-        worker = info.id if info else 0
+        worker = worker_here()
         # Workers of one iteration share the loader's base seed. A resumed persistent worker keeps
         # its seed, so the key also counts iterations.
-        owner = f"{info.seed - info.id}:{info.num_workers}" if info else f"{os.getpid()}:{id(self)}"
+        owner = f"{os.getpid()}:{id(self)}"
+        if worker:
+            owner = f"{worker.base_seed}:{worker.num_workers}"
         key = f"{owner}:{self._num_iterations}"
         self._num_iterations += 1
         fields = {name: getattr(self, name) for name in self.ROLLED_BACK}
-        self._before = worker, self.counter.word(worker), fields
+        self._before = worker.number, self.counter.word(worker.number), fields
         try:
             self.check_world()
-            self._current = iteration = self._begin(worker, key)
+            self._current = iteration = self._begin(worker.number, key)
         except BaseException:
             self.abandon()
             raise
@@ -145,7 +147,7 @@ class ResumableRun(Generic[Iteration, Position]):
     def is_elsewhere(self) -> bool:
         """Whether another process's workers have begun an iteration since this one's last."""
         has_begun = self.counter.has_begun and self.counter.next_epoch != self._epoch_after
-        return has_begun and get_worker_info() is None
+        return has_begun and not worker_here()
 
     def go_to(self, epoch: int) -> None:
         self.counter.set_epoch(epoch)

@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import _utils
 
+from streampack.runtime.torch_worker import TorchWorker, introduce
 from streampack.types import IntArray
 
 SMALL_BYTES = 4096  # an array of less is part of the pickle
@@ -130,7 +130,7 @@ class _Outbox:
 def run_worker(
     theirs: Any,
     serve: Serve,
-    info: tuple[int, int, int],
+    worker: TorchWorker,
     mask: set[Any],
     environment: dict[str, str] | None,
 ) -> None:
@@ -143,7 +143,8 @@ def run_worker(
         os.environ.clear()
         os.environ.update(environment)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # until here, a fork blocks all of them
-    _introduce(serve, *info)
+    _seed(worker.base_seed + worker.number)
+    introduce(worker, serve)
     ForkingPickler.register(torch.Tensor, by_value)
     inbox, outbox = _Inbox(theirs), _Outbox(theirs)
     work: DoTask | None = None
@@ -167,16 +168,11 @@ def _leave_signals() -> None:
     signal.set_wakeup_fd(-1)  # of the trainer's event loop
 
 
-def _introduce(dataset: Any, number: int, num_workers: int, base_seed: int) -> None:
-    """Seed the process and set torch's worker info, which sources and formats query."""
-    seed = base_seed + number
+def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    _utils.worker._worker_info = _utils.worker.WorkerInfo(
-        id=number, num_workers=num_workers, seed=seed, dataset=dataset
-    )
 
 
 def _begun(serve: Serve, given: Any) -> DoTask:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from streampack.errors import naming_limits
+from streampack.runtime.torch_worker import TorchWorker
 from streampack.runtime.worker_main import Serve, run_worker
 
 LEAVE_S = 2.0  # time limit for workers to end by themselves
@@ -110,7 +111,7 @@ class WorkerProcesses:
             ours, theirs = context.Pipe()
             self.sockets.append(ours)
             _limit(ours, self._options.timeout)
-            info = (number, self._options.num_workers, self._base_seed)
+            worker = TorchWorker(number, self._options.num_workers, self._base_seed)
             method = context.get_start_method()
             # A fork server keeps the variables that were set when it was started.
             environment = dict(os.environ) if method == "forkserver" else None
@@ -120,7 +121,7 @@ class WorkerProcesses:
             try:
                 process = context.Process(
                     target=run_worker,
-                    args=(theirs, self._serve, info, mask, environment),
+                    args=(theirs, self._serve, worker, mask, environment),
                     daemon=True,
                 )
                 process.start()

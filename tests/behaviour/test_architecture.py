@@ -153,6 +153,16 @@ def test_mosaicml_streaming_is_imported_at_one_door_only():
     assert users == {"compat/mosaicml.py"}
 
 
+def test_torchs_workers_are_known_to_one_file_only():
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in FILES
+        if imported(path) & {"torch.utils.data.get_worker_info", "torch.utils.data._utils"}
+    }
+    # Rooms before `runtime` cannot ask it: a user may call `block_mask` in a worker.
+    assert users == {"runtime/torch_worker.py", "batch/masks.py"}
+
+
 def test_drawing_leaves_pyplot_and_its_global_figures_alone():
     in_every_file(lambda path: imported(path) & {"matplotlib.pyplot"})
 
