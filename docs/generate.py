@@ -36,8 +36,7 @@ from streampack.cli.config import (
     WorldConfig,
 )
 from streampack.config import Buffers, Mixing, Order, Packing
-from streampack.config.combination_table import TABLE
-from streampack.config.combinations import parts_of
+from streampack.config.combination_table import TABLE, Options, listed
 from streampack.world import World
 
 INTRODUCTION = """\
@@ -186,31 +185,28 @@ def combinations() -> str:
     parts = [COMBINATIONS]
     for title, rules in TABLE.items():
         rows = []
-        for text, reason in rules.items():
+        for rule, reason in rules.items():
             why, _, way_out = reason.partition("; ")
-            options, relation, others, factor, third = parts_of(text)
-            shown = f"{relation} {marked(others)}"
-            if relation == "divides":
-                shown = f"{marked(others)} must be a multiple of {marked(factor) or 'it'}"
-            shown += f", unless {marked(third)}" if third else ""
-            advice = (way_out or "{usual}").replace("{usual}", USUAL[relation])
+            shown = f"{rule.relation} {marked(rule.others)}"
+            if rule.relation == "divides":
+                shown = f"{marked(rule.others)} must be a multiple of {marked(rule.by) or 'it'}"
+            shown += f", unless {marked(rule.unless)}" if rule.unless.name else ""
+            advice = (way_out or "{usual}").replace("{usual}", USUAL[rule.relation])
             advice = re.sub(r"\{\w+\}", "another size", advice)
-            rows.append(f"| {marked(options)} | {shown} | {why} | {advice} |")
+            rows.append(f"| {marked(rule.options)} | {shown} | {why} | {advice} |")
         table = ["| option | rule | why | way out |", "|---|---|---|---|", *rows]
         parts.append(f"## {title}\n\n" + "\n".join(table) + "\n")
     return "\n".join(parts)
 
 
-def marked(options: str) -> str:
+def marked(options: Options) -> str:
     """Return options of the table as code, and their values."""
     cells = []
-    for option in filter(None, options.split(", ")):
-        name, _, values = option.partition("=")
-        *first, last = [f"`{value}`" for value in values.split("|")]
-        listed = f"{', '.join(first)} or {last}" if first else last
-        cells.append(
-            f"`{name}` = {listed}" if values else name if name[:2] in ARTICLES else f"`{name}`"
-        )
+    for name, values in listed(options):
+        *first, last = [f"`{value}`" for value in values or [""]]
+        meant = f"{', '.join(first)} or {last}" if first else last
+        shown = name if name[:2] in ARTICLES else f"`{name}`"
+        cells.append(f"{shown} = {meant}" if values else name and shown)
     return ", ".join(cells)
 
 

@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.config.combinations import RULES, Rule
+from streampack.config.combinations import PAIRS, check_combination
 from streampack.formats import FORMATS, to_hf_flash, to_llama_factory
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.write import write_stream
@@ -236,24 +238,50 @@ OF_RESUMED_RUNS = {
 }
 
 
-def rules_in(message: str) -> list[Rule]:
-    """Return the rules that a message may be of, by the reason and both options."""
-    return [
-        rule
-        for rule in RULES
-        if f": {rule.why}; " in message
-        and all(option in message or option == "dataset" for option in (rule.option, rule.other))
-    ]
+def pairs_in(message: str) -> set[tuple[Any, ...]]:
+    """Return the pairs of options that a message may be of, by the reason and both names."""
+    return {
+        pair
+        for pair in PAIRS
+        if f": {pair[3].partition('; ')[0]}; " in message
+        and all(option.name in message or option.name == "dataset" for option in pair[1:3])
+    }
 
 
-def test_every_rule_is_reached_from_the_public_classes(tmp_path):
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory) -> tuple[list[str], set[str]]:
+    """Make the mistakes: the messages, and the names that callers of the table pass."""
+    folder, messages, passed = tmp_path_factory.mktemp("mistakes"), [], set()
+
+    def recorded(given: Mapping[str, Any], where: str = "") -> None:
+        passed.update(given)
+        check_combination(given, where)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("streampack.") and hasattr(module, "check_combination"):
+                patch.setattr(module, "check_combination", recorded)
+        for mistake in MISTAKES:
+            with pytest.raises(ConfigError) as caught:
+                mistake(folder)
+            messages.append(str(caught.value))
+    return messages, passed
+
+
+def test_every_rule_is_reached_from_the_public_classes(refused):
     reached = set()
-    for mistake in MISTAKES:
-        with pytest.raises(ConfigError) as caught:
-            mistake(tmp_path)
-        found = rules_in(str(caught.value))
-        assert found, f"{mistake}: {caught.value}"
-        reached |= set(found)
+    for message in refused[0]:
+        found = pairs_in(message)
+        assert found, message
+        reached |= found
 
-    missed = [each for each in RULES if each not in reached]
-    assert [r for r in missed if r.other not in OF_RESUMED_RUNS.get(r.option, ())] == []
+    missed = [pair[1:3] for pair in PAIRS if pair not in reached]
+    assert [m for m in missed if m[1].name not in OF_RESUMED_RUNS.get(m[0].name, ())] == []
+
+
+def test_callers_spell_the_names_as_the_table_does(refused):
+    known = {field.name for field in fields(Packing)}
+    for rule, option, other, reason in PAIRS:
+        known |= {option.name, other.name, rule.by, rule.unless.name}
+        known |= set(re.findall(r"{(\w+)}", reason))
+    assert refused[1] - known == set()
