@@ -1,4 +1,4 @@
-"""Looking back at a long run: building its plan index, and answers from it.
+"""Looking back at a long run: a step, from the start and from a state, and a sample.
 
 ::
 
@@ -34,15 +34,18 @@ from streampack import (
     at,
     where,
 )
-from streampack.lookback import PlanIndex, build_index
 from streampack.mds.index import parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces, write_length_file
+from streampack.plan.reader import whole_views
+from streampack.plan.sequence import PackSequence
+from streampack.plan.state import Progress
+from streampack.runtime.resumable import engine_of
 from streampack.write import write_stream
 
 SAMPLES = 20_000  # of a shard
 SIZES = {"web": 800, "code": 200}  # shards
 MOST = 30_000  # tokens of a sample
-NUM_QUESTIONS = 12
+NUM_QUESTIONS = 4
 
 
 def fake_stream(folder: Path, num_shards: int, seed: int) -> Path:
@@ -106,34 +109,45 @@ def measured(bench: str, seconds: list[float], args: argparse.Namespace, **count
     record.emit(record.line(f"lookback/{bench}", "s", seconds, params, **counts), args.out)
 
 
+def state_of(dataset: PackedStreamingDataset, step: int) -> dict[str, Any]:
+    """Return a state of all ranks after about so many steps, without training up to there."""
+    engine = engine_of(dataset)
+    sequence = PackSequence(engine.run, whole_views(engine.views))
+    while (plan := sequence.next(512)) and engine.step_of(plan.epoch, plan.position) < step:
+        pass
+    reached = Progress(
+        epoch=sequence.epoch, position=sequence.position, snapshots=sequence.snapshots()
+    )
+    return engine._state_of(reached)
+
+
 def main() -> None:
-    """Build the index, ask, and emit a line for each."""
+    """Ask, and emit a line for each kind of question."""
     parser = record.options(__doc__)
     parser.add_argument("--steps", type=int, default=20_000, help="steps of the run")
     parser.add_argument("--method", default="random", help="batching_method")
     args = parser.parse_args()
-    path = args.data / f"{args.method}-{args.steps}.index"
 
     def run() -> PackedStreamingDataset:
         return long_run(args.data, args.steps, args.method)
 
     dataset, begin = run(), time.perf_counter()
-    build_index(dataset, path)
-    size = path.stat().st_size
-    measured("build", [time.perf_counter() - begin], args, bytes=size)
-    dice = np.random.default_rng(0)
-    times = []
-    for step in dice.integers(0, args.steps, NUM_QUESTIONS).tolist():
-        dataset, begin = run(), time.perf_counter()
-        at(dataset, step, index=PlanIndex(path))
+    at(dataset, args.steps - 1)
+    measured("at/start", [time.perf_counter() - begin], args)
+    state, times = state_of(run(), args.steps * 4 // 5), []
+    for step in np.linspace(args.steps * 4 // 5 + 50, args.steps - 1, NUM_QUESTIONS).tolist():
+        dataset = run()
+        dataset.load_state_dict(state)
+        begin = time.perf_counter()
+        at(dataset, int(step))
         times.append(time.perf_counter() - begin)
-    measured("at", times, args)
-    times, found = [], []
-    for number in range(NUM_QUESTIONS // 3):
+    measured("at/state", times, args)
+    times, found, dice = [], [], np.random.default_rng(0)
+    for number in range(NUM_QUESTIONS):
         name = list(SIZES)[number % 2]
         sample = int(dice.integers(0, SIZES[name] * SAMPLES))
         dataset, begin = run(), time.perf_counter()
-        found.append(len(where(dataset, name, sample, index=PlanIndex(path))))
+        found.append(len(where(dataset, name, sample)))
         times.append(time.perf_counter() - begin)
     measured("where", times, args, found=found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -25,21 +24,10 @@ COLUMNS = ("stream", "pass", "sample", "start", "length", "total")
 
 
 def run_at(options: At) -> None:
-    """Show a step of a run, or write the run's plan index."""
-    dataset, index = open_run(options)
-    if options.build:
-        path = options.index or index_path(options.config)
-        with progress("steps planned", options.step, hidden=options.as_json) as report:
-            lookback.build_index(dataset, path, upto=options.step, report=report)
-        if options.as_json:
-            print_json({"config": str(options.config), "index": str(path)})
-        else:
-            output_console().print(f"{path}: {path.stat().st_size:,} bytes", highlight=False)
-        return
-    if options.step is None:
-        raise ConfigError("nothing to show; give a step, such as --step 34017, or --build")
+    """Show a step of a run."""
+    dataset = open_run(options)
     with progress("steps planned", options.step, hidden=options.as_json) as report:
-        found = lookback.at(dataset, options.step, rank=options.rank, index=index, report=report)
+        found = lookback.at(dataset, options.step, rank=options.rank, report=report)
     rows = [row_as_json(dataset, row) for row in found.rows]
     if options.text or options.tokenizer is not None:
         _add_texts(dataset, options, found.rows, rows)
@@ -69,12 +57,12 @@ def run_where(options: Where) -> None:
         raise ConfigError(
             f"sample={options.sample!r:.80} is not a stream and a number; write web/123456"
         )
-    dataset, index = open_run(options)
+    dataset = open_run(options)
     upto = options.upto
     if upto is None and options.state is not None:
         upto = lookback.last_step_begun(dataset)
     with progress("steps searched", upto, hidden=options.as_json) as report:
-        found = lookback.where(dataset, stream, int(number), upto=upto, index=index, report=report)
+        found = lookback.where(dataset, stream, int(number), upto=upto, report=report)
     rows = [
         {"step": each.step, "is_skipped": each.is_skipped, **row_as_json(dataset, each.row)}
         for each in found
@@ -122,8 +110,8 @@ def run_diff(options: Diff) -> None:
     console.print(result, highlight=False)
 
 
-def open_run(options: LookBack) -> tuple[PackedStreamingDataset, lookback.PlanIndex | None]:
-    """Return the dataset of a run, in the world of its state or of the options, and its index."""
+def open_run(options: LookBack) -> PackedStreamingDataset:
+    """Return the dataset of a run, in the world of its state or of the options."""
     described = read_config(options.config)
     state = None if options.state is None else read_json(options.state, "state", "state_dict")
     worlds = worlds_in(state) if isinstance(state, dict) else []
@@ -139,10 +127,7 @@ def open_run(options: LookBack) -> tuple[PackedStreamingDataset, lookback.PlanIn
     dataset = build_dataset(described.model_copy(update=sizes), options.config, world)
     if state is not None:
         dataset.load_state_dict(state)
-    path = options.index or index_path(options.config)
-    has_index = path.exists() or options.index is not None
-    is_built = getattr(options, "build", False)
-    return dataset, lookback.PlanIndex(path) if has_index and not is_built else None
+    return dataset
 
 
 def world_of_devices(described: RunConfig, devices: int, ranks_per_node: int | None) -> World:
@@ -150,11 +135,6 @@ def world_of_devices(described: RunConfig, devices: int, ranks_per_node: int | N
     shared = {} if described.world is None else described.world.model_dump()
     ranks = devices * shared.get("replication", 1)
     return World(num_ranks=ranks, ranks_per_node=ranks_per_node, **shared)
-
-
-def index_path(config: Path) -> Path:
-    """Return the file of a config's plan index."""
-    return config.with_name(f"{config.name}.index")
 
 
 def row_as_json(dataset: PackedStreamingDataset, row: lookback.Row) -> dict[str, Any]:

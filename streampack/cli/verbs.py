@@ -278,9 +278,6 @@ class LookBack:
     batch_size: Annotated[
         int | None, Option(min=1, help="Packs per batch and rank, in place of the config's.")
     ] = None
-    index: Annotated[
-        Path | None, Option(help="The plan index; by default CONFIG.index, if it is there.")
-    ] = None
     as_json: JsonOnly = False
 
 
@@ -288,21 +285,16 @@ class LookBack:
 class At(LookBack):
     """Show which data was in a step of a run: packs, segments, texts.
 
-    A step is a global batch, counted from 0 over all epochs or chapters. Without a plan index, the
-    run is planned from its start.
+    A step is a global batch, counted from 0 over all epochs or chapters. The run is planned from
+    its start, or from a state before the step.
     """
 
-    step: Annotated[
-        int | None, Option(min=0, help="The step; with --build, the last to be indexed.")
-    ] = None
+    step: Annotated[int, Option(min=0, help="The step.")]
     rank: Annotated[int | None, Option(min=0, help="Show the rows of this rank only.")] = None
     text: Annotated[
         bool, Option("--text", help="Show the other columns and the text of each segment.")
     ] = False
     tokenizer: Decoder = None
-    build: Annotated[
-        bool, Option("--build", help="Write the plan index, which makes other steps quick.")
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,19 @@
 """`at`: which packs, and which rows of which ranks, lay in a step of a run.
 
 Cost: planning from the start of the run, about 0.4 us a sample; of an epoch without carry, from its
-own start. With a plan index, planning 1,000 steps at most.
+own start; and from a state that was loaded, if it is of a place before the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Collection
 
 import numpy as np
 
 from streampack.errors import ConfigError
-from streampack.lookback.index import PlanIndex
-from streampack.lookback.rows import SlotPack, StepRows, rows_of, worlds_between
-from streampack.lookback.steps import OnStep, place_of, planned_engine, plans, whole_views
+from streampack.lookback.rows import StepRows, rows_of, worlds_between
+from streampack.lookback.steps import OnStep, place_of, planned_engine
+from streampack.plan.reader import Place, PlanReader, SlotPack, whole_views
 from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -25,7 +24,6 @@ def at(
     step: int,
     *,
     rank: int | None = None,
-    index: PlanIndex | None = None,
     report: OnStep | None = None,
 ) -> StepRows:
     """Return what lay in a step of a run.
@@ -33,10 +31,10 @@ def at(
     Args:
         dataset: The dataset of the run. It stays as it is. Load a state of the run to know the
             worlds that it was trained in, its amendments and its skipped steps; without one, the
-            run is that of this world from its start.
+            run is that of this world from its start. Planning begins at the state if the step does
+            not come before it, with what `loader.gather_state()` returned in every lane.
         step: The global batch, counted from 0 over all epochs or chapters.
         rank: The rank to return the rows of, or None for all ranks.
-        index: A plan index of the run, or None if it is planned from its start.
         report: Called with the step that planning has reached, from time to time.
 
     Raises:
@@ -45,7 +43,7 @@ def at(
     """
     engine = planned_engine(dataset)
     number, position = place_of(engine, step)
-    packs = global_batches(engine, [(number, position)], index, report)[number, position]
+    packs = global_batches(engine, [(number, position)], report)[number, position]
     recipe = engine.run.recipes[engine.run.index(number)]
     rows = rows_of(engine, number, packs, position)
     if rank is not None:
@@ -67,44 +65,22 @@ def at(
 
 
 def global_batches(
-    engine: PlanEngine,
-    places: Sequence[tuple[int, int]],
-    index: PlanIndex | None,
-    report: OnStep | None = None,
-) -> dict[tuple[int, int], list[SlotPack]]:
-    """Return the packs of the global batches at places, which ascend: epoch and position.
-
-    Without an index, the run is planned once for all of them.
-    """
-    found: dict[tuple[int, int], list[SlotPack]] = {place: [] for place in places}
-    for together in [places] if index is None else [[place] for place in places]:
-        start, walk = Progress(), None
-        if index is not None:
-            start, walk = index.nearest(engine, *together[0])
-        number = together[0][0]
-        if not engine.recipe.is_endless and (start.epoch, start.position) < (number, 0):
-            start = Progress(epoch=number)
-        left = list(together)
-        with closing(plans(engine, whole_views(engine), start, walk)) as all_plans:
-            for sequence, plan, slot in all_plans:
-                if report is not None:
-                    report(engine.step_of(plan.epoch, slot))
-                size = engine.run.recipes[engine.run.index(plan.epoch)].global_batch_size
-                slots = slot + np.arange(len(plan.packs)) * plan.slots_per_pack
-                left = [place for place in left if place[0] >= plan.epoch]
-                for number, position in left:
-                    if (number, position) >= (plan.epoch, sequence.position):
-                        break
-                    inside = (position <= slots) & (slots < position + size)
-                    found[number, position] += [
-                        SlotPack(
-                            slot=int(slots[pack]),
-                            num_slots=plan.slots_per_pack,
-                            segments=plan.packs[pack],
-                        )
-                        for pack in np.flatnonzero(inside).tolist()
-                    ]
-                left = [each for each in left if each > (plan.epoch, sequence.position - size)]
-                if not left:
-                    break
+    engine: PlanEngine, places: Collection[Place], report: OnStep | None = None
+) -> dict[Place, list[SlotPack]]:
+    """Return the packs of the global batches at places; the run is planned once for all of them."""
+    found: dict[Place, list[SlotPack]] = {place: [] for place in places}
+    recipes, start = engine.run.recipes, engine.start_before(min(places))
+    if not recipes[0].is_endless and start.epoch < min(places)[0]:
+        start = Progress(epoch=min(places)[0])
+    number, position = max(places)
+    stop = number, position + recipes[engine.run.index(number)].global_batch_size
+    with PlanReader(engine.run, whole_views(engine.views), start, stop=stop) as reader:
+        for part in reader:
+            epoch, size = part.plan.epoch, part.recipe.global_batch_size
+            if report is not None:
+                report(engine.step_of(epoch, part.begin))
+            begins = part.slots // size * size
+            wanted = [begin for number, begin in found if number == epoch]
+            for pack in np.flatnonzero(np.isin(begins, wanted)).tolist():
+                found[epoch, int(begins[pack])].append(part.pack(pack))
     return found

@@ -5,20 +5,19 @@
     packs of run A    a b c d | e f g h | i j       their segments, in the order of slots
     packs of run B    a b c d | e f x h | i j       step 1 differs
 
-Cost: planning both up to there; of runs of chapters, from the first chapter that differs on, once
-the lanes are planned up to it.
+Cost: planning both up to there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from streampack.lookback.steps import OnStep, last_step, planned_engine, plans, whole_views
-from streampack.plan.state import Progress
+from streampack.lookback.steps import OnStep, last_step, planned_engine
+from streampack.plan.reader import END, PlanReader, whole_views
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.types import NUM_COLUMNS, STREAM, Int64Array
@@ -58,20 +57,16 @@ def difference(
     Streams are the same if names and contents are. Where one run ends, the other differs.
     """
     engines = planned_engine(first), planned_engine(second)
-    keys = [engine.plan_keys() for engine in engines]
     if engines[0].fingerprint() == engines[1].fingerprint():
         return None
     if all(engine.run.spans and engine.run.spans[-1].stop_step is None for engine in engines):
         last_step(engines[0], upto)  # refuses None
-    # Where the keys of a chapter are equal, all chapters before it are.
-    num_same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False))))
     streams: dict[tuple[str, ...], int] = {}
     steps = []
     for engine in engines:
         names = [(s["name"], s["index"], s["lengths"]) for s in engine.rank_view()["streams"]]
         numbers = np.array([streams.setdefault(name, len(streams)) for name in names])
-        chapter = max(num_same - 1, 0) if engine.run.chapters else 0
-        steps.append(_steps(engine, numbers, chapter, report, is_open=upto is not None))
+        steps.append(_steps(engine, numbers, report, is_open=upto is not None))
     for one, other in zip_longest(*steps):
         step = (one or other)[0]
         if upto is not None and step > upto:
@@ -110,30 +105,28 @@ def _reason(one: dict[str, Any], other: dict[str, Any]) -> str:
 
 
 def _steps(
-    engine: PlanEngine, numbers: Int64Array, number: int, report: OnStep | None, *, is_open: bool
+    engine: PlanEngine, numbers: Int64Array, report: OnStep | None, *, is_open: bool
 ) -> Iterator[tuple[int, Int64Array]]:
-    """Yield each step from a chapter on, with the segments of its packs and their slots in order.
+    """Yield each step with the segments of its packs, each behind its slot in the step.
 
     Streams have these `numbers`. A run of epochs has no end only if `is_open`.
     """
     rows = np.zeros((0, 2 + NUM_COLUMNS), np.int64)  # step, slot, segment
-    for _, plan, slot in plans(engine, whole_views(engine), Progress(epoch=number)):
-        step = engine.step_of(plan.epoch, slot)
-        if report is not None:
-            report(step)
-        if plan.epoch and not engine.run.chapters and not is_open:
-            break
-        size = engine.run.recipes[engine.run.index(plan.epoch)].global_batch_size
-        slots = slot % size + np.arange(len(plan.packs)) * plan.slots_per_pack
-        slots = np.repeat(slots, np.diff(plan.packs.ends, prepend=0))
-        places = [step + slots // size, slots % size]
-        segments = plan.packs.segments.astype(np.int64)
-        segments[:, STREAM] = numbers[segments[:, STREAM]]
-        rows = np.concatenate([rows, np.column_stack([*places, segments])])
-        while len(rows) and rows[-1, 0] > rows[0, 0]:
-            stop = int(np.searchsorted(rows[:, 0], rows[0, 0], "right"))
-            yield int(rows[0, 0]), rows[:stop, 1:]
-            rows = rows[stop:]
+    stop = END if is_open or engine.run.chapters else (1, 0)
+    with PlanReader(engine.run, whole_views(engine.views), stop=stop) as reader:
+        for part in reader:
+            packs, size = part.plan.packs, part.recipe.global_batch_size
+            if report is not None:
+                report(engine.step_of(part.plan.epoch, part.begin))
+            slots = np.repeat(part.slots, np.diff(packs.ends, prepend=0))
+            places = [engine.first_step(part.plan.epoch) + slots // size, slots % size]
+            segments = packs.segments.astype(np.int64)
+            segments[:, STREAM] = numbers[segments[:, STREAM]]
+            rows = np.concatenate([rows, np.column_stack([*places, segments])])
+            while len(rows) and rows[-1, 0] > rows[0, 0]:
+                stop_row = int(np.searchsorted(rows[:, 0], rows[0, 0], "right"))
+                yield int(rows[0, 0]), rows[:stop_row, 1:]
+                rows = rows[stop_row:]
     if len(rows):
         yield int(rows[0, 0]), rows[:, 1:]
 

@@ -22,6 +22,7 @@ from streampack.balance import Within
 from streampack.errors import ConfigError
 from streampack.plan.deal import Dealer
 from streampack.plan.device_plan import BatchPacks
+from streampack.plan.reader import SlotPack
 from streampack.plan.run_worlds import RunWorld
 from streampack.planned.engine import PlanEngine
 from streampack.types import Int64Array, Packs
@@ -57,17 +58,6 @@ class StepRows:
     """Whether the run skipped the step, so that no rank got these rows."""
     rows: list[Row]
     """Its rows, by rank. Rows of padding are omitted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SlotPack:
-    """A pack of a global batch in its place."""
-
-    slot: int
-    """Its first slot in the epoch or chapter."""
-    num_slots: int
-    """Its length, in slots."""
-    segments: Int64Array
 
 
 def places_of(world: RunWorld) -> dict[int, tuple[int, ...]]:

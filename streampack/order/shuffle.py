@@ -32,7 +32,7 @@ from streampack.rng import (
     shuffle_blocks,
     shuffle_rows,
 )
-from streampack.types import SAMPLE, TOKENS, Int64Array, IntArray
+from streampack.types import TOKENS, Int64Array, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -182,20 +182,6 @@ class Passes:
             ends = (f"{number}, {block}" for number, block in both)
             block_keys = random_keys(ends, self._seed, "block", *self._seed_path)
         return shuffle_blocks(in_stored, stored, stops, part_keys, block_keys, self._block_size)
-
-    def find(self, passes: int, sample: int) -> int:
-        """Return the element that is a sample in a pass; the extents hold the sample."""
-        order = self._order_of(passes)
-        starts = self._first_sample[order.shards] + order.firsts
-        part = int(np.flatnonzero((starts <= sample) & (sample < starts + order.counts))[0])
-        first, count = 0, self.num_samples
-        if not self._is_small:
-            stored = int(order.counts[:part].sum()) + sample - int(starts[part])
-            first = stored // self._block_size * self._block_size
-            count = min(self._block_size, self.num_samples - first)
-        rows = self.take(passes * self.num_samples + first, count)
-        found = np.flatnonzero(rows[:, SAMPLE] == sample)[0]
-        return passes * self.num_samples + first + int(found)
 
     def block_of(self, cursor: int) -> int:
         """Return the number of the block of an element, counted over all passes."""

@@ -77,18 +77,6 @@ class LaneStream:
             return False
         return not self._fixed or self.range_of(0)[1] > 0
 
-    def find(self, passes: int, sample: int) -> tuple[int, int]:
-        """Return the lane that takes a sample in a pass, and its index in that lane's sequence.
-
-        The lane has the sample. If all lanes share a stream, it may be another lane.
-        """
-        if self._passes is None:
-            raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
-        element = self._passes.find(passes, sample)
-        if self._shares is not None:
-            return self._lane, element
-        return element % self._step, element // self._step
-
     def block_of(self, cursor: int) -> int:
         """Return the number of an element's shuffle block, or -1 in an empty lane."""
         if self._passes is None:

@@ -159,10 +159,6 @@ class RunPlan:
             recipes = self.recipes[chapter : chapter + 2]
             self._starts[chapter + 1] = self._limited(chapter + 1, start_after(end, *recipes))
 
-    def know_start(self, chapter: int, start: WalkState) -> None:
-        """Take over the state in which a chapter begins from a run of the same chapters."""
-        self._starts[chapter] = start
-
     def _limited(self, chapter: int, start: WalkState) -> WalkState:
         is_last = chapter + 1 == len(self.recipes)
         return start if self._limits is None or not is_last else replace(start, limits=self._limits)

@@ -28,13 +28,12 @@ from streampack.errors import ResumeError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
-from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.device_plan import DevicePlan, DeviceView, touched_lanes
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import RunWorld, balance_in_state
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, encode_state, plan_fingerprint
+from streampack.plan.state import Progress, encode_state
 from streampack.planned.build import kept_shape
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
@@ -49,7 +48,7 @@ from streampack.runtime.batch_reader import BatchReader
 from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
-from streampack.runtime.rank_digest import RankView, digest_of_values
+from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
 from streampack.runtime.torch_worker import TorchWorker, worker_here
 from streampack.runtime.whole_batch import whole
@@ -128,20 +127,10 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         """The streams as they are opened."""
         return self._spec.streams
 
-    def plan_keys(self) -> list[str]:
-        """Return a digest of what determines the packs up to each chapter's end, if it has one.
-
-        For a run of epochs, it is a single one.
-        """
-        if not self.run.chapters:
-            return [digest_of_values(self.fingerprint())]
-        keys, recipe = [], self.run.recipes[0]
-        records = [chapter_record(each) for each in self.run.recipes]
-        for number, own in enumerate(records):
-            common = plan_fingerprint(self.run, self._digests, self.run.uses(number))
-            chapters = [*records[:number], own | {"steps": None}]
-            keys.append(digest_of_values([common, recipe.names, recipe.num_lanes, chapters]))
-        return keys
+    def start_before(self, place: tuple[int, int]) -> Progress:
+        """Return the state loaded last, if it is not of a later place, or the run's start."""
+        start = self._start
+        return start if (start.epoch, start.position) <= place else Progress()
 
     def worlds(self, number: int) -> list[RunWorld]:
         """Return the worlds of the run up to an epoch or a chapter, in order.

@@ -19,8 +19,8 @@ from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.lane_stream import lane_drift, used_twice
 from streampack.plan.pass_limits import exhausted_at, token_share
+from streampack.plan.reader import PlanReader, whole_views
 from streampack.plan.recipe import ChapterPlan, Recipe
-from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -29,7 +29,6 @@ from streampack.runtime.stats import COUNTED, SAMPLES, TOKENS, count_segments
 from streampack.types import Float64Array, Int64Array, State
 
 PLANNED_SEGMENTS = 500_000  # for which delivered shares are planned, from the start of a run
-PLAN_BATCHES = 512  # most batches planned per call
 OPEN_STEPS = 1000  # steps of a chapter without an end that tables and pictures show
 POINTS = 65  # places of a chapter at which a picture shows shares and passes
 
@@ -137,12 +136,12 @@ def _delivered(engine: ChapterEngine) -> tuple[Int64Array, Float64Array]:
     counts = np.zeros((len(run), len(recipe.streams), len(COUNTED)), np.int64)
     packs = np.zeros(len(run), np.int64)
     is_known = all(stream.prepare is None for stream in recipe.streams)
-    sequence = PackSequence(run, [view.alone for view in engine.views])
-    while is_known and left > 0 and (plan := sequence.next(PLAN_BATCHES)) is not None:
-        count_segments(plan.packs.segments, counts[plan.epoch])
-        packs[plan.epoch] += plan.num_batches * plan.num_rows * plan.slots_per_pack
-        left -= len(plan.packs.segments)
-    sequence.close()
+    with PlanReader(run, whole_views(engine.views)) as reader:
+        while is_known and left > 0 and (part := reader.next()) is not None:
+            plan = part.plan
+            count_segments(plan.packs.segments, counts[plan.epoch])
+            packs[plan.epoch] += plan.num_batches * plan.num_rows * plan.slots_per_pack
+            left -= len(plan.packs.segments)
     steps = packs // np.array([each.global_batch_size for each in run.recipes])
     amounts = counts[:, :, TOKENS if recipe.target_unit == "tokens" else SAMPLES]
     return steps, amounts / np.maximum(amounts.sum(axis=1, keepdims=True), 1)

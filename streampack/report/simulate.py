@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.device_plan import DevicePlan, sharing_of
+from streampack.plan.reader import END, MOST, Place, PlanReader, whole_views
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -32,8 +32,6 @@ from streampack.types import Int64Array, State
 
 Watcher: TypeAlias = Callable[[DevicePlan, Recipe], None]
 """What follows a simulation. It is called with the batches of all devices in turn."""
-
-PLAN_BATCHES = 512  # most batches planned per call
 
 
 def simulate(
@@ -96,31 +94,29 @@ def simulate_with(
 ) -> dict[str, Any]:
     """Simulate, and call `watchers` with each plan; all but `batch_size` and `digest`."""
     nodes, waits = NodeReads(engine), _Waits(engine)
-    run, num_devices = _Run(engine, [nodes.add, waits.add, *watchers]), engine.world.num_devices
-    if engine.run.chapters:
-        run.plan(0, (steps or 1) * num_devices)
-    else:
-        check_whole_batches(engine.recipe)
-        while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
-            most = None if steps is None else (steps - run.num_steps) * num_devices
-            run.plan(engine.next_epoch + run.num_epochs, most)
-    return run.numbers() | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
+    num_devices, has_chapters = engine.world.num_devices, bool(engine.run.chapters)
+    first = 0 if has_chapters else engine.next_epoch
+    with _Run(engine, [nodes.add, waits.add, *watchers], first) as run:
+        if has_chapters:
+            run.plan(END, (steps or 1) * num_devices)
+        else:
+            check_whole_batches(engine.recipe)
+            while run.num_epochs == 0 or (steps is not None and run.num_steps < steps):
+                epoch = first + run.num_epochs
+                most = None if steps is None else (steps - run.num_steps) * num_devices
+                if not run.plan((epoch + 1, 0), most):
+                    check_not_empty(engine.recipe, epoch)
+        return run.numbers() | {"straggler": waits.numbers(), "nodes": nodes.numbers()}
 
 
 def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
     """Simulate from the beginning up to a state of the run."""
     number, position = state["epoch"], state["position"]
-    run = _Run(engine, ())
-    if engine.run.chapters:
-        places = [*((plan.num_slots or 0) for plan in engine.run.chapters[:number]), position]
-        pairs = zip(places, engine.views, strict=False)
-        run.plan(0, sum(at // view.batch_size for at, view in pairs))
+    epochs = [] if engine.run.chapters else [(epoch + 1, 0) for epoch in range(number)]
+    with _Run(engine, (), 0) as run:
+        for stop in [*epochs, (number, position)]:
+            run.plan(stop)
         return run.numbers()
-    for epoch in range(number):
-        run.plan(epoch, None)
-    if position:
-        run.plan(number, position // engine.spec.batch_size)
-    return run.numbers()
 
 
 def _counted(progress: Callable[[int], None]) -> Watcher:
@@ -196,63 +192,58 @@ class _Waits:
 
 
 class _Run:
-    def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher]) -> None:
+    """Counts what is read of a plan, from an epoch on, or from the beginning of its chapters."""
+
+    def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher], first: int) -> None:
         self._engine, self._watchers = engine, watchers
-        self._views = [view.alone for view in engine.views]
+        start, views = Progress(epoch=first), whole_views(engine.views)
+        self._reader = PlanReader(engine.run, views, start, skips=engine.skips)
         self._num_devices = engine.world.num_devices
         self._delivery = DeliveryStats(engine.recipe)
-        self._dropped = np.zeros(len(engine.recipe.streams), np.int64)
-        self._substituted = self._omitted = self._skipped = 0
         self._global_batches = 0
-        self._snapshots: list[State] = []  # of lanes that carry over from epoch to epoch
         self.num_epochs = 0
         self.num_steps = 0
 
-    def plan(self, number: int, most: int | None) -> None:
-        """Plan an epoch, or the run from a chapter on; at most `most` batches over all devices."""
-        run = self._engine.run
-        start = Progress(epoch=number, snapshots=self._snapshots)
-        sequence = PackSequence(run, self._views, start, skips=self._engine.skips)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reader.close()
+
+    def plan(self, stop: Place, most: int | None = None) -> int:
+        """Plan up to a place, at most `most` batches over all devices; return how many it was."""
+        self._reader.stop = stop
         num_batches = position = 0
         last = math.inf if most is None else most
         while num_batches < last:
-            plan = sequence.next(int(min(PLAN_BATCHES, last - num_batches)))
-            if plan is None:
-                if not num_batches and not run.chapters:
-                    check_not_empty(run.recipes[0], number)
+            part = self._reader.next(int(min(MOST, last - num_batches)))
+            if part is None:
                 break
-            recipe = run.recipes[run.index(plan.epoch)]
-            self._delivery.use(recipe)
-            self._delivery.add(plan.packs, plan.slots_per_pack, sequence.shares_of(plan))
+            self._delivery.use(part.recipe)
+            self._delivery.add(part.plan.packs, part.plan.slots_per_pack, part.shares)
             for watch in self._watchers:
-                watch(plan, recipe)
-            num_batches += plan.num_batches
-            position = plan.position
-        totals = sequence.totals
-        self._dropped += totals.dropped
-        self._substituted += totals.substituted
-        self._omitted += totals.omitted
-        self._skipped += sequence.num_skipped
-        self._global_batches += -(-position // run.recipes[0].global_batch_size)
-        if run.recipes[0].mixing.epoch_end == "carry":
-            self._snapshots = sequence.snapshots()
-        sequence.close()
+                watch(part.plan, part.recipe)
+            num_batches += part.plan.num_batches
+            position = part.plan.position
+        self._global_batches += -(-position // self._engine.recipe.global_batch_size)
         self.num_steps += -(-num_batches // self._num_devices)
-        self.num_epochs += 1
+        self.num_epochs += num_batches > 0
+        return num_batches
 
     def numbers(self) -> dict[str, Any]:
         """Return the totals as plain numbers."""
         recipe = self._engine.recipe
-        stats = self._delivery.stats(self._dropped.tolist())
-        stats |= {"substituted": self._substituted, "steps": self.num_steps}
+        totals = self._reader.totals
+        stats = self._delivery.stats(totals.dropped.tolist())
+        stats |= {"substituted": totals.substituted, "steps": self.num_steps}
         stats["ranks"] = self._num_devices
         if self._engine.run.chapters:
-            return stats | {"skipped": self._skipped}
+            return stats | {"skipped": totals.skipped}
         for row, stream in zip(stats["streams"].values(), recipe.streams, strict=True):
             row["repeats"] = row["samples"] / stream.num_samples
         slots = self.num_steps * self._engine.spec.view().stride
         return stats | {
-            "omitted_packs": self._omitted,
+            "omitted_packs": totals.omitted,
             "epochs": self.num_epochs,
             "global_batches": self._global_batches,
             "global_batch_size": recipe.global_batch_size,

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from streampack import PackedDataLoader, World, at, where
-from streampack.lookback import build_index
 from streampack.testing import assert_exactly_once
 from tests.helpers.random_runs import Case
 
@@ -33,8 +32,8 @@ class Run:
         worlds = WORLDS[: 3 if case.size == 4 else None]
         first, second = case.dice.choice(worlds), case.dice.choice(worlds)
         stop = case.dice.randint(1, 3)
-        state = self._play(first, None, stop)
-        self.state = self._play(second, state, None)
+        self.states = [self._play(first, None, stop)]
+        self.states.append(self._play(second, self.states[0], None))
         self.world = World(num_ranks=second[0], ranks_per_node=second[1])
 
     def _play(self, size: tuple[int, int], state: Any, num_steps: int | None) -> Any:
@@ -108,23 +107,21 @@ def check_uses(run: Run) -> None:
 
 
 def check_run(folder: Path, kind: str, number: int, num_checks: int) -> None:
-    """Compare `at` and `where`, with and without an index, with the batches of the ranks."""
+    """Compare `at` and `where`, from both states of a run, with the batches of the ranks."""
     run = Run(folder, kind, number)
     check_uses(run)
     got = run.steps()
-    dataset = run.case.dataset(run.world, skip=run.skip)
-    dataset.load_state_dict(run.state)
+    datasets = [run.case.dataset(run.world, skip=run.skip) for _ in run.states]
+    for dataset, state in zip(datasets, run.states, strict=True):
+        dataset.load_state_dict(state)
     dice, last = run.case.dice, max(got)
-    index = build_index(
-        dataset, folder / f"{kind}{number}.index", upto=last, every=dice.choice([1, 3])
-    )
     for turn in range(num_checks):
-        step, used = dice.choice(list(got)), index if turn % 2 else None
-        found = at(dataset, step, index=used)
+        step, dataset = dice.choice(list(got)), datasets[turn % 2]
+        found = at(dataset, step)
         assert shown(found.rows) == got[step], (step, turn)
         assert not found.is_skipped
         rank = dice.choice(list(got[step]))[0]
-        own = at(dataset, step, rank=rank, index=used)
+        own = at(dataset, step, rank=rank)
         assert shown(own.rows) == {key: row for key, row in got[step].items() if key[0] == rank}
         stream, _, sample, *_ = dice.choice(dice.choice(list(got[step].values())))
         places = {
@@ -133,7 +130,7 @@ def check_run(folder: Path, kind: str, number: int, num_checks: int) -> None:
             for key, row in rows.items()
         }
         name = dataset.stream_names[stream]
-        seen = where(dataset, name, sample, upto=last, index=used)
+        seen = where(dataset, name, sample, upto=last)
         assert {
             (each.step, *key): row
             for each in seen
