@@ -18,15 +18,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from streampack._checks import is_weight, parse_count, read_optional_count, show_number
 from streampack.config import Packing
 from streampack.config.combination_table import COST_OPTIONS, OPTION_METHODS
 from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
-
-OnExhausted: TypeAlias = Literal["substitute", "end", "error"]
 
 # Fields of Packing that may differ between chapters, in the order of a saved state.
 METHOD_OPTIONS = tuple(name for name in OPTION_METHODS if name not in COST_OPTIONS)
@@ -60,8 +58,8 @@ class Chapter:
 
     Raises:
         ConfigError: If a weight is not a number of at least 0, or all are 0; if the chapter of a
-            `Ramp` has no end, or the sum of the weights changes; if `until` and `steps` are both
-            given.
+            `Ramp` has no end, or the sum of the weights changes; if two of `until`, `steps` and
+            `passes` are given, or a chapter of passes has several streams.
 
     >>> Chapter(weights={"web": 0.8, "code": 0.2}, until="2t").until
     2000000000000
@@ -76,6 +74,10 @@ class Chapter:
     steps: int | None = None
     """Length of the chapter in global batches, instead of `until`. None for both: the chapter has
     no end, and is the last."""
+    passes: int | None = None
+    """Instead of `until` or `steps`, for the last chapter of a run: it has one stream, which no
+    chapter before has, and the run ends when each of its samples was delivered so many times. The
+    last global batch is padded."""
     packing: Packing | None = None
     """How samples share packs. Only the length, the method and its options may differ from the
     run's packing; other fields that are omitted are the run's. None: the run's packing."""
@@ -88,14 +90,10 @@ class Chapter:
     steeper. ``loader.amend`` sets this field. None: the chapter runs to its end."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "global_batch_size", "stop_after"):
+        for name in ("steps", "passes", "batch_size", "global_batch_size", "stop_after"):
             object.__setattr__(self, name, read_optional_count(name, getattr(self, name)))
         object.__setattr__(self, "until", parse_count("until", self.until))
-        if self.until is not None and self.steps is not None:
-            raise ConfigError(
-                f"until={self.until} and steps={self.steps} both set the length of a chapter; "
-                "omit one of them"
-            )
+        self._check_length()
         if self.packing is not None and not isinstance(self.packing, Packing):
             raise ConfigError(
                 f"packing={self.packing!r:.80} of a chapter is not a Packing; pass "
@@ -106,7 +104,8 @@ class Chapter:
     @property
     def is_open(self) -> bool:
         """Whether the chapter has no end."""
-        return self.until is None and self.steps is None and self.stop_after is None
+        lengths = (self.until, self.steps, self.passes, self.stop_after)
+        return all(length is None for length in lengths)
 
     @property
     def ramps(self) -> bool:
@@ -123,6 +122,16 @@ class Chapter:
         exact = {name: _value(weight, at_end) for name, weight in self.weights.items()}
         whole = sum(exact.values())
         return {name: value / whole for name, value in exact.items()}
+
+    def _check_length(self) -> None:
+        stated = {name: getattr(self, name) for name in ("until", "steps", "passes")}
+        if self.passes is not None:
+            stated["stop_after"] = self.stop_after
+        given = [f"{name}={value}" for name, value in stated.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigError(
+                f"{given[0]} and {given[1]} both set the length of a chapter; omit one of them"
+            )
 
     def _check_weights(self) -> None:
         if not isinstance(self.weights, Mapping) or not self.weights:
@@ -153,6 +162,11 @@ class Chapter:
             raise ConfigError(
                 f"weights={self.weights}: a Ramp is linear over its chapter, and this "
                 "chapter has no end; set until or steps, or write a number instead of the Ramp"
+            )
+        if self.passes is not None and sum(map(bool, self.shares().values())) > 1:
+            raise ConfigError(
+                f"passes={self.passes} counts one stream, and the weights name "
+                f"{', '.join(map(repr, self.weights))}; give a weight to one of them, or set steps"
             )
 
 
@@ -194,6 +208,11 @@ def check_chapters(chapters: Any, packing: Packing) -> tuple[Chapter, ...]:
             raise ConfigError(
                 f"chapters[{number}] has no end, so that no chapter can follow it; set its until "
                 "or steps"
+            )
+        if chapter.passes is not None and number + 1 < len(chapters):
+            raise ConfigError(
+                f"chapters[{number}] has passes={chapter.passes}, and the run ends with them; set "
+                "its until or steps, or make it the last"
             )
     return tuple(
         chapter

@@ -44,6 +44,7 @@ COST = Packing(max_seq_len=SIZE, max_cost=1000)
 SHARED = World(num_ranks=2, replication=2, context_parallel=2)
 PER_DOCUMENT = replace(SHARED, context_layout="zigzag_per_document")
 RUN = (Chapter(weights={"a": 1}, steps=2),)
+PASS = (Chapter(weights={"a": 1}, passes=1),)
 ROWS = [{"tokens": [1, 2]}]
 GLOBAL = Mixing(global_batch_size=8)
 
@@ -175,8 +176,7 @@ MISTAKES: list[Callable[[Path], Any]] = [
     ),
     partial(planned, chapters=RUN, mixing=GLOBAL, packing=COST, batch_format="compact"),
     partial(planned, skip=[(1, 2)]),
-    partial(planned, stream={"max_passes": 1}),
-    partial(remote, chapters=RUN, mixing=GLOBAL, stream={"max_passes": 1, "on_exhausted": "end"}),
+    partial(remote, chapters=PASS, mixing=GLOBAL),
     partial(
         planned,
         chapters=(replace(RUN[0], packing=PACKING),),

@@ -243,13 +243,13 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "a chapter is counted in full packs, and these have unequal lengths; omit it, or use "
             "Balance"
         ),
-        Needs(("skip", "Stream(max_passes)"), "chapters"): (
+        Needs("skip", "chapters"): (
             "this is a run of epochs; omit it, or pass chapters=[Chapter(weights=...)], such as "
             "one without an end"
         ),
-        Needs(one_of("Stream(on_exhausted)", "end", "error"), "a length file"): (
-            "the run has to know how many tokens the stream has; write it with `streampack index`, "
-            "or set on_exhausted='substitute'"
+        Needs("Chapter(passes)", "a length file"): (
+            "the lengths of all samples say where the run ends; run `streampack index` on the "
+            "stream, or set steps in place of passes"
         ),
     },
     "Rows": {

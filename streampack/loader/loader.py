@@ -303,7 +303,7 @@ class PackedDataLoader:
         report = self._loading.stats(by_device)
         reports, devices = gather_values(report, ranks), by_device(report)
         loading, summed = self._loading, ["padding_packs", "substituted"]
-        if isinstance(loading, PlannedLoading) and not loading.engine.recipe.is_mixed:
+        if isinstance(loading, PlannedLoading):
             summed.remove("substituted")  # each rank counts the slots of all
         for key in set(summed) & set(report):
             report[key] = sum(each[key] for each in devices)

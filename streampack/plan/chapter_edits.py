@@ -67,6 +67,11 @@ def amend_chapters(
     With 0 it is replaced. The other one has the rest of its steps.
     """
     running, _, steps, _ = chapters[number]
+    if running.passes is not None:
+        raise ConfigError(
+            f"chapters[{number}] takes whole passes, so its weights stay; let the run end, or "
+            "resume from a state of the chapter before"
+        )
     left = None if steps is None else steps - after
     if left == 0:
         raise ConfigError(
@@ -197,7 +202,7 @@ def check_past(state: State, recipes: Sequence[Recipe]) -> None:
         )
     for number in range(current + 1):
         saved, own = records[number], chapter_record(recipes[number])
-        for key, value in own.items():
+        for key, value in ({"passes": None} | own).items():
             # The running chapter may get another length, as long as no share depends on it.
             is_length = key == "steps" and number == current
             if is_length and own["ramp_steps"] is None and saved.get("ramp_steps") is None:

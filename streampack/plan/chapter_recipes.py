@@ -38,6 +38,7 @@ def chapter_recipes(
     `mixing`. `lane_turns` has a value for each chapter.
     """
     names = [stream.name for stream in streams]
+    passes = _passes(chapters)
     recipes = []
     for number, chapter in enumerate(chapters):
         _check_names(number, chapter, names)
@@ -52,12 +53,13 @@ def chapter_recipes(
             begin=begin,
             end=end,
             num_slots=chapter_slots(chapter, own_packing.row_tokens, size),
+            passes=chapter.passes,
             ramp_slots=_ramp_slots(chapter, own_packing.row_tokens, size) or 0,
         )
         recipes.append(
             Recipe(
                 streams=tuple(
-                    replace(stream, quota=_quota(first + last))
+                    replace(stream, quota=_quota(first + last), passes=passes.get(stream.name))
                     for stream, first, last in zip(streams, begin, end, strict=True)
                 ),
                 packing=own_packing,
@@ -80,6 +82,22 @@ def _check_names(number: int, chapter: Chapter, names: Sequence[str]) -> None:
             f"{', '.join(map(repr, names))}{suggest(unknown[0], names)}; write one of these, "
             "or add the stream"
         )
+
+
+def _passes(chapters: Sequence[Chapter]) -> dict[str, int]:
+    """Return the whole passes that the last chapter takes, by stream: of one, or of none."""
+    *before, last = chapters
+    if last.passes is None:
+        return {}
+    [name] = [name for name, share in last.shares().items() if share]
+    for number, chapter in enumerate(before):
+        if any(chapter.shares(at_end=at_end).get(name) for at_end in (False, True)):
+            raise ConfigError(
+                f"chapters[{number}] gives a weight to {name!r}, and chapters[{len(before)}] takes "
+                "whole passes of it, from its first sample on; pass its data as a second Stream of "
+                "another name, for one of these chapters, or set steps in place of passes"
+            )
+    return {name: last.passes}
 
 
 def chapter_slots(chapter: Chapter, row_tokens: int, size: int) -> int | None:
@@ -109,7 +127,8 @@ def chapter_record(recipe: Recipe) -> dict[str, Any]:
     if plan is None:
         return {}
     packing = asdict(recipe.packing)
-    return {
+    passes = {} if plan.passes is None else {"passes": plan.passes}
+    return passes | {
         "weights": {
             recipe.streams[n].name: [str(plan.begin[n]), str(plan.end[n])]
             for n in sorted(recipe.used, key=recipe.names.__getitem__)

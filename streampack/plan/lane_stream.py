@@ -5,14 +5,13 @@
     LaneStream     pass 0          pass 1          of the lane's samples, shuffled in blocks
                    |-- epoch 0 --|-- epoch 1 --|   in samples, or in tokens
     StreamCursor                  [begin  at  end)
-    chapters       [ at                     end )  the end only with max_passes
+    chapters       [ at                     end )  the end only where the last takes whole passes
 
 Cost: that of `order`: 10 to 30 ns a sample.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cached_property, partial
 
@@ -144,26 +143,12 @@ class LaneStream:
 
     @property
     def most_samples(self) -> int:
-        """Samples that a run of chapters may draw here."""
-        passes = self.stream.max_passes
+        """Samples that a run of chapters draws here, at most."""
+        passes = self.stream.passes
         if passes is None or self._passes is None:
             return MAX_CURSOR
-        is_end = self.stream.on_exhausted == "end"
-        if self._shares is None or self._recipe.is_mixed or is_end:
-            num_samples = int(passes * self._passes.num_samples)
-            return max(num_samples - self._first + self._step - 1, 0) // self._step
-        # Packs are limited by tokens, see plan/pass_limits.py: a part of a pass may take any
-        # samples of it.
-        return math.ceil(passes) * self._passes.num_samples
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens that a run of chapters may draw here, at most; the stream has `max_passes`."""
-        if self._passes is None:
-            return 0
-        if self._shares is None:  # small, and no lane gets the same samples in every pass
-            return int(self.weigh(self.take(0, self.most_samples)[:, TOKENS]).sum())
-        return int((self.stream.max_passes or 0) * self._passes.tokens_in_pass())
+        num_samples = passes * self._passes.num_samples
+        return max(num_samples - self._first + self._step - 1, 0) // self._step
 
     @property
     def tokens_in_pass(self) -> int:

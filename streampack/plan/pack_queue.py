@@ -27,7 +27,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streampack.errors import DataError
 from streampack.plan.pack_windows import PackWindows
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import Blocks
@@ -105,23 +104,12 @@ class PackQueue:
     def know(self, number: int, keep: int = 0) -> bool:
         """Plan until pack `number` is known. Return False if the queue ends before it.
 
-        Packs before `keep` are released on the way, to bound the memory. Raises a DataError if a
-        chapter that does not drain ends the queue.
+        Packs before `keep` are released on the way, to bound the memory.
         """
         while self.num_known <= number and not self.is_complete:
             self.extend()
             self.release(keep)
-        if number < self.num_known:
-            return True
-        recipe, chapter = self.windows.recipe, self.windows.recipe.chapter
-        if chapter is None or chapter.drains:
-            return False
-        names = [recipe.names[n] for n in recipe.streams_in(self._queue)]
-        raise DataError(
-            f"chapters[{chapter.number}] has no packs left in lane {self._lane}: those of "
-            f"{', '.join(map(repr, names))} with a share reached max_passes; end it before, raise "
-            "max_passes, or give a weight to a stream without it"
-        )
+        return number < self.num_known
 
     @property
     def segments(self) -> Int64Array:

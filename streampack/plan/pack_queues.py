@@ -24,7 +24,6 @@ from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_order import copy_packs
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.sample_order import num_substituted
 from streampack.plan.slot_kernels import LANE, PACK, QUEUE
 from streampack.plan.slots import ENDLESS
 from streampack.plan.spans import RunPlan
@@ -97,18 +96,6 @@ class PackQueues:
                     if lane in self._counted_lanes:
                         self._dropped += self._parked_dropped[lane, queue]
         return self._dropped.copy()
-
-    @property
-    def num_substituted(self) -> int:
-        """Draws of the counted lanes that went to other streams because theirs was exhausted."""
-        if self._recipe.chapter is None:
-            return 0
-        queues, parked = self._queues.items(), self._loaded.items()
-        draws = [
-            (lane, pack_queue.windows.arrivals.num_substituted) for (lane, _), pack_queue in queues
-        ]
-        draws += [(lane, num_substituted(saved["arrivals"])) for (lane, _), saved in parked]
-        return sum(num for lane, num in draws if lane in self._counted_lanes)
 
     def get(self, lane: int, queue: int) -> PackQueue:
         """Return a queue; create it on the first call."""

@@ -270,8 +270,7 @@ class PackWindows:
             is_full = num_packs >= self._max_packs or num_samples >= self._max_samples
             if self._counts_tokens:
                 is_full = self.arrivals.tokens_left == 0
-            # What was drawn before a stream ran out is not shuffled with what takes its place.
-            if is_full or self.arrivals.has_run_dry:
+            if is_full:
                 break
         return chunks, num_samples
 

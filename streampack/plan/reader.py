@@ -166,7 +166,7 @@ def num_parts(run: RunPlan) -> int:
     1 where lanes may run dry, since their slots then go to other lanes.
     """
     recipes, lanes = run.recipes, range(run.recipes[0].num_lanes)
-    if not all(recipe.is_endless for recipe in recipes) or run.ended_by is not None:
+    if not all(recipe.is_endless for recipe in recipes) or run.ends_with_passes:
         return 1
     for recipe in recipes:
         for queue in range(recipe.num_queues):

@@ -51,8 +51,9 @@ class ChapterPlan:
     """Share of each stream after the last slot."""
     num_slots: int | None
     """Packs of the chapter: whole global batches. None: it has no end."""
-    drains: bool = False
-    """Whether the run ends in it with a stream. Its last packs are delivered and padded."""
+    passes: int | None = None
+    """Times that it delivers each sample of its one stream, at the end of a run; the last global
+    batch is padded. None: it ends after `num_slots`."""
     ramp_slots: int = 0
     """Packs over which shares change; more than `num_slots` if the chapter was ended early."""
 
@@ -103,10 +104,8 @@ class PlanStream:
     shard_tokens: Int64Array | None = None
     """Tokens that each shard delivers in total, shape (num_shards,). None: computed from the
     lengths."""
-    max_passes: Fraction | None = None
-    """Passes that a run of chapters may use in a lane, or None for any number."""
-    on_exhausted: str = "substitute"
-    """What happens then: "substitute", "end" or "error"."""
+    passes: int | None = None
+    """Passes that a run of chapters takes, in its last chapter; None: any number."""
     num_slots: int | None = None
     """Slots of packs that the stream's tokens are expected to take. None: one for each token."""
     may_be_empty: bool = False
@@ -225,7 +224,8 @@ class Recipe:
         for name, value in derived.items():
             object.__setattr__(self, name, value)
         slots = [1] if is_mixed else [stream.slots_per_pack for stream in self.streams]
-        is_padded = self.mixing.epoch_end == "pad" and (self.chapter is None or self.chapter.drains)
+        is_drained = self.chapter is None or self.chapter.passes is not None
+        is_padded = self.mixing.epoch_end == "pad" and is_drained
         is_uniform = max(slots, default=1) == 1
         # A global batch of one stream may take single packs of lanes, if they have one length.
         is_global = self.mixing.batching_method == "per_stream" and is_uniform
@@ -319,16 +319,15 @@ class Recipe:
         """Whether a stream has a share in the chapter at any time; without chapters, none has."""
         return self.chapter is not None and self.chapter.uses(number)
 
-    def ends_with(self, number: int) -> bool:
-        """Whether a stream ends the run in this chapter."""
-        stream, chapter = self.streams[number], self.chapter
-        is_end = stream.max_passes is not None and stream.on_exhausted == "end"
-        return is_end and chapter is not None and chapter.drains and chapter.uses(number)
-
     @property
     def used(self) -> list[int]:
         """The streams with a share in the chapter."""
         return list(filter(self.uses, range(len(self.streams))))
+
+    @property
+    def choice_tokens(self) -> int:
+        """Token slots of one choice of a stream."""
+        return self.choice_slots * self.row_tokens
 
     @property
     def choice_slots(self) -> int:

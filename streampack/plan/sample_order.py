@@ -43,7 +43,6 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.undelivered import Undelivered
 from streampack.types import NO_PACKS, PASS, SAMPLE, STREAM, TOKENS, Int64Array, Packs
 
-YIELD_SCALE = 1 << 16
 LEAST_CHUNK = 32  # samples of one stream that are drawn together in a run, however few there are
 UNDELIVERED = -1  # in place of the pass: the row names an undelivered sample by its number
 
@@ -67,14 +66,9 @@ class SampleOrder:
         self._most, has_chapters = CHUNK, recipe.chapter is not None
         if has_chapters and not recipe.is_mixed:
             self._most = min(CHUNK, max(recipe.samples_in(numbers[0], lane), LEAST_CHUNK))
-        limited = [stream for stream in self.streams if stream.stream.max_passes is not None]
-        self._may_run_dry = has_chapters and bool(limited)
         self._means: list[Fraction] = []  # tokens of a sample of each stream
         self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
-        self._yielded = 0  # draws that went to other streams, in 1 / YIELD_SCALE
         self._undelivered: Undelivered | None = None  # samples that are drawn before new ones
-        self.has_run_dry = False
-        """Whether a stream of a run gave its last sample just now: others take its place."""
         self.fraction = Fraction(0)
         """The fraction of the change of shares that is over."""
         self.tokens_left: int | None = None
@@ -108,7 +102,6 @@ class SampleOrder:
         """Draw with the shares of another chapter from now on."""
         self._recipe = recipe
         self._own = (None, [])
-        self._exhausted = Fraction(0)  # the share of streams that give way to others
         if recipe.mixing.weight_unit == "tokens":
             self._chunk = 0  # its first draw begins with deficits of its own
 
@@ -141,14 +134,10 @@ class SampleOrder:
         number instead of the sample's; its length means nothing.
         """
         most = min(most, self._most)
-        had = self._left() > 0 if self._may_run_dry else None
         rows = self._rows(*self._draw(most))
         while self._carry and not len(rows):
             self._begin(self._epoch + 1)
             rows = self._rows(*self._draw(most))
-        if had is not None:
-            self._yielded += int(len(rows) * self._exhausted * YIELD_SCALE)
-            self.has_run_dry = bool((had & (self._left() == 0)).any())
         return rows
 
     def _rows(self, counts: Int64Array, places: Int64Array) -> Int64Array:
@@ -268,30 +257,21 @@ class SampleOrder:
         return max(mean, Fraction(1))
 
     def _shares(self) -> list[Fraction]:
-        """Return the shares of the streams that have samples in this lane; they sum to 1."""
+        """Return the shares of the streams that have samples left in this lane; they sum to 1.
+
+        All are 0 at the end of a run.
+        """
         chapter, left = self._recipe.chapter, (self._left() > 0).tolist()
         if chapter is None or self._own[0] == (self.fraction, left):
             return self._own[1]
         shares = chapter.shares_at(self.fraction)
-        pairs = zip(self.streams, shares, strict=True)
-        here = [Fraction(0) if stream.is_empty else share for stream, share in pairs]
-        own = [
-            share if any_left else Fraction(0) for share, any_left in zip(here, left, strict=True)
-        ]
-        gone = [number for number, share in enumerate(here) if share and not own[number]]
-        if any(map(self._ends, gone)):
-            return [Fraction(0)] * len(own)
-        if gone or own != shares:  # all together are 1, and fractions are slow
+        pairs = zip(shares, left, strict=True)
+        own = [share if any_left else Fraction(0) for share, any_left in pairs]
+        if own != shares:  # all together are 1, and fractions are slow
             whole = sum(own, Fraction(0))
-            self._exhausted = sum(here, Fraction(0)) - whole
             own = [share / whole for share in own] if whole else own
         self._own = (self.fraction, left), own
         return own
-
-    def _ends(self, number: int) -> bool:
-        """Whether nothing is drawn after a stream."""
-        is_error = self._recipe.streams[number].on_exhausted == "error"
-        return is_error or self._recipe.ends_with(number)
 
     def _left(self) -> Int64Array:
         """Return the samples of each stream that may still be drawn, shape (num_streams,)."""
@@ -302,13 +282,11 @@ class SampleOrder:
         """Return how often each stream is drawn in the next chunk, shape (num_streams,)."""
         active = [number for number, share in enumerate(shares) if share]
         left = self._left()
-        # A chunk ends where a stream does. Integers, since fractions are slow.
-        parts = [share.as_integer_ratio() for share in shares]
-        ends = [
-            num * parts[n][1] // parts[n][0] for n, num in enumerate(left.tolist()) if parts[n][0]
+        # Only the one stream of a last chapter ends. Integers, since fractions are slow.
+        size = most if len(active) > 1 else min(most, int(left[active[0]]))
+        due = [
+            above * size * SCALE // below for above, below in map(Fraction.as_integer_ratio, shares)
         ]
-        size = max(min(most, *ends), 1)
-        due = [above * size * SCALE // below for above, below in parts]
         due[active[0]] += size * SCALE - sum(due)
         self._due += np.array(due)
         counts = np.zeros(len(shares), np.int64)
@@ -324,11 +302,6 @@ class SampleOrder:
         return counts
 
     # State.
-
-    @property
-    def num_substituted(self) -> int:
-        """Draws that went to other streams because theirs was exhausted, since the run began."""
-        return self._yielded // YIELD_SCALE
 
     def blocks(self) -> Callable[[], Blocks]:
         """Return a callable that computes the current shuffle blocks of each unfinished stream.
@@ -353,24 +326,19 @@ class SampleOrder:
         return blocks_there
 
     def state(self) -> list[int]:
-        """Return epoch, next chunk, draws that gave way; what streams are due, cursors, offsets.
+        """Return epoch, next chunk, 0; what streams are due, cursors, offsets.
 
         By tokens, the next chunk is 0 before the first draw of the epoch or chapter, and then 1.
         """
         at = [cursor.at or cursor.locate() for cursor in self._cursors]
         cursors, offsets = zip(*at, strict=True)
-        return [self._epoch, self._chunk, self._yielded, *self._due.tolist(), *cursors, *offsets]
+        return [self._epoch, self._chunk, 0, *self._due.tolist(), *cursors, *offsets]
 
     def restore(self, state: Sequence[int]) -> None:
         """Resume from a saved `state`."""
-        epoch, chunk, self._yielded, *values = state
+        epoch, chunk, _, *values = state
         due, cursors, offsets = np.array(values, np.int64).reshape(3, -1).tolist()
         self._begin(epoch)
         self._chunk, self._due = chunk, np.array(due, np.int64)
         for part, cursor, offset in zip(self._cursors, cursors, offsets, strict=True):
             part.go_to(cursor, offset)
-
-
-def num_substituted(state: Sequence[int]) -> int:
-    """Return the draws that went to other streams up to a `state` of samples."""
-    return state[2] // YIELD_SCALE

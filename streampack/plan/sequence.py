@@ -93,7 +93,7 @@ class PackSequence:
         self.num_skipped = 0
         self._begin(number, start.position, walk)
         self._dropped_before = self._queues.dropped
-        self._substituted_before -= self._num_substituted
+        self._substituted_before -= self._at.substituted
         slots = self._span.num_slots
         if slots is not None and start.position >= slots and number + 1 < self._stop:
             self._start_chapter()
@@ -142,22 +142,18 @@ class PackSequence:
     def totals(self) -> Totals:
         """What was dropped, substituted and skipped from the start on.
 
-        Where chapters mix streams in packs, `substituted` counts draws. Those and dropped samples
-        count when they are planned, in lanes of which each is counted by one device.
+        Dropped samples count when they are planned, in lanes of which each is counted by one
+        device.
         """
         dealer = self._dealer
         return Totals(
             dropped=self._queues.dropped - self._dropped_before,
-            substituted=self._substituted_before + self._num_substituted,
+            substituted=self._substituted_before + self._at.substituted,
             skipped=self.num_skipped,
             omitted=self._at.num_omitted,
             packer_tokens=self._queues.high_water_tokens,
             straggler=None if dealer is None else dealer.straggler,
         )
-
-    @property
-    def _num_substituted(self) -> int:
-        return self._queues.num_substituted if self._recipe.is_mixed else self._at.substituted
 
     def next(self, most: int = 1, *, fetch: bool = True) -> DevicePlan | None:
         """Return the plan of this device's next batches, or None at the end.
@@ -345,8 +341,7 @@ class PackSequence:
         return most
 
     def _start_chapter(self) -> None:
-        if not self._recipe.is_mixed:
-            self._substituted_before += self._at.substituted
+        self._substituted_before += self._at.substituted
         self._at.note_delivered()
         self._run.note_end(self.epoch, self._at.walk.state())
         self.close()

@@ -16,9 +16,8 @@ import numpy as np
 from streampack._numba import compiled, compiled_inline, kernel_holding_gil
 from streampack.types import Int64Array
 
-DRY, ENDS = -2, 2
-# For a queue: packs taken, packs known, whether that is all, and packs expected. ENDS: it is, and
-# no other stream takes its place, so that the run ends with it.
+DRY = -2
+# For a queue: packs taken, packs known, whether that is all, and packs expected.
 SERVED, KNOWN, COMPLETE, EXPECTED = range(4)
 # Cursor of the walk: the current lane, the packs left in its turn, the stream chosen for a whole
 # global batch, the slots for which that choice is still valid, and the queue that serves the turn.
@@ -43,8 +42,6 @@ def _serve(queues: Int64Array, lane: int, wanted: int) -> tuple[int, int]:
         return wanted, -1
     if not queues[COMPLETE, lane, wanted]:
         return -1, wanted
-    if queues[COMPLETE, lane, wanted] == ENDS:
-        return -1, -1
     # The wanted queue is exhausted: take the live one with the most expected packs left.
     best, most = -1, 0
     for other in range(len(served)):
@@ -111,8 +108,6 @@ def _choose(queues: Int64Array, wanted: int, least: int) -> tuple[int, int, int]
         return wanted, -1, -1
     if open_lane >= 0:
         return -1, open_lane, wanted
-    if queues[COMPLETE, 0, wanted] == ENDS:
-        return -1, DRY, -1
     # It is exhausted in all lanes: take the live one with the most expected packs left.
     best, best_lane, most = -1, DRY, 0
     for other in range(queues.shape[2]):

@@ -23,7 +23,7 @@ import numpy as np
 from streampack.mix.schedule import LinearShares, Schedule, ScheduleState
 from streampack.plan.lane_stream import is_used
 from streampack.plan.recipe import Recipe
-from streampack.plan.slot_kernels import DRY, ENDS, EXPECTED, LEFT, TURN, walk_slots
+from streampack.plan.slot_kernels import DRY, EXPECTED, LEFT, TURN, walk_slots
 from streampack.types import Int64Array
 
 ENDLESS = 1 << 62  # number of packs of a queue that never ends
@@ -44,9 +44,6 @@ class WalkState:
     """The cursor of the walk, shape (5,)."""
     schedule: ScheduleState | None
     """Where the schedule is; None if packs mix streams."""
-    limits: Int64Array
-    """Packs of the run at which each queue ends in this chapter; ENDLESS: it does not. The same
-    shape as `served`."""
 
 
 def expected_packs(recipe: Recipe) -> Int64Array:
@@ -93,27 +90,23 @@ class SlotWalker:
         self._asked = np.zeros(0, np.int64)  # wanted queues of the next slots
         self.states: deque[WalkState] = deque(maxlen=KEPT_STATES)
         self.slot = 0
-        self._limits = np.full_like(self.served, ENDLESS)
         self._schedule = self._make_schedule(epoch, start)
         self._wanted = self._wanted_queues()
         if start is not None:
             self.slot = start.slot
             self.served[:], self._turn[:] = start.served, start.turn
-            self._limits = start.limits
-            self._set_ends()
+            self.end_at(None)
 
-    def _set_ends(self) -> None:
-        """Note where queues end: at their limits, or before they begin if nothing is used."""
-        is_limited = self._limits < ENDLESS
-        shapes = self._recipe.shapes
-        whole = self.served + shapes.whole(self._limits - self.served, shapes.slots_together)
-        self.known[:] = np.where(is_limited, whole, ENDLESS)
-        self.complete[:] = is_limited
+    def end_at(self, ends: Int64Array | None) -> None:
+        """Note after how many slots queues end, or None; or before they begin if nothing is used.
+
+        `ends` has the shape (num_lanes, num_queues).
+        """
+        self.known[:] = ENDLESS if ends is None else ends
+        self.complete[:] = ends is not None
         for lane, queue in np.ndindex(*self.known.shape):
             if not is_used(self._recipe, lane, queue):
                 self.known[lane, queue], self.complete[lane, queue] = 0, 1
-            if not self._recipe.is_mixed and self._recipe.ends_with(queue):
-                self.complete[lane, queue] = ENDS
 
     def go_to_epoch(self, epoch: int) -> None:
         """Walk the epochs before this one (carry): lanes and shares continue where they stopped.
@@ -121,7 +114,7 @@ class SlotWalker:
         No queue ends then, except for those that are always empty.
         """
         recipe = self._recipe
-        self._set_ends()
+        self.end_at(None)
         if recipe.is_mixed:
             self.skip(epoch * recipe.packs_per_carry_epoch)
         else:
@@ -188,7 +181,6 @@ class SlotWalker:
             served=self.served.copy(),
             turn=self._turn.copy(),
             schedule=self._schedule.now.copy() if self._schedule else None,
-            limits=self._limits,
         )
 
     def _note_state(self) -> None:

@@ -21,7 +21,7 @@ from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS, WalkState
-from streampack.plan.spans import RunPlan, Span, exhausted
+from streampack.plan.spans import RunPlan, Span
 from streampack.types import State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to be planned for it
@@ -139,9 +139,6 @@ class SpanSlots:
         walked = self.walk.next(num_slots)
         num_walked = self.num_walked + len(walked)
         if len(walked) < num_slots:
-            chapter = self._recipe.chapter
-            if chapter is not None and not chapter.drains:
-                raise exhausted(self._recipe, num_walked)
             self._set_total(packs_in(self._recipe, num_walked))
         room = AHEAD if self.total is None else max(self.total - num_walked, 0)
         ahead = self.walk.next(min(room, AHEAD), may_extend=False)

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from streampack.errors import DataError
+from streampack.errors import ConfigError
 from streampack.mix.schedule import OWED_STEP, ScheduleState, rounded_debts
-from streampack.plan.pass_limits import choice_tokens, first_limits, limits_after
+from streampack.plan.lane_ends import count_queue
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import SlotWalker, WalkState
@@ -39,7 +39,7 @@ class Span:
     recipe: Recipe
     """Its streams, with shares or quotas, and its sizes."""
     num_slots: int | None
-    """Its packs, whole global batches, or None if it drains, or has no end."""
+    """Its packs, whole global batches, or None if it is an epoch with another end, or endless."""
     first_step: int = 0
     """Steps of the chapters before."""
 
@@ -56,19 +56,13 @@ class Span:
 class RunPlan:
     """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    A run without chapters has one recipe, that of all its epochs, and no `spans`. `ended_by` is the
-    stream that ends the run before its last chapter does; None: none. It drains the chapter, in
-    which queues end at `limits`.
+    A run without chapters has one recipe, that of all its epochs, and no `spans`. `last_slots` are
+    those of each queue in a last chapter of whole passes, shape (num_lanes, num_queues); see
+    `run_of`.
     """
 
-    def __init__(
-        self,
-        recipes: Sequence[Recipe],
-        ended_by: str | None = None,
-        limits: Int64Array | None = None,
-    ) -> None:
-        self.ended_by = ended_by
-        self._limits = limits
+    def __init__(self, recipes: Sequence[Recipe], last_slots: Int64Array | None = None) -> None:
+        self._last_slots = last_slots
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
         self.spans: list[Span] = []
@@ -83,10 +77,15 @@ class RunPlan:
             self.spans.append(span)
         self._starts: dict[int, WalkState] = {}
         if self.chapters:
-            self._starts[0] = self._limited(0, start_of_run(self.recipes[0]))
+            self._starts[0] = start_of_run(self.recipes[0])
 
     def __len__(self) -> int:
         return len(self.recipes)
+
+    @property
+    def ends_with_passes(self) -> bool:
+        """Whether the last chapter ends where lanes run dry, after whole passes of its stream."""
+        return self._last_slots is not None
 
     def uses(self, last: int | None = None) -> set[str]:
         """Return the streams with a share in a chapter up to `last`, or in any."""
@@ -132,24 +131,23 @@ class RunPlan:
                 walker.go_to_epoch(number)
             return walker
         walker = SlotWalker(recipe, 0, extend_queue, walk or self.start(number))
-        if recipe.is_mixed and not self.chapters[number].drains:
+        if self._last_slots is not None and number + 1 == len(self):
+            walker.end_at(self.start(number).served + self._last_slots)
+        elif recipe.is_mixed:
             size = recipe.global_batch_size
             walker.skip(position // size * size - walker.slot)
         return walker
 
     def start(self, chapter: int) -> WalkState:
-        """Return the state in which a chapter begins; walks those before it if needed.
-
-        Raises a DataError if the streams of one of them are exhausted before its end.
-        """
+        """Return the state in which a chapter begins; walks those before it if needed."""
         if chapter not in self._starts:
             before = chapter - 1
             recipe, num_slots = self.recipes[before], self.spans[before].num_slots or 0
             walker = SlotWalker(recipe, 0, start=self.start(before))
             if recipe.is_mixed:
                 walker.skip(num_slots)
-            elif walker.walk_over(num_slots):
-                raise exhausted(recipe, walker.state().slot)
+            else:
+                walker.walk_over(num_slots)
             self.note_end(before, walker.state())
         return self._starts[chapter]
 
@@ -157,11 +155,34 @@ class RunPlan:
         """Record where a chapter ends."""
         if chapter + 1 < len(self.recipes):
             recipes = self.recipes[chapter : chapter + 2]
-            self._starts[chapter + 1] = self._limited(chapter + 1, start_after(end, *recipes))
+            self._starts[chapter + 1] = start_after(end, *recipes)
 
-    def _limited(self, chapter: int, start: WalkState) -> WalkState:
-        is_last = chapter + 1 == len(self.recipes)
-        return start if self._limits is None or not is_last else replace(start, limits=self._limits)
+
+def run_of(recipes: Sequence[Recipe]) -> RunPlan:
+    """Return the run of some chapters.
+
+    A last one of whole passes is as long as its queues. They are counted here, at about 1 us a
+    sample; no chapter before uses its stream, so each begins with the first sample.
+    """
+    *before, recipe = recipes
+    plan = recipe.chapter
+    if plan is None or plan.passes is None:
+        return RunPlan(recipes)
+    slots = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
+    [number] = recipe.used
+    for lane in range(recipe.num_lanes):
+        queue = 0 if recipe.is_mixed else number
+        num_packs = count_queue(recipe, 0, lane, queue)
+        slots[lane, queue] = recipe.shapes.slots_of(queue, num_packs, is_all=True)
+    if not slots.any():
+        raise ConfigError(
+            f"chapters[{plan.number}] takes whole passes of stream {recipe.names[number]!r}, and "
+            f"none of its samples is left at max_seq_len={recipe.packing.max_seq_len}; omit the "
+            "chapter, or set overflow to split or truncate"
+        )
+    size = recipe.global_batch_size
+    num_slots = -(-int(slots.sum()) // size) * size
+    return RunPlan([*before, replace(recipe, chapter=replace(plan, num_slots=num_slots))], slots)
 
 
 def start_of_run(recipe: Recipe) -> WalkState:
@@ -181,7 +202,6 @@ def start_of_run(recipe: Recipe) -> WalkState:
         served=np.zeros((num_lanes, recipe.num_queues), np.int64),
         turn=np.array([num_lanes - 1, 0, -1, 0, -1], np.int64),
         schedule=schedule,
-        limits=first_limits(recipe),
     )
 
 
@@ -189,13 +209,12 @@ def start_after(end: WalkState, before: Recipe, after: Recipe) -> WalkState:
     """Return the state in which a chapter begins, from the end of the one before."""
     schedule = end.schedule
     if schedule is not None:
-        is_alike = choice_tokens(before) == choice_tokens(after)
+        is_alike = before.choice_tokens == after.choice_tokens
         lags = _lags_after(schedule.lags, after) if is_alike else 0 * schedule.lags
         # A saved state may hold this, and it has rounded debts.
         schedule = ScheduleState(lags=lags, owed=rounded_debts(schedule.owed))
     turn = np.array([end.turn[TURN], 0, -1, 0, -1], np.int64)
-    limits = limits_after(end.limits, end.served, before, after)
-    return WalkState(slot=0, served=end.served.copy(), turn=turn, schedule=schedule, limits=limits)
+    return WalkState(slot=0, served=end.served.copy(), turn=turn, schedule=schedule)
 
 
 def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
@@ -207,14 +226,3 @@ def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:
     lags[used] -= np.array([int(whole * share) for share in shares], np.int64)
     lags[used[shares.index(max(shares))]] -= int(lags[used].sum())
     return lags
-
-
-def exhausted(recipe: Recipe, slot: int) -> DataError:
-    """Return the error of a chapter that has no packs left at a slot."""
-    plan = recipe.chapter
-    names = [recipe.names[number] for number in recipe.used]
-    return DataError(
-        f"chapters[{plan.number if plan else 0}] has no packs left at its step "
-        f"{slot // recipe.global_batch_size}: {', '.join(map(repr, names))} reached max_passes; "
-        "end it before, raise max_passes, or give a weight to a stream without it"
-    )

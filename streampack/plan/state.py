@@ -119,15 +119,11 @@ def plan_fingerprint(
 
 
 def _streams_by_name(run: RunPlan, digests: Sequence[str], used: Container[str]) -> dict[str, Any]:
-    """Return the digests of the streams that are used, and their limits, by name."""
+    """Return the digests of the streams that are used, by name."""
     streams = [
         each for each in zip(run.recipes[0].streams, digests, strict=True) if each[0].name in used
     ]
-    passes = {stream.name: stream.max_passes for stream, _ in streams}
-    return {
-        "streams": {stream.name: digest for stream, digest in streams},
-        "max_passes": {name: str(most) for name, most in passes.items() if most is not None},
-    }
+    return {"streams": {stream.name: digest for stream, digest in streams}, "max_passes": {}}
 
 
 def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | None]:

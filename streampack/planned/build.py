@@ -23,13 +23,11 @@ from streampack.config import Packing
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Method
 from streampack.errors import ConfigError
-from streampack.mix.weights import Weight, exact_share, resolve_weights
+from streampack.mix.weights import Weight, resolve_weights
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
-from streampack.plan.drain import drained
 from streampack.plan.epoch_state import RunShape
-from streampack.plan.pass_limits import check_limits
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, PlanStream, Recipe
-from streampack.plan.spans import RunPlan
+from streampack.plan.spans import RunPlan, run_of
 from streampack.planned.refusals import check_equal_cost, check_pack_lengths, slots_per_pack
 from streampack.planned.spec import DatasetSpec, check_whole_steps
 from streampack.planned.stream_lengths import StreamLengths
@@ -88,9 +86,14 @@ def _check_batches(batch_size: int, global_batch_size: int) -> None:
 def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
     """Refuse a padded end that would need lengths of shards that this node does not fetch."""
     for stream in spec.streams:
-        is_known = not stream.cache.is_remote or stream.has_length_file
         given = {"epoch_end": spec.mixing.epoch_end, "num_lanes": num_lanes}
-        check_combination({**given, "a length file": is_known}, f"stream {stream.name!r}: ")
+        given |= {"a length file": _knows_lengths(stream)}
+        check_combination(given, f"stream {stream.name!r}: ")
+
+
+def _knows_lengths(stream: TokenStream) -> bool:
+    """Whether this node has the lengths of all samples, or a length file of them."""
+    return not stream.cache.is_remote or stream.has_length_file
 
 
 def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
@@ -127,9 +130,7 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             quota=quota,
             may_be_empty=stream.shards.may_be_empty or stream.ends.overflow == "drop",
             prepare=lengths_of.prepare,
-            shard_tokens=lengths_of.shard_tokens(quota),
-            max_passes=(None if stream.max_passes is None else exact_share(stream.max_passes)),
-            on_exhausted=stream.on_exhausted,
+            shard_tokens=lengths_of.shard_tokens() if quota.unit == "tokens" else None,
             slots_per_pack=slots_per_pack(stream, packing),
         )
         for name, stream, total, lengths_of, quota in zip(
@@ -144,9 +145,6 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
     if packing.method is None and shape is not None:
         packing = replace(packing, method=shape.method)
     check_combination({"dataset": "PackedStreamingDataset", "stop": mixing.stop})
-    for stream in spec.streams:
-        given = {"chapters": None, "Stream(max_passes)": stream.max_passes}
-        check_combination(given, f"stream {stream.name!r}: ")
     check_equal_cost(packing, spec.streams)
     streams = _plan_streams(spec)
     if shape is None:
@@ -201,8 +199,9 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
     given = {name: getattr(spec.mixing, name) for name in ("epoch_size", "epoch_end")}
     given["sampling_method"] = spec.mixing.sampling_method
     check_combination({"chapters": spec.chapters, **given})
-    for stream, opened in zip(streams, spec.streams, strict=True):
-        _check_stream(stream, opened)
+    names, last = unique_names([stream.name for stream in spec.streams]), spec.chapters[-1]
+    for name, stream, opened in zip(names, streams, spec.streams, strict=True):
+        _check_stream(stream, opened, last.passes if last.weights.get(name) else None)
     for chapter in spec.chapters:
         own = chapter_spec(spec, chapter)
         sizes = {"global_batch_size": own.mixing.global_batch_size}
@@ -210,12 +209,11 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
         check_format(batch_format, own.packing, own.batch_size)
 
 
-def _check_stream(stream: Any, opened: TokenStream) -> None:
-    """Refuse options of a stream that a run of chapters does not have."""
+def _check_stream(stream: Any, opened: TokenStream, passes: int | None) -> None:
+    """Refuse options of a stream that a run of chapters does not have; `passes` are its last."""
     names = ("proportion", "repeat", "choose", "max_seq_len")
     given = {f"Stream({name})": getattr(stream, name, None) for name in names}
-    ends = None if opened.max_passes is None else opened.on_exhausted
-    given |= {"Stream(on_exhausted)": ends, "a length file": opened.has_length_file}
+    given |= {"Chapter(passes)": passes, "a length file": _knows_lengths(opened)}
     check_combination({"chapters": [stream], **given}, f"stream {opened.name!r}: ")
 
 
@@ -272,15 +270,7 @@ def build_chapters(
         if turn not in (None, recipe.lane_turn):
             recipes[number] = replace(recipe, lane_turn=turn)
         _check_sizes(number, own, recipes[number])
-    end = check_limits(recipes)
-    if end is None:
-        return RunPlan(recipes)
-    # The estimate is early rather than late: a later chapter may be the one that ends.
-    for number in range(end[0], len(recipes)):
-        run = drained(recipes[: number + 1], end[2])
-        if run.ended_by is not None:
-            break
-    return run
+    return run_of(recipes)
 
 
 def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:

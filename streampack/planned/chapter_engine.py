@@ -81,8 +81,7 @@ class ChapterEngine(PlanEngine):
         """
         run = build_chapters(self._whole, [each.chapter for each in chapters], **known)
         self._check_shards(run, len(run) - 1 if first is None else first)
-        # The run may end before the last.
-        views = [chapter_spec(self._whole, each.chapter).view() for each in chapters[: len(run)]]
+        views = [chapter_spec(self._whole, each.chapter).view() for each in chapters]
         return PlannedChapters(chapters, run, views)
 
     def _spec_of(self, number: int) -> DatasetSpec:
@@ -215,7 +214,7 @@ class ChapterEngine(PlanEngine):
     # State.
 
     def _state_of(self, progress: Progress) -> State:
-        edits = edits_record(self._chapters[: len(self.run)], self.skips)
+        edits = edits_record(self._chapters, self.skips)
         return super()._state_of(progress) | edits
 
     def state_dict(self) -> State:

@@ -20,7 +20,6 @@ import numpy as np
 from streampack.config import Packing
 from streampack.errors import ConfigError, DataError
 from streampack.gather.shard_prefetch import fetch_all
-from streampack.mix.weights import Quota
 from streampack.pack import fit_samples
 from streampack.pack.cost import sizes_in_pack
 from streampack.pack.overflow import kept_tokens
@@ -98,14 +97,13 @@ class StreamLengths:
         # In one step, because the thread that looks for lane ends calls this too.
         self._fetched.extend(fetch_all(self._stream, shards))
 
-    def shard_tokens(self, quota: Quota) -> Int64Array | None:
-        """Return the tokens of each shard, where they are needed and known, shape (num_shards,).
+    def shard_tokens(self) -> Int64Array | None:
+        """Return the tokens of each shard, where they are known, shape (num_shards,).
 
         If samples are used whole and without additions, the length file has these totals.
         """
-        is_needed = quota.unit == "tokens" or self._stream.max_passes is not None
         is_changed = self._adds_ids or self._packing.overflow in ("truncate", "drop")
-        return self._stream.shard_tokens() if is_needed and not is_changed else None
+        return None if is_changed else self._stream.shard_tokens()
 
     def _read(self, shard: int) -> Int64Array:
         if self.prepare is not None:

@@ -18,9 +18,9 @@ from rich.text import Text
 from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.lane_stream import lane_drift, used_twice
-from streampack.plan.pass_limits import exhausted_at, token_share
 from streampack.plan.reader import PlanReader, whole_views
 from streampack.plan.recipe import ChapterPlan, Recipe
+from streampack.plan.repeats import taken_tokens
 from streampack.plan.spans import RunPlan
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -47,9 +47,8 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         in full packs; `passes`, how often it was used by then; `delivered`, the share that it gets
         of the first `planned_steps`, None without any), `changes` (what differs from the
         chapter before) and `edits` (what differs from what the state knows). `is_exact` shows which
-        of these are exact and which are expected. `exhausted`: the expected step of the run at
-        which streams reach their max_passes, by name. `ended_by`: the stream that ends the run
-        then; None: none does. `stands_at`: chapter and step of the state; None without one.
+        of these are exact and which are expected. `stands_at`: chapter and step of the state; None
+        without one.
 
     Raises:
         ConfigError: If the dataset has no chapters.
@@ -82,11 +81,9 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         first_step += chapter["steps"] or 0
     return {
         "chapters": chapters,
-        "exhausted": _exhausted(engine),
-        "ended_by": engine.run.ended_by,
         "stands_at": stands_at,
         "uses": describe_uses(dataset),
-        "is_exact": {"steps": True, "tokens": True, "passes": False, "exhausted": False},
+        "is_exact": {"steps": True, "tokens": True, "passes": False},
     }
 
 
@@ -209,19 +206,7 @@ def _shown_slots(recipe: Recipe, plan: ChapterPlan) -> int:
 
 
 def _taken(recipe: Recipe, slots: int) -> list[Fraction]:
-    tokens = slots * recipe.packing.max_seq_len
-    return [token_share(recipe, number, slots) * tokens for number in range(len(recipe.streams))]
-
-
-def _exhausted(engine: ChapterEngine) -> dict[str, int]:
-    run = engine.run
-    places = {
-        stream.name: exhausted_at(run.recipes, number)
-        for number, stream in enumerate(engine.recipe.streams)
-    }
-    return {
-        name: run.spans[at[0]].first_step + at[1] for name, at in places.items() if at is not None
-    }
+    return [taken_tokens(recipe, number, slots) for number in range(len(recipe.streams))]
 
 
 def chapters_view(described: Mapping[str, Any]) -> Group:
@@ -231,14 +216,6 @@ def chapters_view(described: Mapping[str, Any]) -> Group:
         if (planned := chapter["planned_steps"]) != chapter["steps"]:
             notes.append(f"delivered: by the first {planned:,} steps of chapter {number}")
             break
-    ended_by = described["ended_by"]
-    for name, step in described["exhausted"].items():
-        if name != ended_by:
-            notes.append(
-                f"stream {name!r} reaches max_passes at about step {step:,}; others take its place"
-            )
-    if ended_by is not None:
-        notes.append(f"the run ends with the last pack of stream {ended_by!r}")
     if described["stands_at"] is not None:
         place = described["stands_at"]
         notes.append(f"the state stands in chapter {place['chapter']}, at its step {place['step']}")

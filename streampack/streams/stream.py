@@ -21,7 +21,6 @@ from streampack._checks import (
     show_number,
 )
 from streampack._paths import folder_of, local_path, shown_path
-from streampack.chapters import OnExhausted
 from streampack.config.combinations import check_combination
 from streampack.config.packing import Overflow
 from streampack.errors import ConfigError, suggest
@@ -85,11 +84,6 @@ class Stream:
             longer rows, and as many tokens.
         shards: The part of the stream to use: a slice of neighbouring shards. None: all. If shards
             were appended to a stream of n shards, slice(0, n) is the stream as it was.
-        max_passes: Passes through the stream that a run of chapters may use, in each lane. None:
-            any number.
-        on_exhausted: What happens after `max_passes`. "substitute": other streams take its place.
-            "end": the run ends with the stream's last pack. "error": a run that would need more is
-            refused at the start.
         format: "mds", "litdata", "megatron", "olmo", "datatrove" or "arrow", one that an entry
             point registers, or a format of your own. None: found by the files' names; a remote
             without such names is "mds". Token files (all but the first two) may be given as a
@@ -167,8 +161,6 @@ class Stream:
         loss_mask_dtype: str | None = None,
         max_seq_len: int | None = None,
         shards: slice | None = None,
-        max_passes: float | None = None,
-        on_exhausted: OnExhausted = "substitute",
         check_dtypes: bool = True,
         check_remote: bool = False,
         bos_id: int | None = None,
@@ -210,7 +202,6 @@ class Stream:
 OF_CHATS = ("train_on", "chat_template", "template_kwargs", "context_roles", "ignore_fields")
 CHOICES = {
     "on_bad_row": ("error", "skip"),
-    "on_exhausted": OnExhausted,
     "overflow": Overflow,
     "part": Side,
     "trailing": ("ignore",),
@@ -250,7 +241,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     _check_weights({name: given[name] for name in ("proportion", "repeat", "choose")})
     _check_download(given["download_retry"], given["download_timeout"])
-    _check_part(given["max_passes"], given["fraction"], {name: given[name] for name in SLICES})
+    _check_part(given["fraction"], {name: given[name] for name in SLICES})
     return {
         **given,
         "remote": None if remote is None else _each(remote, _checked_remote),
@@ -261,17 +252,13 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_part(max_passes: Any, fraction: Any, slices: Mapping[str, object]) -> None:
+def _check_part(fraction: Any, slices: Mapping[str, object]) -> None:
     for option, value in slices.items():
         if value is not None and not isinstance(value, slice):
             raise ConfigError(
                 f"{option}={value!r:.80} is not a slice of {option}; write slice(0, 10), or "
                 "slice(10, None) for those from the tenth on"
             )
-    if max_passes is not None and not (is_weight(max_passes) and max_passes > 0):
-        raise ConfigError(
-            f"max_passes={max_passes!r:.40} is not a number above 0; write one such as 4"
-        )
     if fraction is not None and not (is_weight(fraction) and MIN_FRACTION <= fraction < 1):
         raise ConfigError(
             f"fraction={fraction!r:.40} is not a number from {MIN_FRACTION} up to 1; write the "

@@ -40,8 +40,6 @@ OPTIONS = (
     "repeat",
     "choose",
     "max_seq_len",
-    "max_passes",
-    "on_exhausted",
     "split_at",
 )
 
@@ -82,10 +80,6 @@ class TokenStream:
     """At most one of the three weights is set, as given."""
     max_seq_len: int | None = None
     """Tokens per pack of this stream, or None for those of the packing."""
-    max_passes: float | None = None
-    """Passes that a run of chapters may use in a lane, or None for any number."""
-    on_exhausted: str = "substitute"
-    """What happens after `max_passes`."""
     split_at: int | None = None
     """The token that ends a document inside of a row, or None if rows are whole documents."""
     ends: StreamEnds

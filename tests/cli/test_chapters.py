@@ -21,23 +21,18 @@ VERBS = ("plan", "simulate")
 
 @pytest.fixture
 def config(tmp_path):
-    """A function that writes a config of two chapters; `math` runs out after so many passes."""
+    """A function that writes a config of two chapters."""
     folders = write_chapter_streams(tmp_path)
 
-    def write(max_passes, on_exhausted="substitute"):
-        math = {"name": "math", "local": folders["math"]}
-        streams = [
-            {"name": "web", "local": folders["web"]},
-            math | {"max_passes": max_passes, "on_exhausted": on_exhausted},
-        ]
+    def write(last=None):
         run = {
-            "streams": streams,
+            "streams": [{"name": name, "local": folders[name]} for name in ("web", "math")],
             "packing": {"max_seq_len": 64},
             "mixing": {"global_batch_size": 8, "batching_method": "stratified"},
             "batch_size": 2,
             "chapters": [
-                {"weights": {"web": 3, "math": 1}, "steps": 30},
-                {"weights": {"web": 1, "math": 1}, "steps": 40},
+                {"weights": {"web": 3, "math": 0 if last else 1}, "steps": 30},
+                last or {"weights": {"web": 1, "math": 1}, "steps": 40},
             ],
         }
         path = tmp_path / "run.yaml"
@@ -56,32 +51,17 @@ def loader_of(path) -> PackedDataLoader:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_stream_that_runs_out_is_named_with_its_step(config, verb):
-    path = config(max_passes=2)
-    output, step = call(verb, path), json.loads(call(verb, path, "--json"))["exhausted"]["math"]
-    loader = loader_of(path)
-    assert 0 < step < len(loader) // 4
-    note = f"'math' reaches max_passes at about step {step:,}; others take its place"
-    assert note in output
-    assert "the run ends before" not in output
-    for _ in loader:
-        pass
-    assert loader.stats()["substituted"] > 0
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_run_that_a_stream_ends_says_so_and_has_as_many_steps(config, verb):
-    path = config(max_passes=4, on_exhausted="end")
-    output, described = call(verb, path), json.loads(call(verb, path, "--json"))
-    assert "the run ends with the last pack of stream 'math'" in output
-    assert "others take its place" not in output
+def test_a_run_that_ends_with_passes_shows_them_and_has_as_many_steps(config, verb):
+    path = config({"weights": {"math": 1}, "passes": 1})
+    described = json.loads(call(verb, path, "--json"))
+    assert described["chapters"][1]["streams"]["math"]["passes"] == 1
+    assert re.search(r"math .* 1\.00", call(verb, path))
     steps = sum(chapter["steps"] for chapter in described["chapters"])
-    assert steps < 70
     assert steps * 4 == len(loader_of(path)) == len(list(loader_of(path)))
 
 
 def test_a_plan_says_where_a_state_stands(config, tmp_path):
-    path, state = config(max_passes=1000), tmp_path / "state.json"
+    path, state = config(), tmp_path / "state.json"
     loader = loader_of(path)
     for _ in islice(loader, 4 * 33):
         pass
@@ -90,7 +70,7 @@ def test_a_plan_says_where_a_state_stands(config, tmp_path):
 
 
 def test_a_plan_says_how_unequally_samples_are_used(config):
-    path = config(max_passes=1000)
+    path = config()
     uses = json.loads(call("plan", path, "--json"))["uses"]
     assert uses["math"] == {"in_lane": 2, "per_pass": 0.0}
     assert "stream 'math': uses of two samples differ by at most 2" in call("plan", path)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,7 +13,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.sequence import PackSequence
-from streampack.plan.spans import RunPlan
+from streampack.plan.spans import RunPlan, run_of
 from tests.helpers.planning import Int64Array, plan_stream, world_views
 
 RNG = np.random.default_rng(0)
@@ -65,20 +64,16 @@ def run_plan(
     num_lanes: int = 1,
     lane_turn: int = 1,
     global_batch_size: int = 8,
-    max_passes: Mapping[str, Fraction] | None = None,
-    on_exhausted: str = "substitute",
     shard_size: int = 64,
 ) -> RunPlan:
     streams = [
         replace(
             plan_stream(own, number, shard_size),
             name=name,
-            max_passes=(max_passes or {}).get(name),
-            on_exhausted=on_exhausted,
         )
         for number, (name, own) in enumerate(lengths.items())
     ]
-    return RunPlan(
+    return run_of(
         chapter_recipes(
             streams,
             chapters,

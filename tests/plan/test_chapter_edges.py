@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -131,20 +130,3 @@ def test_a_ramp_is_followed_within_its_chapter(order, unit):
         parts = parts_of(segments, unit)
         # The packers of all lanes contain the tokens of two steps, which is how late the ramp is.
         assert abs(parts[1] / parts.sum() - share) < 0.06
-
-
-@pytest.mark.parametrize("order", [Order(), Order(pack_shuffle=0)], ids=["default", "unshuffled"])
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-def test_a_stream_keeps_its_share_until_it_runs_out(order, unit):
-    """Its substitutes come afterwards, and are not shuffled with earlier samples."""
-    run = [Chapter(weights={"web": 1, "code": 1}, steps=200)]
-    own = lengths()
-    own["code"] = own["code"][:2000]
-    passes = {"code": Fraction(1)}
-    packs = run_packs(
-        plan_of(run, order=order, lengths=own, max_passes=passes, unit=unit), [8], most=64
-    )
-    last = max(number for number, (_, _, rows) in enumerate(packs) if any(r[0] == 1 for r in rows))
-    before = np.array([row for _, _, rows in packs[: last // 2] for row in rows])
-    parts = parts_of(before, unit)
-    assert abs(parts[1] / parts.sum() - 0.5) < 0.1

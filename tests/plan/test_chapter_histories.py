@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -41,7 +40,6 @@ from tests.helpers.chapters import (
 from tests.helpers.examples import examples
 
 SIZE = 16  # packs of a global batch
-LIMITS = {"math": Fraction(1, 2), "code": Fraction(1, 8), "other": Fraction(1)}
 NAMES = list(LENGTHS)
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 
@@ -59,27 +57,19 @@ class History(RuleBasedStateMachine):
         unit=st.sampled_from(["samples", "tokens"]),
         num_lanes=st.sampled_from([1, 2, 4]),
         window=st.sampled_from([0, 64]),
-        is_limited=st.booleans(),
     )
-    def begin(self, run, order, method, unit, num_lanes, window, is_limited) -> None:
+    def begin(self, run, order, method, unit, num_lanes, window) -> None:
         self.options = {
             "method": method,
             "unit": unit,
             "order": Order(seed=3, pack_shuffle=window),
             "num_lanes": num_lanes,
-            "max_passes": LIMITS if is_limited else {},
         }
-        self.run = self.with_enough(run)
+        self.run = list(run)
         self.names = [name for name in order if name in self.used]
         self.skips: list[tuple[int, int]] = []
         self.got: list = []
         self.state = self.saved(self.plan(), Progress(epoch=0, position=0))
-
-    def with_enough(self, run) -> list[Chapter]:
-        """Chapters that always have a stream with samples left."""
-        if not self.options["max_passes"]:
-            return list(run)
-        return [replace(chapter, weights={"web": 1, **chapter.weights}) for chapter in run]
 
     def list_used(self) -> None:
         self.names += [name for name in NAMES if name in self.used and name not in self.names]
@@ -151,7 +141,7 @@ class History(RuleBasedStateMachine):
 
     @rule(run=some_chapters(may_be_open=True))
     def edit_what_comes(self, run) -> None:
-        self.run = [*self.run[: self.current + 1], *self.with_enough(run)]
+        self.run = [*self.run[: self.current + 1], *run]
         self.list_used()
         running = self.run[self.current]
         if running.is_open:
@@ -166,7 +156,7 @@ class History(RuleBasedStateMachine):
 
     @rule(own=some_weights())
     def amend(self, own) -> None:
-        self.names += [name for name in {"web": 1, **own} if name not in self.names]
+        self.names += [name for name in own if name not in self.names]
         plan, progress = self.resumed()
         number, steps = progress.epoch, self.steps_begun(plan)
         slots = plan.spans[number].num_slots
@@ -179,7 +169,7 @@ class History(RuleBasedStateMachine):
         length = None if slots is None else slots // size
         chapters = [RunChapter(chapter, n, length) for n, chapter in enumerate(self.run)]
         amended = amend_chapters(chapters, number, own, after=steps)
-        self.run = self.with_enough([each.chapter for each in amended])
+        self.run = [each.chapter for each in amended]
         self.state = self.saved(self.plan(), progress)
 
     @rule(ahead=st.integers(0, 5), num=st.integers(1, 3))
@@ -232,7 +222,6 @@ def begun(run):
         unit="samples",
         num_lanes=1,
         window=0,
-        is_limited=False,
     )
     return history
 

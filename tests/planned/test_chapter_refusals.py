@@ -107,12 +107,6 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
         "saved with seed=17, but this dataset has seed=18; it holds for all chapters: set what",
         [],
     ),
-    "a limit of passes": (
-        RAMP,
-        {"stream": {"max_passes": 50}},
-        "saved with max_passes={}, but this dataset has max_passes={'.*; it holds for all chapters",
-        [],
-    ),
 }
 
 

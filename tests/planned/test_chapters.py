@@ -31,7 +31,6 @@ from streampack import (
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.streams import open_stream
-from streampack.write import write_lengths
 from tests.helpers.builders import write_stream_files
 from tests.helpers.datasets import state_after
 
@@ -315,72 +314,71 @@ def test_shards_that_were_appended_are_taken_beside_the_old_ones(tmp_path, has_l
     assert loader.stats()["streams"]["web2"]["samples"] > 0
 
 
-def limited(folders, passes: float, method="stratified", **options):
-    streams = [
-        Stream(name="web", local=folders["web"]),
-        Stream(name="math", local=folders["math"], max_passes=passes, **options),
-    ]
+def ended(folders, *more: Chapter, passes: int | None = 1) -> PackedStreamingDataset:
+    """A run that ends with passes through `math`, or after 10 steps with it."""
+    last = {"passes": passes} if passes else {"steps": 10}
     return PackedStreamingDataset(
-        streams,
+        [Stream(name=name, local=folders[name]) for name in ("web", "math")],
         packing=Packing(max_seq_len=64),
         chapters=[
-            Chapter(weights={"web": 1, "math": 1}, steps=20),
-            Chapter(weights={"web": 1, "math": 3}, packing=Packing(max_seq_len=128), steps=20),
+            Chapter(weights={"web": 1}, steps=6),
+            *more,
+            Chapter(weights={"math": 1}, **last),
         ],
-        mixing=Mixing(global_batch_size=8, batching_method=method),
-        order=Order(seed=17, pack_shuffle=64, num_lanes=2),
+        mixing=Mixing(global_batch_size=8),
+        order=Order(seed=17, num_lanes=2),
         batch_size=2,
         world=World(),
     )
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_exhausted_stream_ends_the_run_or_is_refused(folders, method):
-    write_lengths(Path(folders["math"]))
-    dataset = limited(folders, 4, method, on_exhausted="end")
-    batches = keys(PackedDataLoader(dataset))
-    assert 0 < len(batches) == len(dataset) < 160
-    with pytest.raises(ConfigError, match=r"stream 'math' reaches max_passes=2 at step \d+ of"):
-        limited(folders, 2, method, on_exhausted="error")
+def test_a_run_that_ends_with_passes_is_described_with_them_and_its_steps(folders):
+    for passes in (1, 3):
+        described = report.describe_run(ended(folders, passes=passes))
+        assert described["chapters"][1]["streams"]["math"]["passes"] == passes
+        steps = sum(chapter["steps"] for chapter in described["chapters"])
+        assert steps * 4 == len(ended(folders, passes=passes))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_is_described_with_the_steps_at_which_streams_run_out(folders, method):
-    write_lengths(Path(folders["math"]))
-    described = report.describe_run(limited(folders, 3, method))
-    loader = PackedDataLoader(limited(folders, 3, method))
-    # The step after which it delivers nothing, and the packs that replaced it.
-    last = 0
-    for number, batch in enumerate(loader):
-        names = loader.dataset.stream_names
-        last = number if "math" in {names[row[1]] for row in batch["segments"].tolist()} else last
-    step = described["exhausted"]["math"]
-    # With "random", samples drawn long ago may still be in the packer.
-    assert abs(last // 4 - step) <= 5 or method == "random"
-    assert list(described["exhausted"]) == ["math"]
-    assert described["ended_by"] is None
-    assert loader.stats()["substituted"] > 5
-    assert report.describe_run(limited(folders, 100, method))["exhausted"] == {}
-    ended = limited(folders, 5, method, on_exhausted="end")
-    described = report.describe_run(ended)
-    assert described["ended_by"] == "math"
-    assert sum(chapter["steps"] for chapter in described["chapters"]) * 4 == len(ended)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_an_amendment_without_the_stream_that_ends_a_run_lets_it_go_on(folders, method):
-    write_lengths(Path(folders["math"]))
-    loader, got = PackedDataLoader(limited(folders, 4, method, on_exhausted="end")), []
-    before = len(loader)
+def test_passes_are_not_amended_nor_begun_before_and_the_run_goes_on(folders):
+    loader, got = PackedDataLoader(ended(folders)), []
     for batch in loader:
         got.append(key(batch))
-        if len(got) == 82:
-            loader.amend(weights={"web": 1})
+        if len(got) == 10:
+            with pytest.raises(
+                ConfigError, match=r"\[1\] gives a weight to 'math', .* second Stream"
+            ):
+                loader.amend(weights={"web": 1, "math": 1})
+            loader.amend(weights={"web": 2})
+        elif len(got) == 30:
+            with pytest.raises(ConfigError, match=r"chapters\[2\] takes whole passes"):
+                loader.amend(weights={"web": 1})
             state = json.loads(json.dumps(loader.state_dict()))
-    assert before < len(got) == 160
-    resumed = PackedDataLoader(limited(folders, 4, method, on_exhausted="end"))
+    assert len(got) == len(ended(folders))
+    for other in (ended(folders, passes=None), ended(folders, passes=2)):
+        with pytest.raises(ResumeError, match=r"chapters\[2\] ran with passes=1, but this run has"):
+            other.load_state_dict(state)
+    resumed = PackedDataLoader(ended(folders))
     resumed.load_state_dict(state)
-    assert keys(resumed) == got[82:]
+    assert keys(resumed) == got[30:]
+
+
+def test_passes_begin_at_the_first_sample_also_of_a_second_stream_of_its_data(folders):
+    both = Chapter(weights={"web": 1, "math": 1}, steps=4)
+    with pytest.raises(
+        ConfigError, match=r"chapters\[1\] gives a weight to 'math', .* another name"
+    ):
+        ended(folders, both)
+    dataset = PackedStreamingDataset(
+        [Stream(name=name, local=folders[name[:4]]) for name in ("math", "math2")],
+        packing=Packing(max_seq_len=64),
+        chapters=[Chapter(weights={"math": 1}, steps=4), Chapter(weights={"math2": 1}, passes=1)],
+        mixing=Mixing(global_batch_size=8),
+        batch_size=2,
+    )
+    loader = PackedDataLoader(dataset)
+    assert len(list(loader)) == len(dataset)
+    assert loader.stats()["streams"]["math2"]["samples"] == 90
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,10 @@ def loader_of(
         PackedStreamingDataset(
             [
                 Stream(name="web", local=web),
-                Stream(name="math", local=math, max_passes=1, on_exhausted="end"),
+                Stream(name="math", local=math),
             ],
             packing=Packing(max_seq_len=64),
-            chapters=[Chapter(weights={"web": 1}, steps=2), Chapter(weights={"math": 1})],
+            chapters=[Chapter(weights={"web": 1}, steps=2), Chapter(weights={"math": 1}, passes=1)],
             mixing=Mixing(global_batch_size=8, batching_method=method),
             order=Order(seed=17, num_lanes=num_lanes),
             batch_size=2,

@@ -69,10 +69,8 @@ def planned(weights: dict[str, float] | None = None, **options: Any) -> Callable
     return lambda folder: planned_dataset(folder, streams, batch_size=2, **{**defaults, **options})
 
 
-def _chapters(
-    *chapters: Chapter, streams: dict[str, Any] | None = None, **options: Any
-) -> Callable[[Path], Dataset]:
-    streams = streams or {name: {} for name in SIZES}
+def _chapters(*chapters: Chapter, **options: Any) -> Callable[[Path], Dataset]:
+    streams = {name: {} for name in SIZES}
     defaults = {
         "packing": Packing(max_seq_len=512),
         "mixing": Mixing(global_batch_size=8),
@@ -219,13 +217,8 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         ),
         Chapter(weights={"web": 1}, batch_size=4, global_batch_size=16),
     ),
-    "chapters-leave": _chapters(
-        Chapter(weights={"web": 3, "chat": 1}),
-        streams={"web": {}, "chat": {"max_passes": 1}},
-    ),
     "chapters-end": _chapters(
-        Chapter(weights={"web": 1, "chat": 1}),
-        streams={"web": {}, "chat": {"max_passes": 6, "on_exhausted": "end"}},
+        Chapter(weights={"web": 1}, steps=7), Chapter(weights={"chat": 1}, passes=12)
     ),
     "chapters-amended": _chapters(*TWO_MIXTURES),
     "chapters-amended-stratified": _chapters(
