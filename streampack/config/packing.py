@@ -59,9 +59,9 @@ class Packing:
     """Tokens per pack."""
     method: Method | None = None
     """Packing algorithm. best_fit_decreasing packs a window of samples as a whole; exact_fit fills
-    packs nearly in order of arrival. docs/packers.md describes the others. None: if packs of MDS
-    streams are shuffled, in blocks of 256 samples or more, and it supports all options given here,
-    best_fit_decreasing; otherwise exact_fit. A run that resumes keeps its method."""
+    packs nearly in order of arrival. docs/packers.md describes the others. None: for MDS streams,
+    if it supports all options given here, best_fit_decreasing; otherwise exact_fit. A run that
+    resumes keeps its method."""
     overflow: Overflow = "split"
     """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""

@@ -10,8 +10,8 @@ With max_seq_len=8 and a window of six segments::
 
 A window is all segments of one call of `add`. After it, packs with a gap of more than 0.1 % are
 dissolved, the emptiest first, as far as the buffer has room. Their segments are placed first in the
-next window. A segment that has seen 64 packs leave since its own window began does not wait
-again. docs/packers.md has the promises of windows, and docs/adr/0028 the reasons.
+next window. None waits twice, unless no pack left with its window. docs/packers.md has the promises
+of windows, and docs/adr/0028 the reasons.
 
 Packs leave in the order in which their longest segments arrived, which is random in shuffled data:
 training would otherwise see packs of long samples at the start of each window. With `max_cost`,
@@ -45,7 +45,6 @@ FREE, COUNT, OPENER, BEFORE = range(4)
 NUM_PACK_COLUMNS = 4
 ONE = np.uint64(1)
 NONE = -1
-MAX_WAIT_PACKS = 64  # a segment that has seen so many packs leave does not wait again
 
 # `words` and `groups` as in `find_room`; by room: the pack that got it last, or NONE.
 RoomsLeft: TypeAlias = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], Int64Array]
@@ -164,10 +163,9 @@ class BestFitDecreasingPacker(BufferedPacker):
     ([0, 5], [2, 3], [1, 4])
     """
 
-    def __init__(self, packing: Packing, max_wait_packs: int = MAX_WAIT_PACKS):
+    def __init__(self, packing: Packing):
         super().__init__("best_fit_decreasing", limits_of(packing))
         self._packing = packing
-        self._max_wait_packs = max_wait_packs
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
         multiple, num_held = self._limits.multiple, len(self._buffered)
@@ -186,7 +184,7 @@ class BestFitDecreasingPacker(BufferedPacker):
         rooms_left = no_rooms_left(most)
         packs = packs[: place_segments(self._limits, rooms_left, lengths, order, pack_of, packs)]
         may_wait = np.full(len(packs), not final)
-        may_wait[pack_of[:num_held][self._waited >= self._max_wait_packs]] = False
+        may_wait[pack_of[:num_held][self._waited > 0]] = False
         waiting = self._choose(packs, may_wait)
         return self._leave(rows, pack_of, packs[:, OPENER], waiting)
 

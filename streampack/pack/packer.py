@@ -15,7 +15,7 @@ from typing import Protocol
 
 from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
-from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS, BestFitDecreasingPacker
+from streampack.pack.best_fit_decreasing import BestFitDecreasingPacker
 from streampack.pack.exact_fit import exact_fit
 from streampack.pack.in_order import concat, next_fit
 from streampack.pack.knapsack import KnapsackPacker
@@ -72,12 +72,10 @@ class Packer(Protocol):
         """Resume from a saved state."""
 
 
-def make_packer(packing: Packing, *, waits_once: bool = False) -> Packer:
+def make_packer(packing: Packing, *, waits_once: bool = False) -> Packer:  # noqa: ARG001
     """Return an empty packer for the method of `packing`, or for the default without a shuffle.
 
-    `waits_once`: a sample waits for at most one more window.
+    `waits_once`: no effect; samples never wait for more than one further window.
     """
     method = packing.method or packing.resolved(is_windowed=False).method
-    if method == "best_fit_decreasing":
-        return BestFitDecreasingPacker(packing, 1 if waits_once else MAX_WAIT_PACKS)
     return PACKERS[method or DEFAULT_METHOD](packing)

@@ -89,13 +89,17 @@ class LaneStream:
     def most_bytes(self, shard_bytes: Int64Array) -> int:
         """Return an upper bound on the bytes of shards needed at the same time.
 
-        These are the shards of two neighbouring blocks, and of the samples in the window being
-        delivered and in the one being planned.
+        These are the shards of two neighbouring blocks, of the samples in the window being
+        delivered and in the one being planned, and of those before that may wait in the packer.
         """
         if self._passes is None:
             return 0
-        _, window = self._recipe.window(self._lane, 0 if self._recipe.is_mixed else self.number)
-        return self._passes.most_bytes(shard_bytes, 2 * max(window, CHUNK))
+        recipe, queue = self._recipe, 0 if self._recipe.is_mixed else self.number
+        _, window = recipe.window(self._lane, queue)
+        waiting = recipe.packing_window(self._lane, queue) if recipe.packs_windows else 0
+        planned, block = 2 * CHUNK * max(-(-window // CHUNK), 1), recipe.order.block_size
+        # Shards are needed by whole blocks.
+        return self._passes.most_bytes(shard_bytes, -(-planned // block) * block + waiting)
 
     def range_of(self, epoch: int) -> tuple[int, int]:
         """Return the epoch's [begin, end) in this lane's sequence, in the quota's unit."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mix.draw import LOOKAHEAD
-from streampack.pack import Packer, count_dropped, fit_samples, make_packer
+from streampack.pack import count_dropped, fit_samples, make_packer
 from streampack.pack.overflow import count_pieces
 from streampack.plan.pack_order import copy_packs, even_order, take_packs
 from streampack.plan.recipe import Recipe
@@ -74,7 +74,7 @@ class PackWindows:
         if recipe.chapter is not None:
             self._seed_path = ("packs", "all" if recipe.is_mixed else recipe.keys[queue], lane)
         self._use(recipe, 0)
-        self.packer = self._new_packer()
+        self.packer = make_packer(self.packing)
         self.is_complete = False
         self._num_dropped = 0  # consecutive samples that were all dropped
         self.dropped = np.zeros(len(recipe.streams), np.int64)
@@ -91,6 +91,9 @@ class PackWindows:
         self._keeps_windows = bool(packs_windows) and by_tokens
         has_windows = self._is_shuffled or packs_windows
         self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
+        if self._keeps_windows and not self._max_packs and len(recipe.streams) > 1:
+            # Packs that are not shuffled otherwise: the first of a window have its shares.
+            self._max_packs = self._max_samples = self._packing_window
         if self._small:
             self._max_samples = min(self._max_samples, self._small.num_samples)
         chapter = recipe.chapter
@@ -100,9 +103,6 @@ class PackWindows:
         if recipe.is_mixed and chapter is not None and chapter.ramps:
             self._ramp_packs = Fraction(chapter.ramp_slots, recipe.num_lanes)
             self._max_packs = min(self._max_packs, math.ceil(self._ramp_packs / RAMP_PARTS))
-
-    def _new_packer(self) -> Packer:
-        return make_packer(self.packing, waits_once=self._small is not None)
 
     # Chapters.
 
@@ -120,7 +120,7 @@ class PackWindows:
             left = arrivals.undelivered
             again = [left.segments if left else NO_SEGMENTS, rest, self.packer.buffered]
             arrivals.give_back(arrivals.undelivered_of(np.concatenate(again)))
-            self.packer = self._new_packer()
+            self.packer = make_packer(self.packing)
         return draws_again
 
     def held(self) -> Callable[[], Int64Array]:
@@ -151,7 +151,7 @@ class PackWindows:
 
     def restore(self, state: State) -> None:
         """Continue from a `state`, with a packer that was never used."""
-        self.packer = self._new_packer()
+        self.packer = make_packer(self.packing)
         self.arrivals.restore([int(value) for value in state["arrivals"]])
         self.packer.load_state_dict(state["packer"])
         self.dropped = np.array(state["dropped"], np.int64).reshape(self.dropped.shape)

@@ -34,9 +34,10 @@ MAX_PACKS = 1 << 20  # limit on packs in a global batch, and packs in a lane's t
 MAX_LANES = 1 << 14  # a lane takes about 0.1 ms to set up
 MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
 EQUAL_PART = 32  # lanes whose bytes differ by less than this part take as many tokens
-# By default halves of such blocks are packed as a whole. Each half costs about 57 us: one of 128
-# samples makes planning twice as slow, one of a single sample 180 times as slow.
-MIN_PACKED_BLOCK = 256
+# Samples that are packed as a whole, in shuffle blocks of fewer than twice as many too. A window
+# costs about 57 us: one of 128 samples makes planning twice as slow, one of a single sample 180
+# times as slow.
+LEAST_PACKED = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +201,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         order, size = self.order, self.global_batch_size
-        is_windowed = bool(order.pack_window[0]) and order.block_size >= MIN_PACKED_BLOCK
-        packing = self.packing.resolved(is_windowed=is_windowed)
+        packing = self.packing.resolved(is_windowed=True)
         is_mixed = self.mixing.batching_method == "random"
         chosen_slots = sum([stream.chosen_slots for stream in self.streams])
         names = [stream.name for stream in self.streams]
@@ -271,13 +271,13 @@ class Recipe:
     def packing_window(self, lane: int, queue: int) -> int:
         """Return the samples that a packer of windows gets together in a queue.
 
-        A chunk, or a window of shuffled packs if that is larger. As such a window, it is at most
-        half a shuffle block and one pass.
+        A chunk, or a window of shuffled packs if that is larger. It is at most half a shuffle
+        block, or 256 samples if that is more, and one pass.
         """
         in_pass = self._samples_in_pass(lane, queue)
         _, num_samples = self.window(lane, queue)
-        half_block = -(-self.order.block_size // 2)
-        return max(min(max(num_samples, CHUNK), half_block, in_pass), 1)
+        most = max(-(-self.order.block_size // 2), LEAST_PACKED)
+        return max(min(max(num_samples, CHUNK), most, in_pass), 1)
 
     def _samples_in_pass(self, lane: int, queue: int) -> int:
         if (lane, queue) not in self._in_pass:

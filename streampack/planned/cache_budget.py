@@ -3,7 +3,8 @@
 ::
 
     cache_limit  >=  two adjacent shuffle blocks of every lane and stream that the node reads
-                     + what is planned and not yet delivered: two windows of shuffled packs
+                     + what is planned and not yet delivered: two windows of shuffled packs, and
+                       the samples that wait from the one before
                      + one shard in flight for each thread and worker of its ranks
 
     excess       -> more threads, up to 4 per rank

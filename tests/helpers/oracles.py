@@ -372,7 +372,7 @@ def best_fit_decreasing(
     tokens = samples = 0
     for number in sorted(range(len(bins)), key=lambda number: -free(number)):
         is_full = free(number) <= rules.tolerance or len(bins[number]) == rules.most
-        is_old = any(waited[place] >= 64 for place in bins[number] if place < len(waited))
+        is_old = any(waited[place] for place in bins[number] if place < len(waited))
         if final or is_full or is_old:
             continue
         tokens += size - free(number)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.pack import make_packer
-from streampack.pack.best_fit_decreasing import MAX_WAIT_PACKS
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers import oracles
 from tests.helpers.examples import examples
@@ -80,24 +79,19 @@ def test_windows_are_packed_as_in_plain_python(case):
 
 
 @given(case=windows_of())
-def test_every_segment_leaves_once_at_the_latest_with_the_window_after_64_packs(case):
+def test_every_segment_leaves_once_with_its_window_or_the_next_that_gives_packs(case):
     packing, windows = case
     windows = [np.concatenate([window] * 8) for window in windows if len(window)]
     for number, window in enumerate(windows):
         window[:, SAMPLE] = np.arange(len(window)) + sum(map(len, windows[:number]))
     packer = make_packer(packing)
     left: list[int] = []
-    begins: dict[int, int] = {}  # packs that had left when a sample's window began
-    num_packs = 0
 
     for window in windows:
-        begin = num_packs
-        begins |= dict.fromkeys(window[:, SAMPLE].tolist(), begin)
-        packs = packer.add(window)
-        num_packs += len(packs)
-        left += packs.segments[:, SAMPLE].tolist()
-        for sample in packer.buffered[:, SAMPLE].tolist():
-            assert begin - begins[sample] < MAX_WAIT_PACKS
+        held = packer.buffered[:, SAMPLE]
+        waited = set(held[np.array(packer.state_dict()["waited"], np.int64) > 0].tolist())
+        left += packer.add(window).segments[:, SAMPLE].tolist()
+        assert not waited & set(packer.buffered[:, SAMPLE].tolist())
         assert packer.held[0] <= packer.high_water[0] <= packing.buffer_limit
         assert packer.held[1] <= packer.high_water[1] <= packing.buffer_samples
     left += packer.flush().segments[:, SAMPLE].tolist()

@@ -110,6 +110,26 @@ def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
     assert num_finished > 100
 
 
+@pytest.mark.parametrize("least", [3, 33])  # of the longer ones, none fits another's pack
+@pytest.mark.parametrize("block", [8, 100, 255, 2000, 3000])
+def test_no_more_shards_are_needed_together_than_a_cache_limit_has_room_for(block, least):
+    r = recipe(
+        [np.random.default_rng(4).integers(least, 60, 30_000)],
+        packing=Packing(max_seq_len=64),
+        order=Order(seed=3, shuffle_block_size=block),
+    )
+    sequence = epoch_sequence(r, DeviceView(batch_size=4))
+    most = 0
+    while True:
+        needs = sequence.shards_ahead()
+        most = most if needs is None else max(most, len(needs.ahead))
+        if sequence.next() is None:
+            break
+
+    assert r.packing_window(0, 0) >= 256
+    assert most <= LaneStream(r, 0, 0).most_bytes(np.ones(len(r.streams[0].raw_bytes), np.int64))
+
+
 def test_what_comes_first_is_needed_first_and_no_more_than_three_blocks_are_asked_for():
     r = make("random", "carry", 1, shuffle=False)
     sequence = epoch_sequence(r, DeviceView(batch_size=2))
