@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streampack.errors import ConfigError, short_text
-from streampack.plan.device_plan import DevicePlan
+from streampack.plan.reader import PlanPart
 from streampack.plan.recipe import Recipe
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -33,42 +33,39 @@ class Steps:
         """Segments of the first packs."""
         self._num_streams = num_streams
         self._found: list[Float64Array] = []  # for `series`
-        self._span, self._slots = -1, 0
-        # Global batch, stream, pass, sample, tokens; and with the first of a pack, its room.
-        self._waiting = np.zeros((0, 6), np.int64)
+        # Of the last global batch: its epoch, number, stream, pass, sample, tokens; and with the
+        # first of a pack, its room.
+        self._waiting = np.zeros((0, 7), np.int64)
 
-    def add(self, plan: DevicePlan, recipe: Recipe) -> None:
-        """Count the batches of a plan, which follow those of the plan before."""
-        if self._span != plan.epoch:
-            self._finish(self._waiting)
-            self._span, self._slots, self._waiting = plan.epoch, 0, self._waiting[:0]
-        packs, size = plan.packs, recipe.global_batch_size
+    def add(self, part: PlanPart) -> None:
+        """Count the batches of a part of the plan, which follow those of the part before."""
+        packs, recipe = part.plan.packs, part.recipe
         kept = min(PACKS_KEPT - len(self.packs), len(packs.ends))
         self.packs += [packs[number] for number in range(kept)]
         sizes = np.diff(packs.ends, prepend=0)
-        batches = (self._slots + np.arange(len(sizes)) * plan.slots_per_pack) // size
         room = np.zeros(len(packs.segments), np.int64)
-        room[(packs.ends - sizes)[sizes > 0]] = plan.slots_per_pack * recipe.row_tokens
+        room[(packs.ends - sizes)[sizes > 0]] = part.plan.slots_per_pack * recipe.row_tokens
+        batches = np.repeat(part.slots // recipe.global_batch_size, sizes)
         own = packs.segments.T[[STREAM, PASS, SAMPLE, LENGTH]]
-        new = np.column_stack([np.repeat(batches, sizes), *own, room])
+        new = np.column_stack([np.full(len(room), part.plan.epoch), batches, *own, room])
         rows = np.concatenate([self._waiting, new])
-        self._slots += plan.num_batches * plan.num_rows * plan.slots_per_pack
-        is_whole = rows[:, 0] < self._slots // size
-        self._finish(rows[is_whole])
-        self._waiting = rows[~is_whole]
+        is_last = (rows[:, :2] == rows[-1:, :2]).all(axis=1)
+        self._finish(rows[~is_last])
+        self._waiting = rows[is_last]
 
     def _finish(self, rows: Int64Array) -> None:
         if not len(rows):
             return
-        rows = rows[np.lexsort(rows.T[3::-1])]
-        rows[:, 0] -= rows[0, 0]
-        num = int(rows[-1, 0]) + 1
-        is_new = np.append(True, (rows[1:, :4] != rows[:-1, :4]).any(axis=1))
-        documents = np.add.reduceat(rows[:, 4], np.flatnonzero(is_new)).astype(np.float64)
-        places = rows[:, 0] * self._num_streams + rows[:, 1]
-        tokens = np.bincount(places, rows[:, 4], num * self._num_streams).reshape(num, -1)
-        squares = np.bincount(rows[is_new, 0], documents**2)
-        columns = [np.bincount(rows[:, 0], rows[:, 5]), np.bincount(rows[is_new, 0])]
+        rows = rows[np.lexsort(rows.T[4::-1])]
+        is_new = np.append(True, (rows[1:, :5] != rows[:-1, :5]).any(axis=1))
+        starts = np.append(True, (rows[1:, :2] != rows[:-1, :2]).any(axis=1))
+        batch = np.cumsum(starts) - 1
+        num = int(batch[-1]) + 1
+        documents = np.add.reduceat(rows[:, 5], np.flatnonzero(is_new)).astype(np.float64)
+        places = batch * self._num_streams + rows[:, 2]
+        tokens = np.bincount(places, rows[:, 5], num * self._num_streams).reshape(num, -1)
+        squares = np.bincount(batch[is_new], documents**2)
+        columns = [np.bincount(batch, rows[:, 6]), np.bincount(batch[is_new])]
         self._found.append(np.column_stack([tokens, *columns, tokens.sum(axis=1) ** 2 / squares]))
 
     def series(self) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:

@@ -21,8 +21,8 @@ from rich import box
 from rich.table import Table
 
 from streampack.gather.lookup_kernels import find_shards
-from streampack.plan.device_plan import DevicePlan, sharing_of, touched_lanes
-from streampack.plan.recipe import Recipe
+from streampack.plan.device_plan import sharing_of, touched_lanes
+from streampack.plan.reader import PlanPart
 from streampack.planned.cache_budget import cache_needs, kept_bytes, least_limit
 from streampack.planned.engine import PlanEngine
 from streampack.types import Float64Array
@@ -47,19 +47,16 @@ class NodeReads:
         # Where each stream's shards begin among all; like `first_sample`, one more than there are.
         self._bases = np.cumsum([0, *(len(stream.first_sample) for stream in streams)])
         self._used = np.zeros((world.num_devices, len(self._firsts)), np.bool_)
-        self._at = (-1, 0)  # an epoch or chapter, and its batches until now
 
-    def add(self, plan: DevicePlan, _: Recipe) -> None:
-        """Count the batches of a plan, which follow those of the plan before."""
-        epoch, batches = self._at
-        first = batches if epoch == plan.epoch else 0
-        self._at = plan.epoch, first + plan.num_batches
+    def add(self, part: PlanPart) -> None:
+        """Count the batches of a part of the plan."""
+        plan = part.plan
         segments = np.ascontiguousarray(plan.packs.segments, np.int64)
         shards = np.empty(len(segments), np.int64)
         find_shards(segments, self._bases, self._firsts, shards)
+        batches = part.slots // (plan.num_rows * plan.slots_per_pack)
         sizes = np.diff(plan.packs.ends, prepend=0)
-        batch = first + np.repeat(np.arange(len(sizes)) // plan.num_rows, sizes)
-        self._used[batch % len(self._used), shards] = True
+        self._used[np.repeat(batches, sizes) % len(self._used), shards] = True
 
     def numbers(self) -> list[dict[str, int]]:
         """Return the numbers of each node; see `simulate`."""

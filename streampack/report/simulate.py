@@ -16,9 +16,8 @@ import numpy as np
 
 from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
-from streampack.plan.device_plan import DevicePlan, sharing_of
-from streampack.plan.reader import END, MOST, Place, PlanReader, whole_views
-from streampack.plan.recipe import Recipe
+from streampack.plan.device_plan import sharing_of
+from streampack.plan.reader import END, MOST, Place, PlanPart, PlanReader, whole_views
 from streampack.plan.state import Progress
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -30,7 +29,7 @@ from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import DeliveryStats
 from streampack.types import Int64Array, State
 
-Watcher: TypeAlias = Callable[[DevicePlan, Recipe], None]
+Watcher: TypeAlias = Callable[[PlanPart], None]
 """What follows a simulation. It is called with the batches of all devices in turn."""
 
 
@@ -122,9 +121,9 @@ def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
 def _counted(progress: Callable[[int], None]) -> Watcher:
     num_batches = 0
 
-    def add(plan: DevicePlan, _: Recipe) -> None:
+    def add(part: PlanPart) -> None:
         nonlocal num_batches
-        num_batches += plan.num_batches
+        num_batches += part.plan.num_batches
         progress(num_batches)
 
     return add
@@ -148,17 +147,15 @@ class _Waits:
         self._times = np.zeros(2)
         self._num_batches = 0
 
-    def _begin(self, plan: DevicePlan, recipe: Recipe) -> None:
-        size, stride = recipe.global_batch_size, plan.num_rows * plan.slots_per_pack
-        stride *= self._world.num_devices
-        self._num_steps = size // stride if size % stride == 0 else 0
-        self._keeps_batches = recipe.mixing.batching_method == "device_per_stream"
-        self._span, self._batches, self._is_padded = plan.epoch, [], False
-
-    def add(self, plan: DevicePlan, recipe: Recipe) -> None:
-        """Count the batches of a plan, which follow those of the plan before."""
+    def add(self, part: PlanPart) -> None:
+        """Count the batches of a part of the plan, which follow those of the part before."""
+        plan, recipe = part.plan, part.recipe
         if self._span != plan.epoch:
-            self._begin(plan, recipe)
+            steps = recipe.global_batch_size / (plan.num_rows * plan.slots_per_pack)
+            steps /= self._world.num_devices
+            self._num_steps = int(steps) if steps.is_integer() else 0
+            self._keeps_batches = recipe.mixing.batching_method == "device_per_stream"
+            self._span, self._batches, self._is_padded = plan.epoch, [], False
         if not self._num_steps:
             return
         costs, size = self._balance.costs(plan.packs), plan.num_rows
@@ -222,7 +219,7 @@ class _Run:
             self._delivery.use(part.recipe)
             self._delivery.add(part.plan.packs, part.plan.slots_per_pack, part.shares)
             for watch in self._watchers:
-                watch(part.plan, part.recipe)
+                watch(part)
             num_batches += part.plan.num_batches
             position = part.plan.position
         self._global_batches += -(-position // self._engine.recipe.global_batch_size)
