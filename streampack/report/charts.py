@@ -1,13 +1,13 @@
-"""The charts of a report, each with a title, a unit, a legend, and its numbers as a table."""
+"""The charts of a report, in a table: section, title, unit, and the function that draws it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,18 +26,16 @@ CUTS = {"split": (None, "area"), "truncated": ("///", "hatch"), "dropped": ("xxx
 DOCUMENT = [STREAM, PASS, SAMPLE]
 
 
-class Chart(NamedTuple):
-    """A figure and the words around it."""
+class Drawn(NamedTuple):
+    """A figure, its numbers, and what its marks mean."""
 
-    key: str
-    title: str
-    unit: str
     figure: Any
     rows: Sequence[Sequence[str]]
     """Its numbers, below the names of the columns; also its text alternative."""
     legend: Sequence[tuple[str, str]] = ()
     """The colour or the kind of each mark, and its meaning."""
-    width: int = draw.FULL
+    words: Mapping[str, str] = {}
+    """What the title and the unit say of this run."""
     titles: Mapping[str, str] = {}
     """What patches say when the pointer is over them, by gid."""
 
@@ -51,8 +49,7 @@ def percent(share: float) -> str:
     return f"{100 * share:.{2 if 0.99 < share < 1 else 1}f} %"
 
 
-def mixture_chart(facts: RunFacts) -> Chart:
-    """Draw the share of each stream: asked for, planned and delivered."""
+def _mixture(facts: RunFacts) -> Drawn:
     unit, lines, marks = facts.engine.recipe.target_unit, [], []
     rows = [["stream", "asked", "planned", *(["delivered"] if facts.delivered else [])]]
     for number, (name, stream) in enumerate(facts.numbers["streams"].items()):
@@ -70,27 +67,22 @@ def mixture_chart(facts: RunFacts) -> Chart:
         axes.plot(delivered, [number] * len(delivered), "o", **style)
     legend = [("line", "asked"), ("area", "planned")]
     legend += [("dot", f"delivered: {facts.source}")] if facts.delivered else []
-    title = "The mixture as asked, planned and delivered"
-    unit = f"share of {unit}, over the steps planned"
-    return Chart("mixture", title, unit, figure, rows, legend)
+    return Drawn(figure, rows, legend, {"unit": unit})
 
 
-def run_chart(facts: RunFacts) -> Chart:
-    """Draw shares, tokens and repeats of each stream over the run."""
+def _run(facts: RunFacts) -> Drawn:
     recipe, (tokens, shares, passes) = facts.engine.recipe, facts.curves
     rows = [["stream", "share at the start", "share at the end", "tokens", "repeats"]]
     for number, stream in enumerate(recipe.streams):
         own = [percent(shares[0, number]), percent(shares[-1, number])]
         own.append(draw.shown(passes[-1, number] * stream.num_tokens))
         rows.append([stream.name, *own, f"{passes[-1, number]:.2f}"])
-    whole = draw.shown(tokens[-1])
-    unit = f"shares of {_unit_of(recipe, facts.num_chapters)}, tokens and repeats, over"
-    unit += f" {whole} tokens"
-    if facts.num_chapters:
-        unit += f" in {facts.num_chapters} chapters; tokens and repeats are expected ones"
+    words = {"unit": _unit_of(recipe, facts.num_chapters), "tokens": draw.shown(tokens[-1])}
+    in_chapters = f" in {facts.num_chapters} chapters; tokens and repeats are expected ones"
+    words["chapters"] = in_chapters if facts.num_chapters else ""
     figure = draw_run(facts.curves, facts.engine, facts.num_chapters, facts.state_tokens)
     legend = [(colour(number), name) for number, name in enumerate(recipe.names)]
-    return Chart("run", "Each stream over the run", unit, figure, rows, legend)
+    return Drawn(figure, rows, legend, words)
 
 
 def _unit_of(recipe: Recipe, num_chapters: int) -> str:
@@ -141,11 +133,10 @@ def draw_run(curves: Any, engine: Any, num_chapters: int, state_tokens: float | 
     return figure
 
 
-def length_chart(facts: RunFacts) -> Chart | None:
-    """Draw a histogram of the lengths of each stream, or None for no stream tells its lengths."""
+def _length(facts: RunFacts) -> Drawn | str:
     recipe, found = facts.engine.recipe, stream_lengths(facts.engine.recipe)
     if not found:
-        return None
+        return "No stream has a length file; `streampack index` writes them."
     columns = min(len(found), 4)
     lines = -(-len(found) // columns)
     shape, shared = (draw.FULL, 20 + 200 * lines, lines, columns), {"sharex": True, "sharey": True}
@@ -172,12 +163,10 @@ def length_chart(facts: RunFacts) -> Chart | None:
         rows[-1].append(f"{num_read:,} of {num:,}")
     legend = [("area", "share of the documents"), ("step", "share of the tokens")]
     legend.append(("dash", f"a pack: {recipe.shapes.longest[0]:,} tokens"))
-    unit = "tokens of a document, logarithmic"
-    return Chart("lengths", "How long documents are", unit, figure, rows, legend)
+    return Drawn(figure, rows, legend)
 
 
-def fill_chart(facts: RunFacts) -> Chart:
-    """Draw the fill of packs over the steps planned."""
+def _fill(facts: RunFacts) -> Drawn:
     tokens, room, *_ = facts.steps
     fill = tokens.sum(axis=1) / room
     figure, axes = draw.step_lines(draw.HALF, [fill], [draw.INK])
@@ -186,25 +175,19 @@ def fill_chart(facts: RunFacts) -> Chart:
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.1f} %")
     rows = [["", "fill"], ["all steps", percent(tokens.sum() / room.sum())]]
     rows.append(["the step with the least", percent(fill.min())])
-    return Chart(
-        "fill", "Fill", "real tokens in the slots of packs, by step", figure, rows, (), draw.HALF
-    )
+    return Drawn(figure, rows)
 
 
-def documents_chart(facts: RunFacts) -> Chart:
-    """Draw the documents of each step, and the effective ones."""
+def _documents(facts: RunFacts) -> Drawn:
     series = dict(zip(("documents", "effective"), facts.steps[2:], strict=True))
     figure, axes = draw.step_lines(draw.HALF, list(series.values()), [draw.SERIES[1], draw.INK])
     axes.set_ylim(0)
     draw.short_ticks(axes.yaxis)
     rows = [["", "mean of a step"], *([key, f"{of.mean():,.1f}"] for key, of in series.items())]
-    unit = "number by step; effective: 1 / sum of (share of tokens)²"
-    legend = [(draw.SERIES[1], "documents"), (draw.INK, "effective documents")]
-    return Chart("documents", "Documents in a step", unit, figure, rows, legend, draw.HALF)
+    return Drawn(figure, rows, [(draw.SERIES[1], "documents"), (draw.INK, "effective documents")])
 
 
-def cuts_chart(facts: RunFacts) -> Chart:
-    """Draw which part of each stream's documents is split, truncated or dropped."""
+def _cuts(facts: RunFacts) -> Drawn:
     rows, lines = [["stream", "documents", *CUTS]], []
     for number, (name, own) in enumerate(facts.numbers["streams"].items()):
         whole = max(own["samples"] + own["dropped"], 1)
@@ -212,23 +195,20 @@ def cuts_chart(facts: RunFacts) -> Chart:
         lines.append((name, parts, percent(sum(part[0] for part in parts))))
         rows.append([name, *(f"{own[key]:,}" for key in ("samples", *CUTS))])
     figure, _ = draw.bars(draw.HALF, lines)
-    legend = [(mark, kind) for kind, (_, mark) in CUTS.items()]
-    unit = "share of a stream's documents"
-    return Chart("cuts", "Cut documents", unit, figure, rows, legend, draw.HALF)
+    return Drawn(figure, rows, [(mark, kind) for kind, (_, mark) in CUTS.items()])
 
 
-def straggler_chart(facts: RunFacts) -> Chart | None:
-    """Draw how long ranks wait for each other, or None if there is one, or no whole step."""
+def _straggler(facts: RunFacts) -> Drawn | str:
     times = facts.numbers["straggler"]
-    if times is None or facts.numbers["ranks"] == 1:
-        return None
+    if facts.numbers["ranks"] == 1:
+        return "One rank trains, so none waits for another."
+    if times is None:
+        return "No global batch is a whole number of steps: the straggler factor is not known."
     names = ("as planned", "with balance" if times["is_dealt"] else "with balance=Balance()")
     found = dict(zip(names, (times["planned"], times["dealt"]), strict=True))
     lines = [(name, [(at - 1, draw.SERIES[0], None)], f"{at:.3f}") for name, at in found.items()]
     figure, _ = draw.bars(draw.HALF, lines)
-    rows = [["packs", "straggler factor"], *([name, f"{at:.3f}"] for name, at in found.items())]
-    unit = "time of a global batch over the ideal: straggler factor"
-    return Chart("straggler", "Waiting for the slowest rank", unit, figure, rows, (), draw.HALF)
+    return Drawn(figure, [["packs", "straggler factor"], *([line[0], line[2]] for line in lines)])
 
 
 def documents_again(packs: Sequence[Int64Array]) -> dict[tuple[int, ...], int]:
@@ -239,8 +219,7 @@ def documents_again(packs: Sequence[Int64Array]) -> dict[tuple[int, ...], int]:
     return {key: number for number, key in enumerate(several)}
 
 
-def packs_chart(facts: RunFacts) -> Chart:
-    """Draw the first packs; pieces of one document have one hatch and one letter."""
+def _packs(facts: RunFacts) -> Drawn:
     packs, names = facts.packs, facts.engine.recipe.names
     size = max(int(pack[:, LENGTH].sum()) for pack in packs)
     size = max(size, facts.engine.recipe.row_tokens)
@@ -281,12 +260,11 @@ def packs_chart(facts: RunFacts) -> Chart:
     legend += [("hatch", "one document in several packs: the same hatch and letter")]
     legend += [("dots", "a piece of a cut document: the box names its tokens")]
     legend.append(("empty", "padding"))
-    title, unit = f"The first {len(packs)} packs", f"packs of {size:,} tokens, in order"
-    return Chart("packs", title, unit, figure, rows, legend, draw.FULL, titles)
+    words = {"packs": f"{len(packs)}", "tokens": f"{size:,}"}
+    return Drawn(figure, rows, legend, words, titles)
 
 
-def nodes_chart(facts: RunFacts) -> Chart:
-    """Draw what each node reads, or fetches and caches."""
+def _nodes(facts: RunFacts) -> Drawn:
     nodes = facts.nodes
     keys = [key for key in BYTES if any(node[key] for node in nodes)]
     keys = keys[1:] if "fetched_bytes" in keys else keys
@@ -299,13 +277,14 @@ def nodes_chart(facts: RunFacts) -> Chart:
     axes.yaxis.set_major_formatter(lambda value, _: shown_bytes(value))
     axes.locator_params(axis="y", nbins=5)
     draw.label(axes, x="node")
-    unit = "bytes, exactly" if facts.is_whole else "bytes, expected of the whole run or epoch"
     legend = [(draw.SERIES[number], BYTES[key]) for number, key in enumerate(keys)]
-    return Chart("nodes", "What each node reads and caches", unit, figure, node_rows(nodes), legend)
+    how = "exactly" if facts.is_whole else "expected of the whole run or epoch"
+    return Drawn(figure, node_rows(nodes), legend, {"how": how})
 
 
-def time_chart(times: Mapping[str, float]) -> Chart:
-    """Draw where the time of a run went, in seconds by name."""
+def _time(facts: RunFacts) -> Drawn | str:
+    if not (times := facts.times):
+        return ""
     whole = max(sum(times.values()), 1e-9)
     rows = [[name, f"{value:,.2f}", percent(value / whole)] for name, value in times.items()]
     lines = [
@@ -313,5 +292,50 @@ def time_chart(times: Mapping[str, float]) -> Chart:
         for value, (name, seconds, part) in zip(times.values(), rows, strict=True)
     ]
     figure, _ = draw.bars(draw.FULL, lines)
-    unit = "seconds of the training process, measured"
-    return Chart("time", "Where the time went", unit, figure, [["", "seconds", "share"], *rows])
+    return Drawn(figure, [["", "seconds", "share"], *rows])
+
+
+Specs: TypeAlias = Mapping[str, tuple[str, str, Callable[[RunFacts], Drawn | str]]]
+# Sections with their leads; by key, each chart's title, its unit, and what draws it. It returns a
+# text if there is nothing to draw.
+SECTIONS: Mapping[tuple[str, str], Specs] = {
+    ("Mixture", "What the config asks for, and what the plan gives.{part}{delivered}"): {
+        "mixture": (
+            "The mixture as asked, planned and delivered",
+            "share of {unit}, over the steps planned",
+            _mixture,
+        ),
+        "run": (
+            "Each stream over the run",
+            "shares of {unit}, tokens and repeats, over {tokens} tokens{chapters}",
+            _run,
+        ),
+    },
+    ("Lengths", "Documents longer than a pack are cut; shorter ones share packs."): {
+        "lengths": ("How long documents are", "tokens of a document, logarithmic", _length)
+    },
+    ("Packing", "How full packs are, and how much a step sees.{part}"): {
+        "fill": ("Fill", "real tokens in the slots of packs, by step", _fill),
+        "documents": (
+            "Documents in a step",
+            "number by step; effective: 1 / sum of (share of tokens)²",
+            _documents,
+        ),
+        "cuts": ("Cut documents", "share of a stream's documents", _cuts),
+        "straggler": (
+            "Waiting for the slowest rank",
+            "time of a global batch over the ideal: straggler factor",
+            _straggler,
+        ),
+    },
+    ("Packs", "Each row is a pack, each block a document."): {
+        "packs": ("The first {packs} packs", "packs of {tokens} tokens, in order", _packs)
+    },
+    ("Nodes", "The bytes of shards that each node needs."): {
+        "nodes": ("What each node reads and caches", "bytes, {how}", _nodes)
+    },
+    ("Time", "Planning needs no clock, so this is measured or not known."): {
+        "time": ("Where the time went", "seconds of the training process, measured", _time),
+        "waits": ("", "", lambda facts: facts.waits),
+    },
+}

@@ -22,6 +22,7 @@ from streampack.types import LENGTH, PASS, SAMPLE, STREAM, Float64Array, Int64Ar
 PLANNED_PIECES = 1_000_000  # of documents: about three seconds
 LENGTHS_READ = 400_000
 PACKS_KEPT = 32
+NOT_MEASURED = "Not measured: give --stats, a file with the JSON of loader.stats()."
 MOST_BINS = 50  # of an epoch's steps, over which shares are means
 
 
@@ -99,6 +100,10 @@ class RunFacts(NamedTuple):
     """Statistics by stream; empty where they are not known."""
     source: str
     """Where these come from, or why there are none."""
+    waits: str
+    """How long the loader waited for shards, or that nothing was measured; else empty."""
+    times: Mapping[str, float] | None
+    """Seconds of the training process, by what they were spent on."""
 
 
 def run_facts(
@@ -106,6 +111,7 @@ def run_facts(
     state: State | None,
     stats: Mapping[str, Any] | None,
     steps: int | None,
+    times: Mapping[str, float] | None = None,
 ) -> RunFacts:
     """Return what a report says; arguments as of `write_report`."""
     engine = engine_of(dataset)
@@ -139,12 +145,16 @@ def run_facts(
         epoch = [s.chosen_tokens / max(s.num_tokens, 1) for s in recipe.streams]
         nodes = NodeReads(engine).expected(curves[2][-1] if has_chapters else np.array(epoch))
     at, streams, source = _delivered(dataset, state, affordable * stride * recipe.row_tokens)
+    waits = "" if times else NOT_MEASURED
     if stats is not None:
         streams, source = _streams_in(stats), "measured by loader.stats()"
+        if shards := stats.get("shards"):
+            waits = f"waited {shards['waited_s']:,.2f} s for {shards['waited_for']:,} of them"
+            waits = f"The loader fetched {shards['fetched']:,} shards, and {waits}."
     num_chapters = len(engine.run.chapters)
     return RunFacts(
         *(engine, numbers, is_whole, collected.packs, series, num_chapters, curves, nodes),
-        *(at, streams, source),
+        *(at, streams, source, waits, times),
     )
 
 

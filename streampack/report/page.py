@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -13,9 +13,8 @@ from typing import Any
 from streampack._extras import import_extra
 from streampack._paths import replaced
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.report import charts
-from streampack.report.charts import Chart, percent
-from streampack.report.drawing import VARIABLES, as_svg, shown
+from streampack.report.charts import SECTIONS, Drawn, Specs, percent
+from streampack.report.drawing import FULL, HALF, VARIABLES, as_svg, shown
 from streampack.report.facts import RunFacts, run_facts
 from streampack.types import State
 
@@ -47,9 +46,8 @@ def write_report(
         ResumeError: If the state does not belong to the run.
     """
     import_extra("matplotlib", "plots", "a report")
-    facts = run_facts(dataset, state, stats, steps)
+    facts = run_facts(dataset, state, stats, steps, times)
     page = Template(files("streampack.report").joinpath("page.html").read_text(encoding="utf-8"))
-    sections = _sections(facts, [*_measured(stats, times)])
     text = page.substitute(
         title=escape(title),
         about=escape(_about(facts)),
@@ -57,7 +55,7 @@ def write_report(
             f"<li><span>{name}</span><strong>{value}</strong><small>{note}</small></li>"
             for name, value, note in _tiles(facts)
         ),
-        sections="\n".join(_section(*section) for section in sections),
+        sections="\n".join(_section(facts, *head, specs) for head, specs in SECTIONS.items()),
         digest=dataset.digest,
     )
     with replaced(Path(path)) as part:
@@ -96,59 +94,35 @@ def _tiles(facts: RunFacts) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _sections(
-    facts: RunFacts, measured: Sequence[Chart | str]
-) -> list[tuple[str, str, Sequence[Chart | str]]]:
-    no_wait = "One rank trains, so none waits for another."
-    if facts.numbers["ranks"] > 1:
-        no_wait = "No global batch is a whole number of steps: the straggler factor is not known."
-    no_lengths = "No stream has a length file; `streampack index` writes them."
-    lengths: Chart | str = charts.length_chart(facts) or no_lengths
-    packing = [charts.fill_chart(facts), charts.documents_chart(facts), charts.cuts_chart(facts)]
-    waits: Chart | str = charts.straggler_chart(facts) or no_wait
-    delivered = "" if facts.delivered else f" What was delivered is {facts.source}."
+def _section(facts: RunFacts, name: str, lead: str, specs: Specs) -> str:
     part = "" if facts.is_whole else f" Planned: {len(facts.steps[0]):,} steps."
-    mixture = f"What the config asks for, and what the plan gives.{part}{delivered}"
-    return [
-        ("Mixture", mixture, [charts.mixture_chart(facts), charts.run_chart(facts)]),
-        ("Lengths", "Documents longer than a pack are cut; shorter ones share packs.", [lengths]),
-        ("Packing", f"How full packs are, and how much a step sees.{part}", [*packing, waits]),
-        ("Packs", "Each row is a pack, each block a document.", [charts.packs_chart(facts)]),
-        ("Nodes", "The bytes of shards that each node needs.", [charts.nodes_chart(facts)]),
-        ("Time", "Planning needs no clock, so this is measured or not known.", measured),
-    ]
+    delivered = "" if facts.delivered else f" What was delivered is {facts.source}."
+    lead, inside = escape(lead.format(part=part, delivered=delivered)), []
+    for key, (title, unit, draw) in specs.items():
+        drawn = draw(facts)
+        if isinstance(drawn, str):
+            inside.append(f'<p class="note">{escape(drawn)}</p>' if drawn else "")
+            continue
+        width = HALF if len(specs) > 2 else FULL
+        inside.append(_figure(key, title.format(**drawn.words), unit, drawn, width))
+    charts = f'<p class="lead">{lead}</p><div class="charts">{"".join(inside)}</div>'
+    return f"<section><h2>{name}</h2>{charts}</section>"
 
 
-def _measured(
-    stats: Mapping[str, Any] | None, times: Mapping[str, float] | None
-) -> list[Chart | str]:
-    found: list[Chart | str] = [charts.time_chart(times)] if times else []
-    if stats is not None and (shards := stats.get("shards")):
-        waits = f"waited {shards['waited_s']:,.2f} s for {shards['waited_for']:,} of them"
-        found.append(f"The loader fetched {shards['fetched']:,} shards, and {waits}.")
-    return found or ["Not measured: give --stats, a file with the JSON of loader.stats()."]
-
-
-def _section(name: str, lead: str, parts: Sequence[Chart | str]) -> str:
-    notes = (p if isinstance(p, Chart) else f'<p class="note">{escape(p)}</p>' for p in parts)
-    inside = "".join(_figure(part) if isinstance(part, Chart) else part for part in notes)
-    head = f'<h2>{name}</h2><p class="lead">{escape(lead)}</p>'
-    return f'<section>{head}<div class="charts">{inside}</div></section>'
-
-
-def _figure(chart: Chart) -> str:
+def _figure(key: str, title: str, unit: str, drawn: Drawn, width: int) -> str:
     """Return a chart with its words: the table's text is also the picture's."""
-    names, *rows = chart.rows
+    unit = unit.format(**drawn.words)
+    names, *rows = drawn.rows
     said = [", ".join(" ".join(pair) for pair in zip(names, row, strict=True)) for row in rows]
-    text = escape(f"{chart.title}; {chart.unit}. {'; '.join(said)}.", quote=True)
-    svg = as_svg(chart.figure, chart.key, text, chart.titles)
-    legend = "".join(f"<li>{_swatch(mark)}{escape(meaning)}</li>" for mark, meaning in chart.legend)
-    head, *lines = [[escape(cell) for cell in row] for row in chart.rows]
+    text = escape(f"{title}; {unit}. {'; '.join(said)}.", quote=True)
+    svg = as_svg(drawn.figure, key, text, drawn.titles)
+    legend = "".join(f"<li>{_swatch(mark)}{escape(meaning)}</li>" for mark, meaning in drawn.legend)
+    head, *lines = [[escape(cell) for cell in row] for row in drawn.rows]
     body = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in lines)
     table = f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{body}</table>"
-    title = f"<h3>{escape(chart.title)}</h3><p>{escape(chart.unit)}</p>"
     return (
-        f'<figure id="{chart.key}" class="w{chart.width}"><figcaption>{title}</figcaption>'
+        f'<figure id="{key}" class="w{width}">'
+        f"<figcaption><h3>{escape(title)}</h3><p>{escape(unit)}</p></figcaption>"
         f'<ul class="legend">{legend}</ul><div class="plot">{svg}</div>'
         f'<details><summary>Numbers</summary><div class="table">{table}</div></details></figure>'
     )
