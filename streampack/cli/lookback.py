@@ -12,7 +12,7 @@ from streampack.cli.config import RunConfig, read_config
 from streampack.cli.console import output_console, print_json, progress, read_json, visible
 from streampack.cli.verbs import At, Diff, LookBack, Where
 from streampack.errors import ConfigError
-from streampack.lookback.differences import flat
+from streampack.plan.comparison import differences, flat, name_of
 from streampack.plan.run_worlds import worlds_in
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report.bars import colour
@@ -82,12 +82,8 @@ def run_where(options: Where) -> None:
 def run_diff(options: Diff) -> None:
     """Show the differences of two configs."""
     configs = [read_config(path) for path in (options.config, options.other)]
-    keys = [flat("", config.model_dump(mode="json")) for config in configs]
-    changed = {
-        key: [own.get(key) for own in keys]
-        for key in sorted({*keys[0], *keys[1]})
-        if keys[0].get(key) != keys[1].get(key)
-    }
+    values = [flat(config.model_dump(mode="json")) for config in configs]
+    changed = {name_of(path): own for path, *own in sorted(differences(*values), key=str)}
     datasets = []
     for path, config in zip((options.config, options.other), configs, strict=True):
         world = world_of_devices(config, options.devices, options.ranks_per_node)

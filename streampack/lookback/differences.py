@@ -12,11 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 
 from streampack.lookback.steps import OnStep, last_step, planned_engine
+from streampack.plan.comparison import (
+    Difference,
+    Values,
+    differences,
+    name_of,
+    run_values,
+    shown_value,
+)
 from streampack.plan.reader import END, PlanReader, whole_views
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -75,33 +82,23 @@ def difference(
             which = "first" if other else "second"
             return step, f"the {which} {'run' if engines[0].run.chapters else 'epoch'} ends"
         if not np.array_equal(one[1], other[1]):
-            return step, _reason(*map(_planned, engines))
+            return step, _reason(next(differences(*map(_values, engines))))
     return None
 
 
-def _planned(engine: PlanEngine) -> dict[str, Any]:
-    """Return what determines the packs, by dotted path; what concerns later chapters is last."""
-    values, names = engine.fingerprint(), engine.recipe.names
-    digests = values.pop("streams")
-    if "chapters" not in values:
-        own = {"streams": digests, "weights": values.pop("weights")}
-        own = {key: dict(zip(names, each, strict=True)) for key, each in own.items()}
-        return flat("", own | values)
-    for number, each in enumerate(values["chapters"]):
-        steps = each.pop("steps")
-        own = {name: digests[name] for name in each["weights"]}
-        values["chapters"][number] = {"streams": own, **each, "steps": steps}
-    return flat("", values | {"order": names})
+def _values(engine: PlanEngine) -> Values:
+    values = engine.fingerprint()
+    return run_values(values, engine.recipe.names, values.pop("chapters", ()))
 
 
-def _reason(one: dict[str, Any], other: dict[str, Any]) -> str:
-    key = next(key for key in [*one, *other] if one.get(key) != other.get(key))
-    stream = key.partition("streams.")[2]
-    if not stream:
-        return f"{key}: {one.get(key)} -> {other.get(key)}"
-    if key in one and key in other:
-        return f"stream {stream!r} holds other samples"
-    return f"stream {stream!r} is in the {'first' if key in one else 'second'} run only"
+def _reason(found: Difference) -> str:
+    path, one, other = found
+    is_missing = one is None or other is None
+    if path[-2:-1] == ("streams",) or ("weights" in path and is_missing):
+        if not is_missing:
+            return f"stream {path[-1]!r} holds other samples"
+        return f"stream {path[-1]!r} is in the {'second' if one is None else 'first'} run only"
+    return f"{name_of(path)}: {shown_value(path, one)} -> {shown_value(path, other)}"
 
 
 def _steps(
@@ -129,19 +126,3 @@ def _steps(
                 rows = rows[stop_row:]
     if len(rows):
         yield int(rows[0, 0]), rows[:, 1:]
-
-
-def flat(place: str, value: Any) -> dict[str, Any]:
-    """Return the plain values inside of a value, by dotted path.
-
-    >>> flat("a", {"b": [3, 4]})
-    {'a.b.0': 3, 'a.b.1': 4}
-    """
-    if isinstance(value, list):
-        value = {str(number): each for number, each in enumerate(value)}
-    if not isinstance(value, dict):
-        return {place: value}
-    found: dict[str, Any] = {}
-    for key, each in value.items():
-        found |= flat(f"{place}.{key}" if place else key, each)
-    return found

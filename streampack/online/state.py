@@ -26,6 +26,7 @@ from streampack._checks import MAX_EPOCH
 from streampack.errors import ResumeError, short_text
 from streampack.online.plan import FlowPlan, Steps
 from streampack.online.worker_slice import WorkerSlice
+from streampack.plan.comparison import check_same
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import Packs, State
 
@@ -141,14 +142,8 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
     if state.get("digest") != _digest(state):
         raise ResumeError(f"the state is damaged, or was edited; {UNCHANGED}")
     check_slice(state, worker_slice)
-    # States hold `pack_shuffle` only where packs are shuffled.
-    for key, value in {"pack_shuffle": None, **fingerprint}.items():
-        if state["fingerprint"].get(key) != value:
-            raise ResumeError(
-                f"the state was saved with {key}={state['fingerprint'].get(key)!r:.400}, but this "
-                f"dataset has {key}={value!r}; resume with the saved value, or start again without "
-                "the state"
-            )
+    saved, own = state["fingerprint"], as_json(fingerprint)
+    check_same({(key,): saved[key] for key in saved}, {(key,): own[key] for key in own})
 
 
 def check_slice(state: State, worker_slice: WorkerSlice) -> None:

@@ -27,16 +27,8 @@ from streampack.errors import ConfigError, ResumeError
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.snapshots import renumbered, snapshots_in
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import (
-    Progress,
-    different_fields,
-    is_same_stream,
-    other_value,
-    plan_fingerprint,
-    wrong_value,
-)
+from streampack.plan.state import Progress, decode_state, wrong_value
 from streampack.types import State
 
 logger = logging.getLogger(__name__)
@@ -153,10 +145,13 @@ PlanRun: TypeAlias = Callable[..., PlannedChapters]
 """Plans chapters: see `ChapterEngine`."""
 
 
-def planned_as_before(state: State, written: RunChapters, plan: PlanRun) -> PlannedChapters:
-    """Return the chapters that a state belongs to, planned; those that stay keep their lane_turn.
+def planned_as_before(
+    state: State, written: RunChapters, plan: PlanRun, digests: Sequence[str]
+) -> tuple[PlannedChapters, Progress]:
+    """Return the chapters that a state belongs to, planned, and its position.
 
-    The ResumeError for a state of other chapters names the first difference.
+    Chapters that stay keep their lane_turn. The ResumeError for a state of another run names the
+    first difference.
     """
     recorded = _as_recorded(written, state)
     # Or else no chapter was amended, or what was is written into the chapters.
@@ -166,13 +161,11 @@ def planned_as_before(state: State, written: RunChapters, plan: PlanRun) -> Plan
         try:
             turn_of = partial(_kept_turn, state, chapters)
             planned = plan(chapters, state["epoch"], num_lanes=state["num_lanes"], turn_of=turn_of)
-            check_past(state, planned.run.recipes)
+            return planned, decode_state(state, planned.run, digests)
         except ConfigError as error:
             errors.append(ResumeError(f"the state does not fit this dataset: {error}"))
         except ResumeError as error:
             errors.append(error)
-        else:
-            return planned
     raise errors[0]
 
 
@@ -187,115 +180,6 @@ def _kept_turn(state: State, chapters: RunChapters, number: int, recipe: Recipe)
     is_same &= all(own[key] == record.get(key) for key in {*own} - {"lane_run", "steps"})
     turn: int = record["lane_run"]
     return turn if is_same else None
-
-
-def check_past(state: State, recipes: Sequence[Recipe]) -> None:
-    """Check that the chapters before a state's position are those of this run.
-
-    The ResumeError names the chapter and the field that differs.
-    """
-    records, current, position = state["chapters"], state["epoch"], state["position"]
-    if current >= len(recipes):
-        raise ResumeError(
-            f"the state lies in chapters[{current}], but this run has {len(recipes)} chapters; "
-            "keep those that the run began, and add others after them"
-        )
-    for number in range(current + 1):
-        saved, own = records[number], chapter_record(recipes[number])
-        for key, value in ({"passes": None} | own).items():
-            # The running chapter may get another length, as long as no share depends on it.
-            is_length = key == "steps" and number == current
-            if is_length and own["ramp_steps"] is None and saved.get("ramp_steps") is None:
-                _check_length(number, position, value, recipes[number].global_batch_size)
-            elif saved.get(key) != value:
-                field, before, now = _part_that_differs(key, saved.get(key), value)
-                way_out = f"restore it, and edit chapters after chapters[{current}]"
-                if number == current and saved.get("ramp_steps") is None:
-                    way_out += ", or set its until and add a chapter"
-                raise ResumeError(
-                    f"chapters[{number}] ran with {field}={before!r:.300}, but this run has "
-                    f"{now!r:.300}; what ran cannot change: {way_out}"
-                )
-
-
-def _part_that_differs(key: str, saved: Any, own: Any) -> tuple[str, Any, Any]:
-    """Return the first part of a chapter's field that differs, and both its values."""
-    if not isinstance(saved, dict) or not isinstance(own, dict):
-        return key, saved, own
-    parts = sorted({*saved, *own}, key=str)
-    part = next((part for part in parts if saved.get(part) != own.get(part)), "")
-    before, now = saved.get(part), own.get(part)
-    if key != "weights":
-        return f"{key}.{part}", before, now
-    return f"{key}[{part!r}]", *(_share_text(value) for value in (before, now))
-
-
-def _share_text(share: Any) -> Any:
-    """Return a share as a chapter has it: the same at its begin and its end, or a ramp."""
-    if share is None:
-        return "no share"
-    is_constant = isinstance(share, list) and len(share) == 2 and share[0] == share[1]
-    return share[0] if is_constant else share
-
-
-def _check_length(number: int, position: int, steps: int | None, size: int) -> None:
-    if steps is not None and steps * size < position:
-        raise ResumeError(
-            f"chapters[{number}] has {steps} steps, but {-(-position // size)} of them have begun; "
-            f"give it at least {-(-position // size)}, or set until to as many tokens"
-        )
-
-
-def decode_chapters(state: State, run: RunPlan, digests: Sequence[str]) -> Progress:
-    """Return the position of a state, once it is known to have the streams and options of a run.
-
-    The streams of chapters that ran are compared by name.
-    """
-    saved, recipe = state["fingerprint"], run.recipes[0]
-    ran = saved.get("streams")
-    if not isinstance(ran, dict):
-        raise wrong_value("streams", ran, "a dict")
-    _check_streams(ran, state["streams"], dict(zip(recipe.names, digests, strict=True)))
-    own = plan_fingerprint(run, digests, ran)
-    for key, before, now in different_fields(saved, own):
-        if key != "streams":
-            raise ResumeError(
-                f"{other_value(key, before, now)}; it holds for all chapters: set what the run "
-                "began with"
-            )
-    snapshots, names = snapshots_in(state), state["streams"]
-    if names != recipe.names:
-        snapshots = renumbered(snapshots, names, recipe.names, is_mixed=recipe.is_mixed)
-    return Progress(epoch=state["epoch"], position=state["position"], snapshots=snapshots)
-
-
-def _check_streams(ran: Mapping[str, Any], saved: Sequence[str], own: Mapping[str, str]) -> None:
-    """Check the streams that had a share in a chapter that ran: they have the same contents.
-
-    They are in the same order as then, and others may be between. `ran` and `own` are digests by
-    name; `saved` are the names of all streams of the state, in its order.
-    """
-    for name, digest in ran.items():
-        if name not in own:
-            raise ResumeError(
-                f"stream {name!r} had a share in a chapter that ran, and this dataset has "
-                f"{', '.join(map(repr, own))}; pass it too, with no share it only rests"
-            )
-        if not is_same_stream(str(digest), own[name]):
-            raise ResumeError(
-                f"since the state was saved stream {name!r} holds other data, lengths or columns; "
-                "resume with what the run began with. If shards were appended, pass "
-                f"Stream(name={name!r}, shards=slice(0, n)) and "
-                f"Stream(name={name + '2'!r}, shards=slice(n, None)) with the former number n of "
-                "shards"
-            )
-    order = [name for name in saved if name in ran]
-    if order != [name for name in own if name in order]:
-        raise ResumeError(
-            "the state was saved with streams in another order: "
-            f"{', '.join(map(repr, order))}; pass them in that order, as it decides between "
-            "streams that are due at the same time; new streams may stand anywhere"
-        )
 
 
 def read_skips(state: State) -> Skips:

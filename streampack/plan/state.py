@@ -12,7 +12,7 @@
 
 The position counts packs over all ranks, so the state does not depend on ranks, nodes or workers.
 A state may come from a damaged file or an untrusted source: `read_state` checks every value once,
-by the table `FIELDS`. What must match the run is compared in epoch_state.py and chapter_edits.py.
+by the table `FIELDS`. What must match the run is compared by comparison.py.
 docs/adr/0011 says why snapshots are one string, and docs/chapters.md what may be edited.
 
 Cost: O(streams x lanes): 10 KB for 100 streams and 64 lanes.
@@ -33,26 +33,30 @@ from streampack.config.combination_table import OPTION_METHODS
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.chapter_recipes import chapter_record
+from streampack.plan.comparison import FIRST_WAITS, PACK_LENGTHS, check_same, run_values
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
-from streampack.plan.snapshots import MAX_INTEGER, with_snapshots
+from streampack.plan.snapshots import MAX_INTEGER, renumbered, snapshots_in, with_snapshots
 from streampack.plan.spans import RunPlan
 from streampack.types import State
 
+MAX_WALKED_EPOCHS = 50_000  # each takes up to 1 ms
 STATE_VERSION = 6  # incremented when the same config gives different packs
 KIND = "chapters"  # of states of runs of chapters; others have no kind
-PACK_LENGTHS = "max_seq_len_of_streams"
-FIRST_WAITS = "first_waits"  # in states of streams that are mixed by tokens: see mix/draw.py
 RETURNED = "load what state_dict() or state_after(batch) returned"
 COUNT, PACKS = range(2**62), range(1, MAX_PACKS + 1)
 POSITION = {
     "num_lanes": range(1, MAX_LANES + 1),
     "epoch": range(MAX_EPOCH + 1),  # with epoch_end="carry" the epochs before it are walked
     "position": range(MAX_INTEGER + 1),
-    "fingerprint": dict,
 }
 # By kind of state, what the values must be: in a range, of a type, or a list or a dict of such.
 FIELDS: dict[str | None, dict[str, Any]] = {
-    None: {**POSITION, "lane_run": PACKS, "global_batch_size": PACKS},
+    None: {
+        **POSITION,
+        "lane_run": PACKS,
+        "global_batch_size": PACKS,
+        "fingerprint": {"streams": list, "weights": list},
+    },
     KIND: {
         **POSITION,
         "streams": [str],
@@ -61,6 +65,7 @@ FIELDS: dict[str | None, dict[str, Any]] = {
         "amended": [COUNT],
         "batch_sizes": list,
         "skip": [[COUNT]],
+        "fingerprint": {"streams": dict},
     },
 }
 # Fields that do not change which segments are in which pack. They are not in the fingerprint.
@@ -179,6 +184,68 @@ def encode_state(run: RunPlan, digests: Sequence[str], progress: Progress) -> St
     return with_snapshots(state, progress.snapshots)
 
 
+def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress:
+    """Return the position of a state, once it is known to belong to a run.
+
+    The recipes have the state's lanes, turns and, of epochs, global batch size. Streams are
+    compared by place; in a run of chapters, those of chapters that began by name. The ResumeError
+    names the first field that differs.
+    """
+    number, position, lanes = state["epoch"], state["position"], state["num_lanes"]
+    recipe, fingerprint = run.recipes[0], state["fingerprint"]
+    names, ran = recipe.names, fingerprint["streams"]
+    before = state.get("streams", names)
+    if run.chapters:
+        if number >= len(run):
+            raise ResumeError(
+                f"the state lies in chapters[{number}], but this run has {len(run)} chapters; "
+                "keep those that the run began, and add others after them"
+            )
+        saved = [ran.get(name) for name in names]
+    else:
+        saved, ran = ran, names
+        if len(saved) != len(names):
+            raise ResumeError(
+                f"the state was saved with {len(saved)} streams, but this dataset has "
+                f"{len(names)}, {', '.join(map(repr, names))}; resume with those of the run, or "
+                "start again without the state"
+            )
+        if saved != digests and sorted(map(str, saved)) == sorted(digests):
+            before = [names[digests.index(digest)] for digest in saved]
+    own = [a if is_same_stream(a, b) else b for a, b in zip(saved, digests, strict=True)]
+    own_fingerprint = plan_fingerprint(run, own, ran) | {
+        "num_lanes": recipe.order.num_lanes or lanes
+    }
+    check_same(
+        run_values(
+            fingerprint | {"num_lanes": lanes},
+            [name for name in before if name in ran],
+            state.get("chapters", [])[: number + 1],
+        ),
+        run_values(
+            json.loads(json.dumps(own_fingerprint)),
+            [name for name in names if name in ran],
+            [chapter_record(each) for each in run.recipes[: number + 1]],
+        ),
+        names,
+        running=number if run.chapters else None,
+    )
+    slots = run.span(number).num_slots
+    if run.chapters and slots is not None and slots < position:
+        size = run.recipes[number].global_batch_size
+        begun = -(-position // size)
+        raise ResumeError(
+            f"chapters[{number}] has {slots // size} steps, but {begun} of them have begun; "
+            f"give it at least {begun}, or set until to as many tokens"
+        )
+    snapshots = snapshots_in(state)
+    if run.chapters and before != names:
+        snapshots = renumbered(snapshots, before, names, is_mixed=recipe.is_mixed)
+    if recipe.chapter is None and recipe.is_endless and not recipe.is_mixed:
+        check_value("epoch", number, range(MAX_WALKED_EPOCHS + 1))
+    return Progress(epoch=number, position=position, snapshots=snapshots)
+
+
 def read_state(state: Any, kind: str | None = None) -> State:
     """Return a state of this kind as JSON, after a check of every value in it."""
     _check_kind(state, kind)
@@ -233,26 +300,6 @@ def wrong_value(name: str, value: Any, wanted: str) -> ResumeError:
     return ResumeError(f"the state's {name} is {value!r:.80}, not {wanted}; {RETURNED}, unchanged")
 
 
-def different_fields(saved: State, own: State) -> list[tuple[str, Any, Any]]:
-    """Return the fields of this dataset's fingerprint in which a saved one has another value."""
-    if PACK_LENGTHS in saved:
-        own = {PACK_LENGTHS: None} | own  # compared, although no stream has a length of its own
-    own = json.loads(json.dumps(own))
-    different = [(key, saved.get(key), own[key]) for key in own if saved.get(key) != own[key]]
-    if {key for key, *_ in different} - {"streams"} == {FIRST_WAITS}:
-        raise ResumeError(
-            "the state was saved by a release in which all lanes began with the same streams: with "
-            "weight_unit='tokens' this one gives other packs; resume with the release that saved "
-            "it, or start again without the state"
-        )
-    return different
-
-
-def other_value(key: str, saved: Any, own: Any) -> str:
-    """Return what a message says of a field with another value."""
-    return f"the state was saved with {key}={saved!r:.400}, but this dataset has {key}={own!r}"
-
-
 def is_same_stream(saved: Any, own: str) -> bool:
     """Compare two digests.
 
@@ -262,15 +309,6 @@ def is_same_stream(saved: Any, own: str) -> bool:
     contents, _, lengths = str(saved).partition(":")
     own_contents, _, own_lengths = own.partition(":")
     return contents == own_contents and (not lengths or not own_lengths or lengths == own_lengths)
-
-
-def check_lanes(order: Order, num_lanes: int) -> None:
-    """Refuse a state with another number of lanes than the dataset asks for."""
-    if order.num_lanes not in (None, num_lanes):
-        raise ResumeError(
-            f"the state was saved with num_lanes={num_lanes}, but this dataset asks for "
-            f"{order.num_lanes}; a run keeps its num_lanes: set {num_lanes}, or omit it"
-        )
 
 
 def _check_kind(state: Any, kind: str | None) -> None:

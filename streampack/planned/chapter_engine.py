@@ -22,7 +22,6 @@ from streampack.plan.chapter_edits import (
     RunChapter,
     RunChapters,
     amend_chapters,
-    decode_chapters,
     edits_record,
     planned_as_before,
     read_skips,
@@ -36,7 +35,7 @@ from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import KIND, Progress, check_lanes, plan_fingerprint, read_state
+from streampack.plan.state import KIND, Progress, plan_fingerprint, read_state
 from streampack.planned.build import build_chapters, chapter_spec, chapter_steps
 from streampack.planned.engine import PlanEngine
 from streampack.planned.spec import DatasetSpec
@@ -233,10 +232,8 @@ class ChapterEngine(PlanEngine):
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`; later chapters, skips and streams may differ from its own."""
         saved = read_state(state, KIND)
-        check_lanes(self._whole.order, saved["num_lanes"])
         skips, worlds = read_skips(saved), worlds_in(saved)
-        planned = planned_as_before(saved, self._written, self._plan)
-        progress = decode_chapters(saved, self.run, self._digests)
+        planned, progress = planned_as_before(saved, self._written, self._plan, self._digests)
         current, run, view = progress.epoch, planned.run, planned.views[progress.epoch]
         num_packs = run.spans[current].num_slots or MAX_INTEGER
         check_balance(saved, run.recipes[current], view, lambda: num_packs)
@@ -254,8 +251,7 @@ class ChapterEngine(PlanEngine):
     def check_state(self, state: State) -> tuple[int, int]:
         """Check that a state belongs to this run, and return its chapter and position."""
         saved = read_state(state, KIND)
-        planned_as_before(saved, self._written, self._plan)
-        decode_chapters(saved, self.run, self._digests)
+        planned_as_before(saved, self._written, self._plan, self._digests)
         return saved["epoch"], saved["position"]
 
     # Changes at run time; all ranks must ask for the same. A signal handler may raise at any time,

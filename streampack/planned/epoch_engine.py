@@ -6,13 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan.epoch_state import RunShape, check_resized, decode_epochs, run_shape
+from streampack.plan.epoch_state import RunShape, check_resized, run_shape
 from streampack.plan.lane_ends import count_slots, packs_in, slots_in
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import check_at_batch, check_balance, worlds_in
 from streampack.plan.sequence import PackSequence, epoch_sequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, check_lanes, plan_fingerprint, read_state
+from streampack.plan.state import (
+    Progress,
+    decode_state,
+    plan_fingerprint,
+    read_state,
+)
 from streampack.planned.build import METHODS, build_recipe, kept_shape
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import (
@@ -147,7 +152,6 @@ class EpochEngine(PlanEngine):
         """Resume from `state`, with its run's lanes and packing method."""
         state = read_state(state)
         shape = run_shape(state)
-        check_lanes(self._spec.order, shape.num_lanes)
         size = self._spec.mixing.global_batch_size or shape.global_batch_size
         try:
             saved = recipe = build_recipe(self._spec, shape)
@@ -155,7 +159,7 @@ class EpochEngine(PlanEngine):
                 recipe = build_recipe(self._spec, shape._replace(global_batch_size=size))
         except ConfigError as error:
             raise ResumeError(f"the state does not fit this dataset: {error}") from error
-        progress = decode_epochs(state, saved, self._digests)
+        progress = decode_state(state, RunPlan([saved]), self._digests)
         check_resized(saved, recipe, progress)
         check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
         is_of_worker, worlds = check_saving_worker(state, self._view), worlds_in(state)

@@ -26,6 +26,7 @@ from torch import distributed
 
 from streampack._layout import process_group
 from streampack.errors import ConfigError, DataError, StreampackError
+from streampack.plan.comparison import flat, name_of
 from streampack.world import World
 
 logger = logging.getLogger(__name__)
@@ -181,12 +182,13 @@ def _check_equal(
     world: World,
     error: type[StreampackError] = ConfigError,
 ) -> None:
-    for key in views[0]:
-        values = [view.get(key) for view in views]
+    records = [flat(view) for view in views]
+    for path in dict.fromkeys(path for record in records for path in record):
+        values = [record.get(path) for record in records]
         known = [value for value in values if value != UNKNOWN]
         if any(value != known[0] for value in known):
             counts = _by_value(values, world.loading)
-            raise error(f"ranks have different {key}: {counts}; {way_out}")
+            raise error(f"ranks have different {name_of(path)}: {counts}; {way_out}")
 
 
 def _by_value(values: Sequence[Any], loading: Sequence[int]) -> str:

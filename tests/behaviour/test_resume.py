@@ -276,7 +276,10 @@ def state(written) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": [{"repeat": 2}, {}]}, r"60 samples of stream '.*' an .* 120 samples: resume"),
+        (
+            {"weights": [{"repeat": 2}, {}]},
+            r"weights\['.*'\]=\[60, .*\[120, .*; resume with the run's",
+        ),
         ({"max_seq_len": 128}, r"max_seq_len=64.*max_seq_len=128"),
         ({"packing": {"method": "next_fit"}}, r"method='best_fit_decreasing'.*method='next_fit'"),
         ({"packing": {"buffer_tokens": 640}}, r"buffer_limit=65536.*buffer_limit=640"),
@@ -287,13 +290,16 @@ def state(written) -> dict[str, Any]:
         ({"mixing": {"weight_unit": "tokens"}}, r"weight"),
         (
             {"mixing": {"epoch_size": 50}},
-            r"an epoch, but .*; 30 samples of .* takes \d+ samples: re",
+            r"weights\['.*'\]=\[60, .*; resume with .* epoch_size and weight_unit, or start",
         ),
         (
             {"mixing": {"global_batch_size": 24}},
             r"global_batch_size=12.*asks for 24, and position 10 is not a multiple.*set it to 10",
         ),
-        ({"order": {"num_lanes": 2}}, r"num_lanes=3.*asks for 2"),
+        (
+            {"order": {"num_lanes": 2}},
+            r"num_lanes=3.*has num_lanes=2; a run keeps its num_lanes: set 3",
+        ),
         ({"order": {"seed": 4}}, r"seed=3.*seed=4"),
         ({"order": {"shuffle": False}}, r"shuffle=True.*shuffle=False"),
         ({"order": {"shuffle_block_size": 10}}, r"shuffle_block_size=262144.*size=10"),

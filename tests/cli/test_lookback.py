@@ -133,10 +133,10 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
     ]
     other.write_text(yaml.safe_dump(run | {"chapters": chapters}))
     found = as_json("diff", config, other)
-    assert (found["first_step"], found["reason"]) == (3, "chapters.0.steps: 5 -> 3")
+    assert (found["first_step"], found["reason"]) == (3, "chapters[0].steps: 5 -> 3")
     output = call_verb("diff", config, other)
-    assert "chapters.0.steps: 5 -> 3" in output
-    assert "the packs differ from step 3 on: chapters.0.steps: 5 -> 3" in output
+    assert "chapters[0].steps: 5 -> 3" in output
+    assert "the packs differ from step 3 on: chapters[0].steps: 5 -> 3" in output
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
         ({"chapters": [{"weights": {"web": 3, "code": 1}, "steps": 4}]}, "the second run ends"),
         (
             {"chapters": [{"weights": {"web": 1, "code": 1}, "steps": 4}]},
-            "chapters.0.weights.code.0: 1/4 -> 1/2",
+            "chapters[0].weights['code']: 1/4 -> 1/2",
         ),
         ({"streams": "other"}, "stream 'code' holds other samples"),
         ({"chapters": [{"weights": {"web": 1}, "steps": 5}]}, "stream 'code' is in the first run"),

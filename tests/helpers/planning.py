@@ -10,7 +10,6 @@ import numpy as np
 
 from streampack.config import Mixing, Order, Packing
 from streampack.mix.weights import Quota, Weight, resolve_weights
-from streampack.plan import epoch_state
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream
@@ -18,7 +17,7 @@ from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, encode_state, read_state
+from streampack.plan.state import Progress, decode_state, encode_state, read_state
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
 
 
@@ -81,7 +80,7 @@ def encode_epochs(recipe: Recipe, digests: Sequence[str], progress: Progress) ->
 
 
 def decode_epochs(state: dict, recipe: Recipe, digests: Sequence[str]) -> Progress:
-    return epoch_state.decode_epochs(read_state(state), recipe, digests)
+    return decode_state(read_state(state), RunPlan([recipe]), digests)
 
 
 def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -> list:

@@ -10,12 +10,11 @@ import pytest
 
 from streampack.chapters import Chapter
 from streampack.errors import ResumeError
-from streampack.plan.chapter_edits import decode_chapters
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.sequence import PackSequence
 from streampack.plan.snapshots import rows_as_text
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, encode_state
+from streampack.plan.state import Progress, decode_state, encode_state
 from streampack.types import LENGTH, SAMPLE, TOTAL
 from tests.helpers.chapters import run_plan, views_of
 
@@ -48,7 +47,7 @@ def test_a_damaged_snapshot_is_dropped_also_where_streams_were_added(caplog):
     snapshots[0]["undelivered"] = rows_as_text(np.array([ROW]))
 
     for more in (None, "math"):
-        progress = decode_chapters(
+        progress = decode_state(
             state | {"snapshots": snapshots}, make(more=more), [*filter(None, [more]), *NAMES]
         )
         assert len(progress.snapshots) == len(snapshots) - 1
@@ -58,11 +57,11 @@ def test_a_damaged_snapshot_is_dropped_also_where_streams_were_added(caplog):
 def test_a_state_of_a_release_in_which_lanes_began_alike_is_refused():
     plan = make(unit="tokens")
     state = state_of(plan)
-    assert decode_chapters(state, plan, NAMES).position == 20
+    assert decode_state(state, plan, NAMES).position == 20
     del state["fingerprint"]["first_waits"]
 
     with pytest.raises(ResumeError, match=r"all lanes began .*resume with the release that saved"):
-        decode_chapters(state, plan, NAMES)
+        decode_state(state, plan, NAMES)
 
 
 def test_undelivered_segments_may_be_longer_than_the_packs_of_the_chapter():

@@ -1,0 +1,217 @@
+"""The first field in which two runs differ, for loads, `diff` and ranks, and when it may change.
+
+::
+
+    a state and a run    fingerprint, and records of the chapters that began --.
+    runs A and B         fingerprint, and records of all chapters -------------+--> {path: value}
+    ranks 0, 1, ...      what each plans from, or asks for --------------------'          |
+                                            the first path with two values <--------------'
+
+`FIELDS` says when a run may change a field that its states record, and what to do where it may not.
+Ranks, workers and batch sizes are not among them, and may change at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, TypeAlias
+
+from streampack.errors import ResumeError
+
+Path: TypeAlias = tuple[str | int, ...]
+Values: TypeAlias = dict[Path, Any]
+CHAPTERS = "chapters"
+PACK_LENGTHS = "max_seq_len_of_streams"
+FIRST_WAITS = "first_waits"  # in states of streams that are mixed by tokens: see mix/draw.py
+MOST_LEVELS = 5  # what lies deeper is compared as a whole
+
+
+class When(Enum):
+    """When a run may change a field."""
+
+    NEVER = "never"
+    LATER = "in chapters that have not begun"
+    RUNNING = "in the running chapter too, if no share changes in it"
+
+
+class Field(NamedTuple):
+    """When a run may change a field, and what to do where it may not."""
+
+    when: When
+    way_out: str
+
+
+RESTART = ", or start again without the state"
+EDIT = "what ran cannot change: restore it, and edit chapters after chapters[{running}]"
+OF_RUN = Field(When.NEVER, f"it holds for the whole run: resume with the saved value{RESTART}")
+FIELDS = {
+    "num_lanes": Field(When.NEVER, "a run keeps its num_lanes: set {saved}, or omit it"),
+    "streams": Field(When.NEVER, f"resume with what the run began with{RESTART}"),
+    "chapters.streams": Field(
+        When.NEVER,
+        f"resume with what the run began with{RESTART}. If shards were appended, pass Stream("
+        "name={name!r}, shards=slice(0, n)) and Stream(name='{name}2', shards=slice(n, None)) "
+        "with the former number n of shards",
+    ),
+    "order": Field(
+        When.NEVER, "pass them in that order; in a run of chapters, add others anywhere"
+    ),
+    "weights": Field(
+        When.NEVER,
+        "resume with the run's proportion, repeat or choose of each stream, epoch_size and "
+        f"weight_unit{RESTART}",
+    ),
+    "pack_shuffle": Field(When.NEVER, f"resume with Order(pack_shuffle={{first}}){RESTART}"),
+    PACK_LENGTHS: Field(
+        When.NEVER, f"resume with the max_seq_len of each Stream that the run began with{RESTART}"
+    ),
+    "shares": Field(
+        When.NEVER,
+        "they come from the streams' length files, or from their bytes where there is none: "
+        f"restore the length files of the run{RESTART}",
+    ),
+    FIRST_WAITS: Field(
+        When.NEVER,
+        "there, all lanes began with the same streams: resume with the release that saved it"
+        f"{RESTART}",
+    ),
+    CHAPTERS: Field(When.LATER, EDIT),
+    "chapters.steps": Field(When.RUNNING, EDIT),
+}
+
+
+class Difference(NamedTuple):
+    """A field with two values; None: it is missing."""
+
+    path: Path
+    first: Any
+    second: Any
+
+
+def flat(value: Any, path: Path = ()) -> Values:
+    """Return the values inside of a JSON value by path; lists of plain values stay whole.
+
+    >>> flat({"seed": 3, "chapters": [{"weights": {"web": [1, 2]}}]})
+    {('seed',): 3, ('chapters', 0, 'weights', 'web'): [1, 2]}
+    """
+    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict) or len(path) == MOST_LEVELS:
+        return {path: value}
+    found: Values = {}
+    for key, each in value.items():
+        found |= flat(each, (*path, key))
+    return found
+
+
+def name_of(path: Path) -> str:
+    """Return a path as messages name it.
+
+    >>> name_of(("chapters", 1, "weights", "web"))
+    "chapters[1].weights['web']"
+    """
+    name = ""
+    for before, key in zip(("", *path), path, strict=False):
+        is_key = isinstance(key, int) or before in ("streams", "weights")
+        name += f"[{key!r}]" if is_key else f".{key}"
+    return name.removeprefix(".")
+
+
+def differences(first: Values, second: Values) -> Iterator[Difference]:
+    """Yield the fields with two values, in the order of the first."""
+    for path in {**first, **second}:
+        if first.get(path) != second.get(path):
+            yield Difference(path, first.get(path), second.get(path))
+
+
+def run_values(
+    fingerprint: Mapping[str, Any], names: Sequence[str], chapters: Sequence[Any] = ()
+) -> Values:
+    """Return what determines the packs of a run by path; the lengths of chapters are their last.
+
+    `fingerprint` has the digests of the streams with these `names`, and `chapters` are records.
+    """
+    values = dict(fingerprint)
+    streams = values.pop("streams")
+    if isinstance(streams, list):
+        own = {"streams": streams, "weights": values.pop("weights")}
+        values = {key: dict(zip(names, each, strict=False)) for key, each in own.items()} | values
+        return flat(values | {"order": list(names)})
+    records = []
+    for each in chapters:
+        shown = {"streams": {name: streams.get(name) for name in each["weights"]}}
+        own = {key: value for key, value in each.items() if key != "steps"}
+        records.append(own | shown | {"steps": each.get("steps")})
+    return flat(values | {CHAPTERS: dict(enumerate(records)), "order": list(names)})
+
+
+def shown_value(path: Path, value: Any) -> Any:
+    """Return a value as messages show it: a share that does not change once, not twice."""
+    if path[0] != CHAPTERS or "weights" not in path:
+        return value
+    if value is None:
+        return "no share"
+    is_constant = isinstance(value, list) and len(value) == 2 and value[0] == value[1]
+    return value[0] if is_constant else value
+
+
+def check_same(
+    saved: Values, own: Values, names: Sequence[str] = (), *, running: int | None = None
+) -> None:
+    """Refuse a state of another run, with the first field that differs and may not.
+
+    Both are `run_values`, in a run of chapters up to the `running` one; the dataset's streams have
+    these `names`.
+    """
+    key: Path = (CHAPTERS, -1 if running is None else running, "ramp_steps")
+    ramps = any(each.get(key) is not None for each in (saved, own))
+    for found in differences(saved, own):
+        field = _field(found.path)
+        is_open = found.path[:2] == key[:2] and not ramps
+        if is_open and field.when is When.RUNNING:
+            continue
+        first = found.first[0] if isinstance(found.first, list) and found.first else found.first
+        way_out = field.way_out.format(
+            saved=found.first, first=first, running=running, name=found.path[-1]
+        )
+        way_out += ", or set its until and add a chapter" if is_open else ""
+        raise ResumeError(f"{_difference(found, names)}; {way_out}")
+
+
+def _is_of_chapter(path: Path) -> bool:
+    return path[0] == CHAPTERS and len(path) > 2
+
+
+def _field(path: Path) -> Field:
+    if _is_of_chapter(path):
+        return FIELDS.get(f"{CHAPTERS}.{path[2]}", FIELDS[CHAPTERS])
+    return FIELDS.get(str(path[0]), OF_RUN)
+
+
+def _difference(found: Difference, names: Sequence[str]) -> str:
+    path, saved, own = found
+    if path == ("order",):
+        quoted = ", ".join(map(repr, saved))
+        return f"the state was saved with this dataset's streams in another order: {quoted}"
+    if path[-2:-1] == ("streams",) and None not in (saved, own):
+        contents, _, lengths = str(saved).partition(":")
+        is_same = lengths and contents == str(own).partition(":")[0]
+        what = "other data, or another column of it"
+        if is_same:
+            what = "other lengths: its length file, or the table of a token file, was rewritten"
+        name = str(path[-1])
+        return (
+            f"since the state was saved stream {name!r} (streams[{names.index(name)}]) "
+            f"{'has' if is_same else 'holds'} {what}"
+        )
+    before, now = shown_value(path, saved), shown_value(path, own)
+    if _is_of_chapter(path):
+        return (
+            f"chapters[{path[1]}] ran with {name_of(path[2:])}={before!r:.300}, but this run has "
+            f"{now!r:.300}"
+        )
+    return (
+        f"the state was saved with {name_of(path)}={before!r:.400}, but this dataset has "
+        f"{name_of(path)}={now!r:.400}"
+    )
