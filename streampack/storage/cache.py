@@ -12,9 +12,7 @@ a note at the first.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from streampack.errors import DataError
 from streampack.mds.index import MdsIndex, Shard
 from streampack.storage.eviction import CacheLimit
-from streampack.storage.filesystem import FileState, LocalFilesystem, private_root
+from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.materialize import Downloader, ShardMaterializer, lock_s
@@ -170,24 +168,11 @@ class ShardCache:
         return self._materializer.limit is not None
 
     def cache_folders(self, index: MdsIndex) -> tuple[Path, ...]:
-        """Return the folders that may hold files that we created."""
-        if not self.is_remote and all(shard.packed is None for shard in index.shards):
-            return ()
-        return self._folders_of(*index.shards)
+        """Return the folder of files that we created, if there can be any."""
+        return (self._cache,) if any(map(self._is_cached, index.shards)) else ()
 
-    @property
-    def _scratch(self) -> Path:
-        digest = hashlib.blake2s(os.fsencode(self.folder.absolute()), digest_size=16)
-        return private_root() / digest.hexdigest()
-
-    def _folders_of(self, *shards: Shard) -> tuple[Path, ...]:
-        if self.is_remote:
-            return (self._cache,)
-        if not any(shard.packed for shard in shards):
-            return ()
-        with suppress(PermissionError):  # reported when a shard has to be unpacked there
-            return (self._cache, self._scratch)
-        return (self._cache,)
+    def _is_cached(self, shard: Shard) -> bool:
+        return self.is_remote or shard.packed is not None
 
     def _name_of(self, shard: Shard) -> str:
         key = shard.raw.basename
@@ -200,8 +185,8 @@ class ShardCache:
         """Yield the paths that may hold a shard's raw file, and whether each is in a cache."""
         if not self.is_remote:
             yield self.folder / shard.raw.basename, False
-        for folder in self._folders_of(shard):
-            yield folder / self._name_of(shard), True
+        if self._is_cached(shard):
+            yield self._cache / self._name_of(shard), True
 
     def is_here(self, shard: Shard) -> bool:
         """Return whether a shard's raw file exists with the right size; usually one `stat`."""
@@ -296,21 +281,12 @@ class ShardCache:
             if shard.packed is None or self.file_state(path) is not None:
                 self._verifier.raise_if_damaged(path, shard.raw)
                 return path, False
-        paths = raw, _ = self._cached_paths(shard, self._cache)
-        if self.is_remote:
-            with as_data_error(raw, shard.raw.num_bytes):
-                return raw, self._materializer.materialize(shard, *paths)
-        try:
-            return raw, self._materializer.materialize(shard, *paths)
-        except OSError as error:
-            logger.debug("%s: cannot be written: %s", raw, error)
-        with as_data_error(raw, shard.raw.num_bytes):
-            scratch = self._scratch
-            # The system's temporary folder is shared: another user may have taken the name.
-            self._disk.make_folder(scratch.parent, is_private=True)
-            FileLocks(scratch, self._disk).sweep()
-            paths = self._cached_paths(shard, scratch)
-            return paths[0], self._materializer.materialize(shard, *paths)
+        raw, packed = self._cached_paths(shard, self._cache)
+        num_bytes = shard.stored.num_bytes + shard.raw.num_bytes
+        # A stream that is read in place has its cache below it.
+        elsewhere = "" if self.is_remote else f"remote={str(self.folder)!r} and "
+        with as_data_error(raw, num_bytes, elsewhere=elsewhere):
+            return raw, self._materializer.materialize(shard, raw, packed)
 
     def _cached_paths(self, shard: Shard, folder: Path) -> tuple[Path, Path]:
         name = self._name_of(shard)
@@ -342,8 +318,7 @@ class ShardCache:
             self._touch(shard, 0.0)
 
     def _touch(self, shard: Shard, time_s: float) -> None:
-        for folder in self._folders_of(shard):
-            locks = FileLocks(folder, self._disk)
-            for ending in ("", PACKED):
-                with suppress(OSError):
-                    self._disk.touch(locks.entry_path(f"{self._name_of(shard)}{ending}"), time_s)
+        locks = FileLocks(self._cache, self._disk)
+        for ending in ("", PACKED) if self._is_cached(shard) else ():
+            with suppress(OSError):
+                self._disk.touch(locks.entry_path(f"{self._name_of(shard)}{ending}"), time_s)

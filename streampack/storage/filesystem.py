@@ -54,7 +54,6 @@ LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fuse.portal", "fusectl")
 MOUNTS = Path("/proc/self/mountinfo")
 OCTAL = re.compile(r"\\([0-7]{3})")  # the escapes of spaces in mount point names
 MAX_ROOTS = 32  # other users would have to take all these names
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LockBusyError(Exception):
@@ -236,13 +235,6 @@ class LocalFilesystem:
     def now_s(self) -> float:
         """Return the clock used for file times, in seconds since 1970."""
         return time.time()
-
-    def boot_id(self) -> str:
-        """Return an identifier of the current boot; a crash may lose writes made before it."""
-        try:
-            return BOOT_ID.read_text().strip()
-        except OSError:
-            return ""
 
 
 def is_own_folder(path: Path) -> bool:

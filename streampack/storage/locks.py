@@ -1,14 +1,12 @@
-"""One lock and one note per file of a cache, failure notes, and the leftovers of dead processes.
+"""One lock and one note per file of a cache, and the leftovers of dead processes.
 
 In the stream's folder, for its file `a/shard.mds`::
 
     .streampack/a_shard.mds.lock           held while the file is fetched; freed by the kernel
     .streampack/a_shard.mds.<hex>.tmp      a partial file, or a folder of them
-    .streampack/a_shard.mds.failed         why the last holder gave up
     .streampack/a_shard.mds.json           which version of the file was verified
 
-A process that waits for a lock and finds a new failure note raises the same error instead of
-retrying. Under a cache limit, a note without a time reserves room before the download, and the time
+Under a cache limit, a note without a time reserves room before the download, and the time
 of the note itself is when its file's next use was planned (eviction.py).
 
 Cost: five system calls per lock, about 50 us per note; a sweep lists one folder.
@@ -30,8 +28,7 @@ from streampack.storage.filesystem import LocalFilesystem, LockBusyError
 NOTES_FOLDER = ".streampack"
 """Subfolder for the locks, notes and temporary files of a folder's files."""
 
-ATTRIBUTES = ("uri", "shard", "attempts", "elapsed_s")  # of a DataError
-LEFTOVER = re.compile(r"(?P<name>.+)(\.[0-9a-f]{32}\.tmp.*|\.failed)", re.DOTALL)
+LEFTOVER = re.compile(r"(?P<name>.+)\.[0-9a-f]{32}\.tmp.*", re.DOTALL)
 
 
 def note_name(basename: str) -> str:
@@ -68,41 +65,10 @@ class FileLocks:
 
     @contextmanager
     def hold(self, basename: str, timeout_s: float) -> Iterator[None]:
-        """Hold a file's lock while it is fetched; write a failure note for waiting processes.
+        """Hold a file's lock while it is fetched.
 
-        Each earlier holder may take up to `timeout_s`. A DataError says that the lock cannot be
-        acquired, or that a holder failed in the meantime.
+        Each earlier holder may take up to `timeout_s`; a DataError says that one took longer.
         """
-        note = self._folder / f"{note_name(basename)}.failed"
-        old_text = self._read(note)
-        with self._lock(basename, timeout_s):
-            text = self._read(note)
-            if text is not None and text != old_text:
-                _raise_failure(text)
-            try:
-                yield
-            except DataError as error:
-                known = {name: getattr(error, name, None) for name in ATTRIBUTES}
-                # The id makes a repeated failure a different note.
-                told = {"message": str(error), "id": uuid.uuid4().hex, "known": known}
-                with suppress(OSError):  # without a note the waiting processes try again
-                    self._disk.write(note, [json.dumps(told).encode()])
-                raise
-            self._disk.remove(note)
-
-    @contextmanager
-    def try_hold(self, basename: str) -> Iterator[bool]:
-        path = self._folder / f"{note_name(basename)}.lock"
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self._disk.lock(path, 0))
-                is_held = True
-            except LockBusyError:
-                is_held = False
-            yield is_held
-
-    @contextmanager
-    def _lock(self, basename: str, timeout_s: float) -> Iterator[None]:
         disk = self._disk
         path = self._folder / f"{note_name(basename)}.lock"
         disk.make_folder(self._folder)
@@ -125,10 +91,16 @@ class FileLocks:
             disk.touch(path, disk.now_s())
             yield
 
-    def _read(self, note: Path) -> bytes | None:
-        with suppress(OSError):
-            return self._disk.read(note)
-        return None
+    @contextmanager
+    def try_hold(self, basename: str) -> Iterator[bool]:
+        path = self._folder / f"{note_name(basename)}.lock"
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._disk.lock(path, 0))
+                is_held = True
+            except LockBusyError:
+                is_held = False
+            yield is_held
 
     def entry_path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
@@ -150,8 +122,7 @@ class FileLocks:
     def remove_leftovers(self, basename: str) -> None:
         """Remove a file's temporary files; they are unused, because its lock is held."""
         for name in self._leftovers(note_name(basename)).get(note_name(basename), ()):
-            if not name.endswith(".failed"):
-                self._disk.remove(self._folder / name)
+            self._disk.remove(self._folder / name)
 
     def sweep(self) -> None:
         """Remove leftovers of dead processes, which have released their locks."""
@@ -170,16 +141,6 @@ class FileLocks:
         return by_owner
 
 
-def _raise_failure(text: bytes) -> None:
-    try:
-        note = json.loads(text)
-        attributes = {name: note["known"].get(name) for name in ATTRIBUTES}
-        error = DataError(str(note["message"]), **attributes)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return  # ignore a partial note
-    raise error
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntry:
     """The note of one file."""
@@ -189,5 +150,3 @@ class CacheEntry:
     """Its modification time when it was verified; 0: it is being fetched."""
     hash: str = ""
     """The hash it had, as "algorithm:digest"; empty if it was not hashed."""
-    boot_id: str = ""
-    """The boot of this machine in which it was verified."""

@@ -12,7 +12,7 @@ Cost: one copy, one decompression, one hash of each file that has one; a few MiB
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import FileLocks
-from streampack.storage.verify import FileVerifier, as_data_error, attach_uri
+from streampack.storage.verify import FileVerifier, attach_uri, cache_entry
 from streampack.stores.failures import DamagedError
 
 LEAST_LOCK_S = 30.0  # allowance for unpacking and checks, on top of the download
@@ -59,19 +59,13 @@ class ShardMaterializer:
         """Make a shard's raw file available; return whether it was fetched or unpacked.
 
         `packed` is where its compressed form is kept, with `keep_zip` only.
-
-        An OSError says that a local stream's shard cannot be unpacked in this folder.
         """
-        num_bytes = shard.stored.num_bytes
         locks = FileLocks(raw.parent, self.disk)
-        with locks.hold(raw.name, lock_s(self.location, num_bytes)):
+        with locks.hold(raw.name, lock_s(self.location, shard.stored.num_bytes)):
             if self.verifier.verify(raw, shard.raw) is not None:
                 return False
             locks.remove_leftovers(raw.name)
-            # Inside the lock, so that waiting processes also get the error for a full disk.
-            errors = as_data_error(raw, num_bytes + shard.raw.num_bytes)
-            with errors if self.location.remote is not None else nullcontext():
-                return self._make(shard, raw, packed, locks)
+            return self._make(shard, raw, packed, locks)
 
     def _make(self, shard: Shard, raw: Path, packed: Path, locks: FileLocks) -> bool:
         incoming = {raw: shard.raw.num_bytes}
@@ -169,6 +163,6 @@ class ShardMaterializer:
         state = self.disk.state(temporary)
         if state is None:
             raise FileNotFoundError(f"{temporary} was removed before it got its final name")
-        entry = self.verifier.entry(path, state, hash_)
+        entry = cache_entry(state, hash_)
         FileLocks(path.parent, self.disk).write_entry(path.name, entry)
         self.disk.rename(temporary, path)

@@ -3,7 +3,7 @@
 ::
 
     stat --same as last time in this process--> whole
-         --size of index.json--> its note vouches for this size, time, hash and boot --> whole
+         --size of index.json--> its note vouches for this size, time and hash --> whole
                                  else hash it --> whole, noted | damaged
 """
 
@@ -41,10 +41,13 @@ def attach_uri(uri: str | Path, shard: str | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) -> Iterator[None]:
+def as_data_error(
+    path: Path, num_bytes: int = 0, *, is_retried: bool = True, elsewhere: str = ""
+) -> Iterator[None]:
     """Turn a file's OSError into a DataError; the file needs `num_bytes` if it should be written.
 
-    If the caller retries because the file may have been evicted, FileNotFoundError passes.
+    `elsewhere` is what to set besides local= so that it is written to another folder. If the caller
+    retries because the file may have been evicted, FileNotFoundError passes.
     """
     try:
         yield
@@ -55,7 +58,7 @@ def as_data_error(path: Path, num_bytes: int = 0, *, is_retried: bool = True) ->
         if num_bytes:
             text = (
                 f"cannot be written ({error}); {num_bytes} bytes are needed: free them, or set "
-                "local= to a folder that can be written"
+                f"{elsewhere}local= to a folder that can be written"
             )
         else:
             text = (
@@ -92,6 +95,11 @@ def file_digest(disk: LocalFilesystem, path: Path, expected: str) -> str:
     with disk.open(path) as file:
         digest = hashlib.file_digest(file, HASHES[algorithm])
     return f"{algorithm}:{digest.hexdigest()}"
+
+
+def cache_entry(state: FileState, hash_: str) -> CacheEntry:
+    """Return the note of a file with this hash."""
+    return CacheEntry(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=hash_)
 
 
 class FileVerifier:
@@ -136,7 +144,7 @@ class FileVerifier:
         return state
 
     def _is_verified(self, path: Path, state: FileState, expected: str, is_cached: bool) -> bool:
-        locks, entry = FileLocks(path.parent, self._disk), self.entry(path, state, expected)
+        locks, entry = FileLocks(path.parent, self._disk), cache_entry(state, expected)
         if is_cached and locks.read_entry(path.name) == entry:
             return True
         if file_digest(self._disk, path, expected) != expected:
@@ -145,13 +153,6 @@ class FileVerifier:
             with suppress(OSError):  # only an optimization
                 locks.write_entry(path.name, entry)
         return True
-
-    def entry(self, path: Path, state: FileState, hash_: str) -> CacheEntry:
-        is_shared = self._disk.is_network(path.parent)  # several machines use its notes
-        boot_id = "" if is_shared else self._disk.boot_id()
-        return CacheEntry(
-            num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=hash_, boot_id=boot_id
-        )
 
     def raise_if_rewritten(self, shard: Shard) -> None:
         """Refuse to fetch a shard without a hash if index.json was replaced since it was opened.

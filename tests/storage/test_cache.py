@@ -104,21 +104,6 @@ def test_a_remote_index_that_is_wrong_where_it_comes_from_is_told_as_that(tmp_pa
     assert open_stream(stream, 0).num_samples == len(samples)
 
 
-def test_shards_are_decompressed_elsewhere_where_the_folder_cannot_be_written(
-    tmp_path, monkeypatch
-):
-    path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS, compression="zstd")
-    # Even root cannot write into a folder if there is a file of that name.
-    (path / ".streampack").write_text("")
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
-    before = names(path)
-    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
-    assert names(path) == before
-    assert list(elsewhere.rglob("shard.00000.mds.*"))
-
-
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS)
     local = tmp_path / "l"

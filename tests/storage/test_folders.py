@@ -97,11 +97,19 @@ def test_a_folder_that_mosaicml_chose_is_refused_if_another_user_made_it(tmp_pat
     assert_reads(open_stream(named, 0), samples)
 
 
-@needs_root
-@pytest.mark.parametrize("kind", ["folder", "link"])
-def test_the_scratch_folder_of_another_user_is_not_used(tmp_path, temporary, kind):
+def test_shards_that_cannot_be_unpacked_in_place_are_refused_with_a_way_out_that_works(tmp_path):
     path, samples = write_bare(tmp_path / "s", seed=0, compression="zstd")
     (path / NOTES).write_text("")  # so that nothing can be written there
+    opened = open_stream(Stream(local=str(path)), 0)
+    with pytest.raises(DataError, match=rf"cannot be written.*set remote='{path}' and local= to"):
+        opened.fetch(0)
+    assert_reads(open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0), samples)
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_the_temporary_folder_of_another_user_is_not_used(tmp_path, temporary, kind):
+    path, samples = write_bare(tmp_path / "s", seed=0)
     root = temporary / f"streampack-{os.getuid()}"
     if kind == "folder":
         root.mkdir(mode=0o777)
@@ -109,7 +117,7 @@ def test_the_scratch_folder_of_another_user_is_not_used(tmp_path, temporary, kin
     else:
         (tmp_path / "elsewhere").mkdir()
         root.symlink_to(tmp_path / "elsewhere")
-    assert_reads(open_stream(Stream(local=str(path)), 0), samples)
+    assert_reads(open_stream(Stream(remote=str(path)), 0), samples)
     assert not list(root.rglob("*"))
     (own,) = [each for each in temporary.iterdir() if each != root]
     assert stat.S_IMODE(own.stat().st_mode) == 0o700

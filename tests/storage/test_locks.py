@@ -1,4 +1,4 @@
-"""Only one process at a time fetches a file; if it fails, those waiting fail immediately."""
+"""Only one process at a time fetches a file; if it fails, those waiting try in turn."""
 
 from __future__ import annotations
 
@@ -13,69 +13,37 @@ from streampack.errors import DataError
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import CacheEntry, FileLocks
 
-DAY_S = 86_400.0
-
 
 class WaitedFor(LocalFilesystem):
-    """A disk that signals when a caller begins to wait for a lock; its clock may be fast."""
+    """A disk that signals when a caller begins to wait for a lock."""
 
-    def __init__(self, ahead_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
-        self.ahead_s = ahead_s
 
     def lock(self, path, timeout_s):
         self.asked.release()
         return super().lock(path, timeout_s)
 
-    def now_s(self) -> float:
-        return time.time() + self.ahead_s
 
-
-def outcome_of(locks: FileLocks, outcomes: list[object]) -> None:
-    try:
-        with locks.hold("a", 60):
-            outcomes.append("tried")
-    except DataError as error:
-        outcomes.append(error)
-
-
-@pytest.mark.parametrize(("ahead_s", "waiter_ahead_s"), [(0, 0), (DAY_S, 0), (0, DAY_S)])
-def test_who_waited_for_a_holder_that_failed_raises_the_same_at_once_and_does_not_try(
-    tmp_path, ahead_s, waiter_ahead_s
-):
-    disk = WaitedFor(waiter_ahead_s)
-    holder, locks = FileLocks(tmp_path, WaitedFor(ahead_s)), FileLocks(tmp_path, disk)
-    outcomes: list[object] = []
-    threads = [threading.Thread(target=outcome_of, args=(locks, outcomes)) for _ in range(3)]
-    failure = DataError("s3://a: no answer", uri="s3://a", shard="a", attempts=3, elapsed_s=1.5)
+def test_who_waited_for_a_holder_that_failed_tries_too(tmp_path):
+    disk, tried = WaitedFor(), []
+    waiter = threading.Thread(target=hold, args=(FileLocks(tmp_path, disk), tried))
 
     def fail() -> None:
-        with holder.hold("a", 60):
-            for thread in threads:
-                thread.start()
-                assert disk.asked.acquire(timeout=30)
-            raise failure
+        with FileLocks(tmp_path, LocalFilesystem()).hold("a", 60):
+            waiter.start()
+            assert disk.asked.acquire(timeout=30)
+            raise DataError("s3://a: no answer")
 
     with pytest.raises(DataError, match="no answer"):
         fail()
-    for thread in threads:
-        thread.join(30)
-
-    assert [str(error) for error in outcomes] == ["s3://a: no answer"] * 3
-    assert {(e.uri, e.shard, e.attempts, e.elapsed_s) for e in outcomes} == {
-        ("s3://a", "a", 3, 1.5)
-    }
+    waiter.join(30)
+    assert tried == ["a"]
 
 
-def test_who_comes_after_a_failure_tries_again_and_success_removes_the_note(tmp_path):
-    locks = FileLocks(tmp_path, LocalFilesystem())
-    with pytest.raises(DataError, match="gone"), locks.hold("a", 1):
-        raise DataError("gone")
-    note = tmp_path / ".streampack" / "a.failed"
-    assert note.is_file()
-    with locks.hold("a", 1):
-        pass
-    assert not note.exists()
+def hold(locks: FileLocks, tried: list[str]) -> None:
+    with locks.hold("a", 60):
+        tried.append("a")
 
 
 def test_a_holder_for_too_long_is_an_error_that_names_the_lock(tmp_path):
@@ -116,7 +84,7 @@ def test_each_holder_before_us_has_its_own_time(tmp_path):
 
 def test_a_note_is_written_where_nothing_was_locked_yet(tmp_path):
     locks = FileLocks(tmp_path / "cache", LocalFilesystem())
-    entry = CacheEntry(num_bytes=3, mtime_ns=5, hash="md5:0", boot_id="")
+    entry = CacheEntry(num_bytes=3, mtime_ns=5, hash="md5:0")
     locks.write_entry("a", entry)
     assert locks.read_entry("a") == entry
 
@@ -130,11 +98,11 @@ def test_a_sweep_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
         dead = folder / f"c.{uuid.uuid4().hex}.tmp.1"
         dead.mkdir()
         (dead / "x").write_text("half")
-        for name in (f"c.{uuid.uuid4().hex}.tmp", "c.failed", "b.failed", "c.json", "notes.txt"):
+        for name in (f"c.{uuid.uuid4().hex}.tmp", "c.json", "notes.txt"):
             (folder / name).write_text("{}")
         FileLocks(tmp_path, disk).sweep()
         left = {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
-        assert left == {living.name, "b.failed", "c.json", "notes.txt"}
+        assert left == {living.name, "c.json", "notes.txt"}
     FileLocks(tmp_path, disk).sweep()
     left = {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
     assert left == {"c.json", "notes.txt"}

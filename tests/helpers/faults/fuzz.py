@@ -58,7 +58,7 @@ TOUCHES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", 
 TOUCHES |= {"os.truncate", "os.utime", "os.chmod", "os.chown", "os.listdir", "os.scandir"}
 TOUCHES |= {"shutil.rmtree"}
 IN_FOLDERS = {"os.remove", "os.rmdir", "os.mkdir"}  # their last argument: an open folder, or -1
-MAY_BE_READ = ("/proc/self/mountinfo", "/proc/sys/kernel/random/boot_id")
+MAY_BE_READ = ("/proc/self/mountinfo",)
 
 
 @dataclass(slots=True)

@@ -195,9 +195,6 @@ class MemoryDisk(LocalFilesystem):
     def now_s(self) -> float:
         return self.now
 
-    def boot_id(self) -> str:
-        return "boot"
-
     # Internals.
 
     def _read(self, kind: str, path: Path) -> bytes:

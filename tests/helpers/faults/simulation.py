@@ -503,7 +503,7 @@ class Simulation:
                 self._check_file(name, content)
 
     def _check_file(self, name: str, content: bytes) -> None:
-        if ".tmp" in name or name.endswith(".failed"):
+        if ".tmp" in name:
             raise BrokenPromiseError(f"{name} is left over after a start")
         # In a cache of the stream: node0/1/7e8ce556afd31d7a/shard.00000.mds.1b7e40d2
         place, _, basename = name.rpartition("/")
@@ -612,7 +612,7 @@ class Simulation:
         taken = sum(
             len(content)
             for name, content in self.disk.files_in(node).items()
-            if ".mds" in name and not name.endswith((".lock", ".json", ".failed"))
+            if ".mds" in name and not name.endswith((".lock", ".json"))
         )
         most = self._limit + job.num_readers * self.setup.shard_bytes
         if taken > most:
