@@ -194,8 +194,9 @@ def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress
     number, position, lanes = state["epoch"], state["position"], state["num_lanes"]
     recipe, fingerprint = run.recipes[0], state["fingerprint"]
     names, ran = recipe.names, fingerprint["streams"]
-    before = state.get("streams", names)
+    before, chapters = names, []
     if run.chapters:
+        before, chapters = state["streams"], state["chapters"]
         if number >= len(run):
             raise ResumeError(
                 f"the state lies in chapters[{number}], but this run has {len(run)} chapters; "
@@ -207,8 +208,7 @@ def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress
         if len(saved) != len(names):
             raise ResumeError(
                 f"the state was saved with {len(saved)} streams, but this dataset has "
-                f"{len(names)}, {', '.join(map(repr, names))}; resume with those of the run, or "
-                "start again without the state"
+                f"{len(names)}, {', '.join(map(repr, names))}; resume with those of the run"
             )
         if saved != digests and sorted(map(str, saved)) == sorted(digests):
             before = [names[digests.index(digest)] for digest in saved]
@@ -220,7 +220,7 @@ def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress
         run_values(
             fingerprint | {"num_lanes": lanes},
             [name for name in before if name in ran],
-            state.get("chapters", [])[: number + 1],
+            chapters[: number + 1],
         ),
         run_values(
             json.loads(json.dumps(own_fingerprint)),

@@ -114,7 +114,7 @@ STATES = {
     ),
     "another number of lanes": Remedy(
         lambda folder: resume(folder, saved(folder), order=Order(num_lanes=2)),
-        r"num_lanes=1, .* 2; .*: set (\d+), or omit it",
+        r"num_lanes=1, .*=2; .*: set (\d+), or omit it",
         lambda folder, lanes: [
             resume(folder, saved(folder), order=Order(num_lanes=int(lanes))),
             unchanged(folder),

@@ -128,6 +128,11 @@ def test_a_state_of_iterables_is_refused_by_its_kind():
         run_shape(state_of(make(), kind="iterable"))
 
 
+@pytest.mark.parametrize("key", ["streams", "chapters"])
+def test_what_only_states_of_chapters_have_is_ignored_in_others(key):
+    assert decode_epochs(state_of(make(), **{key: 7}), make(), DIGESTS).position == 48
+
+
 def test_the_fingerprint_names_no_paths_ranks_nodes_or_workers():
     text = json.dumps(state_of(make()))
 
