@@ -177,6 +177,8 @@ MISTAKES: list[Callable[[Path], Any]] = [
     partial(planned, chapters=RUN, mixing=GLOBAL, packing=COST, batch_format="compact"),
     partial(planned, skip=[(1, 2)]),
     partial(remote, chapters=PASS, mixing=GLOBAL),
+    partial(planned, mixing=Mixing(max_repeats=2)),
+    partial(remote, chapters=RUN, mixing=replace(GLOBAL, max_repeats={"a": 2})),
     partial(
         planned,
         chapters=(replace(RUN[0], packing=PACKING),),
@@ -216,6 +218,7 @@ MISTAKES: list[Callable[[Path], Any]] = [
         )
     ),
     partial(online, mixing=GLOBAL),
+    partial(online, mixing=Mixing(max_repeats=2)),
     partial(online, order=Order(num_lanes=2)),
     partial(online, buffers=Buffers(cache_limit="1gb")),
     partial(online, mixing=Mixing(epoch_end="carry")),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import Bucketing, Buffers, Mixing, Order, Packing
+from streampack import Bucketing, Buffers, ConfigError, Mixing, Order, Packing
 from streampack._checks import parse_count
 
 CONFIGS = [Packing(max_seq_len=2048), Bucketing(max_tokens=64), Mixing(), Order(), Buffers()]
@@ -88,3 +88,10 @@ def test_a_whole_number_of_any_kind_is_kept_as_an_int(config, name, number):
 def test_a_seed_is_kept_as_an_int(seed):
     assert type(Order(seed=seed).seed) is int
     assert Order(seed=seed).seed == seed
+
+
+@pytest.mark.parametrize("most", [0, -1, "4", True, float("nan"), {"math": 0}, {"math": None}])
+def test_a_limit_of_repeats_is_a_number_above_0_or_such_numbers_by_name(most):
+    with pytest.raises(ConfigError, match=r"max_repeats=.* is not a number above 0"):
+        Mixing(max_repeats=most)
+    assert Mixing(max_repeats={"math": 2}).max_repeats_of("web") is None

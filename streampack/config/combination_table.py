@@ -247,6 +247,13 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "this is a run of epochs; omit it, or pass chapters=[Chapter(weights=...)], such as "
             "one without an end"
         ),
+        Needs("max_repeats", "chapters"): (
+            "this is a run of epochs, which has no end; omit it, or pass "
+            "chapters=[Chapter(weights=..., steps=...)]"
+        ),
+        Needs("max_repeats", "a length file"): (
+            "passes are counted in tokens; run `streampack index` on the stream, or omit it"
+        ),
         Needs("Chapter(passes)", "a length file"): (
             "the lengths of all samples say where the run ends; run `streampack index` on the "
             "stream, or set steps in place of passes"
@@ -293,6 +300,7 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             one_of("dataset", "PackedIterableDataset", "BucketedIterableDataset"),
             (
                 "global_batch_size",
+                "max_repeats",
                 "num_lanes",
                 "cache_limit",
                 one_of("epoch_end", "carry"),

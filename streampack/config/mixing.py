@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from streampack._checks import check_choice, convert_fields, parse_count, read_optional_count
+from streampack._checks import (
+    check_choice,
+    convert_fields,
+    is_weight,
+    parse_count,
+    read_optional_count,
+)
+from streampack.errors import ConfigError
 
 BatchingMethod = Literal["random", "stratified", "per_stream", "device_per_stream"]
 WeightUnit = Literal["samples", "tokens"]
@@ -47,6 +55,10 @@ class Mixing:
     stop: Stop = "all_exhausted"
     """End of an epoch of iterable sources. all_exhausted: when every source has ended.
     first_exhausted: when one of them has. repeat: never; sources that end are restarted."""
+    max_repeats: float | Mapping[str, float] | None = None
+    """The most times that a run of chapters may take a stream, or some by name. A check alone: a
+    run that would take one more often, in the lane with the fewest tokens of it, is refused when it
+    starts or is amended. The run needs an end. None: any number of times."""
 
     def __post_init__(self) -> None:
         check_choice("batching_method", self.batching_method, BatchingMethod)
@@ -57,3 +69,18 @@ class Mixing:
         check_choice("stop", self.stop, Stop)
         convert_fields(self, read_optional_count, "global_batch_size")
         convert_fields(self, parse_count, "epoch_size")
+        most = self.max_repeats
+        values: Iterable[Any] = most.values() if isinstance(most, Mapping) else [most]
+        if most is not None and not all(is_weight(value) and value > 0 for value in values):
+            raise ConfigError(
+                f"max_repeats={most!r:.80} is not a number above 0, nor such numbers by name of a "
+                'stream; write 4, or {"math": 2}'
+            )
+
+    def max_repeats_of(self, name: str) -> float | None:
+        """Return the most times that a run may take a stream, or None.
+
+        >>> Mixing(max_repeats={"math": 2}).max_repeats_of("web")
+        """
+        most = self.max_repeats
+        return most.get(name) if isinstance(most, Mapping) else most

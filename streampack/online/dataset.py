@@ -210,6 +210,7 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
             "dataset": dataset,
             "epoch_end": mixing.epoch_end,
             "global_batch_size": mixing.global_batch_size,
+            "max_repeats": mixing.max_repeats,
             "num_lanes": order.num_lanes,
             "pack_shuffle": order.pack_shuffle,
             "cache_limit": (buffers or Buffers()).cache_limit,

@@ -53,7 +53,7 @@ def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
     streams, amounts = plan.streams, plan.amounts
     return {
         **plan.packing.in_sequence(),
-        **asdict(plan.mixing),
+        **{key: value for key, value in asdict(plan.mixing).items() if key != "max_repeats"},
         "buffer_limit": plan.packing.buffer_limit,
         "batch_size": plan.batch_size,
         "seed": plan.seed,

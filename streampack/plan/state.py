@@ -74,6 +74,7 @@ NOT_IN_SEQUENCE = {
     "buffer_tokens",
     "epoch_size",
     "global_batch_size",
+    "max_repeats",
     "num_lanes",
     "stop",
 }

@@ -27,6 +27,7 @@ from streampack.mix.weights import Weight, resolve_weights
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.epoch_state import RunShape
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, PlanStream, Recipe
+from streampack.plan.repeats import check_repeats
 from streampack.plan.spans import RunPlan, run_of
 from streampack.planned.refusals import check_equal_cost, check_pack_lengths, slots_per_pack
 from streampack.planned.spec import DatasetSpec, check_whole_steps
@@ -115,7 +116,7 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
         held = stream.num_samples if quota.unit == "samples" else total
         if stream.repeat is None and quota.amount > MANY_PASSES * held:
             _warn_of_passes(stream.name, stream.num_samples, round(quota.amount / max(held, 1), 1))
-    fetched = spec.fetched_for_lengths
+    fetched, is_checked = spec.fetched_for_lengths, mixing.max_repeats is not None
     lengths = [StreamLengths(stream, packing, fetched) for stream in spec.streams]
     return tuple(
         PlanStream(
@@ -130,7 +131,9 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             quota=quota,
             may_be_empty=stream.shards.may_be_empty or stream.ends.overflow == "drop",
             prepare=lengths_of.prepare,
-            shard_tokens=lengths_of.shard_tokens() if quota.unit == "tokens" else None,
+            shard_tokens=lengths_of.shard_tokens()
+            if is_checked or quota.unit == "tokens"
+            else None,
             slots_per_pack=slots_per_pack(stream, packing),
         )
         for name, stream, total, lengths_of, quota in zip(
@@ -145,6 +148,7 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
     if packing.method is None and shape is not None:
         packing = replace(packing, method=shape.method)
     check_combination({"dataset": "PackedStreamingDataset", "stop": mixing.stop})
+    check_combination({"chapters": None, "max_repeats": mixing.max_repeats})
     check_equal_cost(packing, spec.streams)
     streams = _plan_streams(spec)
     if shape is None:
@@ -201,7 +205,13 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
     check_combination({"chapters": spec.chapters, **given})
     names, last = unique_names([stream.name for stream in spec.streams]), spec.chapters[-1]
     for name, stream, opened in zip(names, streams, spec.streams, strict=True):
-        _check_stream(stream, opened, last.passes if last.weights.get(name) else None)
+        _check_stream(stream, opened)
+        lengths = {
+            "max_repeats": spec.mixing.max_repeats_of(name),
+            "Chapter(passes)": last.passes if last.weights.get(name) else None,
+            "a length file": _knows_lengths(opened),
+        }
+        check_combination(lengths, f"stream {name!r}: ")
     for chapter in spec.chapters:
         own = chapter_spec(spec, chapter)
         sizes = {"global_batch_size": own.mixing.global_batch_size}
@@ -209,11 +219,10 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
         check_format(batch_format, own.packing, own.batch_size)
 
 
-def _check_stream(stream: Any, opened: TokenStream, passes: int | None) -> None:
-    """Refuse options of a stream that a run of chapters does not have; `passes` are its last."""
+def _check_stream(stream: Any, opened: TokenStream) -> None:
+    """Refuse options of a stream that a run of chapters does not have."""
     names = ("proportion", "repeat", "choose", "max_seq_len")
     given = {f"Stream({name})": getattr(stream, name, None) for name in names}
-    given |= {"Chapter(passes)": passes, "a length file": _knows_lengths(opened)}
     check_combination({"chapters": [stream], **given}, f"stream {opened.name!r}: ")
 
 
@@ -270,6 +279,7 @@ def build_chapters(
         if turn not in (None, recipe.lane_turn):
             recipes[number] = replace(recipe, lane_turn=turn)
         _check_sizes(number, own, recipes[number])
+    check_repeats(recipes)
     return run_of(recipes)
 
 

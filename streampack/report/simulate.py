@@ -72,8 +72,8 @@ def simulate(
         - `padding_tokens`: Padding, including that in packs that are not full.
 
         For a run of chapters, without `steps`, it is what `describe_run` returns, whatever the
-        length of the run. With them, the first steps are planned, without `repeats` and what
-        concerns epochs.
+        length of the run, with the passes through each stream. With them, the first steps are
+        planned, without what concerns epochs.
 
     Raises:
         ConfigError: If an epoch has no batch.
@@ -234,10 +234,10 @@ class _Run:
         stats = self._delivery.stats(totals.dropped.tolist())
         stats |= {"substituted": totals.substituted, "steps": self.num_steps}
         stats["ranks"] = self._num_devices
-        if self._engine.run.chapters:
-            return stats | {"skipped": totals.skipped}
         for row, stream in zip(stats["streams"].values(), recipe.streams, strict=True):
             row["repeats"] = row["samples"] / stream.num_samples
+        if self._engine.run.chapters:
+            return stats | {"skipped": totals.skipped}
         slots = self.num_steps * self._engine.spec.view().stride
         return stats | {
             "omitted_packs": totals.omitted,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from itertools import islice
 
 import pytest
 import yaml
 
-from streampack import PackedDataLoader, World
+from streampack import ConfigError, PackedDataLoader, World
 from streampack.cli.build import build_dataset
 from streampack.cli.config import read_config
 from streampack.write import write_stream
@@ -58,6 +59,31 @@ def test_a_run_that_ends_with_passes_shows_them_and_has_as_many_steps(config, ve
     assert re.search(r"math .* 1\.00", call(verb, path))
     steps = sum(chapter["steps"] for chapter in described["chapters"])
     assert steps * 4 == len(loader_of(path)) == len(list(loader_of(path)))
+
+
+def test_first_steps_are_simulated_with_the_passes_through_each_stream(config):
+    path = config()
+    numbers = json.loads(call("simulate", path, "--steps", "160", "--json"))
+    loader = loader_of(path)
+    for _ in islice(loader, 160):
+        pass
+    delivered = {name: each["samples"] for name, each in loader.stats()["streams"].items()}
+    repeats = {name: each["repeats"] for name, each in numbers["streams"].items()}
+    assert repeats == {"web": delivered["web"] / 400, "math": delivered["math"] / 90}
+    shown = call("simulate", path, "--steps", "160")
+    assert "repeats" in shown
+    assert f"{repeats['math']:.2f}" in shown
+
+
+def test_a_config_limits_repeats_by_name(config):
+    path = config()
+    run = yaml.safe_load(path.read_text())
+    for most in (100, 0.5):
+        mixing = run["mixing"] | {"max_repeats": {"math": most}}
+        path.write_text(yaml.safe_dump(run | {"mixing": mixing}))
+        refused = pytest.raises(ConfigError, match=r"run\.yaml: .* max_repeats allows 0\.5")
+        with refused if most < 1 else nullcontext():
+            call("plan", path)
 
 
 def test_a_plan_says_where_a_state_stands(config, tmp_path):

@@ -65,6 +65,7 @@ def run_plan(
     lane_turn: int = 1,
     global_batch_size: int = 8,
     shard_size: int = 64,
+    max_repeats: float | dict[str, float] | None = None,
 ) -> RunPlan:
     streams = [
         replace(
@@ -79,7 +80,10 @@ def run_plan(
             chapters,
             packing=packing or Packing(max_seq_len=64),
             mixing=Mixing(
-                batching_method=method, weight_unit=unit, global_batch_size=global_batch_size
+                batching_method=method,
+                weight_unit=unit,
+                global_batch_size=global_batch_size,
+                max_repeats=max_repeats,
             ),
             order=order or Order(seed=3, pack_shuffle=16),
             num_lanes=num_lanes,

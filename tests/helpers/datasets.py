@@ -71,6 +71,7 @@ def chapter_dataset(
     """Return a run of chapters; `data` has folders by stream, and `stream` options for each."""
     order = {"seed": 17, "pack_shuffle": 256, "num_lanes": 2} | options.pop("order", {})
     size = options.pop("global_batch_size", 16)
+    mixing = {"global_batch_size": size, "batching_method": method} | options.pop("mixing", {})
     defaults = {"packing": Packing(max_seq_len=64), "batch_size": 2, "world": World()}
     return PackedStreamingDataset(
         [
@@ -78,7 +79,7 @@ def chapter_dataset(
             for name in names
         ],
         chapters=chapters,
-        mixing=Mixing(global_batch_size=size, batching_method=method),
+        mixing=Mixing(**mixing),
         order=Order(**order),
         **defaults | options,
     )

@@ -381,6 +381,22 @@ def test_passes_begin_at_the_first_sample_also_of_a_second_stream_of_its_data(fo
     assert loader.stats()["streams"]["math2"]["samples"] == 90
 
 
+def test_a_run_that_is_amended_to_repeat_more_is_refused_and_goes_on(make):
+    both, limit = [Chapter(weights={"web": 9, "math": 1}, steps=12)], {"max_repeats": {"math": 1}}
+    loader, same = (PackedDataLoader(make(both, mixing=own)) for own in (limit, {}))
+    got = []
+    for batch in loader:
+        got.append(key(batch))
+        if len(got) == 10:
+            with pytest.raises(ConfigError, match=r"'math' [2-9]\.\d* times .* allows 1"):
+                loader.amend(weights={"math": 1})
+        elif len(got) == 20:
+            loader.amend(weights={"web": 1})
+    for batch in islice(same, 20):
+        assert key(batch) == got.pop(0)
+    assert loader.stats()["streams"]["math"]["samples"] < 90
+
+
 @pytest.mark.parametrize(
     ("method", "unit"),
     [(method, "tokens") for method in METHODS] + [(method, "samples") for method in METHODS[:2]],
