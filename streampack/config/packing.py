@@ -152,11 +152,6 @@ class Packing:
                 f"short_seq_len={short} must be less than max_seq_len={size}; set it to what short "
                 f"packs hold, such as {self.room_of(max(size // 4, 1))}"
             )
-        if short and self.buffer_tokens is not None and self.buffer_tokens < size + short:
-            raise ConfigError(
-                f"buffer_tokens={self.buffer_tokens} cannot hold a pack of each tier; set it to "
-                f"at least max_seq_len + short_seq_len = {size + short}"
-            )
 
     def resolved(self, *, is_windowed: bool) -> Packing:
         """Return this packing with a method, chosen by default if there is none.
@@ -202,7 +197,7 @@ class Packing:
     @cached_property
     def packs_windows(self) -> bool:
         """Whether the packer needs the samples of a window together."""
-        return self.method == "best_fit_decreasing"
+        return self.method in ("best_fit_decreasing", "two_tiers")
 
     @cached_property
     def buffer_limit(self) -> int:

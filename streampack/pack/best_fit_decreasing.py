@@ -27,7 +27,8 @@ Improve Language Modeling" (Ding et al., 2024).
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +94,18 @@ def find_room(words: npt.NDArray[np.uint64], groups: npt.NDArray[np.uint64], len
     return int((word << 6) + lowest_bit(words[word]))
 
 
+@compiled_inline
+def note_room(rooms_left: RoomsLeft, packs: Int64Array, pack: int) -> None:
+    """Note the room that a pack has, which is not 0."""
+    words, groups, lasts = rooms_left
+    room = packs[pack, FREE]
+    packs[pack, BEFORE] = lasts[room]
+    lasts[room] = pack
+    word = room >> 6
+    words[word] |= ONE << np.uint64(room & 63)
+    groups[word >> 6] |= ONE << np.uint64(word & 63)
+
+
 @compiled
 def place_segments(
     limits: Limits,
@@ -101,14 +114,19 @@ def place_segments(
     order: Int64Array,
     pack_of: Int64Array,
     packs: Int64Array,
+    num_packs: int,
 ) -> int:
     """Put segments, in this order, where they leave the least room; return the number of packs.
 
-    `pack_of` receives the pack of each segment, shape (n,), and `packs` the packs, shape (n, 4).
+    `pack_of` receives the pack of each segment, shape (n,), and `packs` the packs, shape (m, 4), of
+    which `num_packs` are there before. There is room for one more for each segment.
     """
     words, groups, lasts = rooms_left
     size = limits.pack_tokens
-    num_packs = 0
+    for pack in range(
+        num_packs - 1, -1, -1
+    ):  # of those with as much room, the first is filled first
+        note_room(rooms_left, packs, pack)
     for number in range(len(order)):
         segment = order[number]
         length = lengths[segment]
@@ -126,25 +144,23 @@ def place_segments(
                 if words[word] == 0:
                     groups[word >> 6] &= ~(ONE << np.uint64(word & 63))
         pack_of[segment] = pack
-        room -= length
-        packs[pack, FREE] = room
+        packs[pack, FREE] = room - length
         packs[pack, COUNT] += 1
-        if room > 0 and packs[pack, COUNT] < limits.max_samples:
-            packs[pack, BEFORE] = lasts[room]
-            lasts[room] = pack
-            word = room >> 6
-            words[word] |= ONE << np.uint64(room & 63)
-            groups[word >> 6] |= ONE << np.uint64(word & 63)
+        if room > length and packs[pack, COUNT] < limits.max_samples:
+            note_room(rooms_left, packs, pack)
     return num_packs
 
 
 @compiled
-def write_packs(rows: Int64Array, place_of: Int64Array, ends: Int64Array, out: Int64Array) -> None:
-    """Write each row into its pack of `out`; a negative place means that the row is omitted.
+def write_packs(
+    rows: Int64Array, order: Int64Array, place_of: Int64Array, ends: Int64Array, out: Int64Array
+) -> None:
+    """Write the rows, in this order, into their packs of `out`; those of a negative place stay.
 
     `ends` contains the first row of each pack on entry, and one past its last row on return.
     """
-    for row in range(len(rows)):
+    for number in range(len(order)):
+        row = order[number]
         place = place_of[row]
         if place >= 0:
             for column in range(NUM_COLUMNS):
@@ -152,10 +168,48 @@ def write_packs(rows: Int64Array, place_of: Int64Array, ends: Int64Array, out: I
             ends[place] += 1
 
 
-class BestFitDecreasingPacker(BufferedPacker):
-    """A packer that packs each call of `add` as a whole, longest first.
+class Placed(NamedTuple):
+    """Where the segments of a window are, those that waited first."""
 
-    >>> packer = BestFitDecreasingPacker(Packing(max_seq_len=8, method="best_fit_decreasing"))
+    pack_of: Int64Array
+    """The pack of each segment, shape (n,)."""
+    packs: Int64Array
+    """The packs, shape (m, 4)."""
+    order: Int64Array
+    """The segments in the order in which those of a pack follow each other, shape (n,)."""
+
+
+Place: TypeAlias = Callable[[Limits, Int64Array, int], Placed]
+"""Place segments of these lengths, shape (n,); as many as the third argument waited."""
+
+
+def decreasing(lengths: Int64Array, num_held: int) -> Int64Array:
+    """Return an order of segments, shape (n,): those that waited, then the others, longest first.
+
+    >>> decreasing(np.array([2, 5, 3, 4]), 2).tolist()
+    [1, 0, 3, 2]
+    """
+    # A stable sort of 16-bit integers takes a seventh of the time of longer ones.
+    most = int(lengths.max(initial=0))
+    keys = (most - lengths).astype(np.min_scalar_type(most))
+    held = np.argsort(keys[:num_held], kind="stable")
+    return np.concatenate([held, num_held + np.argsort(keys[num_held:], kind="stable")])
+
+
+def place_decreasing(limits: Limits, lengths: Int64Array, num_held: int) -> Placed:
+    """Place segments longest first, each into the fullest pack that it fits."""
+    pack_of = np.empty(len(lengths), np.int64)
+    packs = np.empty((len(lengths), NUM_PACK_COLUMNS), np.int64)
+    rooms_left, order = no_rooms_left(limits.pack_tokens), decreasing(lengths, num_held)
+    num_packs = place_segments(limits, rooms_left, lengths, order, pack_of, packs, 0)
+    return Placed(pack_of, packs[:num_packs], np.arange(len(lengths)))
+
+
+class WindowPacker(BufferedPacker):
+    """A packer that packs each call of `add` as a whole.
+
+    >>> packing = Packing(max_seq_len=8, method="best_fit_decreasing")
+    >>> packer = WindowPacker("best_fit_decreasing", place_decreasing, packing)
     >>> lengths = [5, 4, 6, 2, 1, 3]
     >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
     >>> packs = packer.add(np.array(rows))
@@ -163,8 +217,9 @@ class BestFitDecreasingPacker(BufferedPacker):
     ([0, 5], [2, 3], [1, 4])
     """
 
-    def __init__(self, packing: Packing):
-        super().__init__("best_fit_decreasing", limits_of(packing))
+    def __init__(self, method: str, place: Place, packing: Packing):
+        super().__init__(method, limits_of(packing))
+        self._place = place
         self._packing = packing
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
@@ -173,20 +228,10 @@ class BestFitDecreasingPacker(BufferedPacker):
         if not len(rows):
             return NO_PACKS
         lengths = np.ascontiguousarray(sizes_in_pack(rows[:, LENGTH], self._packing))
-        most = self._limits.pack_tokens
-        # A stable sort of 16-bit integers takes a seventh of the time of longer ones.
-        keys = (most - lengths).astype(np.min_scalar_type(most))
-        held = np.argsort(keys[:num_held], kind="stable")
-        others = num_held + np.argsort(keys[num_held:], kind="stable")
-        order = np.concatenate([held, others])
-        pack_of = np.empty(len(rows), np.int64)
-        packs = np.empty((len(rows), NUM_PACK_COLUMNS), np.int64)
-        rooms_left = no_rooms_left(most)
-        packs = packs[: place_segments(self._limits, rooms_left, lengths, order, pack_of, packs)]
-        may_wait = np.full(len(packs), not final)
-        may_wait[pack_of[:num_held][self._waited > 0]] = False
-        waiting = self._choose(packs, may_wait)
-        return self._leave(rows, pack_of, packs[:, OPENER], waiting)
+        placed = self._place(self._limits, lengths, num_held)
+        may_wait = np.full(len(placed.packs), not final)
+        may_wait[placed.pack_of[:num_held][self._waited > 0]] = False
+        return self._leave(rows, placed, self._choose(placed.packs, may_wait))
 
     def _choose(self, packs: Int64Array, may_wait: npt.NDArray[np.bool_]) -> Int64Array:
         """Return the packs that give their segments to the next window, shape (n,)."""
@@ -205,21 +250,20 @@ class BestFitDecreasingPacker(BufferedPacker):
         )
         return chosen
 
-    def _leave(
-        self, rows: Int64Array, pack_of: Int64Array, openers: Int64Array, waiting: Int64Array
-    ) -> Packs:
+    def _leave(self, rows: Int64Array, placed: Placed, waiting: Int64Array) -> Packs:
         """Buffer the segments of the packs that wait, and return the other packs."""
+        openers = placed.packs[:, OPENER]
         place = np.empty(len(openers), np.int64)
         keys = openers.copy()
         keys[waiting] = len(rows)  # behind all others
         place[np.argsort(keys, kind="stable")] = np.arange(len(openers))
         place[waiting] = NONE
-        place_of = place[pack_of]
+        place_of = place[placed.pack_of]
         leaves = place_of >= 0
         sizes = np.bincount(place_of[leaves], minlength=len(openers) - len(waiting))
         ends = np.cumsum(sizes) - sizes
         out = np.empty((int(sizes.sum()), NUM_COLUMNS), np.int64)
-        write_packs(rows, place_of, ends, out)
+        write_packs(rows, placed.order, place_of, ends, out)
         self._buffered = without_padding(rows[~leaves], self._limits.multiple)
         waited = np.zeros(len(rows), np.int64)
         waited[: len(self._waited)] = self._waited

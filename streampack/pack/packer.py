@@ -15,23 +15,23 @@ from typing import Protocol
 
 from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
-from streampack.pack.best_fit_decreasing import BestFitDecreasingPacker
+from streampack.pack.best_fit_decreasing import WindowPacker, place_decreasing
 from streampack.pack.exact_fit import exact_fit
 from streampack.pack.in_order import concat, next_fit
 from streampack.pack.knapsack import KnapsackPacker
 from streampack.pack.open_packs import OpenPacksPacker
-from streampack.pack.two_tiers import TwoTiersPacker
+from streampack.pack.two_tiers import two_tiers
 from streampack.types import Int64Array, Packs, State
 
 PACKERS: dict[str, Callable[[Packing], Packer]] = {
     "best_fit": partial(OpenPacksPacker, "best_fit"),
-    "best_fit_decreasing": BestFitDecreasingPacker,
+    "best_fit_decreasing": partial(WindowPacker, "best_fit_decreasing", place_decreasing),
     "concat": concat,
     "exact_fit": exact_fit,
     "first_fit": partial(OpenPacksPacker, "first_fit"),
     "knapsack": KnapsackPacker,
     "next_fit": next_fit,
-    "two_tiers": TwoTiersPacker,
+    "two_tiers": two_tiers,
 }
 
 

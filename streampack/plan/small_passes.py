@@ -49,7 +49,7 @@ class SmallPass:
     @property
     def settles(self) -> bool:
         """Whether the packer may keep samples for longer than a pass."""
-        return self.packing.method not in ("best_fit_decreasing", "concat", "next_fit")
+        return not (self.packing.packs_windows or self.packing.method in ("concat", "next_fit"))
 
 
 def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:

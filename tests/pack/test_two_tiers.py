@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.pack import make_packer
-from streampack.types import LENGTH, Packs
+from streampack.pack import fit_samples, make_packer
+from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
 from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.oracles import rows_of
@@ -24,26 +25,34 @@ def pack_all(packing: Packing, lengths) -> Packs:
 
 
 @examples(100)
-@given(lengths=st.lists(st.integers(1, 16), min_size=200, max_size=300))
-def test_a_block_is_a_run_of_shorts_of_at_most_short_seq_len(lengths):
-    """The blocks of rows of shorts alone are found again by filling up from the left."""
+@given(lengths=st.lists(st.integers(1, 64) | st.integers(1, 16), min_size=1, max_size=200))
+def test_the_samples_of_a_block_are_neighbours_of_at_most_short_seq_len_tokens(lengths):
     packs = pack_all(packing_of(), lengths)
 
+    assert sorted(packs.segments[:, SAMPLE].tolist()) == list(range(len(lengths)))
     for pack in range(len(packs)):
-        blocks, filled = 1, 0
-        for length in packs[pack][:, LENGTH].tolist():
-            blocks, filled = (
-                (blocks, filled + length) if filled + length <= 16 else (blocks + 1, length)
+        found = packs[pack][:, LENGTH]
+        longs, shorts = found[found > 16], found[found <= 16]
+        assert found.tolist() == [*longs, *shorts]
+        # The fewest runs of neighbours are found by filling up from the left.
+        num_blocks, filled = 0, 16
+        for length in shorts.tolist():
+            num_blocks, filled = (
+                (num_blocks, filled + length) if filled + length <= 16 else (num_blocks + 1, length)
             )
-        # Four blocks to a row, and one more of what filled the gap.
-        assert blocks <= 5
+        assert num_blocks <= -(-(64 - longs.sum()) // 16)
 
 
-@pytest.mark.parametrize(("kind", "least"), [("web", 0.998), ("long", 0.998), ("sft", 0.998)])
-def test_long_rows_are_as_full_as_shorts_can_make_them(kind, least):
-    lengths = synthetic_lengths(kind, 30_000).clip(max=32_768)
-    packing = Packing(max_seq_len=32_768, method="two_tiers", short_seq_len=4096)
+@pytest.mark.parametrize("kind", ["web", "code", "long", "sft"])
+@pytest.mark.parametrize(("size", "short"), [(8192, 1024), (32_768, 4096)])
+def test_windows_of_1024_samples_fill_rows(kind, size, short):
+    samples = np.zeros((30_000, 4), np.int64)
+    samples[:, 3] = synthetic_lengths(kind, len(samples))
+    rows = fit_samples(samples, size, "split", [kind])
+    packer = make_packer(packing_of(max_seq_len=size, short_seq_len=short))
 
-    packs = make_packer(packing).add(rows_of(lengths))
+    packs = Packs.join(
+        [packer.add(rows[begin : begin + 1024]) for begin in range(0, len(rows), 1024)]
+    )
 
-    assert packs.segments[:, LENGTH].sum() / (32_768 * len(packs)) >= least
+    assert packs.segments[:, LENGTH].sum() / (size * len(packs)) >= 0.998

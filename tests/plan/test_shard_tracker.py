@@ -91,8 +91,8 @@ def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
 def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
     options = {"short_seq_len": 16} if method == "two_tiers" else {}
     lengths = np.random.default_rng(4).choice([3, 5, 9, 16, 33, 60], 20_000)
-    # Best-fit decreasing plans whole chunks, and its packs come from two or more blocks.
-    block = 8192 if method == "best_fit_decreasing" else 100
+    # Packers of windows plan whole chunks, and their packs come from two or more blocks.
+    block = 8192 if method in ("best_fit_decreasing", "two_tiers") else 100
     r = recipe(
         [lengths],
         packing=Packing(max_seq_len=64, method=method, **options),
