@@ -46,8 +46,8 @@ def as_data_error(
 ) -> Iterator[None]:
     """Turn a file's OSError into a DataError; the file needs `num_bytes` if it should be written.
 
-    `elsewhere` is what to set besides local= so that it is written to another folder. If the caller
-    retries because the file may have been evicted, FileNotFoundError passes.
+    `elsewhere` is what to set with local= to write it to another folder. If the caller retries
+    because the file may have been evicted, FileNotFoundError passes.
     """
     try:
         yield

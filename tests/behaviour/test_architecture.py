@@ -91,6 +91,17 @@ def test_imports_only_go_upstream():
     in_every_file(offences)
 
 
+def test_two_rooms_import_by_name_what_the_order_forbids_them():
+    found = set()
+    for path in FILES:
+        calls = re.findall(r'import_module\("streampack\.(.*?)"', path.read_text(encoding="utf-8"))
+        found |= {(str(path.relative_to(PACKAGE)), name) for name in calls}
+    assert found == {
+        ("storage/location.py", "compat.mosaicml"),
+        ("streams/registry.py", "write.row_streams"),
+    }
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_room_says_what_comes_in_and_what_goes_out(room):
     text = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text()))

@@ -97,6 +97,17 @@ def test_the_architecture_page_names_only_files_that_exist():
     assert not missing
 
 
+def test_decision_records_name_only_tests_that_exist():
+    tests = "\n".join(f"{path}" for path in ROOT.glob("tests/**/test_*.py")) + "\n"
+    missing = [
+        (page.name, named)
+        for page in sorted((DOCS / "adr").glob("0*.md"))
+        for named in re.findall(r"`((?:\w+/)*test_\w+\.py)`", page.read_text())
+        if f"/{named.removeprefix('tests/')}\n" not in tests
+    ]
+    assert not missing
+
+
 def test_the_index_of_decisions_lists_every_page_with_its_date_and_status():
     index = (DOCS / "adr" / "index.md").read_text()
     pages = sorted((DOCS / "adr").glob("0*.md"))

@@ -1,4 +1,4 @@
-"""The arithmetic of law 7: shares of slots are accurate at all times, and the same everywhere."""
+"""Shares of slots are accurate at all times, and the same everywhere."""
 
 from __future__ import annotations
 

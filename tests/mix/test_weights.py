@@ -1,4 +1,4 @@
-"""Law 7, first half: what an epoch takes from each stream, by samples and by tokens."""
+"""What an epoch takes from each stream, by samples and by tokens."""
 
 from __future__ import annotations
 

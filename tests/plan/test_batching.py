@@ -1,4 +1,4 @@
-"""Law 7, second half: each batching method keeps its promise in every global batch."""
+"""Each batching method keeps its promise in every global batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws 3 and 9: packers keep their bounds; start-up and memory do not grow with the streams."""
+"""Packers keep their bounds; start-up and memory do not grow with the streams."""
 
 from __future__ import annotations
 

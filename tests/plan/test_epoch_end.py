@@ -1,4 +1,4 @@
-"""Law 6 and the three ends of an epoch: pad fills up, drop cuts off, carry continues."""
+"""The three ends of an epoch: pad fills up, drop cuts off, carry continues."""
 
 from __future__ import annotations
 

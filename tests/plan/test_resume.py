@@ -1,4 +1,4 @@
-"""Law 5: save at any batch, resume in any world, with or without snapshots: the same packs."""
+"""Save at any batch, resume in any world, with or without snapshots: the same packs."""
 
 from __future__ import annotations
 

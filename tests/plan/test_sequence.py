@@ -1,4 +1,4 @@
-"""Laws 1, 2, 4 and 6: every chosen token once, in the same packs, in every world."""
+"""Every chosen token once, in the same packs, in every world."""
 
 from __future__ import annotations
 
