@@ -152,7 +152,7 @@ class PackWindows:
     def restore(self, state: State) -> None:
         """Continue from a `state`, with a packer that was never used."""
         self.packer = make_packer(self.packing)
-        self.arrivals.restore([int(value) for value in state["arrivals"]])
+        self.arrivals.restore(state["arrivals"])
         self.packer.load_state_dict(state["packer"])
         self.dropped = np.array(state["dropped"], np.int64).reshape(self.dropped.shape)
         self.is_complete = False

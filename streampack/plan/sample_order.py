@@ -40,6 +40,7 @@ from streampack.mix.draw import (
 from streampack.mix.schedule_kernels import SCALE
 from streampack.plan.lane_stream import LaneStream, StreamCursor, is_used
 from streampack.plan.recipe import Recipe
+from streampack.plan.snapshots import Arrivals
 from streampack.plan.undelivered import Undelivered
 from streampack.types import NO_PACKS, PASS, SAMPLE, STREAM, TOKENS, Int64Array, Packs
 
@@ -326,19 +327,15 @@ class SampleOrder:
         return blocks_there
 
     def state(self) -> list[int]:
-        """Return epoch, next chunk, 0; what streams are due, cursors, offsets.
-
-        By tokens, the next chunk is 0 before the first draw of the epoch or chapter, and then 1.
-        """
+        """Return where the samples stand; see `Arrivals`."""
         at = [cursor.at or cursor.locate() for cursor in self._cursors]
-        cursors, offsets = zip(*at, strict=True)
-        return [self._epoch, self._chunk, 0, *self._due.tolist(), *cursors, *offsets]
+        cursors, offsets = map(list, zip(*at, strict=True))
+        return Arrivals(self._epoch, self._chunk, self._due.tolist(), cursors, offsets).as_list()
 
     def restore(self, state: Sequence[int]) -> None:
         """Resume from a saved `state`."""
-        epoch, chunk, _, *values = state
-        due, cursors, offsets = np.array(values, np.int64).reshape(3, -1).tolist()
-        self._begin(epoch)
-        self._chunk, self._due = chunk, np.array(due, np.int64)
-        for part, cursor, offset in zip(self._cursors, cursors, offsets, strict=True):
-            part.go_to(cursor, offset)
+        saved = Arrivals.read(state)
+        self._begin(saved.epoch)
+        self._chunk, self._due = saved.chunk, np.array(saved.dues, np.int64)
+        for part, *at in zip(self._cursors, saved.cursors, saved.offsets, strict=True):
+            part.go_to(*at)

@@ -3,7 +3,7 @@
 ::
 
     {"lane": 0, "queue": 0, "num_packs": 512, "dropped": [0, 3],
-     "arrivals": [epoch, chunk, yielded, dues, cursors, offsets],   as many as the queue has streams
+     "arrivals": [epoch, chunk, 0, dues, cursors, offsets],   as many as the queue has streams
      "packer": {"method": "exact_fit", "high_water": [9, 2],
                 "buffered": [[stream, pass, sample, start, length, total], ...]},
      "digest": "5f2c..."}                                           of all this, and of the state
@@ -28,8 +28,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from hashlib import blake2b
-from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -134,6 +133,33 @@ def text_as_rows(text: str) -> Int64Array:
     return np.ascontiguousarray(_values(text).reshape(NUM_COLUMNS, -1).T)
 
 
+class Arrivals(NamedTuple):
+    """The columns of a snapshot's "arrivals": where the samples of a queue stand.
+
+    >>> Arrivals.read([2, 1, 0, 8, 9, 30, 40, 5, 6]).cursors
+    [30, 40]
+    """
+
+    epoch: int
+    chunk: int
+    """The next chunk; by tokens 0 before the first draw of an epoch or chapter, and then 1."""
+    dues: list[int]
+    """What each stream is due, like what follows."""
+    cursors: list[int]
+    offsets: list[int]
+
+    @classmethod
+    def read(cls, values: Sequence[int]) -> Self:
+        """Return the columns of a list."""
+        epoch, chunk, _, *columns = map(int, values)
+        num = len(columns) // 3
+        return cls(epoch, chunk, columns[:num], columns[num : 2 * num], columns[2 * num :])
+
+    def as_list(self) -> list[int]:
+        """Return the list that a snapshot has."""
+        return [self.epoch, self.chunk, 0, *self.dues, *self.cursors, *self.offsets]
+
+
 def renumbered(
     snapshots: Sequence[State], before: Sequence[str], after: Sequence[str], *, is_mixed: bool
 ) -> list[State]:
@@ -165,9 +191,8 @@ def renumbered(
         }
         if not is_mixed:
             return changed | {"queue": new[snapshot["queue"]]}
-        # Epoch, chunk and draws that gave way; dues, cursors and offsets, one for each stream.
-        values, num = snapshot["arrivals"], len(before)
-        parts = [of_streams(values[n : n + num]) for n in range(3, 3 + 3 * num, num)]
-        return changed | {"arrivals": [*values[:3], *chain(*parts)]}
+        epoch, chunk, *columns = Arrivals.read(snapshot["arrivals"])
+        arrivals = Arrivals(epoch, chunk, *map(of_streams, columns))
+        return changed | {"arrivals": arrivals.as_list()}
 
     return [each for each in map(of_snapshot, snapshots) if each["queue"] >= 0]
