@@ -26,8 +26,6 @@ PALETTE = (
     *("#e34948", "#e87ba4", "#eb6834", "#0f9bb0", "#8a5a3b"),
 )
 
-# Columns of a batch's `segments`: row, stream, pass, sample, start, length.
-ROW, STREAM, LENGTH = 0, 1, 5
 FULL, NOTCH, EMPTY = "█", "▌", "·"
 
 
@@ -38,18 +36,6 @@ def colour(stream: int) -> str:
     True
     """
     return PALETTE[stream % len(PALETTE)]
-
-
-def bars_of(segments: Int64Array) -> list[Bar]:
-    """Return the packs of a batch's ``segments``, shape (n, 6); all-padding rows are omitted.
-
-    >>> segments = np.array([[0, 2, 0, 7, 0, 5], [0, 1, 0, 3, 0, 2], [1, 2, 0, 8, 0, 6]])
-    >>> [bar.tolist() for bar in bars_of(segments)]
-    [[[2, 5], [1, 2]], [[2, 6]]]
-    """
-    rows, begins = np.unique(segments[:, ROW], return_index=True)
-    columns = segments[:, [STREAM, LENGTH]]
-    return np.split(columns, begins[1:]) if len(rows) else []
 
 
 def pack_lines(bars: Sequence[Bar], row_tokens: int, width: int) -> Text:

@@ -11,6 +11,7 @@ Cost: about half a minute on two cores.
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,14 @@ from streampack.cli.verbs import Demo
 from streampack.cli.write import write_with_progress
 from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
+from streampack.plan.reader import PlanReader
 from streampack.report import write_report
-from streampack.report.bars import Bar, bars_of, legend, pack_lines
+from streampack.report.bars import legend, pack_lines
 from streampack.report.lengths import length_quantiles
 from streampack.report.stats import stats_view
+from streampack.runtime.resumable import engine_of
 from streampack.streams import open_mds
+from streampack.types import LENGTH, STREAM
 from streampack.write import RowFormat, WriteOptions
 
 PACKS_PRINTED = 12
@@ -90,15 +94,18 @@ def _stream_table(described: RunConfig) -> Table:
 
 
 def look(config: Path, console: Console) -> dict[str, Any]:
-    """Take the batches of an epoch, draw its first packs, and return its stats."""
+    """Take the batches of an epoch, draw the first packs of its plan, and return its stats."""
     described = read_config(config)
     dataset = build_dataset(described, config)
     loader = PackedDataLoader(dataset, num_workers=0)
-    bars: list[Bar] = []
-    for batch in loader:
-        bars += bars_of(batch["segments"].numpy())
+    for _ in loader:
+        pass
+    engine = engine_of(dataset)
+    with PlanReader(engine.run, engine.views) as reader:
+        packs = (part.pack(number) for part in reader for number in range(len(part.slots)))
+        bars = [pack.segments[:, [STREAM, LENGTH]] for pack in islice(packs, PACKS_PRINTED)]
     width = min(BAR_WIDTH, console.width - MARGIN)
-    console.print(pack_lines(bars[:PACKS_PRINTED], described.packing.row_tokens, width))
+    console.print(pack_lines(bars, described.packing.row_tokens, width))
     console.print(legend(dataset.stream_names))
     stats = loader.stats()
     console.print(stats_view(stats, weight_unit=described.mixing.weight_unit))
