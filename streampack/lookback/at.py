@@ -44,7 +44,7 @@ def at(
     engine = planned_engine(dataset)
     number, position = place_of(engine, step)
     packs = global_batches(engine, [(number, position)], report)[number, position]
-    recipe = engine.run.recipes[engine.run.index(number)]
+    recipe = engine.run.recipe(number)
     rows = rows_of(engine, number, packs, position)
     if rank is not None:
         stop = position + recipe.global_batch_size
@@ -73,12 +73,12 @@ def global_batches(
     if not recipes[0].is_endless and start.epoch < min(places)[0]:
         start = Progress(epoch=min(places)[0])
     number, position = max(places)
-    stop = number, position + recipes[engine.run.index(number)].global_batch_size
+    stop = number, position + engine.run.recipe(number).global_batch_size
     with PlanReader(engine.run, whole_views(engine.views), start, stop=stop) as reader:
         for part in reader:
             epoch, size = part.plan.epoch, part.recipe.global_batch_size
             if report is not None:
-                report(engine.step_of(epoch, part.begin))
+                report(engine.run.step_of(epoch, part.begin))
             begins = part.slots // size * size
             wanted = [begin for number, begin in found if number == epoch]
             for pack in np.flatnonzero(np.isin(begins, wanted)).tolist():

@@ -114,9 +114,9 @@ def _steps(
         for part in reader:
             packs, size = part.plan.packs, part.recipe.global_batch_size
             if report is not None:
-                report(engine.step_of(part.plan.epoch, part.begin))
+                report(engine.run.step_of(part.plan.epoch, part.begin))
             slots = np.repeat(part.slots, np.diff(packs.ends, prepend=0))
-            places = [engine.first_step(part.plan.epoch) + slots // size, slots % size]
+            places = [engine.run.first_step(part.plan.epoch) + slots // size, slots % size]
             segments = packs.segments.astype(np.int64)
             segments[:, STREAM] = numbers[segments[:, STREAM]]
             rows = np.concatenate([rows, np.column_stack([*places, segments])])

@@ -72,7 +72,7 @@ def places_of(world: RunWorld) -> dict[int, tuple[int, ...]]:
 
 def rows_of(engine: PlanEngine, number: int, packs: Sequence[SlotPack], position: int) -> list[Row]:
     """Return the rows of a global batch that begins at a position, in order of rank."""
-    size = engine.run.recipes[engine.run.index(number)].global_batch_size
+    size = engine.run.recipe(number).global_batch_size
     is_padded = sum(pack.num_slots for pack in packs) < size
     rows: list[Row] = []
     for world, first, stop in worlds_between(engine, number, position, position + size):
@@ -121,7 +121,7 @@ def _dealt(
             f"balance={balance!r:.80}; look back with the cost that the run had then"
         )
     balance = replace(balance, within=cast(Within, world.within))
-    recipe = engine.run.recipes[engine.run.index(number)]
+    recipe = engine.run.recipe(number)
     by_slot, first = {pack.slot: pack for pack in packs}, packs[0].slot
     for ranks in places_of(world).values():
         view = world.view(ranks[0], balance)

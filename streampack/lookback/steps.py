@@ -51,15 +51,15 @@ def place_of(engine: PlanEngine, step: SupportsIndex) -> tuple[int, int]:
         )
     recipe, number = engine.recipe, 0
     if recipe.mixing.epoch_end == "carry":
-        number = step // engine.first_step(1)
-    while engine.first_step(number + 1) <= step:
-        if engine.first_step(number + 1) == engine.first_step(number):
+        number = step // engine.run.first_step(1)
+    while engine.run.first_step(number + 1) <= step:
+        if engine.run.first_step(number + 1) == engine.run.first_step(number):
             raise ConfigError(
                 f"step={step}: epoch {number} has no global batch of {recipe.global_batch_size} "
                 "packs, so that the run ends there; lower global_batch_size"
             )
         number += 1
-    return number, (step - engine.first_step(number)) * recipe.global_batch_size
+    return number, (step - engine.run.first_step(number)) * recipe.global_batch_size
 
 
 def last_step(engine: PlanEngine, upto: int | None) -> int:
@@ -79,5 +79,5 @@ def last_step_begun(dataset: PackedStreamingDataset) -> int | None:
     if engine.run.spans and engine.run.spans[-1].stop_step is not None:
         return None
     state = engine.state_here()
-    size = engine.run.recipes[engine.run.index(state["epoch"])].global_batch_size
-    return max(engine.step_of(state["epoch"], state["position"] + size - 1) - 1, 0)
+    size = engine.run.recipe(state["epoch"]).global_batch_size
+    return max(engine.run.step_of(state["epoch"], state["position"] + size - 1) - 1, 0)

@@ -76,10 +76,10 @@ def where(
             f"sample={sample}: stream {stream!r} has {held} samples; they count from 0"
         )
     epoch, position = place_of(engine, last_step(engine, upto))
-    stop = epoch, position + engine.run.recipes[engine.run.index(epoch)].global_batch_size
+    stop = epoch, position + engine.run.recipe(epoch).global_batch_size
     packs, found = _packs(engine, number, sample, stop, report), []
     for epoch, slot, row in _rows_of(engine, packs):
-        step = engine.step_of(epoch, slot)
+        step = engine.run.step_of(epoch, slot)
         is_skipped = any(first <= step < stop for first, stop in engine.skips)
         own = row.segments[_has(row.segments, number, sample)]
         found.append(Found(step=step, is_skipped=is_skipped, row=replace(row, segments=own)))
@@ -102,7 +102,7 @@ def _packs(
         with PlanReader(run, views, stop=stop) as reader:
             for read in reader:
                 if report is not None:
-                    report(engine.step_of(read.plan.epoch, read.begin))
+                    report(engine.run.step_of(read.plan.epoch, read.begin))
                 packs = read.plan.packs
                 hits = np.flatnonzero(_has(packs.segments, number, sample))
                 for pack in np.unique(np.searchsorted(packs.ends, hits, "right")).tolist():
@@ -127,9 +127,9 @@ def _lanes(engine: PlanEngine, number: int, sample: int) -> list[int]:
 
 def _rows_of(engine: PlanEngine, packs: dict[Place, SlotPack]) -> Iterator[tuple[int, int, Row]]:
     """Yield the rows that packs were, each with its epoch or chapter, and its slot there."""
-    recipes, found = engine.run.recipes, []
+    found = []
     for (epoch, slot), pack in packs.items():
-        size = recipes[engine.run.index(epoch)].global_batch_size
+        size = engine.run.recipe(epoch).global_batch_size
         world = worlds_between(engine, epoch, slot, slot + 1)[0][0]
         found.append(((epoch, slot // size * size), pack, world))
     # Where packs are dealt, only the whole global batch says where to.

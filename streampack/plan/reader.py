@@ -123,8 +123,7 @@ class PlanReader:
         if plan is None:
             return None
         self._is_empty = False
-        number = self._run.index(plan.epoch)
-        view, shares = self._views[number], sequence.shares_of(plan)
+        view, shares = self._views[self._run.index(plan.epoch)], sequence.shares_of(plan)
         begin = sequence.position - plan.num_batches * view.stride
         if plan.epoch >= last:  # skipped steps, or a new chapter, may lead past the end
             plan = plan.slice(0, max(-(-(position - begin) // view.stride), 0))
@@ -134,7 +133,7 @@ class PlanReader:
         firsts = [view.first_slot(begin + n * view.stride) for n in range(plan.num_batches)]
         return PlanPart(
             plan=plan,
-            recipe=self._run.recipes[number],
+            recipe=self._run.recipe(plan.epoch),
             begin=begin,
             slots=np.array(firsts)[batches] + rows * plan.slots_per_pack,
             shares=shares,

@@ -22,7 +22,7 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.mix.schedule import OWED_STEP, ScheduleState, rounded_debts
-from streampack.plan.lane_ends import count_queue
+from streampack.plan.lane_ends import count_queue, count_slots, slots_in
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import SlotWalker, WalkState
@@ -75,6 +75,7 @@ class RunPlan:
                 first_step=first or 0,
             )
             self.spans.append(span)
+        self._counted: dict[int, int] = {}  # slots that lanes serve in epochs
         self._starts: dict[int, WalkState] = {}
         if self.chapters:
             self._starts[0] = start_of_run(self.recipes[0])
@@ -93,8 +94,37 @@ class RunPlan:
         return {each.names[number] for each in recipes for number in each.used}
 
     def index(self, number: int) -> int:
-        """Return the place of a chapter's recipe and view; all epochs have the same."""
+        """Return the place of a chapter's view; all epochs have the same."""
         return number if self.chapters else 0
+
+    def recipe(self, number: int) -> Recipe:
+        """Return the recipe of an epoch or a chapter."""
+        return self.recipes[self.index(number)]
+
+    def counted(self, epoch: int) -> int:
+        """Return the slots that all lanes serve in an epoch, which are counted once."""
+        if epoch not in self._counted:
+            self._counted[epoch] = count_slots(self.recipes[0], epoch)
+        return self._counted[epoch]
+
+    def num_slots(self, number: int) -> int | None:
+        """Return the slots of an epoch or a chapter, padding included; None: it has no end."""
+        if self.chapters:
+            return self.spans[number].num_slots
+        return slots_in(self.recipes[0], self.counted(number))
+
+    def first_step(self, number: int) -> int:
+        """Return the steps of the run before an epoch or a chapter: its global batches."""
+        if self.chapters:
+            return self.spans[number].first_step
+        recipe, size = self.recipes[0], self.recipes[0].global_batch_size
+        if recipe.is_endless:
+            return number * (recipe.packs_per_carry_epoch // size)
+        return sum(slots_in(recipe, self.counted(epoch)) // size for epoch in range(number))
+
+    def step_of(self, number: int, position: int) -> int:
+        """Return the step of the run to which the pack at a position belongs."""
+        return self.first_step(number) + position // self.recipe(number).global_batch_size
 
     def span(self, number: int) -> Span:
         """Return an epoch or a chapter."""
@@ -106,7 +136,7 @@ class RunPlan:
 
     def lane_offset(self, number: int) -> int:
         """Return the slots before an epoch or a chapter, modulo a round of all lanes."""
-        recipe = self.recipes[self.index(number)]
+        recipe = self.recipe(number)
         if not self.chapters:
             return number * recipe.packs_per_carry_epoch if recipe.is_endless else 0
         # Each chapter begins a visit to a lane.

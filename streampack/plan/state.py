@@ -164,6 +164,20 @@ def _shares(recipe: Recipe) -> list[int] | None:
     return [stream.chosen_tokens for stream in recipe.streams]
 
 
+def _kept(run: RunPlan) -> dict[str, Any]:
+    """Return what a run keeps apart from its options, as JSON."""
+    recipe = run.recipes[0]
+    kept: dict[str, Any] = {"num_lanes": recipe.num_lanes}
+    if run.chapters:
+        return kept | {"chapters": [chapter_record(each) for each in run.recipes]}
+    return kept | {"lane_run": recipe.lane_turn, "global_batch_size": recipe.global_batch_size}
+
+
+def run_fingerprint(run: RunPlan, digests: Sequence[str]) -> dict[str, Any]:
+    """Return everything that determines the packs of a whole run, as JSON."""
+    return plan_fingerprint(run, digests) | _kept(run)
+
+
 def encode_state(run: RunPlan, digests: Sequence[str], progress: Progress) -> State:
     """Return the state of a run at this position."""
     recipe = run.recipes[0]
@@ -174,15 +188,9 @@ def encode_state(run: RunPlan, digests: Sequence[str], progress: Progress) -> St
         "num_lanes": recipe.num_lanes,
         "fingerprint": plan_fingerprint(run, digests, run.uses(progress.epoch)),
     }
-    if not run.chapters:
-        sizes = {"lane_run": recipe.lane_turn, "global_batch_size": recipe.global_batch_size}
-        return with_snapshots(state | sizes, progress.snapshots)
-    state |= {
-        "kind": KIND,
-        "streams": recipe.names,
-        "chapters": [chapter_record(recipe) for recipe in run.recipes],
-    }
-    return with_snapshots(state, progress.snapshots)
+    if run.chapters:
+        state |= {"kind": KIND, "streams": recipe.names}
+    return with_snapshots(state | _kept(run), progress.snapshots)
 
 
 def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress:

@@ -28,14 +28,13 @@ from streampack.plan.chapter_edits import (
     skip_problem,
     warn_of_skips,
 )
-from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.device_plan import DevicePlan
 from streampack.plan.run_worlds import check_at_batch, check_balance, worlds_in
 from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import KIND, Progress, plan_fingerprint, read_state
+from streampack.plan.state import KIND, Progress, read_state
 from streampack.planned.build import build_chapters, chapter_spec, chapter_steps
 from streampack.planned.engine import PlanEngine
 from streampack.planned.spec import DatasetSpec
@@ -91,16 +90,7 @@ class ChapterEngine(PlanEngine):
         self._spec = replace(spec, context=spec.slice_for(self._convert))
         self._use_recipe(self.run.recipes[number])
 
-    def fingerprint(self) -> dict[str, Any]:
-        """Return what the chapters share, and a record of each."""
-        records = [chapter_record(recipe) for recipe in self.run.recipes]
-        common = plan_fingerprint(self.run, self._digests)
-        return common | {"num_lanes": self.recipe.num_lanes, "chapters": records}
-
     # Sizes.
-
-    def first_step(self, number: int) -> int:
-        return self.run.spans[number].first_step
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the run; a TypeError if it has no end."""

@@ -33,7 +33,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import RunWorld, balance_in_state
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, encode_state
+from streampack.plan.state import Progress, encode_state, run_fingerprint
 from streampack.planned.build import kept_shape
 from streampack.planned.cache_budget import (
     CacheWorkingSet,
@@ -105,22 +105,16 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         """Build what determines the sequence, and set the digests of the streams."""
         raise NotImplementedError
 
-    def first_step(self, number: int) -> int:
-        """Return the steps of the run before an epoch or a chapter: its global batches."""
-        raise NotImplementedError
-
-    def step_of(self, number: int, position: int) -> int:
-        """Return the step of the run to which the pack at a position belongs."""
-        size = self.run.recipes[self.run.index(number)].global_batch_size
-        return self.first_step(number) + position // size
-
     def _step_before(self, number: int, position: int) -> int:
         """Return the step of this rank's batch, where the batches of all ranks end at a position.
 
         After a resume inside a step, these may belong to two steps.
         """
         view = self.views[self.run.index(number)]
-        return self.step_of(number, view.first_slot(position - view.stride))
+        return self.run.step_of(number, view.first_slot(position - view.stride))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return run_fingerprint(self.run, self._digests)
 
     @property
     def opened(self) -> tuple[TokenStream, ...]:
@@ -173,8 +167,8 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         return self._state_of(self._reached)
 
     def _state_of(self, progress: Progress) -> State:
-        number = self.run.index(progress.epoch)
-        recipe, view = self.run.recipes[number], self.views[number]
+        recipe = self.run.recipe(progress.epoch)
+        view = self.views[self.run.index(progress.epoch)]
         state = encode_state(self.run, self._digests, progress)
         state["worlds"] = json.dumps(self.worlds(progress.epoch), separators=(",", ":"))
         return state | balance_in_state(recipe, view, progress.position)

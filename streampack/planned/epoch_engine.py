@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan.epoch_state import RunShape, check_resized, run_shape
@@ -15,7 +14,6 @@ from streampack.plan.spans import RunPlan
 from streampack.plan.state import (
     Progress,
     decode_state,
-    plan_fingerprint,
     read_state,
 )
 from streampack.planned.build import METHODS, build_recipe, kept_shape
@@ -44,35 +42,12 @@ class EpochEngine(PlanEngine):
     def _use_recipe(self, recipe: Recipe) -> None:
         super()._use_recipe(recipe)
         self.run, self.views = RunPlan([recipe]), [self._view]
-        self._totals: dict[int, int] = {}  # packs of epochs
         self._latest: PackSequence | None = None
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return the plan's fingerprint, and the shape that a run keeps."""
-        recipe = self.recipe
-        return plan_fingerprint(self.run, self._digests) | {
-            "num_lanes": recipe.num_lanes,
-            "lane_run": recipe.lane_turn,
-            "global_batch_size": recipe.global_batch_size,
-        }
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current epoch, or else the next."""
         epoch = self.at.epoch if self.at else self.counter.next_epoch
-        return -(-self._slots_in(epoch) // self._view.stride)
-
-    def _slots_in(self, epoch: int) -> int:
-        """Return the slots of an epoch over all ranks, including the padding of its last batch."""
-        if epoch not in self._totals:
-            self._totals[epoch] = count_slots(self.recipe, epoch)
-        return slots_in(self.recipe, self._totals[epoch])
-
-    def first_step(self, number: int) -> int:
-        """Return the steps of the run before an epoch. Without carry, they are counted once."""
-        size = self.recipe.global_batch_size
-        if self.recipe.mixing.epoch_end == "carry":
-            return number * (self.recipe.packs_per_carry_epoch // size)
-        return sum(self._slots_in(epoch) // size for epoch in range(number))
+        return -(-(self.run.num_slots(epoch) or 0) // self._view.stride)
 
     # Iteration.
 
@@ -143,10 +118,10 @@ class EpochEngine(PlanEngine):
         position, stride = start.position, self._view.stride
         if not position:
             return start.epoch
-        slots = self._slots_in(start.epoch)
-        if position >= packs_in(self.recipe, self._totals[start.epoch]):
+        counted = self.run.counted(start.epoch)
+        if position >= packs_in(self.recipe, counted):
             position = -(-position // stride) * stride  # padding completes the step
-        return start.epoch + (position >= slots)
+        return start.epoch + (position >= slots_in(self.recipe, counted))
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`, with its run's lanes and packing method."""
