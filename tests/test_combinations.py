@@ -222,14 +222,12 @@ MISTAKES: list[Callable[[Path], Any]] = [
     partial(online, order=Order(num_lanes=2)),
     partial(online, buffers=Buffers(cache_limit="1gb")),
     partial(online, mixing=Mixing(epoch_end="carry")),
-    partial(online, packing=replace(PACKING, method="best_fit_decreasing")),
-    partial(online, packing=COST, batch_format="compact"),
     partial(bucketed, mixing=Mixing(epoch_end="drop")),
     partial(bucketed, order=Order(pack_shuffle=4)),
     partial(planned, mixing=Mixing(stop="repeat")),
     *(
         partial(online, packing=replace(PACKING, **options), stream={"payloads": {"id": None}})
-        for options in ({"method": "next_fit"}, {"method": "concat"}, {"split_gap": 0.1})
+        for options in ({"method": "next_fit"}, {"method": "concat"})
     ),
     partial(online, steps="equal", mixing=Mixing(stop="repeat")),
     partial(online, steps=5, mixing=per("per_stream")),

@@ -304,8 +304,6 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
                 "num_lanes",
                 "cache_limit",
                 one_of("epoch_end", "carry"),
-                "max_cost",
-                one_of("method", "best_fit_decreasing"),
             ),
         ): (
             "an iterable has no shards, and its lengths are not known before its samples are read; "
@@ -318,9 +316,9 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
         Excludes(
             one_of("dataset", "PackedStreamingDataset"), "stop"
         ): "its epochs end by the weights of the streams, or by epoch_size; omit stop",
-        Excludes("Stream(payloads)", (one_of("method", "next_fit", "concat"), "split_gap")): (
+        Excludes("Stream(payloads)", one_of("method", "next_fit", "concat")): (
             "payloads stay with whole samples, and samples are cut where a pack ends; use "
-            "method='exact_fit' without split_gap"
+            "method='best_fit_decreasing'"
         ),
         Excludes(one_of("steps", "equal"), one_of("stop", "repeat")): (
             "the loop ends with the first rank whose sources end, and these never do; set steps to "

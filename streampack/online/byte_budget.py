@@ -79,12 +79,10 @@ def payload_bytes(payloads: Mapping[str, list[tuple[Any, int, int]]]) -> int:
 
 
 def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> MemoryFootprint:
-    """Return a rank's memory use with `num_workers` workers, without windows of packs."""
+    """Return a rank's memory use with `num_workers` workers, without windows of samples."""
     packer_tokens = plan.packing.buffer_limit
     if plan.bucketing is not None:
         packer_tokens = plan.packing.buffer_samples * plan.packing.row_tokens
-    if plan.mixing.batching_method != "random":
-        packer_tokens += plan.pack_tokens  # one pack waits for its slot
     return MemoryFootprint(
         packer_tokens=plan.num_packers * packer_tokens,
         batch_tokens=plan.batch_tokens,
@@ -126,6 +124,10 @@ class HeldBytes:
         self._batches: deque[tuple[int, int]] = deque(maxlen=min(max(ahead - 1, 0), sys.maxsize))
         self.high_water = 0
         """Peak bytes of batches and payloads."""
+
+    def ends_window(self, payloads: int) -> bool:
+        """Whether the payloads that wait are so many that they are packed first."""
+        return self._limit is not None and 2 * payloads >= self._limit
 
     def check(self, payloads: int, where: str) -> None:
         """Refuse payloads, up to sample `where`, that do not fit next to the finished batches."""

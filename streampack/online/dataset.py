@@ -28,6 +28,7 @@ from streampack.online.engine import OnlineEngine
 from streampack.online.epoch_quota import epoch_amounts
 from streampack.online.loading import OnlineLoading
 from streampack.online.plan import FlowPlan, Steps
+from streampack.pack.cost import check_max_cost
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
 from streampack.runtime.torch_worker import worker_here
@@ -223,9 +224,8 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
         given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
         check_combination({"steps": steps, **given})
     _check_fields(streams, packing, bucketing)
-    packing = packing.resolved(is_windowed=False)
-    options = {"max_cost": packing.max_cost, "method": packing.method}
-    check_combination({"dataset": "PackedIterableDataset", **options})
+    packing = packing.resolved(is_windowed=True)
+    check_max_cost(packing)
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
     )
@@ -264,5 +264,5 @@ def _check_fields(
                     f"token_fields: {name!r} is {dtypes[name]!r} in one stream and {dtype!r} in "
                     "another; a batch has one array for both, so give it one dtype"
                 )
-        given = {"method": packing.method, "split_gap": packing.split_gap}
-        check_combination({"Stream(payloads)": dict(stream.payloads) or None, **given})
+        payloads = dict(stream.payloads) or None
+        check_combination({"Stream(payloads)": payloads, "method": packing.method})

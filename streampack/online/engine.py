@@ -62,6 +62,8 @@ from streampack.world import World
 SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
 
 FEWEST_PACKS = 2  # a window of one pack keeps its order
+WINDOW_TOKENS = 1 << 20  # most tokens in a window, unless so many packs have more:
+WINDOW_PACKS = 16
 
 Delivery: TypeAlias = tuple[int, Batch, State]
 """A worker, its native batch, and its state after that."""
@@ -132,22 +134,36 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
         footprint = footprint_of(self.plan, num_workers, self._format_bytes or 0)
-        window = self.pack_window(num_workers) * self.plan.packing.max_seq_len
+        window = sum(self.window_tokens(num_workers))
         return replace(footprint, packer_tokens=footprint.packer_tokens + window)
 
     def pack_window(self, num_workers: int) -> int:
-        """Return the packs that each of `num_workers` workers shuffles together; 0: no shuffle.
+        """Return the packs that each of `num_workers` workers shuffles together; 0: no shuffle."""
+        room = sum(self.window_tokens(num_workers)) // self.plan.packing.row_tokens
+        return min(self.plan.pack_shuffle, room)
 
-        They fit next to the packers' buffers and one batch, except if that leaves fewer than two
-        packs; `max_prefetch` refuses such buffers.
+    def window_tokens(self, num_workers: int) -> list[int]:
+        """Return the most tokens in a window of each packer of each of `num_workers` workers.
+
+        Windows fit next to the packers' buffers and one batch, and leave half of that room to
+        prefetched batches, unless packs are shuffled. `max_prefetch` refuses buffers that do not
+        hold the least that packers need.
         """
-        asked, limits = self.plan.pack_shuffle, [self.buffers.worker_tokens]
+        plan, row_tokens = self.plan, self.plan.packing.row_tokens
+        limits = [self.buffers.worker_tokens]
         if self.buffers.rank_tokens is not None:
             limits.append(self.buffers.rank_tokens // max(num_workers, 1))
-        footprint = footprint_of(self.plan, num_workers)
-        used, size = footprint.packer_tokens + footprint.batch_tokens, self.plan.packing.row_tokens
-        rooms = [(limit - used) // size for limit in limits if limit is not None]
-        return max(min([asked, *rooms]), min(asked, FEWEST_PACKS))
+        footprint = footprint_of(plan, num_workers)
+        used = footprint.packer_tokens + footprint.batch_tokens
+        rooms = [limit - used for limit in limits if limit is not None]
+        if plan.pack_shuffle:
+            asked = [plan.pack_shuffle * row_tokens, *rooms]
+            least = max(min(plan.pack_shuffle, FEWEST_PACKS), plan.num_packers)
+        else:
+            window = max(WINDOW_TOKENS, WINDOW_PACKS * row_tokens)
+            asked = [plan.num_packers * window, *(room // 2 for room in rooms)]
+            least = plan.num_packers
+        return plan.window_tokens(max(min(asked), least * row_tokens))
 
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
         """Convert a native batch to the requested format; `ahead` batches are resident together.
@@ -311,8 +327,8 @@ class OnlineEngine(ResumableRun[Position, Position]):
             source.is_left = False
         fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
         held = HeldBytes(self.buffers.worker_bytes, fixed, ahead)
-        window = self.pack_window(worker_slice.num_workers)
-        return OnlinePacker(self.plan, worker_slice, self._slices[1], epoch, held, window)
+        tokens = self.window_tokens(worker_slice.num_workers)
+        return OnlinePacker(self.plan, worker_slice, self._slices[1], epoch, held, tokens)
 
     # State.
 

@@ -41,8 +41,8 @@ from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOKENS, Int64A
 class OnlinePacker:
     """One worker's packing loop over an epoch.
 
-    `slices` are its slices of the sources. `window` is the number of packs that are shuffled
-    together; 0: no shuffle.
+    `slices` are its slices of the sources. `window_tokens` has the most tokens in a window of each
+    packer.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class OnlinePacker:
         slices: Sequence[SourceSlice],
         epoch: int,
         held_bytes: HeldBytes,
-        window: int = 0,
+        window_tokens: Sequence[int],
     ) -> None:
         self._plan = plan
         self._bytes = held_bytes
@@ -79,9 +79,9 @@ class OnlinePacker:
                 held_bytes,
                 self._counts,
                 seed_path=(epoch, worker_slice.device, worker_slice.worker, number),
-                window=size,
+                window_tokens=size,
             )
-            for number, size in enumerate(plan.window_sizes(window))
+            for number, size in enumerate(window_tokens)
         ]
 
     def begin(self) -> None:

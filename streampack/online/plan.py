@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from streampack.config import Bucketing, Mixing, Packing
+from streampack.mix.apportion import apportion
 from streampack.online.epoch_quota import EpochQuotas
 from streampack.online.source_slice import SourceSlice
 from streampack.online.worker_slice import WorkerSlice
@@ -76,20 +77,23 @@ class FlowPlan:
         """Packers of a worker: one for each stream, unless batches mix them at random."""
         return 1 if self.mixing.batching_method == "random" else len(self.streams)
 
-    def window_sizes(self, window: int) -> list[int]:
-        """Return the packs that each packer shuffles together, where a worker has `window`.
+    def window_tokens(self, tokens: int) -> list[int]:
+        """Return the most tokens in a window of each packer, where a worker has room for `tokens`.
 
-        Streams get their part by share, and at least one pack.
+        They are whole packs, one for each packer and others: of packs that are shuffled, streams
+        get these by share.
         """
-        if not window or self.num_packers == 1:
-            return [window] * self.num_packers
-        shares = [amount or 0 for amount in self.amounts.amounts]
-        return [max(window * share // max(sum(shares), 1), 1) for share in shares]
+        shares = [1] * self.num_packers
+        if self.pack_shuffle and self.num_packers > 1:
+            shares = [amount or 0 for amount in self.amounts.amounts]
+        row_tokens = self.packing.row_tokens
+        others = tokens // row_tokens - self.num_packers
+        return [row_tokens * (1 + own) for own in apportion(others, shares)]
 
     def packer(self) -> Packer:
         if self.bucketing is not None:
             return LengthBucketPacker(self.bucketing)
-        return make_packer(self.packing)
+        return make_packer(self.packing, waits_once=True)
 
     def slices(self, worker_slice: WorkerSlice) -> list[SourceSlice]:
         size = self.shuffle_block_size

@@ -179,7 +179,7 @@ class StreamSampler:
             stop = min(stop, int(lines[:, AMOUNT_AT].searchsorted(self._quota.amount)) + 1)
         is_refused = is_bad
         if self._packing.overflow == "error":
-            is_refused = is_bad | (lengths > self._packing.row_tokens)
+            is_refused = is_bad | (lengths > self._packing.max_seq_len)
         for index in np.flatnonzero(is_refused[:stop]).tolist():
             self._error = self._refusal(lines[index], columns[0][index])
             if self._error is not None:
@@ -200,7 +200,7 @@ class StreamSampler:
 
     def _lines_of(self, items: Items, lengths: Int64Array, columns: Columns) -> Int64Array:
         num = len(items.values)
-        before, size, overflow = self._read_to, self._packing.row_tokens, self._packing.overflow
+        before, size, overflow = self._read_to, self._packing.max_seq_len, self._packing.overflow
         lines = np.empty((num, NUM_FIELDS), np.int64)
         lines[:, STREAM], lines[:, PASS] = self._number, items.pass_
         lines[:, SAMPLE] = items.numbers
@@ -223,7 +223,7 @@ class StreamSampler:
         if not isinstance(error, DataError):  # longer than a pack
             row = np.array([[0, *line[PASS : TOKENS + 1].tolist()]])
             try:
-                fit_samples(row, self._packing.row_tokens, "error", [self._name])
+                fit_samples(row, self._packing.max_seq_len, "error", [self._name])
             except DataError as too_long:
                 return too_long
         elif self._stream.on_bad_sample == "raise":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,27 +50,6 @@ def test_a_packer_that_stops_is_as_if_its_segments_came_one_by_one(options, leng
         assert num_added == len(rows[:size]) or len(packs) >= most
         assert stopping.state_dict() == one_by_one.state_dict()
         rows = rows[num_added:]
-
-
-@pytest.mark.parametrize("length", [10, 9000])
-@pytest.mark.parametrize("make", [list, np.array, lambda row: {"tokens": row}])
-def test_a_source_is_read_at_most_a_chunk_ahead(make, length):
-    drawn = []
-
-    def source():
-        for number in itertools.count():
-            drawn.append(number)
-            yield make([number] * length)
-
-    packing = Packing(max_seq_len=9000, method="next_fit")
-    batches = iter(PackedIterableDataset([IterableStream(source())], packing=packing))
-    together = min(64, -(-65_536 // length))
-    for _ in range(20):
-        batch = next(batches)
-        ahead = len(drawn) - int(batch["segments"][-1, 3]) - 1
-        # Items that were read together, those drawn from them, and the one that is cut.
-        assert ahead <= 2 * together + 1
-    assert len(drawn) % together == 0
 
 
 def test_lists_and_arrays_of_every_integer_type_give_the_same_batches():
