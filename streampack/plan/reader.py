@@ -130,12 +130,11 @@ class PlanReader:
         if not plan.num_batches:
             return None
         batches, rows = np.divmod(np.arange(len(plan.packs)), plan.num_rows)
-        firsts = [view.first_slot(begin + n * view.stride) for n in range(plan.num_batches)]
         return PlanPart(
             plan=plan,
             recipe=self._run.recipe(plan.epoch),
             begin=begin,
-            slots=np.array(firsts)[batches] + rows * plan.slots_per_pack,
+            slots=view.first_slot(begin) + batches * view.stride + rows * plan.slots_per_pack,
             shares=shares,
         )
 
