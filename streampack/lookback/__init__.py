@@ -11,7 +11,7 @@ Cost: planning, about 0.4 us a sample, from the start of the run or from a state
 """
 
 from streampack.lookback.at import at
-from streampack.lookback.differences import difference, first_difference
+from streampack.lookback.differences import difference
 from streampack.lookback.rows import Row, StepRows
 from streampack.lookback.steps import last_step_begun
 from streampack.lookback.where import Found, where
@@ -22,7 +22,6 @@ __all__ = [
     "StepRows",
     "at",
     "difference",
-    "first_difference",
     "last_step_begun",
     "where",
 ]

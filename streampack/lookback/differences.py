@@ -11,7 +11,6 @@ Cost: planning both up to there.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
 
 import numpy as np
 
@@ -27,19 +26,7 @@ from streampack.plan.comparison import (
 from streampack.plan.reader import END, PlanReader, whole_views
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.types import NUM_COLUMNS, STREAM, Int64Array
-
-
-def first_difference(
-    first: PackedStreamingDataset,
-    second: PackedStreamingDataset,
-    *,
-    upto: int | None = None,
-    report: OnStep | None = None,
-) -> int | None:
-    """Return the first step at which the packs of two runs differ, or None; see `difference`."""
-    found = difference(first, second, upto=upto, report=report)
-    return found and found[0]
+from streampack.types import STREAM, Int64Array
 
 
 def difference(
@@ -69,21 +56,30 @@ def difference(
     if all(engine.run.spans and engine.run.spans[-1].stop_step is None for engine in engines):
         last_step(engines[0], upto)  # refuses None
     streams: dict[tuple[str, ...], int] = {}
-    steps = []
+    rows = []
     for engine in engines:
         names = [(s["name"], s["index"], s["lengths"]) for s in engine.rank_view()["streams"]]
         numbers = np.array([streams.setdefault(name, len(streams)) for name in names])
-        steps.append(_steps(engine, numbers, report, is_open=upto is not None))
-    for one, other in zip_longest(*steps):
-        step = (one or other)[0]
+        rows.append(_rows(engine, numbers, report, is_open=upto is not None))
+    kind = "run" if engines[0].run.chapters else "epoch"
+    one, other = (next(own, None) for own in rows)
+    while one is not None and other is not None:
+        num = min(len(one), len(other))
+        differ = np.flatnonzero((one[:num] != other[:num]).any(axis=1))
+        row = differ[0] if len(differ) else num - 1
+        step = int(min(one[row, 0], other[row, 0]))
         if upto is not None and step > upto:
             return None
-        if one is None or other is None:
-            which = "first" if other else "second"
-            return step, f"the {which} {'run' if engines[0].run.chapters else 'epoch'} ends"
-        if not np.array_equal(one[1], other[1]):
+        if len(differ):
             return step, _reason(next(differences(*map(_values, engines))))
-    return None
+        one, other = (
+            part[num:] if len(part) > num else next(own, None)
+            for part, own in zip((one, other), rows, strict=True)
+        )
+    longer = other if one is None else one
+    if longer is None or (upto is not None and longer[0, 0] > upto):
+        return None
+    return int(longer[0, 0]), f"the {'first' if one is None else 'second'} {kind} ends"
 
 
 def _values(engine: PlanEngine) -> Values:
@@ -101,14 +97,13 @@ def _reason(found: Difference) -> str:
     return f"{name_of(path)}: {shown_value(path, one)} -> {shown_value(path, other)}"
 
 
-def _steps(
+def _rows(
     engine: PlanEngine, numbers: Int64Array, report: OnStep | None, *, is_open: bool
-) -> Iterator[tuple[int, Int64Array]]:
-    """Yield each step with the segments of its packs, each behind its slot in the step.
+) -> Iterator[Int64Array]:
+    """Yield the segments of packs, each behind its step and its slot there, shape (n, 8).
 
     Streams have these `numbers`. A run of epochs has no end only if `is_open`.
     """
-    rows = np.zeros((0, 2 + NUM_COLUMNS), np.int64)  # step, slot, segment
     stop = END if is_open or engine.run.chapters else (1, 0)
     with PlanReader(engine.run, whole_views(engine.views), stop=stop) as reader:
         for part in reader:
@@ -116,13 +111,8 @@ def _steps(
             if report is not None:
                 report(engine.run.step_of(part.plan.epoch, part.begin))
             slots = np.repeat(part.slots, np.diff(packs.ends, prepend=0))
-            places = [engine.run.first_step(part.plan.epoch) + slots // size, slots % size]
             segments = packs.segments.astype(np.int64)
             segments[:, STREAM] = numbers[segments[:, STREAM]]
-            rows = np.concatenate([rows, np.column_stack([*places, segments])])
-            while len(rows) and rows[-1, 0] > rows[0, 0]:
-                stop_row = int(np.searchsorted(rows[:, 0], rows[0, 0], "right"))
-                yield int(rows[0, 0]), rows[:stop_row, 1:]
-                rows = rows[stop_row:]
-    if len(rows):
-        yield int(rows[0, 0]), rows[:, 1:]
+            if len(segments):
+                step = engine.run.first_step(part.plan.epoch) + slots // size
+                yield np.column_stack([step, slots % size, segments])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streampack import Chapter, ConfigError, Ramp, World, at
-from streampack.lookback import first_difference
+from streampack.lookback import difference
 from tests.helpers.datasets import chapter_dataset, write_chapter_streams
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
@@ -32,9 +32,9 @@ def test_two_runs_differ_from_the_first_step_with_other_packs(folders, method):
 
     differ = [step for step in range(16) if shown(CHAPTERS, step) != shown(EDITED, step)]
     assert differ[0] >= 12
-    assert first_difference(dataset(CHAPTERS), dataset(EDITED)) == differ[0]
-    assert first_difference(dataset(CHAPTERS), dataset(CHAPTERS)) is None
-    assert first_difference(dataset(CHAPTERS), dataset(EDITED), upto=11) is None
+    assert difference(dataset(CHAPTERS), dataset(EDITED))[0] == differ[0]
+    assert difference(dataset(CHAPTERS), dataset(CHAPTERS)) is None
+    assert difference(dataset(CHAPTERS), dataset(EDITED), upto=11) is None
 
 
 def test_two_runs_without_an_end_are_compared_up_to_a_step(folders):
@@ -42,5 +42,5 @@ def test_two_runs_without_an_end_are_compared_up_to_a_step(folders):
     edge = [Chapter(weights={"web": 1}, steps=5)]  # changes no pack
     runs = [chapter_dataset(folders, chapters) for chapters in (last, edge + last)]
     with pytest.raises(ConfigError, match="such as upto=100000"):
-        first_difference(*runs)
-    assert first_difference(*runs, upto=20) is None
+        difference(*runs)
+    assert difference(*runs, upto=20) is None
