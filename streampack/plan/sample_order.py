@@ -282,23 +282,21 @@ class SampleOrder:
     def _count(self, shares: Sequence[Fraction], most: int) -> Int64Array:
         """Return how often each stream is drawn in the next chunk, shape (num_streams,)."""
         active = [number for number, share in enumerate(shares) if share]
-        left = self._left()
-        # Only the one stream of a last chapter ends. Integers, since fractions are slow.
-        size = most if len(active) > 1 else min(most, int(left[active[0]]))
+        # Integers, since fractions are slow.
         due = [
-            above * size * SCALE // below for above, below in map(Fraction.as_integer_ratio, shares)
+            above * most * SCALE // below for above, below in map(Fraction.as_integer_ratio, shares)
         ]
-        due[active[0]] += size * SCALE - sum(due)
+        due[active[0]] += most * SCALE - sum(due)
         self._due += np.array(due)
         counts = np.zeros(len(shares), np.int64)
         counts[active] = np.maximum(self._due[active] // SCALE, 0)
-        while missing := size - int(counts.sum()):
+        while missing := most - int(counts.sum()):
             rest = self._due - counts * SCALE
             if missing > 0:
                 counts[max(active, key=rest.__getitem__)] += 1
             else:
                 counts[min(np.flatnonzero(counts).tolist(), key=rest.__getitem__)] -= 1
-        counts = np.minimum(counts, left)
+        counts = np.minimum(counts, self._left())  # fewer only at the end of a run
         self._due -= counts * SCALE
         return counts
 

@@ -32,6 +32,7 @@ from streampack import (
     formats,
     where,
 )
+from streampack.chapters import check_chapters
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.errors import StreampackError
 from streampack.mix.weights import Weight, resolve_weights
@@ -146,6 +147,22 @@ CONFIGS = [
     (
         lambda: Chapter(weights={"web": -1}),
         r"weights\['web'\]=-1 is not a weight; write a number of at least 0, such as 0.5",
+    ),
+    (
+        lambda: Chapter(weights={"web": 1}, passes=1, steps=2),
+        r"steps=2 and passes=1 both set the length of a chapter; omit one of them",
+    ),
+    (
+        lambda: Chapter(weights={"web": 1}, passes=1, stop_after=2),
+        r"passes=1 and stop_after=2 both set the length of a chapter; omit one of them",
+    ),
+    (
+        lambda: Chapter(weights={"web": 1, "code": 1}, passes=1),
+        r"passes=1 counts one stream, and the weights name 'web', 'code'; give a weight to one",
+    ),
+    (
+        lambda: check_chapters([Chapter(weights={"web": 1}, passes=1)] * 2, PACKING),
+        r"chapters\[0\] has passes=1, and the run ends with them; set its until or steps, or make",
     ),
     (
         lambda: resolve_weights([Weight(name="a", proportion="x")], [(1, 1)]),

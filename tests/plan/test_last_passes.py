@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from streampack.chapters import Chapter
 from streampack.config import Order, Packing
 from streampack.errors import ConfigError
+from streampack.plan.reader import num_parts
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, STREAM
@@ -121,6 +122,7 @@ def test_cut_samples_are_delivered_too(run, method, overflow):
 def test_every_world_gets_the_same_packs_to_the_end(tune, run, method, num_lanes, num_devices):
     plan = plan_of(STREAMS[tune], run, method, num_lanes=num_lanes)
     one = run_packs(plan, [RUN] * len(plan))
+    assert num_parts(plan) == 1  # lanes run dry
     assert run_packs(plan, [RUN] * len(plan), num_devices) == one
     assert run_packs(plan, [RUN] * len(plan), num_devices, most=8) == one
 

@@ -75,6 +75,7 @@ def test_the_lane_with_the_fewest_tokens_counts():
     assert number == 40 * 8 / 2 * 32 / (2 * 20 * 32)
     assert max(uses.values()) == pytest.approx(number, abs=1)
     assert sum(uses.values()) / 220 < number / 2
+    assert number_of([Chapter(weights={"math": 1}, passes=3)], **options) == 3
 
 
 def test_streams_that_all_lanes_share_and_those_without_a_share_are_counted_too():
