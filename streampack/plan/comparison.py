@@ -14,7 +14,6 @@ Ranks, workers and batch sizes are not among them, and may change at any time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 from streampack.errors import ResumeError
@@ -27,57 +26,39 @@ FIRST_WAITS = "first_waits"  # in states of streams that are mixed by tokens: se
 MOST_LEVELS = 5  # what lies deeper is compared as a whole
 
 
-class When(Enum):
-    """When a run may change a field."""
-
-    NEVER = "never"
-    LATER = "in chapters that have not begun"
-    RUNNING = "in the running chapter too, if no share changes in it"
+NEVER = "never"
+LATER = "in chapters that have not begun"
+RUNNING = "in the running chapter too, if no share changes in it"
 
 
 class Field(NamedTuple):
-    """When a run may change a field, and what to do where it may not."""
+    """What to do where a field differs, and when a run may change it."""
 
-    when: When
     way_out: str
+    when: str = NEVER
 
 
-RESTART = ", or start again without the state"
 EDIT = "what ran cannot change: restore it, and edit chapters after chapters[{running}]"
-OF_RUN = Field(When.NEVER, f"it holds for the whole run: resume with the saved value{RESTART}")
 FIELDS = {
-    "num_lanes": Field(When.NEVER, "a run keeps its num_lanes: set {saved}, or omit it"),
-    "streams": Field(When.NEVER, f"resume with what the run began with{RESTART}"),
-    "chapters.streams": Field(
-        When.NEVER,
-        f"resume with what the run began with{RESTART}. If shards were appended, pass Stream("
-        "name={name!r}, shards=slice(0, n)) and Stream(name='{name}2', shards=slice(n, None)) "
-        "with the former number n of shards",
-    ),
-    "order": Field(
-        When.NEVER, "pass them in that order; in a run of chapters, add others anywhere"
-    ),
+    "": Field("it holds for the whole run: resume with the saved value"),
+    "num_lanes": Field("a run keeps its num_lanes: set {saved}, or omit it"),
+    "streams": Field("resume with what the run began with"),
+    "order": Field("pass them in that order; in a run of chapters, add others anywhere"),
     "weights": Field(
-        When.NEVER,
         "resume with the run's proportion, repeat or choose of each stream, epoch_size and "
-        f"weight_unit{RESTART}",
+        "weight_unit"
     ),
-    "pack_shuffle": Field(When.NEVER, f"resume with Order(pack_shuffle={{first}}){RESTART}"),
-    PACK_LENGTHS: Field(
-        When.NEVER, f"resume with the max_seq_len of each Stream that the run began with{RESTART}"
+    "pack_shuffle": Field("resume with Order(pack_shuffle={first})"),
+    PACK_LENGTHS: Field("resume with the max_seq_len of each Stream that the run began with"),
+    "shares": Field("they come from length files, or else from bytes: restore the length files"),
+    FIRST_WAITS: Field("all lanes began alike: resume with the release that saved the state"),
+    "chapters.": Field(EDIT, LATER),
+    "chapters.steps": Field(EDIT, RUNNING),
+    "chapters.streams": Field(
+        "resume with what the run began with; if shards were appended, pass Stream(name={name!r}, "
+        "shards=slice(0, n)) and Stream(name='{name}2', shards=slice(n, None)) with the former "
+        "number n of shards"
     ),
-    "shares": Field(
-        When.NEVER,
-        "they come from the streams' length files, or from their bytes where there is none: "
-        f"restore the length files of the run{RESTART}",
-    ),
-    FIRST_WAITS: Field(
-        When.NEVER,
-        "there, all lanes began with the same streams: resume with the release that saved it"
-        f"{RESTART}",
-    ),
-    CHAPTERS: Field(When.LATER, EDIT),
-    "chapters.steps": Field(When.RUNNING, EDIT),
 }
 
 
@@ -167,26 +148,20 @@ def check_same(
     key: Path = (CHAPTERS, -1 if running is None else running, "ramp_steps")
     ramps = any(each.get(key) is not None for each in (saved, own))
     for found in differences(saved, own):
-        field = _field(found.path)
+        kind = f"{CHAPTERS}." if _is_of_chapter(found.path) else ""
+        way_out, when = FIELDS.get(f"{kind}{found.path[2 if kind else 0]}", FIELDS[kind])
         is_open = found.path[:2] == key[:2] and not ramps
-        if is_open and field.when is When.RUNNING:
+        if is_open and when == RUNNING:
             continue
         first = found.first[0] if isinstance(found.first, list) and found.first else found.first
-        way_out = field.way_out.format(
-            saved=found.first, first=first, running=running, name=found.path[-1]
-        )
-        way_out += ", or set its until and add a chapter" if is_open else ""
-        raise ResumeError(f"{_difference(found, names)}; {way_out}")
+        values = {"saved": found.first, "first": first, "running": running, "name": found.path[-1]}
+        end = "set its until and add a chapter" if kind else "start again without the state"
+        end = f", or {end}" if is_open or not kind else ""
+        raise ResumeError(f"{_difference(found, names)}; {way_out.format(**values)}{end}")
 
 
 def _is_of_chapter(path: Path) -> bool:
     return path[0] == CHAPTERS and len(path) > 2
-
-
-def _field(path: Path) -> Field:
-    if _is_of_chapter(path):
-        return FIELDS.get(f"{CHAPTERS}.{path[2]}", FIELDS[CHAPTERS])
-    return FIELDS.get(str(path[0]), OF_RUN)
 
 
 def _difference(found: Difference, names: Sequence[str]) -> str:

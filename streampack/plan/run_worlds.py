@@ -24,7 +24,7 @@ from streampack.balance import Balance
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan.device_plan import DeviceView, view_of
 from streampack.plan.recipe import MAX_PACKS, Recipe
-from streampack.plan.state import check_value, wrong_value
+from streampack.plan.state import Progress, check_value, wrong_value
 from streampack.types import State
 from streampack.world import World
 
@@ -114,6 +114,33 @@ def check_balance(
         f"balance={saved!r:.200}, but this dataset has {own!r}; resume with the saved balance, "
         f"batch_size and ranks, or from the edge of the global batch: set the state's 'position' "
         f"to {edge}"
+    )
+
+
+def check_resized(saved: Recipe, own: Recipe, progress: Progress) -> None:
+    """Check that a change of the global batch size leaves the packs unchanged.
+
+    `own` is the recipe of the state with the new size. The ResumeError names both sizes, and sizes
+    that work.
+    """
+    size, before = own.global_batch_size, saved.global_batch_size
+    if size == before:
+        return
+    epoch, position = progress.epoch, progress.position
+    is_same = own.is_mixed and own.packs_per_carry_epoch == saved.packs_per_carry_epoch
+    if (position and not own.is_mixed) or (own.is_endless and epoch and not is_same):
+        why = (
+            "another size gives other packs, as batches have one stream or epochs of whole batches "
+            "came before; "
+        )
+    elif position % size:
+        sizes = nearest_divisors(position, size)
+        why = f"position {position} is not a multiple of it; set it to {sizes}, or "
+    else:
+        return
+    raise ResumeError(
+        f"the state was saved with global_batch_size={before}, but this dataset asks for {size}, "
+        f"and {why}omit it to keep {before}"
     )
 
 

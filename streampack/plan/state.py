@@ -23,13 +23,14 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, cast, get_args
 
 from streampack._checks import MAX_EPOCH
 from streampack.balance import Balance
 from streampack.chapters import SHAPES
 from streampack.config import Order, Packing
 from streampack.config.combination_table import OPTION_METHODS
+from streampack.config.packing import Method
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
 from streampack.plan.chapter_recipes import chapter_record
@@ -91,6 +92,27 @@ class Progress:
     """Packs of the epoch delivered so far, over all ranks."""
     snapshots: list[State] = field(default_factory=list)
     """Snapshots from which this process can plan; may be empty."""
+
+
+class RunShape(NamedTuple):
+    """What a run keeps when it resumes."""
+
+    num_lanes: int
+    lane_turn: int
+    global_batch_size: int
+    method: Method | None = None
+    """Its packing method, used if the dataset asks for none."""
+
+
+def run_shape(state: State) -> RunShape:
+    """Return what a state's run keeps."""
+    method = state["fingerprint"].get("method")
+    return RunShape(
+        state["num_lanes"],
+        state["lane_run"],
+        state["global_batch_size"],
+        method=cast(Method, method) if method in get_args(Method) else None,
+    )
 
 
 def plan_fingerprint(

@@ -25,10 +25,10 @@ from streampack.config.packing import Method
 from streampack.errors import ConfigError
 from streampack.mix.weights import Weight, resolve_weights
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
-from streampack.plan.epoch_state import RunShape
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, PlanStream, Recipe
 from streampack.plan.repeats import check_repeats
 from streampack.plan.spans import RunPlan, run_of
+from streampack.plan.state import RunShape
 from streampack.planned.refusals import check_equal_cost, check_pack_lengths, slots_per_pack
 from streampack.planned.spec import DatasetSpec, check_whole_steps
 from streampack.planned.stream_lengths import StreamLengths

@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from streampack.errors import ConfigError, ResumeError
-from streampack.plan.epoch_state import RunShape, check_resized, run_shape
 from streampack.plan.lane_ends import count_slots, packs_in, slots_in
 from streampack.plan.recipe import Recipe
-from streampack.plan.run_worlds import check_at_batch, check_balance, worlds_in
+from streampack.plan.run_worlds import (
+    check_at_batch,
+    check_balance,
+    check_resized,
+    worlds_in,
+)
 from streampack.plan.sequence import PackSequence, epoch_sequence
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import (
     Progress,
+    RunShape,
     decode_state,
     read_state,
+    run_shape,
 )
 from streampack.planned.build import METHODS, build_recipe, kept_shape
 from streampack.planned.engine import PlanEngine

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ResumeError
 from streampack.plan.device_plan import DeviceView
-from streampack.plan.epoch_state import check_resized
 from streampack.plan.recipe import Recipe
+from streampack.plan.run_worlds import check_resized
 from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from tests.helpers.examples import examples

@@ -17,7 +17,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config import order as order_config
 from streampack.config import packing as packing_config
 from streampack.errors import ResumeError
-from streampack.plan import epoch_state
+from streampack.plan import state as states
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
@@ -28,8 +28,8 @@ from tests.helpers.planning import decode_epochs, encode_epochs, recipe
 DIGESTS = ["5f2c", "91aa"]
 
 
-def run_shape(state: dict) -> epoch_state.RunShape:
-    return epoch_state.run_shape(read_state(state))
+def run_shape(state: dict) -> states.RunShape:
+    return states.run_shape(read_state(state))
 
 
 LENGTHS = [np.arange(1, 60), np.arange(1, 90)]

@@ -19,10 +19,9 @@ import numpy as np
 from streampack.config import Mixing, Order, Packing
 from streampack.gather.gather import Gatherer
 from streampack.plan.device_plan import DeviceView
-from streampack.plan.epoch_state import RunShape
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence, epoch_sequence
-from streampack.plan.state import Progress
+from streampack.plan.state import Progress, RunShape
 from streampack.planned.build import build_recipe
 from streampack.planned.cache_budget import cache_needs
 from streampack.planned.spec import DatasetSpec

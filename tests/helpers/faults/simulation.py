@@ -41,9 +41,8 @@ import numpy as np
 from streampack.errors import DataError, StreampackError, WorkerError
 from streampack.gather.gather import Gatherer
 from streampack.plan.device_plan import DeviceView
-from streampack.plan.epoch_state import run_shape
 from streampack.plan.recipe import Recipe
-from streampack.plan.state import Progress
+from streampack.plan.state import Progress, run_shape
 from streampack.storage.materialize import Downloader
 from streampack.stores.failures import DamagedError
 from streampack.streams import TokenStream
