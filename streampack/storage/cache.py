@@ -28,7 +28,7 @@ from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.materialize import Downloader, ShardMaterializer, lock_s
 from streampack.storage.metadata import StreamMetadata
-from streampack.storage.names import PACKED, shard_name
+from streampack.storage.names import shard_name
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
 from streampack.types import ByteArray
 
@@ -281,16 +281,12 @@ class ShardCache:
             if shard.packed is None or self.file_state(path) is not None:
                 self._verifier.raise_if_damaged(path, shard.raw)
                 return path, False
-        raw, packed = self._cached_paths(shard, self._cache)
+        raw = self._cache / self._name_of(shard)
         num_bytes = shard.stored.num_bytes + shard.raw.num_bytes
         # A stream that is read in place has its cache below it.
         elsewhere = "" if self.is_remote else f"remote={str(self.folder)!r} and "
         with as_data_error(raw, num_bytes, elsewhere=elsewhere):
-            return raw, self._materializer.materialize(shard, raw, packed)
-
-    def _cached_paths(self, shard: Shard, folder: Path) -> tuple[Path, Path]:
-        name = self._name_of(shard)
-        return folder / name, folder / f"{name}{PACKED}"
+            return raw, self._materializer.materialize(shard, raw)
 
     def remove_damaged(self, shard: Shard, damaged: CachedFile) -> bool:
         """Remove a damaged raw file that we created; return whether there may be a new copy."""
@@ -300,8 +296,7 @@ class ShardCache:
         locks = FileLocks(path.parent, self._disk)
         with as_data_error(path, is_retried=False), locks.hold(path.name, lock_s(self.location)):
             if self._disk.state(path) == damaged.state:
-                for each in self._cached_paths(shard, path.parent):
-                    self._disk.remove(each)
+                self._disk.remove(path)
         return True
 
     def mark_planned(self, shards: Iterable[Shard]) -> None:
@@ -318,7 +313,7 @@ class ShardCache:
             self._touch(shard, 0.0)
 
     def _touch(self, shard: Shard, time_s: float) -> None:
-        locks = FileLocks(self._cache, self._disk)
-        for ending in ("", PACKED) if self._is_cached(shard) else ():
+        if self._is_cached(shard):
+            path = FileLocks(self._cache, self._disk).entry_path(self._name_of(shard))
             with suppress(OSError):
-                self._disk.touch(locks.entry_path(f"{self._name_of(shard)}{ending}"), time_s)
+                self._disk.touch(path, time_s)
