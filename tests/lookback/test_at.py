@@ -29,11 +29,13 @@ def test_a_step_is_planned_from_a_state_before_it_and_else_from_the_start(folder
     def dataset():
         return chapter_dataset(folders, CHAPTERS, method=method)
 
-    loaded = dataset()
-    # Eight batches are a step: the state stands in step 15, in chapter 1.
-    loaded.load_state_dict(state_after(PackedDataLoader(dataset()), 15 * 8 + 3))
-    for step, start in ((31, 15), (16, 15), (15, 0), (2, 0)):
-        assert planned(loaded, step) == (start, planned(dataset(), step)[1])
+    # Eight batches are a step: the states stand in step 15, in chapter 1, and before it.
+    for num_batches, first in ((15 * 8 + 3, 16), (15 * 8, 15)):
+        loaded = dataset()
+        loaded.load_state_dict(state_after(PackedDataLoader(dataset()), num_batches))
+        for step in (31, first, first - 1, 2):
+            start = 15 if step >= first else 0
+            assert planned(loaded, step) == (start, planned(dataset(), step)[1])
 
 
 def test_an_amended_run_is_looked_back_at_as_it_ran(folders):
