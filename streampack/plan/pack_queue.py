@@ -65,7 +65,6 @@ class PackQueue:
     def __init__(
         self, recipe: Recipe, lane: int, queue: int, epoch: int = 0, *, is_shuffled: bool = True
     ) -> None:
-        self._lane = lane
         self._queue = queue
         self.windows = PackWindows(recipe, lane, queue, epoch, is_shuffled=is_shuffled)
         """What makes the packs."""

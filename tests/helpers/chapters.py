@@ -134,7 +134,7 @@ def drawn_segments(sequence: PackSequence, views: Sequence[DeviceView]) -> Int64
         queues.get(lane, queue)
     queues.know_delivered()
     for pack_queue in queues:
-        delivered = int(queues.delivered[pack_queue._lane, pack_queue._queue])
+        delivered = int(queues.delivered[pack_queue.windows._lane, pack_queue._queue])
         rest = pack_queue._packs.slice(delivered - pack_queue.first_known, len(pack_queue._packs))
         rows += [rest.segments, pack_queue.windows.packer.buffered]
         if (again := pack_queue.windows.arrivals.undelivered) is not None:

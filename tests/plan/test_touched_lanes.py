@@ -44,7 +44,7 @@ def test_no_device_plans_a_lane_that_it_does_not_touch(method, sampling, shape, 
         sequence = epoch_sequence(r, view, Progress(epoch=epoch))
         while (plan := sequence.next()) is not None:
             assert plan.num_rows == run
-        assert {queue._lane for queue in sequence._queues} <= touched
+        assert {queue.windows._lane for queue in sequence._queues} <= touched
         sequence.close()
 
 
