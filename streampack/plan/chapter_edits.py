@@ -160,7 +160,7 @@ def planned_as_before(
     for chapters in candidates:
         try:
             turn_of = partial(_kept_turn, state, chapters)
-            planned = plan(chapters, state["epoch"], num_lanes=state["num_lanes"], turn_of=turn_of)
+            planned = plan(chapters, num_lanes=state["num_lanes"], turn_of=turn_of)
             return planned, decode_state(state, planned.run, digests)
         except ConfigError as error:
             errors.append(ResumeError(f"the state does not fit this dataset: {error}"))

@@ -33,7 +33,6 @@ from streampack.plan.run_worlds import check_at_batch, check_balance, worlds_in
 from streampack.plan.sequence import PackSequence
 from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
-from streampack.plan.spans import RunPlan
 from streampack.plan.state import KIND, Progress, read_state
 from streampack.planned.build import build_chapters, chapter_spec, chapter_steps
 from streampack.planned.engine import PlanEngine
@@ -63,22 +62,9 @@ class ChapterEngine(PlanEngine):
             self.check_cache()
         warn_of_skips(self.run, self.skips)
 
-    def _check_shards(self, run: RunPlan, first: int) -> None:
-        """Refuse a stream without shards that chapters from one on use; names its first shard."""
-        plans = [plan for plan in run.chapters if plan.number >= first]
-        for number, stream in enumerate(self._whole.streams):
-            if stream.cache.is_emptied and any(plan.uses(number) for plan in plans):
-                stream.cache.check(stream.shards.index)
-
-    def _plan(
-        self, chapters: RunChapters, first: int | None = None, **known: Any
-    ) -> PlannedChapters:
-        """Plan chapters, of which one from `first` on is the next, or the last at the latest.
-
-        `known` are arguments of `build_chapters`.
-        """
+    def _plan(self, chapters: RunChapters, **known: Any) -> PlannedChapters:
+        """Plan chapters; `known` are arguments of `build_chapters`."""
         run = build_chapters(self._whole, [each.chapter for each in chapters], **known)
-        self._check_shards(run, len(run) - 1 if first is None else first)
         views = [chapter_spec(self._whole, each.chapter).view() for each in chapters]
         return PlannedChapters(chapters, run, views)
 
@@ -124,7 +110,6 @@ class ChapterEngine(PlanEngine):
             self._begin_in_worker(worker, key)
         start = self._reached
         first = self.next_epoch
-        self._check_shards(self.run, first)
         self._use_chapter(first)
         stop = first + 1
         while stop < len(self.run) and (
@@ -275,7 +260,6 @@ class ChapterEngine(PlanEngine):
             turns.insert(number, turns[number])
         planned = self._plan(
             amended,
-            number,
             num_lanes=self.recipe.num_lanes,
             turn_of=lambda each, _: turns[each] if each < len(turns) else None,
         )

@@ -250,8 +250,7 @@ def _make_engine(
     finds_world = world is None
     world = world or World.from_env(os.environ)
     # When a run resumes, shards of streams that it no longer uses may be deleted.
-    may_be_emptied = chapters is not None
-    opened = open_streams(streams, cache_limit=buffers.cache_bytes, may_be_emptied=may_be_emptied)
+    opened = open_streams(streams, cache_limit=buffers.cache_bytes)
     warn_of_open_texts(streams, packing)
     opened, packing = with_own_overflow(opened, packing)
     convert = check_format(batch_format, packing, batch_size)

@@ -88,8 +88,6 @@ class ShardCache:
         """Whether shards may have to be fetched from a remote."""
         self.needs_fetch = self.is_remote
         """Whether shards may have to be fetched, or had to be decompressed at the last `check`."""
-        self.is_emptied = False
-        """Whether none of a local stream's shards existed at the last `check`."""
         self._disk = disk = disk or LocalFilesystem()
         store = store or Downloader()
         self._verifier = verifier = FileVerifier(location, disk)
@@ -107,23 +105,18 @@ class ShardCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_touched_s": {}, "_names": {}}
 
-    def check(self, index: MdsIndex, *, may_be_emptied: bool = False) -> None:
+    def check(self, index: MdsIndex) -> None:
         """Remove leftovers of dead processes, and compare the local files with index.json.
 
-        All files of a local stream must exist with the sizes in index.json; one `stat` each. With
-        `may_be_emptied`, all of them may be missing. A DataError says that a file is missing or has
-        another size, or that `validate_hash` names a hash that index.json lacks.
+        All files of a local stream must exist with the sizes in index.json; one `stat` each. A
+        DataError says that a file is missing or has another size, or that `validate_hash` names a
+        hash that index.json lacks.
         """
         self._names = {}
         with suppress(OSError):
             FileLocks(self._cache, self._disk).sweep()
         for shard in index.shards if self._verifier.validate_hash else ():
             self._verifier.expected(shard.stored, is_validated=True)
-        files = (self.folder / file.basename for shard in index.shards for file in shard.files)
-        may_be_emptied = may_be_emptied and not self.is_remote
-        self.is_emptied = may_be_emptied and not any(map(self._disk.state, files))
-        if self.is_emptied:
-            return
         if not self.is_remote:
             waiting = [
                 self._is_packed_only(number, shard) and not self.is_here(shard)

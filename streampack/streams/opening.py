@@ -56,7 +56,6 @@ def open_mds(
     *,
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
-    may_be_emptied: bool = False,
     has_targets: bool = True,
 ) -> TokenStream:
     """Open a `Stream` of shards, ours or MosaicML's; the options are those of `open_streams`.
@@ -80,7 +79,7 @@ def open_mds(
             index, length_file = _with_lengths(cache, text, index, column)
         else:
             rows, (index, length_file) = index, open_split(stream, text, index)
-        cache.check(index, may_be_emptied=may_be_emptied)
+        cache.check(index)
         numbers, part = chosen_shards(stream, Numbering.of_stream(index.first_sample), name)
         if numbers is not None:
             index, entries = index.take(numbers), [entries[n] for n in numbers.tolist()]
@@ -127,18 +126,15 @@ def open_streams(
     cache_limit: int | None = None,
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
-    may_be_emptied: bool = False,
 ) -> tuple[TokenStream, ...]:
     """Open the streams of a dataset, numbered from 0; raise a DataError as `open_stream`.
 
     `cache_limit` limits the bytes of their fetched and decompressed files on this node. Without a
-    `disk` and a `store`, they use this machine's disk and their own downloaders. With
-    `may_be_emptied`, all shards of a local stream may be missing. A ConfigError says that other
-    nodes may use a folder with a limit.
+    `disk` and a `store`, they use this machine's disk and their own downloaders. A ConfigError says
+    that other nodes may use a folder with a limit.
     """
     opened = tuple(
-        open_stream(stream, number, disk=disk, store=store, may_be_emptied=may_be_emptied)
-        for number, stream in enumerate(streams)
+        open_stream(stream, number, disk=disk, store=store) for number, stream in enumerate(streams)
     )
     folders = [stream.cache.cache_folders(stream.shards.index) for stream in opened]
     if cache_limit is None or not any(folders):
