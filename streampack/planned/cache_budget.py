@@ -51,6 +51,14 @@ class CacheWorkingSet:
     """The same for this rank's lanes, in one epoch."""
     shard_bytes: int = 0
     """The largest shard, compressed plus raw."""
+    raw_part: float = 1.0
+    """Fraction of a kept shard's bytes that is not its compressed form."""
+
+
+def kept_bytes(spec: DatasetSpec, number: int) -> Int64Array:
+    """Return the bytes of each fetched shard of a stream once it is read, shape (num_shards,)."""
+    stream = spec.streams[number]
+    return cached_bytes(stream) if spec.keeps_packed[number] else stream.raw_bytes
 
 
 def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
@@ -69,11 +77,9 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
     fetched = {n: stream for n, stream in enumerate(spec.streams) if stream.cache.needs_fetch}
     if not fetched:
         return CacheWorkingSet()
+    kept = {n: kept_bytes(spec, n) for n in fetched}
     lane_bytes = [
-        sum(
-            LaneStream(recipe, n, lane).most_bytes(stream.raw_bytes)
-            for n, stream in fetched.items()
-        )
+        sum(LaneStream(recipe, n, lane).most_bytes(sizes) for n, sizes in kept.items())
         for lane in range(recipe.num_lanes)
     ]
     ranks = ranks_of_node(spec.world)
@@ -87,10 +93,12 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
             lanes |= touched_lanes(recipe, spec.view(rank), before=before)
         return sum(lane_bytes[lane] for lane in lanes)
 
+    raw = sum(int(stream.raw_bytes.sum()) for stream in fetched.values())
     return CacheWorkingSet(
         node_bytes=max(bytes_of(ranks, epoch) for epoch in range(lane_cycle(spec, recipe))),
         own_bytes=bytes_of([spec.world], epoch),
         shard_bytes=max(int(cached_bytes(stream).max()) for stream in fetched.values()),
+        raw_part=raw / max(sum(int(sizes.sum()) for sizes in kept.values()), 1),
     )
 
 
@@ -137,7 +145,8 @@ def fetch_limits(
     # Every further thread has one more shard in flight on each rank.
     num_threads = min(1 + spare, FETCH_THREADS)
     left = cache_limit - (num_threads + num_workers) * in_flight
-    own = left * needs.own_bytes / needs.node_bytes  # the rank's part of the bytes left
+    # The rank's part of the bytes left, without compressed files kept next to raw ones.
+    own = left * needs.own_bytes / needs.node_bytes * needs.raw_part
     return replace(limits, num_threads=min(num_threads, limits.num_threads), cache_bytes=int(own))
 
 

@@ -266,6 +266,7 @@ def _make_engine(
         skip=check_skip(arguments["skip"], has_chapters=chapters is not None),
         cache_limit=buffers.cache_bytes,
         loss_weights=loss_weights_of(streams, convert),
+        keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
     )
     spec = replace(spec, context=spec.slice_for(convert))
     if not spec.chapters:

@@ -42,6 +42,8 @@ class DatasetSpec:
     """The slice of each row that this rank gets, or None for whole rows."""
     cache_limit: int | None = None
     """Cache limit in bytes for fetched shards on this node, or None for no limit."""
+    keeps_packed: tuple[bool, ...]
+    """For each stream, whether a fetched shard is kept next to its decompressed form."""
     loss_weights: tuple[float, ...] | None = None
     """The factor of each stream's losses, or None if all are 1."""
     fetched_for_lengths: list[int] = field(default_factory=list)

@@ -23,7 +23,7 @@ from rich.table import Table
 from streampack.gather.lookup_kernels import find_shards
 from streampack.plan.device_plan import sharing_of, touched_lanes
 from streampack.plan.reader import PlanPart
-from streampack.planned.cache_budget import cache_needs, least_limit
+from streampack.planned.cache_budget import cache_needs, kept_bytes, least_limit
 from streampack.planned.engine import PlanEngine
 from streampack.types import Float64Array
 
@@ -83,14 +83,14 @@ class NodeReads:
         spec, world = self._engine.spec, self._engine.world
         is_shared = np.sum([own > 0 for own in used], axis=0) > 1
         sizes = np.zeros((3, len(self._firsts)), np.int64)
-        for stream, first in zip(spec.streams, self._bases, strict=False):
+        for number, (stream, first) in enumerate(zip(spec.streams, self._bases, strict=False)):
             at = slice(first, first + len(stream.raw_bytes))
             sizes[0, at] = stream.raw_bytes
             if stream.cache.is_remote:
                 packed = stream.stored_bytes
                 sizes[1, at] = np.where(packed > 0, packed, stream.raw_bytes)
             if stream.cache.needs_fetch:
-                sizes[2, at] = stream.raw_bytes
+                sizes[2, at] = kept_bytes(spec, number)
         numbers = []
         for node, own in enumerate(used):
             rank = world.at(node * world.num_local_ranks)

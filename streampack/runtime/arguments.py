@@ -42,7 +42,9 @@ PLACES = {
         "PackedDataLoader",
     ),
     **dict.fromkeys(("proportion", "repeat", "choose"), "each stream"),
-    **dict.fromkeys(("download_retry", "download_timeout", "validate_hash"), "each Stream"),
+    **dict.fromkeys(
+        ("download_retry", "download_timeout", "validate_hash", "keep_zip"), "each Stream"
+    ),
 }
 
 

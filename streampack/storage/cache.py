@@ -28,7 +28,7 @@ from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.materialize import Downloader, ShardMaterializer, lock_s
 from streampack.storage.metadata import StreamMetadata
-from streampack.storage.names import shard_name
+from streampack.storage.names import PACKED, shard_name
 from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
 from streampack.types import ByteArray
 
@@ -274,12 +274,16 @@ class ShardCache:
             if shard.packed is None or self.file_state(path) is not None:
                 self._verifier.raise_if_damaged(path, shard.raw)
                 return path, False
-        raw = self._cache / self._name_of(shard)
+        raw, packed = self._cached_paths(shard, self._cache)
         num_bytes = shard.stored.num_bytes + shard.raw.num_bytes
         # A stream that is read in place has its cache below it.
         elsewhere = "" if self.is_remote else f"remote={str(self.folder)!r} and "
         with as_data_error(raw, num_bytes, elsewhere=elsewhere):
-            return raw, self._materializer.materialize(shard, raw)
+            return raw, self._materializer.materialize(shard, raw, packed)
+
+    def _cached_paths(self, shard: Shard, folder: Path) -> tuple[Path, Path]:
+        name = self._name_of(shard)
+        return folder / name, folder / f"{name}{PACKED}"
 
     def remove_damaged(self, shard: Shard, damaged: CachedFile) -> bool:
         """Remove a damaged raw file that we created; return whether there may be a new copy."""
@@ -289,7 +293,8 @@ class ShardCache:
         locks = FileLocks(path.parent, self._disk)
         with as_data_error(path, is_retried=False), locks.hold(path.name, lock_s(self.location)):
             if self._disk.state(path) == damaged.state:
-                self._disk.remove(path)
+                for each in self._cached_paths(shard, path.parent):
+                    self._disk.remove(each)
         return True
 
     def mark_planned(self, shards: Iterable[Shard]) -> None:
@@ -306,7 +311,7 @@ class ShardCache:
             self._touch(shard, 0.0)
 
     def _touch(self, shard: Shard, time_s: float) -> None:
-        if self._is_cached(shard):
-            path = FileLocks(self._cache, self._disk).entry_path(self._name_of(shard))
+        locks = FileLocks(self._cache, self._disk)
+        for ending in ("", PACKED) if self._is_cached(shard) else ():
             with suppress(OSError):
-                self._disk.touch(path, time_s)
+                self._disk.touch(locks.entry_path(f"{self._name_of(shard)}{ending}"), time_s)

@@ -7,9 +7,9 @@
             |<- note's time 0 ->|<----------- oldest ... latest ---------------->|
 
 All files in a cache folder are streampack's own. None is evicted while its lock is held. One lock
-guards the limit for all streams of a dataset. A shard in transit counts in full, with its
-compressed form if it has one. A process can keep reading a file that it has mapped; the disk space
-is freed when the last mapping is closed.
+guards the limit for all streams of a dataset. A file in transit counts in full, and a compressed
+one counts in addition to its raw one. A process can keep reading a file that it has mapped; the
+disk space is freed when the last mapping is closed.
 
 Cost: two listings of each folder per fetched file; one `stat` for each file seen first, and two
 `stat` and four system calls per evicted file.
@@ -17,17 +17,35 @@ Cost: two listings of each folder per fetched file; one `stat` for each file see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from streampack.errors import DataError
 from streampack.storage.filesystem import LocalFilesystem, LockBusyError
 from streampack.storage.locks import NOTES_FOLDER, CacheEntry, FileLocks
-from streampack.storage.names import SHARD
+from streampack.storage.names import PACKED, SHARD
 
 LIMIT_LOCK = ".cache-limit.lock"
 LIMIT_TIMEOUT_S = 60.0
+
+
+def shards_in(folder: Path, disk: LocalFilesystem) -> set[str]:
+    """Return the names of the shards in a cache folder, and of those being fetched to it."""
+    names = {*disk.names(folder)}
+    names |= {
+        n.removesuffix(".json") for n in disk.names(folder / NOTES_FOLDER) if n[-5:] == ".json"
+    }
+    return {name for name in names if SHARD.fullmatch(name)}
+
+
+def evict(folder: Path, name: str, disk: LocalFilesystem) -> bool:
+    """Remove a shard from a cache folder unless a process is fetching it; return whether it did."""
+    with FileLocks(folder, disk).try_hold(name.removesuffix(PACKED)) as is_held:
+        if is_held:
+            disk.remove(folder / name)
+            FileLocks(folder, disk).remove_entry(name)
+        return is_held
 
 
 class CacheLimit:
@@ -42,69 +60,50 @@ class CacheLimit:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sizes": {}}
 
-    def reserve(self, folder: Path, incoming: str, num_bytes: int) -> None:
-        """Make room for a shard while it is fetched, and reserve it.
+    def reserve(self, folder: Path, incoming: Mapping[str, int]) -> None:
+        """Make room for a shard's files, given as names and bytes, and reserve it.
 
-        The shard may not exist yet, and its lock must be held.
+        None of the files may exist yet, and the shard's lock must be held.
         """
         lock = self._folders[0] / NOTES_FOLDER / LIMIT_LOCK
         self._disk.make_folder(lock.parent)
         try:
             with self._disk.lock(lock, LIMIT_TIMEOUT_S):
-                self._make_room(folder, incoming, num_bytes)
-                locks = FileLocks(folder, self._disk)
-                locks.write_entry(incoming, CacheEntry(num_bytes=num_bytes))
+                self._make_room(folder, incoming)
+                for name, num_bytes in incoming.items():
+                    FileLocks(folder, self._disk).write_entry(name, CacheEntry(num_bytes=num_bytes))
         except LockBusyError as error:
             raise DataError(
                 f"{lock}: another process has held this lock for {LIMIT_TIMEOUT_S:.0f} s; "
                 "check whether it hangs"
             ) from error
 
-    def _make_room(self, folder: Path, incoming: str, num_bytes: int) -> None:
-        cached = self._cached()
-        cached.pop((folder, incoming), None)
-        excess = num_bytes + sum(cached.values()) - self.num_bytes
+    def _make_room(self, folder: Path, incoming: Mapping[str, int]) -> None:
+        cached = {
+            (each, name): self._num_bytes(each, name)
+            for each in self._folders
+            for name in shards_in(each, self._disk)
+            if each != folder or name not in incoming
+        }
+        excess = sum(incoming.values()) + sum(cached.values()) - self.num_bytes
         if excess <= 0:
             return
         for oldest in sorted(cached, key=lambda key: self._last_planned_ns(*key)):
-            if self._evict(*oldest):
+            if evict(*oldest, self._disk):
                 excess -= cached[oldest]
             if excess <= 0:
                 return
         # The remainder is in transit in other processes, one shard each; do not wait for them.
 
-    def _cached(self) -> dict[tuple[Path, str], int]:
-        """Return the bytes of the shards in all folders, and of those being fetched to them."""
-        cached = {}
-        for folder in self._folders:
-            here = {*self._disk.names(folder)}
-            noted = {
-                name[:-5]
-                for name in self._disk.names(folder / NOTES_FOLDER)
-                if name.endswith(".json")
-            }
-            for name in filter(SHARD.fullmatch, here | noted):
-                cached[folder, name] = self._num_bytes(folder, name, is_here=name in here)
-        return cached
-
-    def _num_bytes(self, folder: Path, name: str, *, is_here: bool) -> int:
-        if not is_here:
-            entry = FileLocks(folder, self._disk).read_entry(name)
-            return 0 if entry is None else entry.num_bytes
+    def _num_bytes(self, folder: Path, name: str) -> int:
         if (folder, name) not in self._sizes:
-            if (state := self._disk.state(folder / name)) is None:
+            known = self._disk.state(folder / name) or FileLocks(folder, self._disk).read_entry(
+                name
+            )
+            if known is None:
                 return 0  # removed since it was listed
-            self._sizes[folder, name] = state.num_bytes
+            self._sizes[folder, name] = known.num_bytes
         return self._sizes[folder, name]
-
-    def _evict(self, folder: Path, name: str) -> bool:
-        """Remove a shard unless a process is fetching it; return whether it did."""
-        locks = FileLocks(folder, self._disk)
-        with locks.try_hold(name) as is_held:
-            if is_held:
-                self._disk.remove(folder / name)
-                locks.remove_entry(name)
-            return is_held
 
     def _last_planned_ns(self, folder: Path, name: str) -> int:
         state = self._disk.state(FileLocks(folder, self._disk).entry_path(name))

@@ -36,7 +36,7 @@ NOT_CALLED = (
 )
 # Stores that only MosaicML's downloaders can read.
 MOSAICML_SCHEMES = ("alipan", "azure-dl", "dbfs", "oci")
-DEFAULTS = {"download_retry": 2, "download_timeout": 60.0}
+DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
 
@@ -83,6 +83,7 @@ class StreamLocation:
         for option, default in DEFAULTS.items():
             if getattr(copied, option, None) is None:
                 setattr(copied, option, default)
+        copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
         split = copied.split or ""
         remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
         folder = Path(copied.local, split)

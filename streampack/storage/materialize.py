@@ -55,43 +55,65 @@ class ShardMaterializer:
     verifier: FileVerifier
     limit: CacheLimit | None = None
 
-    def materialize(self, shard: Shard, raw: Path) -> bool:
-        """Make a shard's raw file available; return whether it was fetched or unpacked."""
+    def materialize(self, shard: Shard, raw: Path, packed: Path) -> bool:
+        """Make a shard's raw file available; return whether it was fetched or unpacked.
+
+        `packed` is where its compressed form is kept, with `keep_zip` only.
+        """
         locks = FileLocks(raw.parent, self.disk)
         with locks.hold(raw.name, lock_s(self.location, shard.stored.num_bytes)):
             if self.verifier.verify(raw, shard.raw) is not None:
                 return False
             locks.remove_leftovers(raw.name)
-            self.disk.remove(raw)  # damaged
-            try:
-                self._make(shard, raw, locks)
-            finally:
-                with suppress(OSError):
-                    if self.disk.state(raw) is None:
-                        locks.remove_entry(raw.name)
-        return True
+            return self._make(shard, raw, packed, locks)
 
-    def _make(self, shard: Shard, raw: Path, locks: FileLocks) -> None:
-        is_remote, num_bytes = self.location.remote is not None, shard.raw.num_bytes
+    def _make(self, shard: Shard, raw: Path, packed: Path, locks: FileLocks) -> bool:
+        incoming = {raw: shard.raw.num_bytes}
+        if self.location.remote is not None and shard.packed is not None:
+            incoming[packed] = shard.packed.num_bytes
+        self.disk.remove(raw)  # damaged
         if self.limit is not None:
-            is_packed = is_remote and shard.packed is not None
-            num_bytes += shard.stored.num_bytes if is_packed else 0
-            self.limit.reserve(raw.parent, raw.name, num_bytes)
+            sizes = {path.name: size for path, size in incoming.items() if self._is_missing(path)}
+            self.limit.reserve(raw.parent, sizes)
         self.verifier.raise_if_rewritten(shard)
-        with locks.temporary(raw.name) as new:
-            if shard.packed is None:
-                self._fetch(shard, new, None)
-            elif not is_remote:
-                source = self.location.folder / shard.packed.basename
-                self.verifier.raise_if_damaged(source, shard.packed)
-                with attach_uri(source, shard.packed.basename):
-                    self._unpack(source, str(source), shard, new)
+        try:
+            # Both temporary names use the raw file's name, because its lock guards them.
+            with locks.temporary(raw.name) as new, locks.temporary(raw.name) as new_packed:
+                is_new = self._bring(shard, packed, new, new_packed)
+                self.verifier.raise_if_rewritten(shard)
+                self.publish(new, raw, self.verifier.expected(shard.raw))
+                if self.location.stream.safe_keep_zip and self.disk.state(new_packed) is not None:
+                    self.publish(new_packed, packed, self.verifier.expected(shard.stored))
+        finally:
+            for path in incoming:
+                with suppress(OSError):
+                    if self._is_missing(path):
+                        FileLocks(path.parent, self.disk).remove_entry(path.name)
+        return is_new
+
+    def _is_missing(self, path: Path) -> bool:
+        return self.disk.state(path) is None
+
+    def _bring(self, shard: Shard, packed: Path, new: Path, new_packed: Path) -> bool:
+        if self.location.remote is None:
+            source = self.location.folder / shard.stored.basename
+            self.verifier.raise_if_damaged(source, shard.stored)
+            with attach_uri(source, shard.stored.basename):
+                self._unpack(source, str(source), shard, new)
+            return True
+        if shard.packed is None:
+            self._fetch(shard, new, None)
+            return True
+        if self.verifier.verify(packed, shard.packed) is not None:
+            try:
+                self._unpack(packed, str(packed), shard, new)
+            except DataError:  # refetched
+                self.disk.remove(packed)
             else:
-                name = shard.packed.basename
-                with locks.temporary(raw.name) as packed:
-                    self._fetch(shard, packed, lambda path: self._unpack(path, name, shard, new))
-            self.verifier.raise_if_rewritten(shard)
-            self.publish(new, raw, self.verifier.expected(shard.raw))
+                return False
+        name = shard.packed.basename
+        self._fetch(shard, new_packed, lambda path: self._unpack(path, name, shard, new))
+        return True
 
     def _unpack(self, source: Path, where: str, shard: Shard, raw: Path) -> None:
         # Hashed in the same pass: a second pass over the file would cost half as much as unpacking.

@@ -6,6 +6,7 @@
         index.9f31c2aa.json                      a version of index.json
         lengths.9f31c2aa.bin                     its length file
         shard.00000.mds.1b7e40d2                 a shard, by its entry in index.json
+        shard.00000.mds.1b7e40d2.zip             its compressed form, with keep_zip=True
         .streampack/                             locks and notes; `last` names the last version
 """
 
@@ -20,9 +21,10 @@ from streampack.mds.length_file import index_digest
 from streampack.storage.filesystem import FileState
 from streampack.storage.locks import note_name
 
-SHARD = re.compile(r".+\.[0-9a-f]{8}", re.DOTALL)
+SHARD = re.compile(r".+\.[0-9a-f]{8}(\.zip)?", re.DOTALL)
 FOLDER = re.compile(r"[0-9a-f]{16}")
 VERSION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{8})?")
+PACKED = ".zip"
 LAST = "last"
 """The note that names the remote and the last version of its index.json, as JSON."""
 
@@ -47,7 +49,7 @@ def index_version(text: bytes, source: FileState | None) -> str:
 
 
 def shard_name(shard: Shard, source: object) -> str:
-    """Return the name of a shard's raw file.
+    """Return the name of a shard's raw file; its compressed one has the ending `PACKED`.
 
     `source` identifies the version of a shard without hashes.
     """

@@ -66,7 +66,8 @@ class Stream:
         download_retry: Further attempts to fetch a file after a failure. None: 2.
         download_timeout: Seconds for an attempt, plus one second for each MB of the file. None: 60.
         validate_hash: Hash algorithm to verify shards with, such as "sha1".
-        keep_zip: As in MosaicML Streaming, but only False: compressed copies are not kept.
+        keep_zip: Whether to keep a compressed file next to the decompressed one. None: only if
+            `local` is the stream itself.
         name: Name of the stream in messages and reports. None: the last part of its path.
         tokens: Column of the tokens; for the default, "input_ids" is accepted too.
         tokens_dtype: Type of the tokens if stored as `bytes`, e.g. "uint16".
@@ -237,10 +238,6 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     if (weight := given["loss_weight"]) is not None and not is_weight(weight):
         raise ConfigError(
             f"loss_weight={weight!r:.40} is not a number of 0 or more; write a factor, such as 0.5"
-        )
-    if given["keep_zip"]:
-        raise ConfigError(
-            f"keep_zip={given['keep_zip']!r}: a cache keeps no compressed copies; omit it"
         )
     _check_weights({name: given[name] for name in ("proportion", "repeat", "choose")})
     _check_download(given["download_retry"], given["download_timeout"])

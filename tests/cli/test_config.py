@@ -131,7 +131,7 @@ def test_a_stream_may_take_over_what_another_one_says(tmp_path):
     path = tmp_path / "mix.yaml"
     path.write_text(
         "streams:\n"
-        "  - &code {local: data/code, repeat: 2, check_dtypes: false}\n"
+        "  - &code {local: data/code, repeat: 2, keep_zip: true}\n"
         "  - &docs {<<: *code, local: data/docs}\n"
         "  - {<<: *docs, repeat: 1}\n"
         "packing: {max_seq_len: 8}\n"
@@ -144,7 +144,7 @@ def test_a_stream_may_take_over_what_another_one_says(tmp_path):
         ("data/docs", 2),
         ("data/docs", 1),
     ]
-    assert not any(each["check_dtypes"] for each in streams)
+    assert all(each["keep_zip"] for each in streams)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ STREAMS = st.fixed_dictionaries(
         "bos_id": st.just(5),
         "shards": st.sampled_from([slice(0, 1), slice(None, 2), slice(1, None)]),
         "download_timeout": st.sampled_from([1e-5, 7, 2.5]),
-        "keep_zip": st.just(False),
+        "keep_zip": st.booleans(),
     },
 )
 SHARED = {

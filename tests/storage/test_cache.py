@@ -33,15 +33,18 @@ def test_local_compressed_shards_are_read_and_kept(tmp_path, compression, length
     assert len(names(path / NOTES)) == len({n for n in before if n.startswith("shard")})
 
 
+@pytest.mark.parametrize("keep_zip", [False, True])
 @pytest.mark.parametrize("compression", [None, "zstd", "gz"])
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compression):
+def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compression, keep_zip):
     path, samples = builders.write_stream_files(
         tmp_path / "remote", LENGTHS, compression=compression, hashes=["md5", "xxh64"]
     )
     before = names(path)
     local = tmp_path / "local"
-    stream = Stream(remote=f"{scheme}{path}", local=str(local), validate_hash="xxh64")
+    stream = Stream(
+        remote=f"{scheme}{path}", local=str(local), validate_hash="xxh64", keep_zip=keep_zip
+    )
 
     opened = open_stream(stream, 0)
 
@@ -49,6 +52,8 @@ def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compressio
     assert opened.has_length_file
     assert_reads(opened, samples)
     assert names(path) == before
+    packed = {name for name in names(cache_of(local)) if name.endswith(".zip")}
+    assert bool(packed) == (keep_zip and compression is not None)
     assert not list(local.rglob("*.tmp*"))
 
 

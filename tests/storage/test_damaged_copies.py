@@ -38,13 +38,14 @@ def flip_offset(file: Path, sample: int = 1) -> None:
     os.utime(file, ns=(time_ns, time_ns))  # like bit rot
 
 
+@pytest.mark.parametrize("keep_zip", [False, True])
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_a_cached_shard_with_damaged_offsets_is_fetched_once_more(
-    tmp_path, compression, new_process
+    tmp_path, compression, keep_zip, new_process
 ):
     path, samples = write_bare(tmp_path / "r", seed=0, compression=compression)
     buckets = Buckets(b=path)
-    stream = Stream(remote="s3://b/r", local=str(tmp_path / "l"))
+    stream = Stream(remote="s3://b/r", local=str(tmp_path / "l"), keep_zip=keep_zip)
     assert_reads(open_stream(stream, 0, store=buckets.store), samples)
     flip_offset(cached(tmp_path / "l", "shard.00000.mds"))
     buckets.asked.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -175,9 +174,10 @@ def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening
     assert shard.is_gone()
 
 
-def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path):
+@pytest.mark.parametrize("keep_zip", [False, True])
+def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, keep_zip):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"))
+    stream = Stream(remote=str(path), local=str(tmp_path / "l"), keep_zip=keep_zip)
     shards = open_stream(stream, 0).shards.index.shards
     raw = [shard.raw.num_bytes for shard in shards]
     packed = [shard.packed.num_bytes for shard in shards]
@@ -190,16 +190,19 @@ def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path):
         return fetch(files, basename, to, **options)
 
     # Room for shard 0, and for 1 and 2 while they arrive, except for one byte.
-    limit = raw[0] + sum(raw[1:3]) + sum(packed[1:3]) - 1
+    there = raw[0] + packed[0] * keep_zip
+    limit = there + sum(raw[1:3]) + sum(packed[1:3]) - 1
     store = Downloader(fetch=watching, fetch_if_there=fetch_if_there)
     (other,) = open_streams([stream], cache_limit=limit)
     (opened,) = open_streams([stream], cache_limit=limit, store=store)
     opened.fetch(0)
     opened.fetch(1)
     assert seen == [2]
-    # Once a shard is here, its compressed form does not count.
-    sizes = {json.loads(note.read_text())["num_bytes"] for note in notes(tmp_path / "l")}
-    assert sizes == set(raw[1:3])
+    # Once a shard is here, a compressed file that is not kept does not count.
+    names = [note.name.removesuffix(".json") for note in notes(tmp_path / "l")]
+    names = [name for name in names if not name.startswith("shard.00000")]
+    assert sum(name.endswith(".zip") for name in names) == (2 if keep_zip else 0)
+    assert sum(not name.endswith(".zip") for name in names) == 2
 
 
 def test_a_failed_download_of_a_compressed_shard_keeps_no_room(tmp_path):

@@ -78,7 +78,7 @@ def test_a_registered_class_is_found_by_its_name(written, tmp_path, name):
     scheme = "s3://nowhere" if name == "prefixed" else ""
     dataset = dataset_of(
         stream_name=name,
-        stream_config={"prefix": "x"} if name == "prefixed" else {"download_retry": 3},
+        stream_config={"prefix": "x"} if name == "prefixed" else {"keep_zip": True},
         remote=f"{scheme}{written.paths[0]}",
         local=str(tmp_path / "cache"),
     )

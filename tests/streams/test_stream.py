@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-import pytest
 import streaming
 from streaming import StreamingDataset
 
-from streampack.errors import ConfigError
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
 
@@ -23,16 +21,8 @@ def test_the_arguments_of_mosaicmls_stream_have_their_names_and_defaults():
 def test_an_unset_argument_is_what_mosaicmls_dataset_would_make_it(tmp_path):
     theirs = inspect.signature(StreamingDataset).parameters
     stream = StreamLocation.of(Stream(local=str(tmp_path))).stream
-    for name in ("download_retry", "download_timeout", "validate_hash"):
+    for name in ("download_retry", "download_timeout", "validate_hash", "keep_zip"):
         assert getattr(stream, name) == theirs[name].default, name
-
-
-def test_a_compressed_copy_is_not_kept_and_to_ask_for_one_is_refused(tmp_path):
-    assert Stream(local=str(tmp_path), keep_zip=False).keep_zip is False
-    with pytest.raises(
-        ConfigError, match="keep_zip=True: a cache keeps no compressed copies; omit"
-    ):
-        Stream(local=str(tmp_path), keep_zip=True)
 
 
 def test_a_tilde_is_the_users_home_in_paths_and_stays_in_urls(tmp_path, monkeypatch):

@@ -46,6 +46,7 @@ class Setup:
     """The expected contents of each final name in a cache, by stream and basename."""
     opened: tuple[TokenStream, ...]
     recipe: Recipe
+    keep_zip: bool
     tokens: list[Int64Array]
     """The rows of all slots of epochs 0 and 1, shape (num_slots, max_seq_len) each."""
     num_packs: list[int]
@@ -80,6 +81,7 @@ class Setup:
             batch_size=batch_size,
             world=world,
             cache_limit=2**40,
+            keeps_packed=(self.keep_zip,) * len(streams),
         )
 
     def shape(self) -> tuple[int, int, int]:
@@ -140,12 +142,14 @@ VARIANTS: list[dict[str, Any]] = [
         "mixing": Mixing(),
         "compression": "gz",
         "lengths_file": False,
+        "keep_zip": True,
         "num_streams": 2,
     },
     {
         "mixing": Mixing(epoch_end="carry", batching_method="per_stream", weight_unit="tokens"),
         "compression": "zstd",
         "num_lanes": 2,
+        "keep_zip": True,
     },
     # Many shards, so that even a workable cache limit is smaller than all of them.
     {"mixing": Mixing(), "compression": None, "num_samples": 36, "longest": 12, "shard": 280},
@@ -164,6 +168,7 @@ def _make_setup(
     compression: str | None,
     num_lanes: int = 1,
     lengths_file: bool = True,
+    keep_zip: bool = False,
     num_streams: int = 1,
     num_samples: int = 12,
     longest: int = 33,
@@ -201,6 +206,7 @@ def _make_setup(
         order=Order(seed=number, shuffle_block_size=5),
         batch_size=1,
         world=World(),
+        keeps_packed=(False,) * len(opened),
     )
     recipe = build_recipe(blueprint, RunShape(num_lanes, 2, GLOBAL_BATCH))
     tokens, num_packs = zip(
@@ -211,6 +217,7 @@ def _make_setup(
         shards=shards,
         opened=opened,
         recipe=recipe,
+        keep_zip=keep_zip,
         tokens=list(tokens),
         num_packs=list(num_packs),
     )
@@ -247,7 +254,7 @@ def open_remote(
 ) -> tuple[TokenStream, ...]:
     """Open a setup's streams from the store, with the length files that are on the real disk."""
     streams = [
-        Stream(remote=f"s3://store/{i}", local=str(folder / str(i)))
+        Stream(remote=f"s3://store/{i}", local=str(folder / str(i)), keep_zip=setup.keep_zip)
         for i in range(setup.num_streams)
     ]
     opened = open_streams(streams, cache_limit=limit, disk=disk, store=store)

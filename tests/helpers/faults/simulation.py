@@ -279,6 +279,8 @@ class Job:
         limit = None
         if self.is_limited:
             limit = setup.limit_for(world, self.batch_size, 1 + self.num_workers)
+            if self.simulation.faults is not None and setup.keep_zip:
+                limit *= 2  # compressed files take space too: each shard would be fetched often
         streams = yield from self.again(lambda: self.simulation.open(process.node, limit))
         recipe, digests = setup.recipe_for(streams), [stream.digest for stream in streams]
         start = self.simulation.start
