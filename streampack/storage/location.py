@@ -128,7 +128,7 @@ class StreamLocation:
 
 
 def _resolve(stream: Any, copied: Any) -> Path | None:
-    defined = [n for n in ("_download_file", *NOT_CALLED) if hasattr(stream, n)]
+    defined = [n for n in ("_download_file", *NOT_CALLED) if hasattr(type(stream), n)]
     if defined:
         raise ConfigError(
             f"{type(stream).__name__} defines {', '.join(defined)}, which streampack never calls "

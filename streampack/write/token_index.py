@@ -79,13 +79,6 @@ def stream_of(source: str | Sequence[str], **options: Any) -> Stream:
     return Stream(**options)
 
 
-def write_token_index(
-    source: str | Sequence[str], out: str | os.PathLike[str], **options: Any
-) -> list[IndexedTokens]:
-    """Write an index of token files into a folder; options and errors as of `index_files`."""
-    return list(index_files(source, out, **options))
-
-
 def index_files(
     source: str | Sequence[str],
     out: str | os.PathLike[str],

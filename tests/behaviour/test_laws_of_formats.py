@@ -40,7 +40,7 @@ from streampack import (
 from streampack.flat import token_file
 from streampack.testing import assert_exactly_once, assert_resumes, assert_same_in_every_world
 from streampack.testing.shown import all_rows, rows, show, worlds
-from streampack.write.token_index import write_token_index
+from streampack.write.token_index import index_files
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.flat import Documents
@@ -383,7 +383,7 @@ def to_store(form: str, own: dict[str, Any], cache: Path) -> dict[str, Any]:
     """Return the options of a stream whose files were copied into a store, and its cache."""
     if form == "arrow":  # its boundaries are between the tokens, so a store needs an index
         own = own | {"index": cache.with_name(f"{cache.name}-index")}
-        write_token_index(str(own["local"]), own["index"])
+        list(index_files(str(own["local"]), own["index"]))
     return own | {"local": cache}
 
 

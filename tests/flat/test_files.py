@@ -18,7 +18,7 @@ from streampack.flat.files import split_source
 from streampack.streams import open_stream
 from streampack.streams.token_stream import TokenStream
 from streampack.write import write_stream
-from streampack.write.token_index import write_token_index
+from streampack.write.token_index import index_files
 from tests.helpers.builders import ReadOnlyDisk
 from tests.helpers.flat import Documents, make_documents, options_of, write, write_megatron
 
@@ -102,7 +102,7 @@ def test_hashes_of_an_index_are_compared_again_after_a_change(form, tmp_path):
     folder, index = tmp_path / "data", tmp_path / "index"
     dtype = options_of(form).get("tokens_dtype")
     write(form, folder, make_documents(60))
-    write_token_index(str(folder), index, tokens_dtype=dtype)
+    list(index_files(str(folder), index, tokens_dtype=dtype))
     assert read(opened(form, folder, index=index)) == as_lists(make_documents(60))
     changed = [each + 1 for each in make_documents(60)]
     write(form, folder, changed)
@@ -168,7 +168,7 @@ def test_tokens_are_those_of_documents_and_one_digest_covers_lengths(form, tmp_p
         documents = write_with_gaps(form, tmp_path / "data", documents)
         stream = opened(form, tmp_path / "data")
         dtype = options_of(form).get("tokens_dtype")
-        write_token_index(str(tmp_path / "data"), tmp_path / "index", tokens_dtype=dtype)
+        list(index_files(str(tmp_path / "data"), tmp_path / "index", tokens_dtype=dtype))
         indexed = opened(form, tmp_path / "data", index=tmp_path / "index")
         assert indexed.full_digest == stream.full_digest
         np.testing.assert_array_equal(indexed.shard_tokens(), stream.shard_tokens())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from streampack.write import write_stream
-from streampack.write.token_index import write_token_index
+from streampack.write.token_index import index_files
 from tests.helpers import flat
 
 FORMATS = ("mds", "megatron", "olmo", "datatrove", "litdata", "arrow", "indexed")
@@ -54,6 +54,6 @@ def write_format(form: str, folder: Path, documents: flat.Documents) -> dict[str
     options |= flat.options_of(form) | {"format": "megatron" if form == "indexed" else form}
     if form == "indexed":
         index = folder.with_name(f"{folder.name}-index")
-        write_token_index(str(folder), index)
+        list(index_files(str(folder), index))
         options["index"] = index
     return options
