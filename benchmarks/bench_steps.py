@@ -32,7 +32,7 @@ import workloads
 from bench_plan import plan_stream
 
 from streampack.balance import AttentionCost, Balance
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Mixing, Order, PackCost, Packing
 from streampack.plan.deal import deal_by_cost, step_time
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
@@ -187,7 +187,7 @@ def equal_cost(num_samples: int | None, args: Any) -> None:
         least = int(np.ceil(cost(np.array([length]))[0]))
         for capacity in (length, length * 3 // 2):
             recipe = recipe_of(lengths, length, NUM_RANKS)
-            packing = Packing(max_seq_len=length, max_cost=least, capacity=capacity)
+            packing = Packing(max_seq_len=length, cost=PackCost(least, capacity=capacity))
             packs = list(batches_of(replace(recipe, packing=packing)))
             tokens = np.array([own.segments[:, LENGTH].sum() for own in packs])
             for pad_to in (capacity, length // 8, length // 16, length // 32, 1):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
+from streampack.config import Bucketing, Buffers, Mixing, Order, PackCost, Packing
 from streampack.errors import ConfigError, DataError, ResumeError, StreampackError, WorkerError
 from streampack.world import World
 
@@ -30,6 +30,7 @@ __all__ = [
     "IterableStream",
     "Mixing",
     "Order",
+    "PackCost",
     "PackedDataLoader",
     "PackedIterableDataset",
     "PackedStreamingDataset",

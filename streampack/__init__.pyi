@@ -11,6 +11,7 @@ from streampack.config import Bucketing as Bucketing
 from streampack.config import Buffers as Buffers
 from streampack.config import Mixing as Mixing
 from streampack.config import Order as Order
+from streampack.config import PackCost as PackCost
 from streampack.config import Packing as Packing
 from streampack.errors import ConfigError as ConfigError
 from streampack.errors import DataError as DataError

@@ -5,7 +5,7 @@
     num_ranks=8.0          read_count     8
     epoch_size="10k"       parse_count    10000
     cache_limit="1.5kb"    parse_bytes    1536
-    method="exactfit"      check_choice   ConfigError: ... did you mean 'exact_fit'?
+    method="nextfit"       check_choice   ConfigError: ... did you mean 'next_fit'?
 
 Functions named `read_` and `parse_` return the converted value. All raise ConfigErrors that name
 the argument, its value and a way out.

@@ -22,13 +22,14 @@ from typing import Any
 
 from streampack._checks import is_weight, parse_count, read_optional_count, show_number
 from streampack.config import Packing
-from streampack.config.combination_table import COST_OPTIONS, OPTION_METHODS
 from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 
 # Fields of Packing that may differ between chapters, in the order of a saved state.
-METHOD_OPTIONS = tuple(name for name in OPTION_METHODS if name not in COST_OPTIONS)
-SHAPES = ("max_seq_len", "method", "buffer_tokens", "buffer_samples", *METHOD_OPTIONS)
+SHAPES = (
+    *("max_seq_len", "method", "buffer_tokens", "buffer_samples", "split_gap", "min_fragment"),
+    *("guard", "max_samples_per_pack", "open_packs", "short_seq_len"),
+)
 
 
 @dataclass(frozen=True, slots=True)

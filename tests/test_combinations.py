@@ -27,6 +27,7 @@ from streampack import (
     IterableStream,
     Mixing,
     Order,
+    PackCost,
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
@@ -40,7 +41,7 @@ from streampack.write import write_stream
 
 SIZE = 64
 PACKING = Packing(max_seq_len=SIZE)
-COST = Packing(max_seq_len=SIZE, max_cost=1000)
+COST = Packing(max_seq_len=SIZE, cost=PackCost(1000))
 SHARED = World(num_ranks=2, replication=2, context_parallel=2)
 PER_DOCUMENT = replace(SHARED, context_layout="zigzag_per_document")
 RUN = (Chapter(weights={"a": 1}, steps=2),)
@@ -93,27 +94,15 @@ MISTAKES: list[Callable[[Path], Any]] = [
     *(
         partial(packing, method="concat", **options)
         for options in (
-            {"split_gap": 0.0},
-            {"min_fragment": 2},
-            {"guard": 2},
             {"max_samples_per_pack": 2},
-            {"open_packs": 2},
             {"short_seq_len": 2},
-            {"max_cost": 1000},
-            {"capacity": SIZE},
-            {"cost_hidden_size": 2},
-            {"cost_window": 2},
+            {"cost": PackCost(1000)},
         )
     ),
-    *(
-        partial(packing, method="best_fit_decreasing", **options)
-        for options in ({"capacity": SIZE}, {"cost_hidden_size": 2}, {"cost_window": 2})
-    ),
-    partial(packing, min_fragment=2),
     partial(packing, method="two_tiers"),
     partial(packing, pad_to_multiple=5),
     partial(packing, method="two_tiers", short_seq_len=12, pad_to_multiple=8),
-    partial(packing, max_cost=1000, capacity=70, pad_to_multiple=8),
+    partial(packing, cost=PackCost(1000, capacity=70), pad_to_multiple=8),
     lambda _: Order(shuffle=False, pack_shuffle=5),
     *(
         partial(dataset, packing=replace(PACKING, positions="continue"), batch_format=name)

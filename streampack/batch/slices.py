@@ -62,7 +62,7 @@ def context_slice(
             "context_parallel": world.context_parallel,
             "context_layout": world.context_layout,
             "max_seq_len": packing.max_seq_len,
-            "max_cost": packing.max_cost,
+            "cost": packing.cost,
             "pad_to_multiple": packing.pad_to_multiple or 1,
             f"the chunks of a {unit}": context.num_parts,
         }

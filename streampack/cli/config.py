@@ -24,7 +24,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from streampack._paths import local_path
 from streampack.balance import AttentionCost, Within
 from streampack.chapters import Chapter, Ramp
-from streampack.config import Buffers, Mixing, Order, Packing
+from streampack.config import Buffers, Mixing, Order, PackCost, Packing
+from streampack.config.packing import refuse_gone
 from streampack.errors import ConfigError, suggest
 from streampack.planned.config_text import ENVIRONMENT
 from streampack.streams import Stream
@@ -131,8 +132,18 @@ class RunConfig(_Keys):
 
 AS_WRITTEN = ("packing", "mixing", "order", "buffers", "batch_size", "batch_format", "skip")
 """Fields of a RunConfig that are arguments of a `PackedStreamingDataset` as they are."""
-CLASSES = (RunConfig, StreamConfig, Packing, Mixing, Order, Buffers, BalanceConfig, ChapterConfig)
-KEYS = [key for kind in (*CLASSES, RampConfig, WorldConfig) for key in signature(kind).parameters]
+CLASSES: tuple[type, ...] = (
+    RunConfig,
+    StreamConfig,
+    Packing,
+    PackCost,
+    Mixing,
+    Order,
+    Buffers,
+    BalanceConfig,
+)
+CLASSES += (ChapterConfig, RampConfig, WorldConfig)
+KEYS = [key for kind in CLASSES for key in signature(kind).parameters]
 
 
 class _Loader(yaml.SafeLoader):
@@ -228,6 +239,11 @@ def _explain(mistake: Any) -> str:
     place, given = mistake["loc"], mistake["input"]
     where = ".".join(str(part) for part in place) or "the file"
     got = f"(got {given!r:.200})"
+    if "packing" in place[-2:-1]:
+        try:
+            refuse_gone({str(place[-1]): given})
+        except ConfigError as error:
+            return f"{where}: {error}"
     match mistake["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
             return f"{where}: unknown key {got}{suggest(str(place[-1]), KEYS)}"

@@ -14,6 +14,6 @@ from streampack.config.bucketing import Bucketing
 from streampack.config.buffers import Buffers
 from streampack.config.mixing import Mixing
 from streampack.config.order import Order
-from streampack.config.packing import Packing
+from streampack.config.packing import PackCost, Packing
 
-__all__ = ["Bucketing", "Buffers", "Mixing", "Order", "Packing"]
+__all__ = ["Bucketing", "Buffers", "Mixing", "Order", "PackCost", "Packing"]

@@ -55,35 +55,18 @@ def listed(options: Options) -> tuple[Option, ...]:
 
 Needs, Excludes, Divides = (partial(Rule, each) for each in ("needs", "excludes", "divides"))
 
-FIT_METHODS = ("exact_fit", "next_fit", "first_fit", "best_fit")  # place one sample at a time
-COST_OPTIONS = ("max_cost", "capacity", "cost_hidden_size", "cost_window")
-# Options of Packing that only some methods support. They default to None.
-OPTION_METHODS = {
-    "split_gap": FIT_METHODS,
-    "min_fragment": FIT_METHODS,
-    "guard": ("exact_fit", "first_fit", "best_fit"),
-    "max_samples_per_pack": (*FIT_METHODS, "best_fit_decreasing", "knapsack"),
-    "open_packs": ("first_fit", "best_fit"),
-    "short_seq_len": ("two_tiers",),
-    **dict.fromkeys(COST_OPTIONS, ("best_fit_decreasing",)),
-}
 # Formats that have a row of tokens for each pack.
 WHOLE_ROWS = ("hf", "torchtune", "olmo_core", "llm_foundry", "llama_factory")
 SLOTS = "Stream(max_seq_len) / Packing(max_seq_len)"
 
 TABLE: Mapping[str, Mapping[Rule, str]] = {
     "Packing": {
-        **{
-            Needs(
-                tuple(name for name in OPTION_METHODS if OPTION_METHODS[name] == methods),
-                one_of("method", *methods),
-            ): "other methods have no use for it"
-            for methods in dict.fromkeys(OPTION_METHODS.values())
-        },
         Needs(
-            ("capacity", "cost_hidden_size", "cost_window"), "max_cost"
-        ): "it describes packs of equal cost",
-        Needs("min_fragment", "split_gap"): "it bounds cuts, and nothing is cut without that",
+            "max_samples_per_pack",
+            one_of("method", "best_fit_decreasing", "next_fit", "knapsack"),
+        ): "other methods have no use for it",
+        Needs("short_seq_len", one_of("method", "two_tiers")): "other methods have no use for it",
+        Needs("cost", one_of("method", "best_fit_decreasing")): "other methods have no use for it",
         Needs(one_of("method", "two_tiers"), "short_seq_len"): (
             "it makes packs of two lengths; set it to the length of short packs, such as a quarter "
             "of max_seq_len"
@@ -116,9 +99,9 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "its mask is found from positions that restart at 0, and with overflow='split' these "
             "continue where a sample was cut; set positions='restart'"
         ),
-        Excludes("max_cost", one_of("batch_format", *WHOLE_ROWS, "native", "torchtitan")): (
+        Excludes("cost", one_of("batch_format", *WHOLE_ROWS, "native", "torchtitan")): (
             "the bound is for varlen attention, and the format computes whole rows; choose "
-            "'compact', 'hf_flash', 'megatron' or 'torchtitan_flat', or omit max_cost"
+            "'compact', 'hf_flash', 'megatron' or 'torchtitan_flat', or omit cost"
         ),
         Needs(
             one_of("batch_format", "llama_factory"),
@@ -154,7 +137,7 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             by="the chunks of a document",
         ): "each rank gets equal chunks of a document, one of them or, with zigzag, two",
         Excludes(
-            "max_cost", "context_parallel"
+            "cost", "context_parallel"
         ): "the bound is on whole packs, and context parallelism cuts them",
         Excludes("context_parallel", one_of("dataset", "BucketedIterableDataset")): (
             "rows of many lengths cannot be cut into equal chunks; use PackedIterableDataset, or "
@@ -185,9 +168,9 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "the packs of a global batch are dealt to whole steps of all ranks; {usual}, or omit "
             "balance"
         ),
-        Needs("max_cost", "a length file"): (
+        Needs("cost", "a length file"): (
             "the number of packs follows from the lengths; run `streampack index` on it, or omit "
-            "max_cost"
+            "cost"
         ),
     },
     "Streams with packs of their own length": {
@@ -211,7 +194,7 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "the packs of a device batch have one length; set batch_size to {batch_sizes}, on any "
             "number of ranks"
         ),
-        Excludes("max_cost", "Stream(max_seq_len)"): "it is one bound for the packs of all streams",
+        Excludes("cost", "Stream(max_seq_len)"): "it is one bound for the packs of all streams",
     },
     "Epochs and chapters": {
         Needs(one_of("epoch_end", "pad", "drop"), "a length file", unless=one_of("num_lanes", 1)): (
@@ -239,7 +222,7 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "the samples of all chapters are cut alike, for packs of one length; omit packing of "
             "the chapters, or set Packing(overflow=...) for all streams"
         ),
-        Excludes("chapters", "max_cost"): (
+        Excludes("chapters", "cost"): (
             "a chapter is counted in full packs, and these have unequal lengths; omit it, or use "
             "Balance"
         ),

@@ -2,9 +2,9 @@
 
 ::
 
-    check_combination({"max_cost": 9000, "context_parallel": 2})
-        ConfigError: max_cost=9000 does not work with context_parallel=2: the bound is on whole
-        packs, and context parallelism cuts them; omit one of them
+    check_combination({"pack_shuffle": 9000, "shuffle": False})
+        ConfigError: pack_shuffle=9000 needs shuffle=True, not False: shuffled packs are not in
+        stored order; set shuffle=True, or omit pack_shuffle
     docs/combinations.md
         the same table as a page
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from numbers import Real
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, wraps
 from typing import Any, Literal
 
 from streampack._checks import (
@@ -14,34 +14,91 @@ from streampack._checks import (
     read_count,
     read_optional_count,
     read_token_id,
-    show_number,
 )
-from streampack.config.combination_table import COST_OPTIONS, OPTION_METHODS
 from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError
 
-Method = Literal[
-    "exact_fit",
-    "next_fit",
-    "first_fit",
-    "best_fit",
-    "best_fit_decreasing",
-    "knapsack",
-    "concat",
-    "two_tiers",
-]
+Method = Literal["best_fit_decreasing", "next_fit", "concat", "knapsack", "two_tiers"]
 Overflow = Literal["split", "truncate", "drop", "error"]
 Positions = Literal["restart", "continue"]
 
 MAX_BATCH_TOKENS = 2**31 - 1  # cu_seqlens is int32
-MAX_OPEN_PACKS = 2**16
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
 BUFFER_PACKS = 8  # default buffer of a packer, in packs
 WINDOW_PACKS = 128  # knapsack empties its whole buffer; with 8, every eighth pack is half empty
-OPEN_PACKS = 8
-MIN_FRAGMENT_TOKENS = 64
-DEFAULT_METHOD: Method = "exact_fit"
-SHUFFLED_METHOD: Method = "best_fit_decreasing"  # default where windows of packs are shuffled
+DEFAULT_METHOD: Method = "best_fit_decreasing"
+WHOLE = "windows are packed whole, and a sample leaves with its window or the next; omit it"
+CUT = "windows are full without cuts; omit it, or write method='concat' to cut where a pack is full"
+COSTS = "write cost=PackCost({}=...) in Python, or cost: {{{}: ...}} in YAML"
+GONE = {
+    "split_gap": CUT,
+    "min_fragment": CUT,
+    "guard": WHOLE,
+    "open_packs": WHOLE,
+    "max_cost": COSTS.format("max_cost", "max_cost"),
+    "capacity": COSTS.format("max_cost=..., capacity", "max_cost: ..., capacity"),
+    "cost_hidden_size": COSTS.format("max_cost=..., hidden_size", "max_cost: ..., hidden_size"),
+    "cost_window": COSTS.format("max_cost=..., window", "max_cost: ..., window"),
+    **dict.fromkeys(
+        ("best_fit", "exact_fit", "first_fit"),
+        "best_fit_decreasing fills packs better; write method='best_fit_decreasing', or omit it",
+    ),
+}
+"""Options and methods of Packing that are refused, and what to write instead."""
+# The options that decide the packs, as states have them; `cost` stands for its own.
+IN_SEQUENCE = (
+    *("max_seq_len", "method", "overflow", "buffer_tokens", "buffer_samples", "split_gap"),
+    *("min_fragment", "guard", "max_samples_per_pack", "pad_to_multiple", "open_packs"),
+    *("short_seq_len", "cost", "bos_id", "eos_id", "padding_id", "positions"),
+)
+
+
+def refuse_gone(options: Mapping[str, Any]) -> None:
+    """Refuse options and methods of `GONE`.
+
+    >>> refuse_gone({"guard": 8})
+    Traceback (most recent call last):
+    streampack.errors.ConfigError: guard=8 is not an option any more: windows are packed whole, ...
+    """
+    for name, value in options.items():
+        if name in GONE:
+            raise ConfigError(f"{name}={value!r:.80} is not an option any more: {GONE[name]}")
+        if name == "method" and value in GONE:
+            raise ConfigError(f"method={value!r} is not a method any more: {GONE[value]}")
+
+
+def _refusing(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def checked(self: Packing, /, **options: Any) -> None:
+        refuse_gone(options)
+        init(self, **options)
+
+    return checked
+
+
+@dataclass(frozen=True)
+class PackCost:
+    """A bound on the cost of a pack, with `streampack.AttentionCost`: packs cost nearly the same.
+
+    Raises:
+        ConfigError: If a value is not a whole number of at least 1.
+
+    >>> Packing(max_seq_len=1000, cost=PackCost(2000)).row_tokens
+    1500
+    """
+
+    max_cost: int
+    """Maximum cost of a pack. It must be at least the cost of one sample of max_seq_len."""
+    capacity: int | None = None
+    """Tokens per pack, from max_seq_len to 1.5 times that. None: 1.5 times."""
+    hidden_size: int = 4096
+    """Width of the model."""
+    window: int | None = None
+    """Tokens that a token attends to, itself included. None: all before it in its sample."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self, read_count, "max_cost", "hidden_size")
+        convert_fields(self, read_optional_count, "capacity", "window")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +115,8 @@ class Packing:
     max_seq_len: int
     """Tokens per pack."""
     method: Method | None = None
-    """Packing algorithm. best_fit_decreasing packs a window of samples as a whole; exact_fit fills
-    packs nearly in order of arrival. docs/packers.md describes the others. None: for MDS streams,
-    if it supports all options given here, best_fit_decreasing; otherwise exact_fit. A run that
-    resumes keeps its method."""
+    """Packing algorithm. best_fit_decreasing packs a window of samples as a whole. docs/packers.md
+    describes the others. None: best_fit_decreasing, or the method of the run that resumes."""
     overflow: Overflow = "split"
     """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
@@ -71,36 +126,17 @@ class Packing:
     max(128 * max_seq_len, 65,536)."""
     buffer_samples: int = 4096
     """Hard limit on the samples buffered by one packer, or waiting for the next window."""
-    split_gap: float | None = None
-    """Split a sample to fill a pack if more than this fraction of the pack would stay empty.
-    None: never split for this reason."""
-    min_fragment: int | None = None
-    """Minimum tokens on either side of a cut made by split_gap. None: 64, or an eighth of a pack if
-    that is less."""
-    guard: int | None = None
-    """Maximum number of packs emitted while a sample waits. After that, the sample is packed next.
-    None: no limit."""
     max_samples_per_pack: int | None = None
     """Maximum number of segments in a pack. None: no limit."""
     pad_to_multiple: int | None = None
     """Pad each sample to a multiple of this many tokens. Context parallelism over n ranks needs
     2 * n. None: no padding between samples."""
-    open_packs: int | None = None
-    """Number of packs that first_fit and best_fit keep open. None: 8."""
     short_seq_len: int | None = None
-    """Tokens per short pack of two_tiers, which requires it. Samples of at most this length go into
-    short packs."""
-    max_cost: int | None = None
-    """Maximum cost of a pack, as `AttentionCost` counts it. It must be at least the cost of one
-    sample of max_seq_len. Packs then hold up to `capacity` tokens and cost nearly the same. For
-    batch formats of varlen attention, with their `pad_to`. None: no limit."""
-    capacity: int | None = None
-    """With max_cost: tokens per pack, from max_seq_len to 1.5 times that. None: 1.5 times."""
-    cost_hidden_size: int | None = None
-    """With max_cost: width of the model. None: 4,096."""
-    cost_window: int | None = None
-    """With max_cost: tokens that a token attends to, itself included. None: all before it in its
-    sample."""
+    """Tokens per block of two_tiers, which requires it. Samples of at most this length are packed
+    into blocks."""
+    cost: PackCost | None = None
+    """Bounds the cost of a pack. Packs then hold up to `PackCost.capacity` tokens and cost nearly
+    the same. For batch formats of varlen attention, with their `pad_to`. None: no limit."""
     bos_id: int | None = None
     """Token inserted before each sample that does not start with it. It counts as part of the
     sample's length. None: no token."""
@@ -115,11 +151,11 @@ class Packing:
 
     def __post_init__(self) -> None:
         convert_fields(self, read_count, "max_seq_len", "buffer_samples")
-        convert_fields(self, read_optional_count, "buffer_tokens", "pad_to_multiple")
-        counts = (name for name in OPTION_METHODS if name != "split_gap")
+        counts = "buffer_tokens", "max_samples_per_pack", "pad_to_multiple", "short_seq_len"
         convert_fields(self, read_optional_count, *counts)
         check_at_most("max_seq_len", self.max_seq_len, MAX_BATCH_TOKENS)
-        check_at_most("open_packs", self.open_packs or 0, MAX_OPEN_PACKS)
+        if self.cost is not None and not isinstance(self.cost, PackCost):
+            raise ConfigError(f"cost={self.cost!r:.80} is not a PackCost; write PackCost(max_cost)")
         if self.method is not None:
             check_choice("method", self.method, Method)
         check_choice("overflow", self.overflow, Overflow)
@@ -129,22 +165,19 @@ class Packing:
                 f"buffer_tokens={self.buffer_tokens} cannot hold one pack; "
                 f"set it to at least max_seq_len={self.max_seq_len}"
             )
-        default = DEFAULT_METHOD if self.max_cost is None else SHUFFLED_METHOD
-        check_combination({**asdict(self), "method": self.method or default})
+        capacity = self.cost.capacity if self.cost else None
+        check_combination(
+            vars(self) | {"method": self.method or DEFAULT_METHOD, "capacity": capacity}
+        )
         self._check_sizes()
-        convert_fields(self, _read_fraction, "split_gap")
         convert_fields(self, read_token_id, "bos_id", "eos_id", "padding_id")
 
     def _check_sizes(self) -> None:
         size, short = self.max_seq_len, self.short_seq_len
-        if self.min_fragment is not None and 2 * self.min_fragment > size:
+        capacity = self.cost.capacity if self.cost else None
+        if capacity is not None and not size <= capacity <= size * 3 // 2:
             raise ConfigError(
-                f"min_fragment={self.min_fragment} leaves nothing to cut in packs of "
-                f"max_seq_len={size}; set it to {size // 2} at most"
-            )
-        if self.capacity is not None and not size <= self.capacity <= size * 3 // 2:
-            raise ConfigError(
-                f"capacity={self.capacity} must be from max_seq_len={size} to 1.5 times that, "
+                f"capacity={capacity} must be from max_seq_len={size} to 1.5 times that, "
                 f"{size * 3 // 2}; omit it to allow the most"
             )
         if short is not None and short >= size:
@@ -153,29 +186,21 @@ class Packing:
                 f"packs hold, such as {self.room_of(max(size // 4, 1))}"
             )
 
-    def resolved(self, *, is_windowed: bool) -> Packing:
-        """Return this packing with a method, chosen by default if there is none.
-
-        If packs are shuffled in windows (`is_windowed`), a window can be packed as a whole.
-
-        >>> Packing(max_seq_len=8).resolved(is_windowed=True).method
-        'best_fit_decreasing'
-        >>> Packing(max_seq_len=8, split_gap=0.01).resolved(is_windowed=True).method
-        'exact_fit'
-        """
-        if self.method is not None:
-            return self
-        is_supported = all(
-            getattr(self, name) is None or SHUFFLED_METHOD in methods
-            for name, methods in OPTION_METHODS.items()
-        )
-        is_whole = self.max_cost is not None or (is_windowed and is_supported)
-        return replace(self, method=SHUFFLED_METHOD if is_whole else DEFAULT_METHOD)
+    def resolved(self) -> Packing:
+        """Return this packing with a method, the default if there is none."""
+        return self if self.method is not None else replace(self, method=DEFAULT_METHOD)
 
     def in_sequence(self) -> dict[str, Any]:
-        """Return the options that decide the packs, by name."""
-        unused = COST_OPTIONS if self.max_cost is None else ()
-        return {name: value for name, value in asdict(self).items() if name not in unused}
+        """Return the options that decide the packs, by name, as states have them."""
+        values: dict[str, Any] = {}
+        for name in IN_SEQUENCE:
+            if name != "cost":
+                values[name] = getattr(self, name, None)
+            elif self.cost is not None:
+                values |= {"max_cost": self.cost.max_cost, "capacity": self.cost.capacity}
+                values |= {"cost_hidden_size": self.cost.hidden_size}
+                values |= {"cost_window": self.cost.window}
+        return values
 
     @property
     def size(self) -> str:
@@ -184,15 +209,11 @@ class Packing:
 
     @cached_property
     def row_tokens(self) -> int:
-        """Token slots of a pack: its capacity with max_cost, otherwise max_seq_len.
-
-        >>> Packing(max_seq_len=1000, max_cost=2000).row_tokens
-        1500
-        """
-        if self.max_cost is None:
+        """Token slots of a pack: its capacity with `cost`, otherwise max_seq_len."""
+        if self.cost is None:
             return self.max_seq_len
         multiple = self.pad_to_multiple or 1
-        return self.capacity or self.max_seq_len * 3 // 2 // multiple * multiple
+        return self.cost.capacity or self.max_seq_len * 3 // 2 // multiple * multiple
 
     @cached_property
     def packs_windows(self) -> bool:
@@ -205,16 +226,6 @@ class Packing:
         packs = WINDOW_PACKS if self.method == "knapsack" else BUFFER_PACKS
         return self.buffer_tokens or max(packs * self.max_seq_len, MIN_BUFFER_TOKENS)
 
-    @cached_property
-    def least_fragment(self) -> int:
-        """Minimum tokens on either side of a cut made by `split_gap`."""
-        return self.min_fragment or min(MIN_FRAGMENT_TOKENS, max(1, self.max_seq_len // 8))
-
-    @property
-    def num_open_packs(self) -> int:
-        """Number of packs that first_fit and best_fit keep open."""
-        return self.open_packs or OPEN_PACKS
-
     def room_of(self, length: int) -> int:
         """Return the slots that a segment of `length` tokens takes in a pack, with its padding.
 
@@ -225,14 +236,5 @@ class Packing:
         return -(-length // multiple) * multiple
 
 
-def _read_fraction(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    is_real = isinstance(value, Real) and not isinstance(value, bool)
-    if not (is_real and 0 <= value < 1):
-        raise ConfigError(
-            f"{name}={show_number(value)} is not a fraction of a pack: 0 <= {name} < 1; "
-            "write e.g. 0.01",
-            option=name,
-        )
-    return float(value)
+# Before pydantic and `inspect` see the class.
+Packing.__init__ = _refusing(Packing.__init__)  # type: ignore[method-assign]

@@ -224,7 +224,7 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
         given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
         check_combination({"steps": steps, **given})
     _check_fields(streams, packing, bucketing)
-    packing = packing.resolved(is_windowed=True)
+    packing = packing.resolved()
     check_max_cost(packing)
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]

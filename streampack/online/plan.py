@@ -93,7 +93,7 @@ class FlowPlan:
     def packer(self) -> Packer:
         if self.bucketing is not None:
             return LengthBucketPacker(self.bucketing)
-        return make_packer(self.packing, waits_once=True)
+        return make_packer(self.packing)
 
     def slices(self, worker_slice: WorkerSlice) -> list[SourceSlice]:
         size = self.shuffle_block_size

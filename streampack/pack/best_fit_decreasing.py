@@ -14,7 +14,7 @@ next window. None waits twice, unless no pack left with its window. docs/packers
 of windows, and docs/adr/0028 the reasons.
 
 Packs leave in the order in which their longest segments arrived, which is random in shuffled data:
-training would otherwise see packs of long samples at the start of each window. With `max_cost`,
+training would otherwise see packs of long samples at the start of each window. With `cost`,
 segments have the sizes of `sizes_in_pack` instead of their lengths.
 
 Cost: two sorts and 50 ns a segment, 0.1 to 0.3 us in all. Memory: the integers of a window, and the
@@ -35,9 +35,8 @@ import numpy.typing as npt
 
 from streampack._numba import compiled, compiled_inline
 from streampack.config import Packing
-from streampack.pack.buffered import BufferedPacker, limits_of, rooms, without_padding
+from streampack.pack.buffered import BufferedPacker, Limits, limits_of, rooms, without_padding
 from streampack.pack.cost import sizes_in_pack
-from streampack.pack.kernels import Limits
 from streampack.types import LENGTH, NO_PACKS, NUM_COLUMNS, Int64Array, Packs, State
 
 # Columns of a pack: free tokens, number of segments, the row that opened it, and the pack before it
@@ -220,6 +219,8 @@ class WindowPacker(BufferedPacker):
     def __init__(self, method: str, place: Place, packing: Packing):
         super().__init__(method, limits_of(packing))
         self._place = place
+        # Packs that left since the window of each buffered segment began, shape (n,).
+        self._waited = np.zeros(0, np.int64)
         self._packing = packing
 
     def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
@@ -273,3 +274,7 @@ class WindowPacker(BufferedPacker):
     def state_dict(self) -> State:
         """Return the buffer, and how many packs each segment has seen leave."""
         return {**super().state_dict(), "waited": self._waited.tolist()}
+
+    def _restore(self, state: State) -> None:
+        super()._restore(state)
+        self._waited = np.array(state["waited"], np.int64).reshape(len(self._buffered))

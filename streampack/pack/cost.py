@@ -17,28 +17,24 @@ from __future__ import annotations
 import numpy as np
 
 from streampack.balance import COST_SCALE, AttentionCost
-from streampack.config import Packing
+from streampack.config import PackCost, Packing
 from streampack.errors import ConfigError
 from streampack.types import Int64Array
 
-HIDDEN_SIZE = 4096
 
-
-def cost_of(packing: Packing) -> AttentionCost:
-    """Return the cost function of a packing with `max_cost`."""
-    return AttentionCost(
-        hidden_size=packing.cost_hidden_size or HIDDEN_SIZE, sliding_window=packing.cost_window
-    )
+def cost_of(cost: PackCost) -> AttentionCost:
+    """Return the cost function of a bound."""
+    return AttentionCost(hidden_size=cost.hidden_size, sliding_window=cost.window)
 
 
 def check_max_cost(packing: Packing) -> None:
     """Refuse a `max_cost` that one sample of max_seq_len exceeds."""
-    if packing.max_cost is None:
+    if packing.cost is None:
         return
-    least = int(np.ceil(cost_of(packing)(np.array([packing.max_seq_len]))[0]))
-    if packing.max_cost < least:
+    least = int(np.ceil(cost_of(packing.cost)(np.array([packing.max_seq_len]))[0]))
+    if packing.cost.max_cost < least:
         raise ConfigError(
-            f"max_cost={packing.max_cost} is less than the cost of one sample of max_seq_len="
+            f"max_cost={packing.cost.max_cost} is less than the cost of one sample of max_seq_len="
             f"{packing.max_seq_len} tokens; set it to at least {least}, or lower max_seq_len"
         )
 
@@ -46,14 +42,14 @@ def check_max_cost(packing: Packing) -> None:
 def sizes_in_pack(lengths: Int64Array, packing: Packing) -> Int64Array:
     """Return the slots that segments of these lengths take of a pack, with all bounds, shape (n,).
 
-    >>> packing = Packing(max_seq_len=100, max_cost=200, cost_hidden_size=8)
+    >>> packing = Packing(max_seq_len=100, cost=PackCost(200, hidden_size=8))
     >>> sizes_in_pack(np.array([10, 90]), packing).tolist()
     [10, 131]
     """
-    if packing.max_cost is None:
+    if packing.cost is None:
         return lengths
     # Rounded as in `Balance`, so that all machines agree.
-    costs = np.rint(cost_of(packing)(lengths) * COST_SCALE)
-    shares = costs * packing.row_tokens / (packing.max_cost * COST_SCALE)
+    costs = np.rint(cost_of(packing.cost)(lengths) * COST_SCALE)
+    shares = costs * packing.row_tokens / (packing.cost.max_cost * COST_SCALE)
     sizes: Int64Array = np.maximum(lengths, np.ceil(shares).astype(np.int64))
     return np.minimum(sizes, packing.row_tokens)

@@ -86,7 +86,6 @@ class KnapsackPacker(BufferedPacker):
         *windows, left = np.split(rows, ends)
         packs = Packs.join(list(map(self._pack_window, windows)))
         self._buffered = without_padding(left, multiple)
-        self._waited = np.zeros(len(self._buffered), np.int64)
         return Packs(segments=without_padding(packs.segments, multiple), ends=packs.ends)
 
     def _windows(self, lengths: Int64Array) -> Iterator[int]:

@@ -19,7 +19,6 @@ from collections import OrderedDict
 import numpy as np
 
 from streampack.config import Bucketing
-from streampack.pack.kernels import NO_LIMIT
 from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
 
 
@@ -51,15 +50,8 @@ class LengthBucketPacker:
         return self._num_tokens, len(self._rows)
 
     def add(self, segments: Int64Array) -> Packs:
-        return self.add_until(segments, NO_LIMIT)[0]
-
-    def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
         batches: list[list[list[int]]] = []
-        num_added = 0
         for row in segments.tolist():
-            if len(batches) >= num_packs:
-                break
-            num_added += 1
             length = row[LENGTH]
             self._rows[self._num_arrived] = row
             insort(self._by_length, (length, self._num_arrived))
@@ -69,7 +61,7 @@ class LengthBucketPacker:
             self.high_water = (max(tokens, self._num_tokens), max(samples, len(self._rows)))
             if len(self._rows) >= self._bucketing.buffer_samples:
                 batches.append(self._next_batch())
-        return _as_packs(batches), num_added
+        return _as_packs(batches)
 
     def flush(self) -> Packs:
         batches = []

@@ -16,21 +16,16 @@ from typing import Protocol
 from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
 from streampack.pack.best_fit_decreasing import WindowPacker, place_decreasing
-from streampack.pack.exact_fit import exact_fit
-from streampack.pack.in_order import concat, next_fit
+from streampack.pack.in_order import InOrderPacker
 from streampack.pack.knapsack import KnapsackPacker
-from streampack.pack.open_packs import OpenPacksPacker
 from streampack.pack.two_tiers import two_tiers
 from streampack.types import Int64Array, Packs, State
 
 PACKERS: dict[str, Callable[[Packing], Packer]] = {
-    "best_fit": partial(OpenPacksPacker, "best_fit"),
     "best_fit_decreasing": partial(WindowPacker, "best_fit_decreasing", place_decreasing),
-    "concat": concat,
-    "exact_fit": exact_fit,
-    "first_fit": partial(OpenPacksPacker, "first_fit"),
+    "concat": partial(InOrderPacker, "concat"),
     "knapsack": KnapsackPacker,
-    "next_fit": next_fit,
+    "next_fit": partial(InOrderPacker, "next_fit"),
     "two_tiers": two_tiers,
 }
 
@@ -43,12 +38,6 @@ class Packer(Protocol):
 
     def add(self, segments: Int64Array) -> Packs:
         """Add segment rows in arrival order, shape (n, 6); return the packs they complete."""
-
-    def add_until(self, segments: Int64Array, num_packs: int) -> tuple[Packs, int]:
-        """Add segments until `num_packs` packs are complete; return them and how many were added.
-
-        The state is as if each segment had been added by a call of its own.
-        """
 
     def flush(self) -> Packs:
         """Pack the whole buffer and leave it empty."""
@@ -72,10 +61,6 @@ class Packer(Protocol):
         """Resume from a saved state."""
 
 
-def make_packer(packing: Packing, *, waits_once: bool = False) -> Packer:  # noqa: ARG001
-    """Return an empty packer for the method of `packing`, or for the default without a shuffle.
-
-    `waits_once`: no effect; samples never wait for more than one further window.
-    """
-    method = packing.method or packing.resolved(is_windowed=False).method
-    return PACKERS[method or DEFAULT_METHOD](packing)
+def make_packer(packing: Packing) -> Packer:
+    """Return an empty packer for the method of `packing`."""
+    return PACKERS[packing.method or DEFAULT_METHOD](packing)

@@ -32,7 +32,7 @@ from streampack.pack.best_fit_decreasing import (
     no_rooms_left,
     place_segments,
 )
-from streampack.pack.kernels import Limits
+from streampack.pack.buffered import Limits
 from streampack.types import Int64Array
 
 

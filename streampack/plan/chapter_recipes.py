@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -126,7 +126,7 @@ def chapter_record(recipe: Recipe) -> dict[str, Any]:
     plan = recipe.chapter
     if plan is None:
         return {}
-    packing = asdict(recipe.packing)
+    packing = recipe.packing.in_sequence()
     passes = {} if plan.passes is None else {"passes": plan.passes}
     return passes | {
         "weights": {

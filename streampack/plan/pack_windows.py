@@ -281,7 +281,7 @@ class PackWindows:
             first + permutation(stop - first, seed, *self._seed_path, num_known + first)
             for first, stop in pairwise(bounds)
         ]
-        if self.recipe.packing.max_cost is not None:
+        if self.recipe.packing.cost is not None:
             lengths = np.append(0, np.cumsum(packs.segments[:, LENGTH]))[packs.ends]
             tokens = np.diff(lengths, prepend=0)
             windows = [order[even_order(tokens[order])] for order in windows]

@@ -201,7 +201,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         order, size = self.order, self.global_batch_size
-        packing = self.packing.resolved(is_windowed=True)
+        packing = self.packing.resolved()
         is_mixed = self.mixing.batching_method == "random"
         chosen_slots = sum([stream.chosen_slots for stream in self.streams])
         names = [stream.name for stream in self.streams]

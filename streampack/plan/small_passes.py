@@ -110,10 +110,10 @@ def _mean_tokens(recipe: Recipe, number: int) -> float:
 def _bounded(packing: Packing, in_pass: float) -> Packing:
     """Return the packing of a queue with so many tokens in a pass."""
     row, method = packing.row_tokens, packing.method
-    if in_pass < row * LEAST_PACKS.get(method or "", 1) and packing.max_cost is None:
+    if in_pass < row * LEAST_PACKS.get(method or "", 1) and packing.cost is None:
         if method == "concat":
             return packing
-        return replace(packing, method="next_fit", guard=None, open_packs=None, short_seq_len=None)
+        return replace(packing, method="next_fit", short_seq_len=None)
     if packing.packs_windows:
         most = max(int(in_pass) // LEFT_PART, row)
         return replace(packing, buffer_tokens=min(packing.buffer_limit, most))

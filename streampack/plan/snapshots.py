@@ -4,7 +4,7 @@
 
     {"lane": 0, "queue": 0, "num_packs": 512, "dropped": [0, 3],
      "arrivals": [epoch, chunk, 0, dues, cursors, offsets],   as many as the queue has streams
-     "packer": {"method": "exact_fit", "high_water": [9, 2],
+     "packer": {"method": "next_fit", "high_water": [9, 2],
                 "buffered": [[stream, pass, sample, start, length, total], ...]},
      "digest": "5f2c..."}                                           of all this, and of the state
 

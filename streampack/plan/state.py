@@ -29,7 +29,6 @@ from streampack._checks import MAX_EPOCH
 from streampack.balance import Balance
 from streampack.chapters import SHAPES
 from streampack.config import Order, Packing
-from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
 from streampack.errors import ResumeError
 from streampack.pack.cost import cost_of
@@ -129,7 +128,7 @@ def plan_fingerprint(
     values = packing.in_sequence() | asdict(recipe.mixing) | asdict(order)
     values = {key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE}
     values |= {"buffer_limit": packing.buffer_limit}
-    values |= _defaults(packing, order) | _cost(packing, order)
+    values |= _defaults(order) | _cost(packing, order)
     if recipe.is_mixed and recipe.mixing.weight_unit == "tokens":
         values |= {FIRST_WAITS: True} if run.chapters or len(recipe.streams) > 1 else {}
     if run.chapters:
@@ -154,12 +153,9 @@ def _streams_by_name(run: RunPlan, digests: Sequence[str], used: Container[str])
     return {"streams": {stream.name: digest for stream, digest in streams}, "max_passes": {}}
 
 
-def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | None]:
+def _defaults(order: Order) -> dict[str, int | list[int]]:
     """Return the effective values of settings with defaults that a release may change."""
-    keeps_open = packing.method in OPTION_METHODS["open_packs"]
     return {
-        "min_fragment": None if packing.split_gap is None else packing.least_fragment,
-        "open_packs": packing.num_open_packs if keeps_open else None,
         "shuffle_block_size": order.block_size,
         "pack_shuffle": list(order.pack_window),
     }
@@ -167,11 +163,11 @@ def _defaults(packing: Packing, order: Order) -> dict[str, int | list[int] | Non
 
 def _cost(packing: Packing, order: Order) -> dict[str, int | str]:
     """Return the capacity and order of packs of equal cost, and a digest of the cost function."""
-    if packing.max_cost is None:
+    if packing.cost is None:
         return {}
     fields: dict[str, int | str] = {
         "capacity": packing.row_tokens,
-        "cost": Balance(cost=cost_of(packing)).digest(),
+        "cost": Balance(cost=cost_of(packing.cost)).digest(),
     }
     if order.pack_window[0]:
         fields["pack_order"] = "even"

@@ -215,7 +215,7 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
     for chapter in spec.chapters:
         own = chapter_spec(spec, chapter)
         sizes = {"global_batch_size": own.mixing.global_batch_size}
-        check_combination({"chapters": spec.chapters, **sizes, "max_cost": own.packing.max_cost})
+        check_combination({"chapters": spec.chapters, **sizes, "cost": own.packing.cost})
         check_format(batch_format, own.packing, own.batch_size)
 
 

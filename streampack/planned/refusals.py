@@ -62,11 +62,11 @@ def check_whole_batches(recipe: Recipe) -> None:
 
 
 def check_equal_cost(packing: Packing, streams: Sequence[TokenStream]) -> None:
-    """Refuse `max_cost` where packs of equal cost are not possible."""
+    """Refuse `cost` where packs of equal cost are not possible."""
     check_max_cost(packing)
     for stream in streams:
         given = {
-            "max_cost": packing.max_cost,
+            "cost": packing.cost,
             "Stream(max_seq_len)": stream.max_seq_len,
             "a length file": not stream.cache.is_remote or stream.has_length_file,
         }

@@ -77,12 +77,12 @@ class StreamLengths:
         return self._of_shard(shard)
 
     def num_slots(self, num_tokens: int) -> int | None:
-        """Return the slots that so many tokens are expected to take; None without `max_cost`.
+        """Return the slots that so many tokens are expected to take; None without `cost`.
 
         The lengths of up to `KEPT_SHARDS` shards decide, 0.1 us a sample.
         """
         packing, stream = self._packing, self._stream
-        if packing.max_cost is None:
+        if packing.cost is None:
             return None
         shards = np.unique(np.linspace(0, stream.num_shards - 1, KEPT_SHARDS).astype(np.int64))
         lengths = np.concatenate([self(shard) for shard in shards.tolist()])

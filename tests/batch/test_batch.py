@@ -104,8 +104,7 @@ def slots(batch):
     "packing",
     [
         {},
-        {"split_gap": 0.0},
-        {"method": "best_fit"},
+        {"method": "next_fit"},
         {"method": "concat"},
         {"method": "two_tiers", "short_seq_len": 16},
         {"eos_id": 77, "bos_id": 78},

@@ -105,15 +105,13 @@ def cases_of(run: Callable[..., None]) -> dict[str, Case]:
         "epoch": lambda root, value: run(root, epoch=value),
     }
     methods: dict[str, dict[str, Any]] = {
-        "min_fragment": {"split_gap": 0.1},
-        "open_packs": {"method": "best_fit"},
         "short_seq_len": {"method": "two_tiers"},
     }
     for name in ("max_seq_len", "buffer_tokens", "buffer_samples", "max_samples_per_pack"):
         cases[f"knapsack {name}"] = option("packing", name, packing={"method": "knapsack"})
     for group, names in {
         "packing": "max_seq_len buffer_tokens buffer_samples max_samples_per_pack pad_to_multiple "
-        "bos_id eos_id padding_id split_gap guard min_fragment open_packs short_seq_len",
+        "bos_id eos_id padding_id short_seq_len",
         "order": "seed shuffle_block_size num_lanes",
         "buffers": "worker_tokens worker_bytes rank_tokens cache_limit",
         "loader": "prefetch_factor timeout",

@@ -44,7 +44,6 @@ LENGTHS = [[1 + number**2 % 90 for number in range(90)], [5, 200, 64] * 10]
 PACKERS: list[dict[str, Any]] = [
     {},
     {"method": "next_fit"},
-    {"method": "best_fit", "split_gap": 0.0},
     {"method": "knapsack"},
     {"method": "concat"},
     {"method": "two_tiers", "short_seq_len": 24},

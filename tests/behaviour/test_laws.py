@@ -115,8 +115,7 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
         "weight_unit": draw(st.sampled_from(["samples", "tokens"]), "weight_unit"),
     }
     packing = {
-        "method": draw(st.sampled_from(["exact_fit", "next_fit"]), "packer"),
-        "split_gap": draw(st.sampled_from([None, 0.1]), "split_gap"),
+        "method": draw(st.sampled_from([None, "next_fit"]), "packer"),
         "overflow": draw(st.sampled_from(["split", "truncate", "drop"]), "overflow"),
         "buffer_tokens": draw(st.sampled_from([64, 200, None]), "buffer_tokens"),
     }
@@ -241,9 +240,9 @@ def test_compressed_streams_without_lengths_give_the_same_packs(tmp_path, method
 
 
 @pytest.mark.parametrize("positions", ["restart", "continue"])
-@pytest.mark.parametrize("method", ["exact_fit", "next_fit"])
+@pytest.mark.parametrize("method", ["best_fit_decreasing", "concat"])
 def test_every_token_is_its_own_and_every_label_the_samples_next_one(written, method, positions):
-    packing = {"method": method, "positions": positions, "split_gap": 0.05, "padding_id": 7}
+    packing = {"method": method, "positions": positions, "padding_id": 7}
     for batch in conformance.make(written, packing=packing):
         conformance.check_tokens(batch, written, padding_id=7)
         starts = input_positions(batch, goes_on=positions == "continue")

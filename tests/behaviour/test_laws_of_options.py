@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import AttentionCost, Balance, ConfigError
+from streampack import AttentionCost, Balance, ConfigError, PackCost
 from streampack.planned.dataset import PackedStreamingDataset
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
@@ -43,9 +43,9 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     packing: dict[str, Any] = {"buffer_tokens": draw(st.sampled_from([200, None]))}
     weights = None
     if draw(st.booleans()):
-        packing |= {"max_cost": MAX_COST, "cost_hidden_size": 20}
+        packing |= {"cost": PackCost(MAX_COST, hidden_size=20)}
     else:
-        packers = [None, "best_fit_decreasing", "exact_fit", "best_fit", "knapsack", "concat"]
+        packers = [None, "next_fit", "two_tiers", "knapsack", "concat"]
         packing["method"] = draw(st.sampled_from(packers))
         if method in ("per_stream", "device_per_stream") and draw(st.booleans()):
             weights = [{}, {"max_seq_len": 128}]

@@ -22,6 +22,7 @@ from streampack import (
     IterableStream,
     Mixing,
     Order,
+    PackCost,
     PackedDataLoader,
     PackedIterableDataset,
     PackedStreamingDataset,
@@ -133,7 +134,7 @@ CONFIGS = [
         r"eos_id=-1 is not a token id; they go from 0 to \d+, None adds none",
     ),
     (
-        lambda: Packing(max_seq_len=100, max_cost=200, capacity=151),
+        lambda: Packing(max_seq_len=100, cost=PackCost(200, capacity=151)),
         r"capacity=151 must be from max_seq_len=100 to 1.5 times that, 150; omit it",
     ),
     (

@@ -90,11 +90,11 @@ CONFIGS = {
         lambda _, least: Packing(max_seq_len=64, buffer_tokens=int(least)),
     ),
     "an option of another packer, omitted": Remedy(
-        lambda _: Packing(max_seq_len=64, open_packs=4),
-        r"needs method='(\w+)' or '(\w+)', .*; choose one of these, or omit open_packs$",
-        lambda _, *methods: [
+        lambda _: Packing(max_seq_len=64, short_seq_len=4),
+        r"needs method='(\w+)', .*; set method='\w+', or omit short_seq_len$",
+        lambda _, method: [
             Packing(max_seq_len=64),
-            *(Packing(max_seq_len=64, open_packs=4, method=method) for method in methods),
+            Packing(max_seq_len=64, short_seq_len=4, method=method),
         ],
     ),
     "packs that are no multiple": Remedy(

@@ -9,8 +9,9 @@ import pytest
 import streaming
 import yaml
 
-from streampack import ConfigError, Mixing, Order, Packing, Stream
+from streampack import ConfigError, Mixing, Order, PackCost, Packing, Stream
 from streampack.cli.config import StreamConfig, read_config
+from streampack.config.packing import GONE
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "streampack" / "cli" / "demo" / "demo.yaml"
@@ -109,7 +110,7 @@ def test_a_count_may_be_written_as_any_whole_number(tmp_path, count):
     path = tmp_path / "x.yaml"
     path.write_text(
         f"streams: [{{local: a, proportion: 5e-1, choose: {count}}}]\n"
-        f"packing: {{max_seq_len: {count}, split_gap: 0.0}}\n"
+        f"packing: {{max_seq_len: {count}}}\n"
         f"mixing: {{epoch_size: {count}}}\nbatch_size: {count}\n"
     )
 
@@ -167,3 +168,24 @@ def test_a_stream_may_take_over_what_another_one_says(tmp_path):
 def test_a_file_that_is_no_config_is_refused_in_one_line(refuse, text, message):
     [line] = refuse(text)
     assert message in line
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_what_packing_had_before_is_refused_with_what_to_write(tmp_path, name):
+    options = {"method": name} if "fit" in name else {name: 4}
+    path = tmp_path / "x.yaml"
+    described = {"streams": [{"local": "a"}], "packing": {"max_seq_len": 64, **options}}
+    path.write_text(yaml.safe_dump(described))
+
+    for make in (lambda: Packing(max_seq_len=64, **options), lambda: read_config(path)):
+        with pytest.raises(ConfigError, match=f"{name}.* any more: .*(omit it|write )"):
+            make()
+
+
+def test_a_packing_bounds_the_cost_of_packs(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "streams: [{local: a}]\npacking: {max_seq_len: 64, cost: {max_cost: 90, hidden_size: 8}}\n"
+    )
+
+    assert read_config(path).packing.cost == PackCost(90, hidden_size=8)

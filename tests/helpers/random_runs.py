@@ -22,7 +22,7 @@ from streampack import (
 from tests.helpers.conformance import Written, write_streams
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
-PACKERS = [None, None, "exact_fit", "best_fit", "next_fit", "concat", "knapsack"]
+PACKERS = [None, None, "next_fit", "concat", "knapsack"]
 
 
 class Case:

@@ -24,10 +24,9 @@ from tests.helpers.iterables import pieces, rows_of
 
 PACKERS = [
     {"method": method, **options}
-    for method in ("exact_fit", "next_fit", "first_fit", "best_fit", "concat", "knapsack")
+    for method in ("exact_fit", "next_fit", "concat", "knapsack")
     for options in ({}, {"buffer_tokens": 80})
 ]
-PACKERS += [{"split_gap": 0.1}, {"guard": 2}, {"method": "first_fit", "guard": 1}]
 
 
 @examples(25)

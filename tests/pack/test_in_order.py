@@ -35,15 +35,3 @@ def test_pieces_of_a_long_sample_that_meet_in_a_pack_are_one_segment(lengths):
     for pack in range(len(packs)):
         assert len(np.unique(packs[pack][:, SAMPLE])) == len(packs[pack])
     assert packs.segments[:, LENGTH].sum() == sum(lengths)
-
-
-@given(lengths=st.lists(st.integers(1, 20), max_size=60))
-def test_with_split_gap_zero_only_short_fragments_leave_a_gap(lengths):
-    packs = packed("next_fit", rows_of(lengths), max_seq_len=20, split_gap=0.0)
-
-    segments = packs.segments
-    order = segments[:, SAMPLE] * 100 + segments[:, START]
-    assert (np.diff(order) > 0).all()
-    for pack in range(len(packs) - 1):
-        # A fragment has 20 // 8 tokens at least, so a cut can miss the gap by one.
-        assert packs[pack][:, LENGTH].sum() >= 20 - 1 or packs[pack + 1][0, LENGTH] < 4

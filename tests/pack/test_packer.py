@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.config import Packing
-from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
 from streampack.pack import Packer, make_packer
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Packs
@@ -25,21 +23,6 @@ WINDOWED = ("best_fit_decreasing", "two_tiers")  # their calls are windows
 STEADY = tuple(method for method in METHODS if method not in WINDOWED)
 ORACLES = {method: getattr(oracles, method) for method in STEADY}
 SIZES = [1, 2, 3, 7, 8, 16, 63, 64, 65, 128, 500, 1000, 3000, 8192, 20_000]
-
-
-def options_of(method: str) -> dict[str, Any]:
-    """Strategies for the options of a packing method."""
-    values = {
-        "split_gap": [None, 0.0, 0.01, 0.3],
-        "guard": [None, 1, 2, 5],
-        "max_samples_per_pack": [None, 1, 2, 3, 7],
-        "open_packs": [None, 1, 2, 3],
-    }
-    return {
-        name: st.sampled_from(choices)
-        for name, choices in values.items()
-        if method in OPTION_METHODS[name]
-    }
 
 
 def packing_of(method: str, size: int, **options: Any) -> Packing:
@@ -64,9 +47,9 @@ def cases(draw, methods: tuple[str, ...] = METHODS) -> tuple[Packing, np.ndarray
         st.integers(1, max(1, size // 64)).map(lambda count: min(64 * count, size)),
     )
     lengths = draw(st.lists(one_length, max_size=60))
-    options = {name: draw(values) for name, values in options_of(method).items()}
-    if options.get("split_gap") is not None and size >= 16:
-        options["min_fragment"] = draw(st.sampled_from([None, 1, 8]))
+    options = {}
+    if method not in ("concat", "two_tiers"):
+        options["max_samples_per_pack"] = draw(st.sampled_from([None, 1, 2, 3, 7]))
     packing = packing_of(
         method,
         size,
@@ -96,11 +79,7 @@ def rules_of(packing: Packing) -> oracles.Rules:
         max_seq_len=packing.max_seq_len,
         buffer_tokens=packing.buffer_limit,
         buffer_samples=packing.buffer_samples,
-        split_gap=packing.split_gap,
-        fragment=packing.min_fragment,
-        guard=packing.guard,
         max_samples=packing.max_samples_per_pack,
-        open_packs=packing.open_packs or 8,
         multiple=packing.pad_to_multiple or 1,
     )
 
@@ -162,56 +141,18 @@ def test_packs_are_within_their_limits_and_only_the_end_of_a_sample_has_padding(
 
 
 @given(case=cases())
-def test_a_pack_has_one_cut_at_most_and_none_without_split_gap(case):
+def test_a_pack_has_one_cut_at_most_and_none_but_with_concat(case):
     packing, rows = case
 
     packs = pack_all(make_packer(packing), rows)
 
     ends = rows[:, START] + rows[:, LENGTH]
-    fragment = packing.min_fragment or min(64, max(1, packing.max_seq_len // 8))
-    is_ordered = packing.method in ("exact_fit", "next_fit")
     for pack in range(len(packs)):
         segments = packs[pack]
         cuts = np.flatnonzero(segments[:, START] + segments[:, LENGTH] < ends[segments[:, SAMPLE]])
-        tails = np.flatnonzero(segments[:, START] > rows[segments[:, SAMPLE], START])
         # A cut segment is the last of its pack.
         assert cuts.tolist() in ([], [len(segments) - 1])
-        if is_ordered:  # ... and its tail the first of a later one
-            assert tails.tolist() in ([], [0])
-        if packing.method != "concat":
-            assert (segments[np.append(cuts, tails), LENGTH] >= fragment).all()
-            assert packing.split_gap is not None or not len(cuts)
-
-
-@examples(300)
-@given(case=cases(OPTION_METHODS["guard"]))
-def test_with_a_guard_no_segment_waits_for_longer_than_its_bound(case):
-    packing, rows = case
-    packing = replace(packing, guard=packing.guard or 1)
-    packer = make_packer(packing)
-    size, arrived, num_closed = packing.max_seq_len, {}, 0
-    waited = [0]
-
-    for row in [*range(len(rows)), None]:
-        packs = packer.flush() if row is None else packer.add(rows[row : row + 1])
-        if row is not None:
-            arrived[row] = num_closed
-        for pack in range(len(packs)):
-            is_pooled = packing.room_of(packs[pack][0, LENGTH]) < size
-            ends = packs[pack][:, START] + packs[pack][:, LENGTH]
-            wholes = rows[packs[pack][:, SAMPLE]]
-            if is_pooled:
-                whole = ends == wholes[:, START] + wholes[:, LENGTH]
-                waited += [num_closed - arrived[s] for s in packs[pack][whole, SAMPLE].tolist()]
-            num_closed += is_pooled
-
-    if packing.method == "exact_fit":
-        limit = packing.guard + 2 * packing.buffer_limit / size + 1
-        # A limit on samples needs more packs for the same tokens, and so does a gap before a cut.
-        is_plain = packing.max_samples_per_pack is None and packing.split_gap is None
-    else:
-        limit, is_plain = packing.guard + (packing.open_packs or 8) - 1, packing.split_gap is None
-    assert not is_plain or max(waited) <= limit
+        assert packing.method == "concat" or not len(cuts)
 
 
 @given(case=cases(), chunks=st.lists(st.integers(1, 9), min_size=1))

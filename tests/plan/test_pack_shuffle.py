@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Mixing, Order, PackCost, Packing
 from streampack.mix.draw import CHUNK
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_order import even_order
@@ -100,7 +100,7 @@ def test_runs_of_an_even_order_vary_less_in_tokens_than_those_of_a_shuffle(
 
 
 def test_packs_of_equal_cost_leave_in_the_even_order_and_equal_cost_states_say_so():
-    packing = Packing(max_seq_len=64, max_cost=80, cost_hidden_size=20)
+    packing = Packing(max_seq_len=64, cost=PackCost(80, hidden_size=20))
     r = replace(make(Order(seed=1)), packing=packing)
     packs = [pack for pack, _ in zip(queue_packs(PackQueue(r, 0, 0, 0)), range(400), strict=False)]
     tokens = np.array([sum(row[LENGTH] for row in pack) for pack in packs])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from streampack import rng
 from streampack.config import Mixing, Order, Packing
-from streampack.config.combination_table import OPTION_METHODS
 from streampack.config.packing import Method
 from streampack.order import shuffle
 from streampack.pack import best_fit_decreasing
@@ -40,20 +39,16 @@ def lengths_of(kind: str, number: int, size: int) -> np.ndarray:
 def packing_of(packer: str | None, size: int, extra: dict | None = None, **options) -> Packing:
     """A packing with those extra options that its packer supports."""
     short = size // 4 if packer == "two_tiers" else None
-    more = {
-        name: value
-        for name, value in (extra or {}).items()
-        if (packer or "best_fit_decreasing")
-        in OPTION_METHODS.get(name, [packer, "best_fit_decreasing"])
-    }
+    more = dict(extra or {})
+    if packer in ("concat", "two_tiers"):
+        more.pop("max_samples_per_pack", None)
     return Packing(max_seq_len=size, method=packer, short_seq_len=short, **more, **options)
 
 
 EXTRA = [
     {},
-    {"split_gap": 0.02, "guard": 4},
     {"max_samples_per_pack": 3},
-    {"pad_to_multiple": 4, "open_packs": 3},
+    {"pad_to_multiple": 4},
     {"buffer_samples": 50},
 ]
 

@@ -82,8 +82,6 @@ def test_what_does_not_change_the_sequence_may_change(forgiven):
     [
         ("shuffle_block_size", order_config, "SHUFFLE_BLOCK_SIZE", {}),
         ("buffer_limit", packing_config, "MIN_BUFFER_TOKENS", {}),
-        ("open_packs", packing_config, "OPEN_PACKS", {"method": "best_fit"}),
-        ("min_fragment", packing_config, "MIN_FRAGMENT_TOKENS", {"split_gap": 0.1}),
     ],
 )
 def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_the_saved_value(
@@ -153,9 +151,7 @@ RECIPES = [
 RECIPES += [
     make(packing=Packing(max_seq_len=64, **options))
     for options in (
-        {"guard": 2},
-        {"method": "best_fit", "guard": 2},
-        {"method": "first_fit"},
+        {"method": "next_fit"},
         {"method": "two_tiers", "short_seq_len": 16},
         {"method": "knapsack"},
         {"method": "concat"},

@@ -6,6 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from streampack import (
     ConfigError,
     Mixing,
     Order,
+    PackCost,
     PackedStreamingDataset,
     Packing,
     Ramp,
@@ -24,6 +26,7 @@ from streampack import (
     World,
     from_config,
 )
+from streampack.planned.config_text import config_text
 from tests.helpers.builders import write_stream_files
 
 
@@ -55,7 +58,6 @@ SHARED = {
         Packing,
         max_seq_len=st.just(64),
         overflow=st.sampled_from(["split", "drop"]),
-        split_gap=st.sampled_from([None, 0.25]),
         padding_id=st.sampled_from([0, 9]),
     ),
     "order": st.none() | st.builds(Order, seed=st.integers(0, 9), num_lanes=st.just(2)),
@@ -195,3 +197,11 @@ def test_rows_in_memory_and_classes_of_streams_are_named(folders, tmp_path):
         dataset = PackedStreamingDataset([stream], packing=Packing(max_seq_len=64), world=World())
         with pytest.raises(ConfigError, match=named):
             dataset.to_config()
+
+
+def test_the_cost_of_packs_is_a_mapping():
+    packing = Packing(max_seq_len=64, cost=PackCost(100, window=9))
+
+    written = yaml.safe_load(config_text([], {"packing": packing}))
+
+    assert written["packing"] == {"max_seq_len": 64, "cost": {"max_cost": 100, "window": 9}}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import PackedDataLoader, Packing
+from streampack import PackCost, PackedDataLoader, Packing
 from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
 from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH
@@ -18,7 +18,7 @@ from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.planning import global_batches, recipe
 
 SIZE = 256
-COST = {"max_cost": 400, "cost_hidden_size": 50}
+COST = {"cost": PackCost(400, hidden_size=50)}
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 
 
@@ -77,7 +77,7 @@ def test_an_epoch_that_carries_has_the_packs_that_its_tokens_fill(written, metho
 @pytest.mark.thorough
 def test_the_tokens_of_global_batches_vary_by_less_than_one_percent():
     lengths = np.minimum(synthetic_lengths("web", 200_000), 8192)
-    packing = Packing(max_seq_len=8192, max_cost=9558)
+    packing = Packing(max_seq_len=8192, cost=PackCost(9558))
     r = recipe([lengths], packing=packing, global_batch_size=512)
 
     tokens = [

@@ -110,7 +110,7 @@ def options_of(convert: Formatter) -> dict[str, Any]:
 def check_format(batch_format: BatchFormat, packing: Packing, batch_size: int = 1) -> Formatter:
     """Return the function of a format, checked against `packing` and `batch_size`."""
     convert = get_format(batch_format)
-    given = {"max_cost": packing.max_cost, "batch_size": batch_size, **options_of(convert)}
+    given = {"cost": packing.cost, "batch_size": batch_size, **options_of(convert)}
     if packing.overflow == "split":
         given["positions"] = packing.positions
     check_combination(given)

@@ -21,6 +21,7 @@ from streampack import (
     Chapter,
     Mixing,
     Order,
+    PackCost,
     PackedDataLoader,
     PackedIterableDataset,
     PackedStreamingDataset,
@@ -141,12 +142,11 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     "repeat": planned(weights={"chat": 1}, mixing=Mixing(epoch_size=2000)),
     "unshuffled": planned(order=Order(shuffle=False)),
     "knapsack": planned(packing=Packing(max_seq_len=512, method="knapsack", overflow="truncate")),
-    "best_fit": planned(packing=Packing(max_seq_len=512, method="best_fit", overflow="drop")),
     "next_fit": planned(packing=Packing(max_seq_len=512, method="next_fit", eos_id=1, bos_id=2)),
     "concat": planned(packing=Packing(max_seq_len=512, method="concat", positions="continue")),
     "two_tiers": planned(packing=Packing(max_seq_len=512, method="two_tiers", short_seq_len=128)),
     "multiples": planned(
-        packing=Packing(max_seq_len=512, pad_to_multiple=8, max_samples_per_pack=6, guard=64)
+        packing=Packing(max_seq_len=512, pad_to_multiple=8, max_samples_per_pack=6)
     ),
     "compact": planned(batch_format="compact"),
     "hf": planned(batch_format="hf"),
@@ -176,7 +176,7 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         world=TWO_RANKS,
     ),
     "equal-cost": planned(
-        packing=Packing(max_seq_len=512, max_cost=800, cost_hidden_size=100),
+        packing=Packing(max_seq_len=512, cost=PackCost(800, hidden_size=100)),
         batch_format="compact",
         order=Order(seed=17, num_lanes=4),
         mixing=Mixing(epoch_end="carry", batching_method="stratified", global_batch_size=8),
