@@ -187,7 +187,7 @@ def layouts(
     within = list(rows_within([len(sample) for sample in samples], budget))
     packed = PackedIterableDataset(
         [IterableStream(samples)],
-        packing=Packing(max_seq_len=max_seq_len, method="exact_fit"),
+        packing=Packing(max_seq_len=max_seq_len),
         batch_size=batch_size,
     )
     bucketed = BucketedIterableDataset(

@@ -2,7 +2,7 @@
 
 ::
 
-    {"bench": "pack/exact_fit", "unit": "samples/s", "median": 4.6e6, "runs": [...],
+    {"bench": "pack/next_fit", "unit": "samples/s", "median": 4.6e6, "runs": [...],
      "params": {...}, "versions": {...}, "commit": "4e8d474", "machine": {...}, ...}
     {"bench": "peers/fairseq2", "skipped": "no wheel for this torch", ...}
 
@@ -113,7 +113,7 @@ def line(
     """Return one result.
 
     Args:
-        bench: What was measured, such as "pack/exact_fit".
+        bench: What was measured, such as "pack/next_fit".
         unit: Of the runs and their median, such as "tokens/s".
         runs: Every run.
         params: All that the result depends on.

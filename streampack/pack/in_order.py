@@ -44,14 +44,19 @@ def append_row(rows: Int64Array, row: int, length: int, out: Int64Array, span: I
 
 @compiled
 def fit_in_order(
-    limits: Limits, cuts: bool, rows: Int64Array, out: Int64Array, ends: Int64Array
+    limits: Limits,
+    cuts: bool,
+    rows: Int64Array,
+    out: Int64Array,
+    ends: Int64Array,
+    span: Int64Array,
 ) -> tuple[int, int, int, int]:
     """Add rows to the open pack, and close it if one does not fit, or its head fills it (`cuts`).
 
-    `out` receives the segments of closed packs, and `ends` one past the last of each. Return the
-    number of packs, the first row that is in none, and the most tokens and rows of an open pack.
+    `out` receives the segments of closed packs, `ends` one past the last of each, and `span` where
+    the next pack begins, twice. Return the number of packs, the first row that is in none, and the
+    most tokens and rows of an open pack.
     """
-    span = np.zeros(2, np.int64)
     first = tokens = num_packs = most_tokens = most_rows = 0
     most = min(limits.buffer_samples, limits.max_samples)
     for row in range(len(rows)):
@@ -100,17 +105,17 @@ class InOrderPacker(BufferedPacker):
             np.empty((2 * len(rows), NUM_COLUMNS), np.int64),
             np.empty(2 * len(rows), np.int64),
         )
-        num, first, *marks = fit_in_order(limits, self._method == "concat", rows, out, ends)
+        span = np.zeros(2, np.int64)
+        cuts = self._method == "concat"
+        num, first, *marks = fit_in_order(limits, cuts, rows, out, ends, span)
         tokens, samples = self._high_water
         self._high_water = max(tokens, marks[0]), max(samples, marks[1])
-        num_out = int(ends[num - 1]) if num else 0
-        packs = Packs(segments=out[:num_out].copy(), ends=ends[:num].copy())
-        left = rows[first:]
-        if final and len(left):
-            span = np.zeros(2, np.int64)
-            for row in range(len(left)):
-                append_row(left, row, left[row, LENGTH], out, span)
-            last = Packs(segments=out[: span[1]].copy(), ends=span[1:])
-            packs, left = Packs.join([packs, last]), left[:0]
-        self._buffered = without_padding(left.copy(), limits.multiple)
-        return Packs(segments=without_padding(packs.segments, limits.multiple), ends=packs.ends)
+        if final and first < len(rows):
+            for row in range(first, len(rows)):
+                append_row(rows, row, rows[row, LENGTH], out, span)
+            ends[num] = span[1]
+            num, first = num + 1, len(rows)
+        # Copies, because views would keep the arrays of this call alive.
+        self._buffered = without_padding(rows[first:].copy(), limits.multiple)
+        segments = without_padding(out[: span[1]].copy(), limits.multiple)
+        return Packs(segments=segments, ends=ends[:num].copy())

@@ -16,39 +16,9 @@ from streampack import (
     PackedIterableDataset,
     Packing,
 )
-from streampack.pack import fit_samples, make_packer
-from streampack.types import Packs
 from tests.helpers.batches import same
 from tests.helpers.examples import examples
 from tests.helpers.iterables import pieces, rows_of
-
-PACKERS = [
-    {"method": method, **options}
-    for method in ("exact_fit", "next_fit", "concat", "knapsack")
-    for options in ({}, {"buffer_tokens": 80})
-]
-
-
-@examples(25)
-@given(
-    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=60),
-    most=st.integers(1, 4),
-    size=st.integers(1, 30),
-)
-@pytest.mark.parametrize("options", [*PACKERS, {"pad_to_multiple": 4}, {"max_samples_per_pack": 3}])
-def test_a_packer_that_stops_is_as_if_its_segments_came_one_by_one(options, lengths, most, size):
-    packing = Packing(max_seq_len=64, **options)
-    one_by_one, stopping = make_packer(packing), make_packer(packing)
-    samples = np.array([[0, 0, number, length] for number, length in enumerate(lengths)])
-    rows = fit_samples(samples, 64, "split", ["s"])
-    while len(rows):
-        packs, num_added = stopping.add_until(rows[:size], most)
-        expected = [one_by_one.add(rows[n : n + 1]) for n in range(num_added)]
-        assert packs.segments.tolist() == Packs.join(expected).segments.tolist()
-        assert sum(map(len, expected[:-1])) < most, "stops as soon as it can"
-        assert num_added == len(rows[:size]) or len(packs) >= most
-        assert stopping.state_dict() == one_by_one.state_dict()
-        rows = rows[num_added:]
 
 
 def test_lists_and_arrays_of_every_integer_type_give_the_same_batches():

@@ -77,4 +77,4 @@ def test_kernels_are_kept_in_numba_cache_dir_without_a_warning(tmp_path):
     cache = tmp_path / "cache"
 
     assert run_script(package, NUMBA_CACHE_DIR=str(cache)) == [PACKED]
-    assert list(cache.rglob("kernels.fit_in_order*.nbc"))
+    assert list(cache.rglob("in_order.fit_in_order*.nbc"))

@@ -91,7 +91,7 @@ def _online(streams: dict[str, Any] | None = None, **options: Any) -> Callable[[
     return lambda _: online_dataset(sources, streams or {}, world=ALONE, **options)
 
 
-EXACT_FIT = Packing(max_seq_len=512, method="exact_fit")
+NEXT_FIT = Packing(max_seq_len=512, method="next_fit")
 TWO_MIXTURES = (
     Chapter(weights={"web": 0.7, "code": 0.3}, steps=5),
     Chapter(weights={"code": 0.5, "chat": 0.5}),
@@ -124,7 +124,7 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         order=Order(seed=17, num_lanes=4, pack_shuffle=0),
     ),
     "carry-large": planned(  # in addition to the samples that the packer may buffer
-        packing=Packing(max_seq_len=512, method="exact_fit", buffer_samples=30),
+        packing=Packing(max_seq_len=512, method="next_fit", buffer_samples=30),
         weights={"web": 1},
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
         order=Order(seed=17, num_lanes=3, pack_shuffle=0),
@@ -150,15 +150,15 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     ),
     "compact": planned(batch_format="compact"),
     "hf": planned(batch_format="hf"),
-    "spread": planned(packing=EXACT_FIT, order=Order(seed=17)),
-    "spread-small": planned(packing=EXACT_FIT, order=Order(seed=17, pack_shuffle=10)),
+    "spread": planned(packing=NEXT_FIT, order=Order(seed=17)),
+    "spread-small": planned(packing=NEXT_FIT, order=Order(seed=17, pack_shuffle=10)),
     "spread-stratified": planned(
-        packing=EXACT_FIT,
+        packing=NEXT_FIT,
         order=Order(seed=17),
         mixing=Mixing(batching_method="stratified", global_batch_size=8),
     ),
     "spread-carry": planned(
-        packing=EXACT_FIT,
+        packing=NEXT_FIT,
         mixing=Mixing(epoch_end="carry", epoch_size=200, global_batch_size=8),
         order=Order(seed=17, num_lanes=4),
         world=TWO_RANKS,
@@ -202,7 +202,7 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
     "chapters-device_per_stream": _chapters(
         *TWO_MIXTURES, mixing=Mixing(batching_method="device_per_stream", global_batch_size=8)
     ),
-    "chapters-exact_fit": _chapters(*TWO_MIXTURES, packing=EXACT_FIT),
+    "chapters-next_fit": _chapters(*TWO_MIXTURES, packing=NEXT_FIT),
     "chapters-concat": _chapters(*TWO_MIXTURES, packing=Packing(max_seq_len=512, method="concat")),
     "chapters-ramps": _chapters(*RAMPS),
     "chapters-ramps-stratified": _chapters(
@@ -225,7 +225,7 @@ CASES: dict[str, Callable[[Path], Dataset]] = {
         *TWO_MIXTURES, mixing=Mixing(batching_method="stratified", global_batch_size=8)
     ),
     "chapters-skipped": _chapters(*TWO_MIXTURES),
-    "chapters-edited": _chapters(*RAMPS, packing=EXACT_FIT),
+    "chapters-edited": _chapters(*RAMPS, packing=NEXT_FIT),
     "online": _online(
         {"web": {"proportion": 0.6}, "code": {"proportion": 0.3}, "chat": {"proportion": 0.1}}
     ),
