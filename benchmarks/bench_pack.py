@@ -8,8 +8,8 @@
             --one by one---> packs as they leave    how many leave while a sample waits
 
 The lengths `uniform` and `chat` are hard, because samples are nearly as long as packs; they are
-only packed at 2,048. Every line also gives the fill that best-fit decreasing reaches with all
-samples in one window.
+only packed at 2,048. Packers of windows get windows of 1,024 samples, as iterables make them, and
+best-fit decreasing also gets all samples in one window, as planned streams nearly do.
 
 No tokens are touched. Every run packs the same samples with an empty packer, kernels are compiled
 before the first run, and the packers take turns. Rates are in processor time.
@@ -27,55 +27,49 @@ import numpy as np
 import record
 import workloads
 
-from streampack.config import Order, Packing
+from streampack.config import Packing
 from streampack.pack import fit_samples, make_packer
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
 CHUNK = 4096  # samples that a planner hands to its packer in one call
-NUM_WATCHED = 4000  # samples to measure the waiting time of
-SLOW_S, SLOW_SAMPLES = 0.02, 10_000  # a packer that takes longer for a chunk packs fewer samples
+NUM_WATCHED = 20_000  # samples to measure the waiting time of
+WINDOW = 1024  # samples of a window of iterables
 SEQ_LENS = [2048, 4096, 8192, 32_768]
 HARD = ("uniform", "chat")
 
 
-def packings_to_compare(max_seq_len: int) -> dict[str, Packing]:
-    """Return packings by name: one per method, the default first, and exact fit with cuts."""
+def cases(max_seq_len: int) -> dict[str, tuple[Packing, int]]:
+    """Return packings by name, and the samples that each gets together."""
     short = max(min(4096, max_seq_len // 8), 1)
-    options: dict[str, dict[str, Any]] = {
-        "best_fit_decreasing": {},
-        "exact_fit": {},
-        "exact_fit, split_gap=0.01": {"method": "exact_fit", "split_gap": 0.01},
-        "best_fit": {},
-        "first_fit": {},
-        "knapsack": {},
-        "next_fit": {},
-        "concat": {},
-        f"two_tiers, short_seq_len={short}": {"method": "two_tiers", "short_seq_len": short},
+    options: dict[str, tuple[dict[str, Any], int]] = {
+        "best_fit_decreasing, one window": ({}, 1 << 62),
+        "best_fit_decreasing": ({}, WINDOW),
+        f"two_tiers, short_seq_len={short}": (
+            {"method": "two_tiers", "short_seq_len": short},
+            WINDOW,
+        ),
+        "knapsack": ({"method": "knapsack"}, CHUNK),
+        "next_fit": ({"method": "next_fit"}, CHUNK),
+        "concat": ({"method": "concat"}, CHUNK),
     }
     return {
-        name: Packing(max_seq_len=max_seq_len, **{"method": name, **values})
-        for name, values in options.items()
+        name: (Packing(max_seq_len=max_seq_len, **values), size)
+        for name, (values, size) in options.items()
     }
 
 
-def samples_at_once(segments: Int64Array, packing: Packing) -> int:
-    """Return how many of these segments a planner in one lane passes to its packer together."""
-    if not packing.packs_windows:
-        return CHUNK
-    num_packs, num_samples = Order().pack_window
-    mean = segments[:, LENGTH].mean()
-    return max(min(num_samples, int(num_packs * packing.max_seq_len / mean)), CHUNK)
+def waiting(segments: Int64Array, packing: Packing, size: int) -> tuple[float, float, float]:
+    """Return how many packs leave while a sample waits: mean, 99th percentile, maximum.
 
-
-def waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, float]:
-    """Return how many packs leave while a sample waits: mean, 99th percentile, maximum."""
+    The segments come one by one, or in windows of `size`.
+    """
     packer = make_packer(packing)
+    size = min(size, len(segments)) if packing.packs_windows else 1
     arrived = np.zeros(len(segments), np.int64)  # packs that had left when each sample arrived
     waits: list[Int64Array] = []
     number = segments.copy()
     number[:, SAMPLE] = np.arange(len(segments))
     num_packs = 0
-    size = len(segments) if packing.packs_windows else 1
     for row in range(0, len(segments), size):
         arrived[row : row + size] = num_packs
         packs = packer.add(number[row : row + size])
@@ -88,12 +82,12 @@ def waiting(segments: Int64Array, packing: Packing) -> tuple[float, float, float
     return float(waited.mean()), float(p99), float(waited[-1])
 
 
-def pack(samples: Int64Array, packing: Packing) -> tuple[float, Packs]:
+def pack(samples: Int64Array, packing: Packing, size: int) -> tuple[float, Packs]:
     """Pack all samples; return the seconds it took, and the packs that closed without a flush."""
     packer = make_packer(packing)
     begin = time.process_time()
     segments = fit_samples(samples, packing.max_seq_len, packing.overflow, ["samples"])
-    size = samples_at_once(segments, packing)
+    size = min(size, max(len(segments), 1))
     packs = [packer.add(segments[at : at + size]) for at in range(0, len(segments), size)]
     return time.process_time() - begin, Packs.join(packs)
 
@@ -104,28 +98,16 @@ def share_cut(packs: Packs) -> float:
     return float((pieces > 1).sum() / max((pieces > 0).sum(), 1))
 
 
-def fill_of_one_window(lengths: Int64Array, max_seq_len: int) -> float:
-    """Return the fill that best-fit decreasing reaches with all samples in one window."""
-    samples = np.zeros((len(lengths), 4), np.int64)
-    samples[:, 3] = lengths
-    packer = make_packer(Packing(max_seq_len=max_seq_len, method="best_fit_decreasing"))
-    segments = fit_samples(samples, max_seq_len, "split", ["samples"])
-    packs = Packs.join([packer.add(segments), packer.flush()])
-    return round(int(segments[:, LENGTH].sum()) / (len(packs) * max_seq_len), 6)
-
-
-def measure(lengths: Int64Array, packing: Packing, num_runs: int) -> dict[str, object]:
+def measure(lengths: Int64Array, packing: Packing, size: int, num_runs: int) -> dict[str, object]:
     """Return the rates and properties of one packer."""
     samples = np.zeros((len(lengths), 4), np.int64)
     samples[:, 2] = np.arange(len(lengths))
     samples[:, 3] = lengths
-    pack(samples[:CHUNK], packing)
-    if pack(samples[:CHUNK], packing)[0] > SLOW_S:
-        samples = samples[:SLOW_SAMPLES]
-    runs = [pack(samples, packing) for _ in range(num_runs)]
+    pack(samples[:CHUNK], packing, size)
+    runs = [pack(samples, packing, size) for _ in range(num_runs)]
     packs = runs[0][1]
     watched = fit_samples(samples[:NUM_WATCHED], packing.max_seq_len, packing.overflow, ["samples"])
-    wait = waiting(watched, packing)
+    wait = waiting(watched, packing, size)
     seconds = [max(spent, 1e-9) for spent, _ in runs]
     num_tokens = int(packs.segments[:, LENGTH].sum())
     return {
@@ -148,16 +130,14 @@ def main() -> None:
     for workload in args.workload:
         lengths = workloads.lengths(workload, args.num_samples)
         for max_seq_len in args.max_seq_len if workload not in HARD else [2048]:
-            best = fill_of_one_window(lengths, max_seq_len)
             params = {
                 "workload": workload,
                 "num_samples": len(lengths),
                 "max_seq_len": max_seq_len,
             }
-            for name, packing in packings_to_compare(max_seq_len).items():
-                fields = measure(lengths, packing, args.runs)
+            for name, (packing, size) in cases(max_seq_len).items():
+                fields = measure(lengths, packing, size, args.runs)
                 rates = fields.pop("runs")
-                fields["fill_of_one_window"] = best
                 result = record.line(f"pack/{name}", "samples/s", rates, params, **fields)
                 record.emit(result, args.out)
 
