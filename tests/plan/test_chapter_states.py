@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,15 @@ RUN = [Chapter(weights={"web": 2, "code": 1}, steps=8), Chapter(weights={"web": 
 ROW = [0, 0, 5, 0, 20, 30]  # stream, pass, sample, start, length, total
 
 
-def make(method: str = "random", more: str | None = None, unit: str = "samples") -> RunPlan:
+def make(
+    method: str = "random", more: str | None = None, unit: str = "samples", steps: int = 8
+) -> RunPlan:
     """A run, with another stream listed first if `more` is set."""
     names = NAMES if more is None else [more, *NAMES]
     lengths = {name: np.random.default_rng(len(name)).integers(1, 90, 300) for name in names}
     shape = {"num_lanes": 2, "lane_turn": 2, "global_batch_size": 8}
-    return run_plan(lengths, RUN, method=method, unit=unit, **shape)
+    run = [replace(RUN[0], steps=steps), RUN[1]]
+    return run_plan(lengths, run, method=method, unit=unit, **shape)
 
 
 def state_of(plan: RunPlan) -> dict[str, Any]:
@@ -52,6 +56,13 @@ def test_a_damaged_snapshot_is_dropped_also_where_streams_were_added(caplog):
         )
         assert len(progress.snapshots) == len(snapshots) - 1
     assert "1 of the state's snapshots are damaged" in caplog.text
+
+
+def test_a_running_chapter_may_end_where_the_run_stands_and_not_before():
+    state = state_of(make()) | {"position": 24}
+    assert decode_state(state, make(steps=3), NAMES).position == 24
+    with pytest.raises(ResumeError, match=r"has 2 steps, but 3 of them have begun; .* at least 3"):
+        decode_state(state, make(steps=2), NAMES)
 
 
 def test_a_state_of_a_release_in_which_lanes_began_alike_is_refused():

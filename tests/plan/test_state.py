@@ -111,6 +111,13 @@ def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
         decode_epochs(state_of(r), other, DIGESTS)
 
 
+@pytest.mark.parametrize("before", ["5f2c", "5f2c:1"])
+@pytest.mark.parametrize("now", ["5f2c", "5f2c:1"])
+def test_a_length_file_may_be_added_to_a_stream_or_deleted(before, now):
+    state = encode_epochs(make(), [before, "91aa"], Progress(epoch=3, position=48))
+    assert decode_epochs(state, make(), [now, "91aa"]).position == 48
+
+
 def test_a_state_of_a_release_in_which_lanes_began_alike_is_refused():
     r = make(mixing=Mixing(weight_unit="tokens"))
     state = state_of(r)
