@@ -10,7 +10,8 @@ Batches say which chapter they belong to in `epoch`, and their place in it in `p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -218,10 +219,11 @@ class ChapterEngine(PlanEngine):
         skips = sorted({*self.skips, *skips})
         if (problem := skip_problem(run, progress, view.stride, skips)) is not None:
             raise ResumeError(problem)
-        self.skips, self._latest = skips, None
-        self._chapters, self.run, self.views = planned
-        self._resume_from(progress, worlds)
-        self._use_chapter(self.next_epoch)
+        with self._changing() as changed:
+            changed.skips, changed._latest = skips, None
+            changed._chapters, changed.run, changed.views = planned
+            changed._resume_from(progress, worlds)
+            changed._use_chapter(changed.next_epoch)
 
     def check_state(self, state: State) -> tuple[int, int]:
         """Check that a state belongs to this run, and return its chapter and position."""
@@ -229,17 +231,22 @@ class ChapterEngine(PlanEngine):
         planned_as_before(saved, self._written, self._plan, self._digests)
         return saved["epoch"], saved["position"]
 
-    # Changes at run time; all ranks must ask for the same. A signal handler may raise at any time,
-    # so each is made in a copy, and adopted by one assignment.
-
-    def _copy_at(self, reached: Progress) -> Self:
-        """Return a copy to change, of which the next iteration begins where this one is."""
+    @contextmanager
+    def _changing(self) -> Iterator[Self]:
+        """Yield a copy to change; one assignment adopts it, as a handler may raise anywhere."""
         changed = object.__new__(type(self))
-        start = {"_start": reached, "at": reached, "num_changes": self.num_changes + 1}
-        start["_past"] = self.worlds(reached.epoch)
-        # A loader follows a change; an iterator over the dataset ends with an error.
-        changed.__dict__ = self.__dict__ | start | {"num_moves": self.num_moves + 1}
-        return changed
+        changed.__dict__ = self.__dict__.copy()
+        yield changed
+        self.__dict__ = changed.__dict__
+
+    # Changes at run time; all ranks must ask for the same.
+
+    def _go_on(self) -> None:
+        """Let the next iteration begin where this one is; a loader's loop goes on with it."""
+        self._past = self.worlds(self._reached.epoch)
+        self._start = self.at = self._reached
+        self.num_changes += 1
+        self.num_moves += 1  # ends an iterator over the dataset, with an error
 
     def _compare(self, **asked: Any) -> Progress:
         """Return where the next step begins, once all ranks asked for the same there."""
@@ -266,11 +273,11 @@ class ChapterEngine(PlanEngine):
         reached = self._reached
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps
-        changed = self._copy_at(reached)
-        changed._latest = None if is_replaced else self._latest
-        changed._chapters, changed.run, changed.views = planned
-        changed._use_chapter(number)
-        self.__dict__ = changed.__dict__
+        with self._changing() as changed:
+            changed._go_on()
+            changed._latest = None if is_replaced else self._latest
+            changed._chapters, changed.run, changed.views = planned
+            changed._use_chapter(number)
 
     def skip(self, steps: int) -> None:
         """Skip the next global batches, from the next edge on."""
@@ -282,7 +289,6 @@ class ChapterEngine(PlanEngine):
         if (problem := skip_problem(self.run, progress, stride, skips)) is not None:
             raise ConfigError(problem)
         warn_of_skips(self.run, [(first, first + steps)], progress)
-        reached = self._reached
-        changed = self._copy_at(reached)
-        changed.skips = skips
-        self.__dict__ = changed.__dict__
+        with self._changing() as changed:
+            changed.skips = skips
+            changed._go_on()

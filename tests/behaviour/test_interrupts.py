@@ -17,6 +17,7 @@ import ctypes
 import faulthandler
 import functools
 import gc
+import json
 import os
 import random
 import signal
@@ -25,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class Moments:
         self.kind = kind
         self.count = 0
         self.where = ""
+        self.ends: dict[Any, int] = {}  # the last moment in each function
         self.num_ignored = 0
 
     def __enter__(self) -> Moments:
@@ -124,9 +126,10 @@ class Moments:
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._trace
 
-    def _trace(self, _frame: Any, event: str, _argument: object) -> Any:
+    def _trace(self, frame: Any, event: str, _argument: object) -> Any:
         if event == "opcode":
             self.count += 1
+            self.ends[frame.f_code] = self.count
         # From the next opcode on, until the handler has run.
         return _arrive if self.at is not None and self.count > self.at else self._trace
 
@@ -373,6 +376,48 @@ class Change:
         return was_raised
 
 
+# Functions of a load after which the engine changes.
+LOADING = {"skip_problem", "warn_of_skips", "_resume_from", "go_to", "_use_chapter"}
+
+
+class Load(Change):
+    """The state of an amended run, which a loader loads in the middle of another loop."""
+
+    def __init__(self, folders: dict[str, str], way: str) -> None:
+        self._folders, self._options, self._num_before = folders, WAYS[way], 13
+        batches, loader = self._begun()
+        loader.amend(weights={"math": 1, "code": 1})
+        loader.skip(1)
+        self._state = json.loads(json.dumps(loader.state_dict()))
+        self.new = [show(batch) for batch in batches]
+        self._num_before = 5
+        batches, loader = self._begun()
+        self.old = [show(batch) for batch in batches]
+        batches, loader = self._begun()
+        with Moments() as moments:
+            loader.load_state_dict(self._state)
+        self.moments = [at for code, at in moments.ends.items() if code.co_name in LOADING]
+
+    def check(self, at: int, kind: type[BaseException]) -> bool:
+        was_raised = False
+        with hanging():
+            batches, loader = self._begun()
+            with Moments(at, kind) as moments:
+                try:
+                    loader.load_state_dict(self._state)
+                    _look()
+                except kind:
+                    was_raised = True
+            del batches
+            state = loader.state_dict()
+            rest = [show(batch) for batch in loader]
+            assert rest in ((self.old, self.new) if was_raised else (self.new,)), moments.where
+            resumed = self._loader(prefetch_threads=0)
+            resumed.load_state_dict(state)
+            assert [show(batch) for batch in resumed] == rest, moments.where
+        return was_raised
+
+
 def try_changes(change: Change, num_moments: int, num_last: int) -> None:
     """Interrupt a change at some moments, and at each of its last opcodes."""
     chance = random.Random(5)
@@ -385,6 +430,12 @@ def try_changes(change: Change, num_moments: int, num_last: int) -> None:
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_interrupted_change_of_a_run_is_made_or_not_as_its_state_says(folders, name, way):
     try_changes(Change(folders, name, way), NUM_QUICK, 2 * NUM_QUICK)
+
+
+@pytest.mark.parametrize("way", ["loop", "threads"])
+def test_an_interrupted_load_of_a_run_is_made_or_not_as_its_state_says(folders, way):
+    load = Load(folders, way)
+    assert sum(load.check(at, kind) for at, kind in zip(load.moments, cycle(KINDS))) > 0
 
 
 @pytest.mark.slow
