@@ -218,7 +218,7 @@ class Packing:
     @cached_property
     def packs_windows(self) -> bool:
         """Whether the packer needs the samples of a window together."""
-        return self.method in ("best_fit_decreasing", "two_tiers")
+        return (self.method or DEFAULT_METHOD) in ("best_fit_decreasing", "two_tiers")
 
     @cached_property
     def buffer_limit(self) -> int:
