@@ -36,6 +36,7 @@ from streampack import (
     Packing,
     Stream,
 )
+from streampack.types import State
 from streampack.write import write_stream
 
 PACKAGE = str(Path(streampack.__file__).parent) + "/"
@@ -159,6 +160,12 @@ def measured(folder: Path) -> Iterator[tuple[str, Counts, int]]:
     for _ in range(5):
         next(iteration[0])
     yield "online: steady batch", count(lambda: [next(iteration[0]) for _ in range(STEADY)]), STEADY
+    states: list[State] = []
+    yield "online: state_dict", count(lambda: states.append(loader.state_dict())), 1
+    again = PackedDataLoader(
+        PackedIterableDataset(iterables(), packing=PACKING, batch_size=8), prefetch_threads=0
+    )
+    yield "online: load_state_dict", count(lambda: again.load_state_dict(states[0])), 1
 
 
 def main() -> None:

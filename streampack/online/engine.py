@@ -66,7 +66,7 @@ WINDOW_TOKENS = 1 << 20  # most tokens in a window, unless so many packs have mo
 WINDOW_PACKS = 16
 
 Delivery: TypeAlias = tuple[int, Batch, State]
-"""A worker, its native batch, and its state after that."""
+"""A worker, its native batch, and what has changed in its state since the batch before."""
 
 
 class OnlineEngine(ResumableRun[Position, Position]):
@@ -225,10 +225,11 @@ class OnlineEngine(ResumableRun[Position, Position]):
         with self.iteration(begun) as start:
             # Not noted at the end: the epoch may still run in other workers.
             position = self.whole_position(start)
-            for _, native, state in self.deliveries(start, position.states[0]):
+            for _, native, change in self.deliveries(start, position.states[0]):
                 batch = whole(self.convert(native))
                 del native
-                self.note(start, replace(position, states=[state]))
+                position = position.after(0, change)
+                self.note(start, position)
                 yield batch
                 del batch  # free it before the next one is made
 
@@ -292,24 +293,23 @@ class OnlineEngine(ResumableRun[Position, Position]):
         if worker_here():
             limit_tokenizer_threads(self.plan.streams)
         worker_slice, epoch = self._own_slice(), start.epoch
-        fingerprint = self._fingerprint_at(worker_slice)
         check = partial(self.check_current, start)
         with self._access.take(check):
             flow = self._packer(epoch, worker_slice, ahead)
             if state["flow"] is None:
                 flow.begin()
             else:
-                flow.load_state_dict(state["flow"])
+                flow.load_state_dict(state)
         while True:
             with self._access.take(check):
                 batch = flow.next_batch()
                 if batch is None:
                     return
-                state = worker_state(fingerprint, worker_slice, epoch, flow.state_dict())
+                change = flow.state_dict()
             if self._context is not None:
                 batch = slice_batch(batch, self._context)
-            yield worker_slice.worker, batch, state
-            del batch, state  # free it before the next one is made
+            yield worker_slice.worker, batch, change
+            del batch, change  # free it before the next one is made
 
     def check_current(self, iteration: Position) -> None:
         """Refuse to continue an iteration after a later one has begun."""

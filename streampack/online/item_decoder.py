@@ -14,6 +14,7 @@ Cost: about 0.1 us per array in a group of arrays, else 1 us, plus the tokenizer
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from operator import attrgetter
@@ -54,6 +55,16 @@ class Extras:
     """Token slots that the payloads take behind the sample's own tokens."""
     ends: tuple[int, ...] = ()
     """Where the pieces of a sample end that is longer than a pack and has payloads."""
+
+    @property
+    def hashed(self) -> int:
+        """A hash of token fields and of the spans of payloads."""
+        values = [row for row in self.token_fields.values() if not row.dtype.hasobject]
+        values += [np.array([(a, b) for _, a, b in own]) for own in self.payloads.values()]
+        mixed = 0
+        for row in values:
+            mixed = zlib.crc32(row.tobytes(), mixed)
+        return mixed
 
     def slice(self, start: int, stop: int) -> Extras:
         """Return the extras of tokens [start, stop), a payload with its first token."""

@@ -11,21 +11,28 @@ most tokens that it may have: the rest of a long sample is for the next window. 
 are smaller, because a slow source would otherwise delay the first batch. Packs that are shuffled
 together are those of one window, which ends only at its tokens.
 
-Cost: about 60 us a chunk of a window, and 0.2 ms a window. Memory: the tokens of a window and of
+A state tells where the streams were before the oldest sample that waits, which is in this window or
+the one before, and which samples waited for this window. They are read again, and a digest of each
+window tells whether they are the same.
+
+Cost: about 60 us a chunk of a window, and 0.3 ms a window. Memory: the tokens of a window and of
 the samples that wait for the next, in the `SampleStore`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from streampack.errors import StreampackError
+from streampack.errors import DataError, StreampackError
 from streampack.online.byte_budget import HeldBytes
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import SampleStore
-from streampack.online.stream_mixer import StreamMixer
+from streampack.online.sample_store_kernels import mark_held
+from streampack.online.stream_mixer import Mark, StreamMixer
+from streampack.online.stream_sampler import SAME_SAMPLES
 from streampack.pack import count_dropped
 from streampack.plan.pack_order import take_packs
 from streampack.rng import permutation
@@ -34,7 +41,9 @@ from streampack.types import (
     LENGTH,
     NO_PACKS,
     NO_SEGMENTS,
+    PASS,
     SAMPLE,
+    START,
     STREAM,
     TOKENS,
     Int64Array,
@@ -46,6 +55,25 @@ CHUNK_TOKENS = 1 << 16  # drawn together
 FEW_SAMPLES = 64  # in the first window, and in all windows of payloads or buckets
 MOST_DOUBLINGS = 4  # to 1,024 samples, and 16 packs
 NO_LIMIT = 1 << 62
+NO_ROWS = np.zeros((0, TOKENS + 1), np.int64)
+DIGEST_BITS = 53  # precision that every JSON reader keeps
+
+
+@dataclass(slots=True, eq=False)
+class DrawnSamples:
+    """The samples that were drawn for a window."""
+
+    mark: Mark
+    """Where the streams were before."""
+    num_samples: Int64Array
+    """Of each stream."""
+    digests: Int64Array
+    """Of the samples of each stream."""
+    num_pieces: int = 0
+
+    def as_json(self) -> list[list[int]]:
+        digests = self.digests >> (64 - DIGEST_BITS) & ((1 << DIGEST_BITS) - 1)
+        return [self.num_samples.tolist(), digests.tolist()]
 
 
 class LiveQueue:
@@ -77,11 +105,18 @@ class LiveQueue:
         own = mixer.samplers if plan.num_packers == 1 else [mixer.samplers[number]]
         self._has_payloads = any(sampler.most_together == 1 for sampler in own)
         self._doubles = not self._has_payloads and plan.bucketing is None
-        self._waiting = NO_SEGMENTS  # drawn, and not given to the packer yet
+        self._drawn: list[DrawnSamples] = []  # of the oldest piece that waits, and after
+        self._pieces = NO_SEGMENTS  # of all these samples
+        self._begin = self._end = 0  # those of the window; the rest is for the next one
+        self._held = np.zeros(0, np.bool_)  # whether each piece before the window waited for it
+        self._cut = 0  # tokens of the first that waited which were packed before
         self._window_tokens = window_tokens
         self._seed_path = seed_path
         self._num_windows = 0
+        self._num_packs = 0  # of the window
+        self._has_waited = False  # whether packs of the window before it left
         self._ready = NO_PACKS  # packs that can leave
+        self._state: tuple[State, list[Any]] | None = None
         self._error: StreampackError | None = None  # behind the samples of the last window
         self._has_ended = False
 
@@ -104,22 +139,42 @@ class LiveQueue:
             return False
         if self._error is not None:
             raise self._error
+        self._let_go()
         has_more = self._fill()
-        ends = np.cumsum(self._waiting[:, LENGTH])
+        ends = np.cumsum(self._pieces[self._begin :, LENGTH])
         num = max(int(ends.searchsorted(self._window_tokens, side="right")), 1)
-        window, self._waiting = self._waiting[:num], self._waiting[num:]
+        self._end = min(self._begin + num, len(self._pieces))
+        self._has_ended = not has_more and self._end >= len(self._pieces)
+        self._ready = Packs.join([self._ready, self._pack()])
+        self._state = None
+        return True
+
+    def _let_go(self) -> None:
+        """Forget the samples before the oldest that waits."""
+        held = self._packer.buffered
+        is_held = np.zeros(len(self._pieces), np.bool_)
+        self._cut = mark_held(self._pieces, np.ascontiguousarray(held), is_held)
+        is_held[self._end :] = True
+        oldest, first = int(is_held.argmax()) if is_held.any() else len(is_held), 0
+        while self._drawn and first + self._drawn[0].num_pieces <= oldest:
+            first += self._drawn.pop(0).num_pieces
+        self._pieces, self._end = self._pieces[first:], self._end - first
+        self._begin, self._held = self._end, is_held[first:][: self._end]
+        self._has_waited = self._num_packs > 0
+
+    def _pack(self) -> Packs:
+        window = self._pieces[self._begin : self._end]
         self._store.count(int(window[:, LENGTH].sum()))
         packs = self._packer.add(window)
-        if not has_more and not len(self._waiting):
-            self._has_ended = True
+        if self._has_ended:
             packs = Packs.join([packs, self._packer.flush()])
         if self._plan.pack_shuffle:
             path = (*self._seed_path, self._num_windows)
             order = permutation(len(packs), self._plan.seed, "packs of iterables", *path)
             packs = take_packs(packs, order)
-        self._ready = Packs.join([self._ready, packs])
         self._num_windows += 1
-        return True
+        self._num_packs = len(packs)
+        return packs
 
     def _fill(self) -> bool:
         """Draw the samples of a window; False if these are the last ones."""
@@ -128,31 +183,39 @@ class LiveQueue:
         least_tokens = self._plan.packing.row_tokens << doublings
         if self._plan.pack_shuffle:
             least_tokens = self._window_tokens
+        self._begin_draw()
         num_samples = 0
         while True:
             has_all = num_samples >= most_samples
             wanted = min(least_tokens, self._window_tokens) if has_all else self._window_tokens
-            room = wanted - int(self._waiting[:, LENGTH].sum())
+            room = wanted - int(self._pieces[self._begin :, LENGTH].sum())
             is_full = self._bytes.ends_window(self._store.payload_bytes)
-            if room <= 0 or (is_full and len(self._waiting)):
+            if room <= 0 or (is_full and self._begin < len(self._pieces)):
                 return True
             most = NO_LIMIT if has_all else most_samples - num_samples
             try:
-                num_drawn = self._draw(min(room, CHUNK_TOKENS), 1 if self._has_payloads else most)
+                num = len(self._draw(min(room, CHUNK_TOKENS), 1 if self._has_payloads else most))
             except StreampackError as error:
-                if not len(self._waiting):
+                if self._begin == len(self._pieces):
                     raise
                 self._error = error  # after the packs of the samples before it
                 return True
-            if not num_drawn:
+            if not num:
                 return False
-            num_samples += num_drawn
+            num_samples += num
 
-    def _draw(self, most_tokens: int, most_samples: int) -> int:
-        """Let more samples wait for the packer; return their number."""
+    def _begin_draw(self) -> None:
+        num = len(self._plan.streams)
+        self._store.digests[:] = 0
+        self._drawn.append(
+            DrawnSamples(self._mixer.mark(self._number), *np.zeros((2, num), np.int64))
+        )
+
+    def _draw(self, most_tokens: int, most_samples: int, *, again: bool = False) -> Int64Array:
+        """Add samples, maybe those of a state `again`; return their rows, shape (n, 4)."""
         chunk = self._mixer.draw(self._number, most_tokens, most_samples)
         if chunk is None:
-            return 0
+            return NO_ROWS
         (rows, columns), packing, num = chunk, self._plan.packing, len(self._counts)
         are_shifted = [bool(sampler.labels_shifted) for sampler in self._mixer.samplers]
         segments, first_bad = self._store.extend(rows, columns, are_shifted)
@@ -161,7 +224,7 @@ class LiveQueue:
             tokens, labels, *_ = columns
             self._plan.streams[stream].check_ids(number, tokens[first_bad])
             self._plan.streams[stream].check_labels(number, labels[first_bad] if labels else None)
-        if self._store.payload_bytes:
+        if self._store.payload_bytes and not again:
             stream, number = rows[-1, [STREAM, SAMPLE]].tolist()
             where = self._plan.streams[stream].where(number)
             self._bytes.check(self._store.payload_bytes, where)
@@ -171,33 +234,112 @@ class LiveQueue:
         elif packing.overflow == "truncate":
             is_cut = rows[:, TOKENS] > packing.max_seq_len
             self._counts[:, TRUNCATED] += np.bincount(rows[is_cut, STREAM], minlength=num)
-        if len(self._waiting):
-            segments = np.concatenate([self._waiting, segments])
-        self._waiting = segments
-        return len(rows)
+        self._pieces = np.concatenate([self._pieces, segments])
+        drawn = self._drawn[-1]
+        drawn.num_samples += np.bincount(rows[:, STREAM], minlength=num)
+        drawn.digests[:] = self._store.digests
+        drawn.num_pieces += len(segments)
+        return rows
 
     # State.
 
-    def state_dict(self) -> State:
-        """Return the packer's state and the queues; see `online.state.as_json`."""
-        state: State = {
-            "packer": self._packer.state_dict(),
-            "full": self._ready,
-            "waiting": self._waiting,
-            "has_ended": self._has_ended,
-            "num_windows": self._num_windows,
-        }
-        return state
+    def state_dict(self) -> tuple[State, list[Any], int]:
+        """Return the window, as JSON, the sources' own states, and how many packs were taken.
 
-    def load_state_dict(self, state: State) -> None:
-        self._packer.load_state_dict(state["packer"])
-        self._ready = _packs_of(state["full"])
-        self._waiting = np.array(state["waiting"], np.int64).reshape(-1, NO_SEGMENTS.shape[1])
-        self._has_ended = bool(state["has_ended"])
-        self._num_windows = int(state["num_windows"])
+        The first two are the same objects until there is another window.
+        """
+        if self._state is None:
+            own, sources = self._mixer.state_dict(self._number, self._first_mark)
+            self._state = (
+                {
+                    **own,
+                    "drawn": [drawn.as_json() for drawn in self._drawn],
+                    "held": np.packbits(self._held).tobytes().hex(),
+                    "cut": self._cut,
+                    "has_waited": self._has_waited,
+                    "window": [self._begin, self._end],
+                    "num_windows": self._num_windows,
+                    "has_ended": self._has_ended,
+                },
+                sources,
+            )
+        return *self._state, self._num_packs - len(self._ready)
 
+    @property
+    def _first_mark(self) -> Mark:
+        return self._drawn[0].mark if self._drawn else self._mixer.mark(self._number)
 
-def _packs_of(packs: list[list[Any]]) -> Packs:
-    rows = [row for pack in packs for row in pack]
-    segments = np.array(rows, np.int64).reshape(-1, NO_SEGMENTS.shape[1])
-    return Packs(segments=segments, ends=np.cumsum([len(pack) for pack in packs], dtype=np.int64))
+    def load_state_dict(self, state: State, sources: list[Any], num_delivered: int) -> None:
+        """Read the samples of a state again, and pack its window."""
+        self._mixer.load_state_dict(self._number, state, sources)
+        self._begin, self._end = map(int, state["window"])
+        held = np.frombuffer(bytes.fromhex(state["held"]), np.uint8)
+        self._held = np.unpackbits(held, count=self._begin).astype(np.bool_)
+        self._cut, self._has_waited = int(state["cut"]), bool(state["has_waited"])
+        for saved in state["drawn"]:
+            self._read_again([list(map(int, each)) for each in saved])
+        self._num_windows, self._has_ended = int(state["num_windows"]), bool(state["has_ended"])
+        if not self._num_windows:
+            return
+        self._hold(self._pieces[: self._begin][self._held])
+        self._num_windows -= 1
+        packs = self._pack()
+        delivered, self._ready = (
+            packs.slice(0, num_delivered),
+            packs.slice(num_delivered, len(packs)),
+        )
+        self._store.free(delivered.segments)
+        self._store.count(-int(delivered.segments[:, LENGTH].sum()))
+
+    def _read_again(self, saved: list[list[int]]) -> None:
+        """Draw the samples of a state; a DataError names those that are not as they were."""
+        first, left, rows = len(self._pieces), sum(saved[0]), [NO_ROWS]
+        self._begin_draw()
+        while left > 0:
+            rows.append(self._draw(CHUNK_TOKENS, left, again=True))
+            if not len(rows[-1]):
+                break
+            left -= len(rows[-1])
+        found = self._drawn[-1]
+        if found.as_json() != saved:
+            raise self._changed(found.as_json(), saved, np.concatenate(rows))
+        # Only those that wait are kept.
+        part = slice(first, min(self._begin, len(self._pieces)))
+        pieces, is_held = self._pieces[part], self._held[part]
+        self._store.free(pieces[~is_held])
+
+    def _changed(
+        self, found: list[list[int]], saved: list[list[int]], rows: Int64Array
+    ) -> DataError:
+        """Return the error that names the first stream which gives other samples than before."""
+        stream = int((np.array(found) != np.array(saved)).any(axis=0).argmax())
+        own, name = rows[rows[:, STREAM] == stream], self._plan.names[stream]
+        if found[0][stream] != saved[0][stream]:
+            difference = f"gives {found[0][stream]} samples where it gave {saved[0][stream]}"
+        else:
+            passes, numbers = own[:, PASS], own[:, SAMPLE]
+            last = "" if passes[0] == passes[-1] else f" to {passes[-1]}"
+            difference = (
+                f"samples {numbers.min()} to {numbers.max()} of pass {passes[0]}{last} have other "
+                "tokens, labels or fields"
+            )
+        return DataError(
+            f"stream {name!r}: {difference} than when the state was saved{SAME_SAMPLES}"
+        )
+
+    def _hold(self, held: Int64Array) -> None:
+        """Let the packer hold what waited for the window."""
+        self._store.count(int(held[:, LENGTH].sum()) - self._cut)
+        if self._cut:
+            held = held.copy()
+            cut = held[:1].copy()
+            cut[0, LENGTH] = self._cut
+            self._store.free(cut)
+            held[0, START] += self._cut
+            held[0, LENGTH] -= self._cut
+        if self._plan.packing.packs_windows and self._plan.bucketing is None:
+            waited = [int(self._has_waited)] * len(held)
+            state = {"buffered": held.tolist(), "waited": waited}
+            self._packer.load_state_dict(self._packer.state_dict() | state)
+        elif len(held):
+            self._packer.add(held)

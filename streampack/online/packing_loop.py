@@ -17,25 +17,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 
 from streampack.batch.batch import Batch, make_batches
 from streampack.batch.buffer_pool import BufferPool
-from streampack.errors import DataError, ResumeError, StreampackError
+from streampack.errors import ResumeError, StreampackError
 from streampack.mix.schedule import Schedule
 from streampack.online.byte_budget import HeldBytes, tensor_bytes
-from streampack.online.item_decoder import Columns
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import SampleStore
 from streampack.online.source_slice import SourceSlice
-from streampack.online.stream_mixer import StreamMixer, interleaved
-from streampack.online.stream_sampler import SAME_SAMPLES
+from streampack.online.stream_mixer import StreamMixer
 from streampack.online.worker_slice import WorkerSlice
 from streampack.runtime.stats import COUNTED, count_segments
-from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOKENS, Int64Array, Packs, State
+from streampack.types import LENGTH, Int64Array, Packs, State
 
 
 class OnlinePacker:
@@ -63,7 +62,6 @@ class OnlinePacker:
         self._amounts = [amount or 0 for amount in plan.amounts.amounts]
         self._mixer = StreamMixer(plan, worker_slice, slices, epoch)
         self._samplers = self._mixer.samplers
-        self._replays = not all(sampler.has_index for sampler in self._samplers)
         self._store = SampleStore(plan.packing, plan.streams, has_labels=plan.has_labels)
         self._blocks = BufferPool()
         self._slots: Iterator[Int64Array] | None = None
@@ -83,6 +81,7 @@ class OnlinePacker:
             )
             for number, size in enumerate(window_tokens)
         ]
+        self._sent: Sequence[State | None] = [None] * len(self._queues)  # states of windows
 
     def begin(self) -> None:
         self._mixer.begin()
@@ -175,40 +174,33 @@ class OnlinePacker:
     # State.
 
     def state_dict(self) -> State:
-        """Return the worker's state between two batches: addresses, no tokens; see `as_json`."""
-        held, last = self._store.addresses, list[Int64Array]()
-        for stream, address in sorted(self._store.last.items()):
-            if self._samplers[stream].is_near(int(address[PASS]), int(address[SAMPLE])):
-                last.append(address)
-        kept = held[:0]
-        if self._replays:
-            kept = np.concatenate([held, np.array(last, np.int64).reshape(-1, held.shape[1])])
-        mixing, sources = self._mixer.state_dict(), []
-        for number, sampler in enumerate(self._samplers):
-            own = kept[kept[:, STREAM] == number]
-            sources.append(sampler.state_dict(own[:, PASS : SAMPLE + 1].tolist()))
-        return {
-            "epoch": self._epoch,
+        """Return what has changed since the last call, as JSON, and the sources' own states.
+
+        A queue is None unless it has another window. `merged` adds it to an earlier state.
+        """
+        windows, sources, delivered = zip(*map(LiveQueue.state_dict, self._queues), strict=True)
+        changed = [new is not old for new, old in zip(windows, self._sent, strict=True)]
+        self._sent = windows
+        flow = {
             "num_batches": self.num_batches,
-            "sources": sources,
-            "deficits": mixing["deficits"],
-            "lanes": list(map(LiveQueue.state_dict, self._queues)),
-            "held": held,
-            "last": last,
-            "is_stopping": mixing["is_stopping"],
             "served": list(self._served),
             "substituted": self._substituted,
             "num_packs": self._num_packs,
             "num_slots": self._num_slots,
-            "counts": self._counts.copy(),
+            "counts": self._counts.tolist(),
+            "is_stopping": self._mixer.is_stopping,
+            "delivered": list(delivered),
             "high_water_tokens": self._store.high_water_tokens,
             "high_water_bytes": self._bytes.high_water,
+            "queues": [each if new else None for each, new in zip(windows, changed, strict=True)],
         }
+        own = [each if new else None for each, new in zip(sources, changed, strict=True)]
+        return {"flow": flow, "sources": own}
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a worker's state; buffered samples are reread."""
+        """Resume from a worker's state: the samples of its windows are read again."""
         try:
-            self._restore(state)
+            self._restore(state["flow"], state["sources"])
         except StreampackError:
             raise
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
@@ -217,34 +209,15 @@ class OnlinePacker:
                 f"({type(error).__name__}: {error}); load what state_dict() returned, unchanged"
             ) from error
 
-    def _restore(self, state: State) -> None:
-        addresses = [*state["held"], *state["last"]]
-        keys = np.array(list(dict.fromkeys(tuple(each[:START]) for each in addresses)), np.int64)
-        keys = keys.reshape(-1, START)
-        streams, columns = keys[:, STREAM], dict[int, Columns]()
-        rows = np.empty((len(keys), TOKENS + 1), np.int64)
-        for number, sampler in enumerate(self._samplers):
-            is_own = streams == number
-            rows[is_own], columns[number] = sampler.load_state_dict(
-                state["sources"][number], self._mixer.quotas[number], keys[is_own, PASS:]
-            )
-        if len(keys):
-            shifted = [bool(sampler.labels_shifted) for sampler in self._samplers]
-            self._store.extend(rows, interleaved(columns, streams.tolist()), shifted)
-            wrong = self._store.keep(state["held"], state["last"])
-            if wrong is not None:  # another digest, or another length
-                stream, pass_, number = addresses[wrong][:START]
-                raise DataError(
-                    f"{self._plan.streams[stream].where(number)} of pass {pass_} has other tokens, "
-                    f"labels or fields than when the state was saved{SAME_SAMPLES}"
-                )
-        for queue, saved in zip(self._queues, state["lanes"], strict=True):
-            queue.load_state_dict(saved)
-        self._mixer.load_state_dict(state)
-        self.num_batches = state["num_batches"]
-        self._served = list(state["served"])
-        self._substituted, self._num_packs = state["substituted"], state["num_packs"]
-        self._num_slots = state["num_slots"]
-        self._counts[:] = state["counts"]
-        self._store.high_water_tokens = state["high_water_tokens"]
-        self._bytes.high_water = state["high_water_bytes"]
+    def _restore(self, flow: State, sources: list[Any]) -> None:
+        saved = zip(flow["queues"], sources, flow["delivered"], strict=True)
+        for queue, (window, own, num_delivered) in zip(self._queues, saved, strict=True):
+            queue.load_state_dict(window, own, num_delivered)
+        self._mixer.is_stopping = bool(flow["is_stopping"])
+        self.num_batches = flow["num_batches"]
+        self._served = list(flow["served"])
+        self._substituted, self._num_packs = flow["substituted"], flow["num_packs"]
+        self._num_slots = flow["num_slots"]
+        self._counts[:] = flow["counts"]
+        self._store.high_water_tokens = flow["high_water_tokens"]
+        self._bytes.high_water = flow["high_water_bytes"]

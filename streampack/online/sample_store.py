@@ -15,7 +15,6 @@ packers' bounds, a chunk, and the longest sample.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from streampack.gather.gather import Rows
 from streampack.online.byte_budget import payload_bytes
 from streampack.online.item_decoder import Columns, Extras, segments_of
 from streampack.online.sample_store_kernels import (
-    DIGEST,
     LEFT,
     NUM_TABLE,
     OFFSET,
@@ -37,6 +35,7 @@ from streampack.online.sample_store_kernels import (
     compact,
     enter,
     hold,
+    release,
     take_out,
 )
 from streampack.special_ids import adds_ids, special_ids
@@ -44,9 +43,7 @@ from streampack.streams import IterableStream
 from streampack.types import (
     LENGTH,
     START,
-    STREAM,
     TOKENS,
-    TOTAL,
     Int32Array,
     Int64Array,
     IntArray,
@@ -81,8 +78,9 @@ class SampleStore:
         self._used = 0
         self._extras: dict[int, tuple[Extras, int]] = {}  # by serial number, with payload bytes
         self._rows: tuple[Int32Array, Int32Array] | None = None  # reused for each batch
-        self.last: dict[int, Int64Array] = {}
-        """Address of each stream's last piece, in the store or not."""
+        self.digests = np.zeros(len(streams), np.int64)
+        """Running digest of each stream's samples: tokens, labels, mask, token fields and spans of
+        payloads, but not the payloads themselves, which may be any objects."""
         self.num_tokens = 0
         """Tokens that packers and packs hold, without those that wait for a packer."""
         self.payload_bytes = 0
@@ -102,7 +100,7 @@ class SampleStore:
         extras = columns[3]
         segments = segments_of(rows, extras, self._packing, self._names)
         num, num_tokens = len(rows), int(rows[:, TOKENS].sum())
-        line, offset, serial = place = self._reserve(len(segments), num_tokens)
+        _, offset, serial = place = self._reserve(len(segments), num_tokens)
         sizes = np.zeros((num, 4), np.int64)
         own = [NO_VALUES] * 3
         is_in_place = False
@@ -121,46 +119,31 @@ class SampleStore:
             else:
                 memory = np.empty(num_own, np.int32)
             own[kind] = _concatenated(values, memory[:num_own])
-        seeds = segments[:, TOTAL]
+        hashes = np.zeros(num, np.int64)
         if extras:
             sizes[:, 3] = [0 if each is None else each.num_slots for each in extras]
-            seeds = self._hold_extras(rows, extras, segments, serial)
-        samples = rows, sizes, np.array(are_shifted)
+            hashes[:] = [0 if each is None else each.hashed for each in extras]
+            self._hold_extras(rows, extras, segments, serial)
+        samples = rows, sizes, np.array(are_shifted), segments
         held = (self._table, self._heads, self._tokens, self._labels)
         rows_of = own[0], own[1], own[2]
-        pieces = segments, np.ascontiguousarray(seeds)
-        first_bad = hold(held, place, samples, rows_of, pieces, self._ids, is_in_place)
-        streams = segments[::-1, STREAM]
-        for stream in set(streams.tolist()) if len(self._names) > 1 else streams[:1].tolist():
-            last = line + len(segments) - 1 - int((streams == stream).argmax())
-            self.last[stream] = self._table[last, :OFFSET].copy()
+        digests = self.digests, hashes
+        first_bad = hold(held, place, samples, rows_of, digests, self._ids, is_in_place)
         return segments, int(first_bad)
 
     def _hold_extras(
         self, rows: Int64Array, extras: Sequence[Extras | None], segments: Int64Array, serial: int
-    ) -> Int64Array:
-        """Store the extras of each piece; return the seeds of the pieces' digests.
-
-        A digest covers token fields and payload spans, but not the payloads themselves, which may
-        be any objects.
-        """
-        seeds = segments[:, TOTAL].copy()
+    ) -> None:
+        """Store the extras of each piece."""
         samples = dict(zip(map(tuple, rows[:, :TOKENS].tolist()), extras, strict=True))
         for piece, segment in enumerate(segments.tolist()):
             each = samples[tuple(segment[:START])]
             if each is None:
                 continue
             part = each.slice(segment[START], segment[START] + segment[LENGTH])
-            values = [row for row in part.token_fields.values() if not row.dtype.hasobject]
-            values += [np.array([(a, b) for _, a, b in own]) for own in part.payloads.values()]
-            mixed = 0
-            for row in values:
-                mixed = zlib.crc32(row.tobytes(), mixed)
-            seeds[piece] ^= mixed << 30
             size = payload_bytes(part.payloads)
             self._extras[serial + piece] = part, size
             self.payload_bytes += size
-        return seeds
 
     def count(self, num_tokens: int) -> None:
         self.num_tokens += num_tokens
@@ -191,39 +174,14 @@ class SampleStore:
             self._labels = _resized(self._labels, used, 2 * wanted if self._has_labels else 0)
         self._used = used
 
-    # State.
-
-    @property
-    def addresses(self) -> Int64Array:
-        """Stream, pass, sample, start, length, tokens left, digest of each piece; shape (n, 7)."""
-        live = np.flatnonzero(self._table[: self._num_lines, LEFT])
-        return self._table.take(live, axis=0)[:, :OFFSET]
-
-    def keep(self, held: Sequence[Sequence[int]], last: Sequence[Sequence[int]]) -> int | None:
-        """Free all pieces but those at `held` addresses of the store that was saved.
-
-        Return the index of the first address, also of those at `last`, of another piece than is
-        stored, or None if all are equal.
-        """
-        lines = self._table[: self._num_lines]
-        found = {tuple(line[: START + 1].tolist()): line for line in lines}
-        left = np.zeros(len(lines), np.int64)
-        lines[:, LEFT] = np.arange(len(lines))  # for now, their own index
-        for index, address in enumerate([*held, *last]):
-            line = found.get(tuple(map(int, address[: START + 1])))
-            if line is None or line[SIZE] != address[SIZE] or line[DIGEST] != address[DIGEST]:
-                return index
-            if index < len(held):
-                left[line[LEFT]] = int(address[LEFT])
-        lines[:, LEFT] = left
-        self.last = {int(address[STREAM]): np.array(address, np.int64) for address in last}
-        for line in lines[left == 0]:
-            self.payload_bytes -= self._extras.pop(int(line[SERIAL]), (None, 0))[1]
-        self._make_room(0, 0)
-        self.num_tokens = int(left.sum())
-        return None
-
     # Output.
+
+    def free(self, segments: Int64Array) -> None:
+        """Free segments, shape (n, 6), of samples that were read again."""
+        release(self._table, self._heads, np.ascontiguousarray(segments))
+        lines = self._table[: self._num_lines]
+        for serial in lines[lines[:, LEFT] == 0, SERIAL].tolist() if self._extras else ():
+            self.payload_bytes -= self._extras.pop(serial, (None, 0))[1]
 
     def pop_rows(
         self, packs: Packs, num_rows: int, row_tokens: int | None = None

@@ -2,7 +2,7 @@
 
 ::
 
-    table    stream pass sample  start length left digest  offset after serial next  a line a piece
+    table    stream pass sample  start length left  offset after serial next      a line a piece
     heads    hash of (stream, pass, sample) --> line --next--> line ...
     tokens   | a a a a | b b | c c c c c c | ...                                 a piece at `offset`
 
@@ -35,15 +35,14 @@ from streampack.types import (
 
 Held: TypeAlias = tuple[Int64Array, Int64Array, Int32Array, Int32Array]
 
-SIZE, LEFT, DIGEST, OFFSET, AFTER, SERIAL, NEXT = range(4, 11)
-NUM_TABLE = 11
+SIZE, LEFT, OFFSET, AFTER, SERIAL, NEXT = range(4, 10)
+NUM_TABLE = 10
 NO_LINE = -1
 FACTOR = 6364136223846793005  # Knuth's MMIX multiplier: its powers repeat only after 2**62
 # Its powers in int64 (products wrap): four tokens are mixed in without waiting for each other.
 FACTOR_2, FACTOR_3, FACTOR_4 = (
     (pow(FACTOR, power, 1 << 64) ^ (1 << 63)) - (1 << 63) for power in (2, 3, 4)
 )
-DIGEST_BITS = 53  # precision that every JSON reader keeps
 
 
 @compiled
@@ -108,25 +107,12 @@ def _mix(mixed: int, values: IntArray) -> int:
 
 
 @compiled
-def digest_of(tokens: IntArray, labels: IntArray, after: int, seed: int) -> int:
-    """Return a 53-bit polynomial hash of a piece's tokens and labels, each of shape (n,).
-
-    Labels of shape (0,) follow from the tokens. `after` is the token that follows the piece, or
-    IGNORED. `seed` is a hash of the piece's other contents.
-    """
-    # The high bits of the polynomial depend on all inputs; int64 wraps.
-    mixed = _mix(_mix(seed, tokens), labels)
-    mixed = (mixed * FACTOR + after) * FACTOR
-    return int((mixed >> (64 - DIGEST_BITS)) & ((1 << DIGEST_BITS) - 1))
-
-
-@compiled
 def hold(
     held: Held,
     place: tuple[int, int, int],
-    samples: tuple[Int64Array, Int64Array, BoolArray],
+    samples: tuple[Int64Array, Int64Array, BoolArray, Int64Array],
     own: tuple[Int32Array, Int32Array, Int32Array],
-    pieces: tuple[Int64Array, Int64Array],
+    digests: tuple[Int64Array, Int64Array],
     ids: tuple[int, int, int],
     is_in_place: bool,
 ) -> int:
@@ -136,10 +122,12 @@ def hold(
         held: Table, heads, tokens and labels; empty labels: they follow from the tokens.
         place: The next line, the first token, and the first serial number.
         samples: Rows of stream, pass, number and length, shape (n, 4); how many own tokens,
-            labels, values of a loss mask, and slots of payloads each has, shape (n, 4); and
-            whether labels[i] is the target of token i + 1, for each stream.
+            labels, values of a loss mask, and slots of payloads each has, shape (n, 4); whether
+            labels[i] is the target of token i + 1, for each stream; and their pieces, in the same
+            order, shape (m, 6).
         own: Tokens, labels and loss masks of all samples, one sample after another.
-        pieces: Segment rows in the order of the samples, shape (m, 6), and seeds of their digests.
+        digests: Digest so far of each stream, updated with tokens and labels; and a hash of what
+            else each sample has, shape (n,).
         ids: BOS and EOS, NO_ID: none; and the token of payload slots.
         is_in_place: The own tokens are where they belong in the store.
 
@@ -147,8 +135,7 @@ def hold(
         The index of the first sample with an invalid token id or label; n: all are valid.
     """
     table, heads, tokens, labels = held
-    rows, sizes, are_shifted = samples
-    segments, seeds = pieces
+    rows, sizes, are_shifted, segments = samples
     own_tokens, own_labels, own_mask = own
     first_line, offset, serial = place
     at_token, at_label, at_mask, first_bad, piece = 0, 0, 0, len(rows), 0
@@ -170,13 +157,17 @@ def hold(
             _fill(tokens[offset + length : offset + length + num_slots], ids[2])
             if len(labels):
                 _fill(labels[offset + length : offset + length + num_slots], IGNORED)
+        end, totals = offset + length + num_slots, digests[0]
+        mixed = _mix(totals[rows[i, STREAM]] * FACTOR + digests[1][i], tokens[offset:end])
+        mixed = _mix(mixed, labels[offset:end] if len(labels) else labels)
+        totals[rows[i, STREAM]] = mixed * FACTOR + length
         while piece < len(segments) and _is_same(segments[piece], rows[i]):
             entry = table[first_line + piece]
             is_cut = segments[piece, TOTAL] < rows[i, TOKENS]
-            _note_piece(entry, segments[piece], is_cut, offset, tokens, labels, seeds[piece])
+            _note_piece(entry, segments[piece], is_cut, offset, tokens, labels)
             entry[SERIAL] = serial + piece
             piece += 1
-        offset += length + num_slots
+        offset = end
         at_token, at_label, at_mask = at_token + num, at_label + num_labels, at_mask + num_mask
     enter(table, heads, first_line, first_line + piece)
     return first_bad
@@ -190,7 +181,6 @@ def _note_piece(
     offset: int,
     tokens: Int32Array,
     labels: Int32Array,
-    seed: int,
 ) -> None:
     """Fill the line of a piece of a sample, whose tokens begin at `offset`."""
     begin = offset + segment[START]
@@ -206,8 +196,6 @@ def _note_piece(
         entry[column] = segment[column]
     entry[SIZE] = entry[LEFT] = segment[LENGTH]
     entry[OFFSET], entry[AFTER] = begin, after
-    targets = labels[begin:end] if len(labels) else labels
-    entry[DIGEST] = digest_of(tokens[begin:end], targets, after, seed)
 
 
 @compiled
@@ -349,3 +337,42 @@ def take_out(
         if len(labels):
             _fill(out_labels[row, filled:], IGNORED)
     return num_copies, -1
+
+
+@compiled
+def release(table: Int64Array, heads: Int64Array, segments: Int64Array) -> None:
+    """Free what the store has of segments, shape (n, 6), without copying it."""
+    for segment in range(len(segments)):
+        start, left = segments[segment, START], segments[segment, LENGTH]
+        while left > 0:
+            line = _find(table, heads, segments[segment], start)
+            size = min(left, table[line, START] + table[line, SIZE] - start)
+            table[line, LEFT] -= size
+            start, left = start + size, left - size
+
+
+@compiled
+def mark_held(pieces: Int64Array, held: Int64Array, is_held: BoolArray) -> int:
+    """Mark the pieces that segments are made of, both in order of arrival, shape (n, 6).
+
+    Return how many tokens of the first of them are in no segment; only that one may be cut.
+    """
+    piece, cut = 0, 0
+    for segment in range(len(held)):
+        start = held[segment, START]
+        end = start + held[segment, LENGTH]
+        while not (
+            _is_same(pieces[piece], held[segment])
+            and start < pieces[piece, START] + pieces[piece, LENGTH]
+        ):
+            piece += 1
+        if segment == 0:
+            cut = start - pieces[piece, START]
+        while (
+            piece < len(pieces)
+            and _is_same(pieces[piece], held[segment])
+            and pieces[piece, START] < end
+        ):
+            is_held[piece] = True
+            piece += 1
+    return int(cut)

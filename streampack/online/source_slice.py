@@ -37,7 +37,7 @@ from streampack.streams.source_traits import (
     num_items,
     supports_batched_getitem,
 )
-from streampack.types import Int64Array, State
+from streampack.types import Int64Array
 
 STATE_EVERY = 64  # items between two states of a source
 MOST_EMPTY_PASSES = 100
@@ -356,21 +356,21 @@ class SourceSlice:
         state = copy.deepcopy(self._source.state_dict())
         self._states.append((self.pass_, self.taken, self._num_raw, state))
 
-    def base(self, pass_: int, taken: int) -> State:
-        """Return where to replay from, as JSON plus the source's own state.
+    def base(self, pass_: int, taken: int) -> list[Any] | None:
+        """Return the source's own state before `taken` items of `pass_`, or None if there is none.
 
-        `taken` items into `pass_` is the earliest that may be needed; earlier states are dropped.
+        It is the earliest that may be needed: earlier states are dropped.
         """
         while len(self._states) > 1 and self._states[1][:2] <= (pass_, taken):
             self._states.popleft()
         if self._states and self._states[0][:2] <= (pass_, taken):
-            at_pass, at_taken, num_raw, state = self._states[0]
-            return {"pass": at_pass, "taken": at_taken, "raw": num_raw, "source": state}
-        return {"pass": pass_, "taken": 0}
+            return list(self._states[0])
+        return None
 
-    def resume(self, base: State) -> None:
-        if "source" not in base or self._replay:
-            self.begin(int(base["pass"]), int(base["taken"]))
+    def resume(self, pass_: int, taken: int, base: Sequence[Any] | None) -> None:
+        """Go to a position, from the source's own state if there is one."""
+        if base is None or self._replay:
+            self.begin(pass_, taken)
             return
         if not self._has_state:
             raise ConfigError(
@@ -378,13 +378,15 @@ class SourceSlice:
                 f"{type(self._source).__name__} has no load_state_dict; pass the source that was "
                 "saved, or set replay=True to read it up to the position"
             )
-        self._set_pass(int(base["pass"]))
-        self._source.load_state_dict(copy.deepcopy(base["source"]))
+        at_pass, at_taken, num_raw, state = base
+        self._set_pass(int(at_pass))
+        self._source.load_state_dict(copy.deepcopy(state))
         self._is_put = is_hugging_face(self._source)
         self._has_begun = True
+        self.pass_, self.taken, self._num_raw = int(at_pass), int(at_taken), int(num_raw)
+        self._error = None
+        self._states.clear()
+        self._states.append((self.pass_, self.taken, self._num_raw, state))
         with self._watched():
             self._items = iter(self._source)
-        self.pass_, self.taken = int(base["pass"]), int(base["taken"])
-        self._num_raw, self._error = int(base["raw"]), None
-        self._states.clear()
-        self._states.append((self.pass_, self.taken, self._num_raw, base["source"]))
+            self._skip(taken)

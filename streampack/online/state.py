@@ -2,21 +2,25 @@
 
 ::
 
-    {"version": 6, "kind": "iterable", "epoch": 0,
+    {"version": 7, "kind": "iterable", "epoch": 0,
      "worker": [0, 2], "device": [0, 8],              number and count of this worker and rank
      "fingerprint": {"seed": 17, "streams": [...], ...},          every field must match
-     "flow": {...},                                   positions in the sources, or None at the start
-     "digest": "9f..."}                               of all but the sources' own states
+     "flow": {"num_batches": 7, ...,                  or None at the start
+              "delivered": [3],                       packs of the window of each queue
+              "queues": [{...}]},                     what is read again for it, and what waits
+     "sources": [...],                                the sources' own states, of each queue
+     "digest": "9f..."}                               of all but these
 
 Nothing else checks the numbers in a state: the digest refuses one that was damaged or edited. A
-loader's state contains one for each of its workers. Cost: a few hundred integers per state.
+loader's state contains one for each of its workers. Workers send what has changed with a batch: a
+queue once per window, and a few integers.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -28,9 +32,9 @@ from streampack.online.plan import FlowPlan, Steps
 from streampack.online.worker_slice import WorkerSlice
 from streampack.plan.comparison import check_same
 from streampack.runtime.rank_digest import digest_of_values
-from streampack.types import Packs, State
+from streampack.types import State
 
-STATE_VERSION = 6
+STATE_VERSION = 7
 KIND = "iterable"
 UNCHANGED = "load what state_dict() returned, unchanged"
 MAX_STEP = 2**63 - 1
@@ -89,41 +93,40 @@ def worker_state(
         "device": [worker_slice.device, worker_slice.num_devices],
         "fingerprint": fingerprint,
         "flow": flow,
+        "sources": [],
+    }
+
+
+def merged(state: State, change: State) -> State:
+    """Return a worker's state after a batch, from that before and from what has changed."""
+    flow, sources = change["flow"], change["sources"]
+    before = state["flow"] or flow
+    queues = zip(flow["queues"], before["queues"], strict=True)
+    own = zip(sources, state["sources"] or sources, strict=True)
+    return {
+        **state,
+        "flow": flow | {"queues": [old if new is None else new for new, old in queues]},
+        "sources": [old if new is None else new for new, old in own],
     }
 
 
 def saved_state(state: State) -> State:
-    """Return a copy of a worker's state as it is handed over: JSON, with a digest."""
-    saved: State = as_json(state)
-    return saved | {"digest": _digest(saved)}
+    """Return a copy of a worker's state as it is handed over: JSON, with a digest.
+
+    The states of sources are theirs, and may be any objects.
+    """
+    text = json.dumps({**state, "sources": None, "digest": None}, sort_keys=True)
+    copied: State = json.loads(text)
+    sources = copy.deepcopy(state["sources"])
+    return copied | {"sources": sources, "digest": digest_of_values(text)}
 
 
 def _digest(state: State) -> str:
-    bare = as_json({**state, "digest": None}, copy_source=lambda _: None)
     try:
+        bare = {**state, "sources": None, "digest": None}
         return digest_of_values(json.dumps(bare, sort_keys=True))
     except (TypeError, ValueError, RecursionError):
         return ""
-
-
-def as_json(value: Any, copy_source: Callable[[Any], Any] = copy.deepcopy) -> Any:
-    """Return a copy of a state, or of a part of one, with lists in place of arrays and packs.
-
-    The states of sources are theirs, and may be any objects.
-
-    >>> as_json({"held": np.array([[0, 5]]), "epoch": 0})
-    {'held': [[0, 5]], 'epoch': 0}
-    """
-    if isinstance(value, dict):
-        return {
-            key: copy_source(each) if key == "source" else as_json(each, copy_source)
-            for key, each in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [as_json(each, copy_source) for each in value]
-    if isinstance(value, Packs):
-        return [value[pack].tolist() for pack in range(len(value))]
-    return value.tolist() if isinstance(value, np.ndarray) else copy.copy(value)
 
 
 def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerSlice) -> None:
@@ -142,7 +145,7 @@ def check_state(state: State, fingerprint: dict[str, Any], worker_slice: WorkerS
     if state.get("digest") != _digest(state):
         raise ResumeError(f"the state is damaged, or was edited; {UNCHANGED}")
     check_slice(state, worker_slice)
-    saved, own = state["fingerprint"], as_json(fingerprint)
+    saved, own = state["fingerprint"], json.loads(json.dumps(fingerprint))
     check_same({(key,): saved[key] for key in saved}, {(key,): own[key] for key in own})
 
 
@@ -223,7 +226,8 @@ class Position:
     """One state without workers; none at the epoch's start, whatever the number of workers."""
     next_worker: int = 0
 
-    def after(self, worker: int, state: State) -> Position:
+    def after(self, worker: int, change: State) -> Position:
+        state = merged(self.states[worker], change)
         states = [*self.states[:worker], state, *self.states[worker + 1 :]]
         return Position(self.epoch, states, (worker + 1) % len(states))
 

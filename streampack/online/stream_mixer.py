@@ -12,7 +12,7 @@ Cost: about 0.05 us per sample, and 40 us per chunk.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,16 @@ from streampack.mix.deficit import Deficits, num_served
 from streampack.online.item_decoder import Columns
 from streampack.online.plan import FlowPlan
 from streampack.online.source_slice import SourceSlice
-from streampack.online.stream_sampler import StreamSampler
+from streampack.online.stream_sampler import SourcePosition, StreamSampler
 from streampack.online.worker_slice import WorkerSlice
-from streampack.types import TOKENS, Int64Array
+from streampack.types import TOKENS, Int64Array, State
+
+
+class Mark(NamedTuple):
+    """Where the streams of a lane are."""
+
+    positions: list[SourcePosition]
+    deficits: State
 
 
 class StreamMixer:
@@ -48,7 +55,8 @@ class StreamMixer:
             amounts = [quota.amount for quota in self.quotas]
         self._deficits = Deficits([amount or 0 for amount in amounts], plan.mixing.weight_unit)
         self._ended: int | None = None  # the last stream to end, until another is served
-        self._is_stopping = False
+        self.is_stopping = False
+        """Whether a stream has ended that ends the epoch."""
 
     def begin(self) -> None:
         for sampler, quota in zip(self.samplers, self.quotas, strict=True):
@@ -64,7 +72,7 @@ class StreamMixer:
         """
         chunks: list[tuple[Int64Array, Columns]] = []
         room = np.array([most_tokens, most_samples])
-        while room.min() > 0 and not self._is_stopping:
+        while room.min() > 0 and not self.is_stopping:
             stream = self._deficits.next() if self._chooses else lane
             if stream is None:
                 break
@@ -80,7 +88,7 @@ class StreamMixer:
                 chunks.append(self._take(stream, room))
                 continue
             stops = self._plan.mixing.stop == "first_exhausted"
-            self._is_stopping = stops and self.quotas[stream].amount != 0
+            self.is_stopping = stops and self.quotas[stream].amount != 0
             if self._is_random:
                 self._deficits.end(stream)
                 self._ended = stream
@@ -119,12 +127,29 @@ class StreamMixer:
         if not self._plan.amounts.are_quotas:
             self.samplers[stream].warn_of_end()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"deficits": self._deficits.state_dict(), "is_stopping": self._is_stopping}
+    # State.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def _samplers_of(self, lane: int) -> list[StreamSampler]:
+        return self.samplers if self._is_random else [self.samplers[lane]]
+
+    def mark(self, lane: int) -> Mark:
+        """Return where the streams of a lane are."""
+        positions = [sampler.position for sampler in self._samplers_of(lane)]
+        return Mark(positions, self._deficits.state_dict())
+
+    def state_dict(self, lane: int, mark: Mark) -> tuple[State, list[Any]]:
+        """Return a lane's state that continues at a mark, and its sources' own states."""
+        samplers = self._samplers_of(lane)
+        saved = [each.state_dict(at) for each, at in zip(samplers, mark.positions, strict=True)]
+        streams = [state for state, _ in saved]
+        return {"streams": streams, "deficits": mark.deficits}, [own for _, own in saved]
+
+    def load_state_dict(self, lane: int, state: State, sources: Sequence[Any]) -> None:
+        """Let the streams of a lane continue where a state of it starts."""
+        samplers = self._samplers_of(lane)
+        for sampler, saved, own in zip(samplers, state["streams"], sources, strict=True):
+            sampler.load_state_dict(saved, own, self.quotas[self.samplers.index(sampler)])
         self._deficits.load_state_dict(state["deficits"])
-        self._is_stopping = bool(state["is_stopping"])
 
 
 def interleaved(columns: Mapping[int, Columns], streams: Sequence[int]) -> Columns:

@@ -14,7 +14,6 @@ of items, in which one follows 65,536 tokens or characters at most; one item if 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,13 +26,12 @@ from streampack.online.source_slice import Items, SourceSlice
 from streampack.pack import fit_samples
 from streampack.streams.label_shift import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
 from streampack.streams.sample_fields import invalid_labels, invalid_token_ids
-from streampack.streams.source_traits import is_one_shot, own_copy
+from streampack.streams.source_traits import is_one_shot
 from streampack.types import PASS, SAMPLE, STREAM, TOKENS, Int64Array, State
 
 CHUNK = 64  # items that are read together
 LIST_ITEMS = 256  # of a list: its items are in memory already
 SIZE_TOGETHER = 65_536  # tokens or characters, up to the last item
-NEAR = 64  # most items that are reread only to verify the last sample
 
 # Columns of the lines: a sample row, the items of the slice up to and with it in that pass, its
 # tokens that are packed, and what was taken with it.
@@ -80,6 +78,7 @@ class StreamSampler:
         self.has_index = slice_.has_index
         self._quota = WorkerQuota()
         self._reset(SourcePosition(0, 0, 0, 0))
+        self._num_known_bad = 0
         self._has_ended = False
         self._warns_next = False  # whether to warn about unused label columns at the next item
         # Whether labels[i] is tokens[i + 1]; None until detected.
@@ -236,7 +235,8 @@ class StreamSampler:
             )
             refused.__cause__ = error
             return refused
-        log.warning("skipped bad sample %d: %s", num_bad, error)
+        if num_bad > self._num_known_bad:
+            log.warning("skipped bad sample %d: %s", num_bad, error)
         return None
 
     def _pull(self, most: int) -> Items | None:
@@ -295,88 +295,37 @@ class StreamSampler:
 
     # State.
 
-    def state_dict(self, held: Iterable[Sequence[int]]) -> State:
-        """Return its position in the source.
-
-        `held` are pass and number of its buffered samples, which matter only without an index.
-        """
-        pass_, taken, amount, bad = self.position
-        base = None
-        if not self.has_index:
-            # The number of a sample is its position times the number of slices, and the slice's.
-            num_slices = self._slice.worker_slice.num_slices
-            oldest = [(sample_pass, number // num_slices) for sample_pass, number in held]
-            base = self._slice.base(*min([(pass_, taken), *oldest]))
+    def state_dict(self, start: SourcePosition) -> tuple[State, list[Any] | None]:
+        """Return a state that continues at `start`, an earlier position, and the source's own."""
+        own = None if self.has_index else self._slice.base(start.pass_, start.taken)
         return {
-            "pass": pass_,
-            "taken": taken,
-            "base": base,
-            "amount_taken": amount,
-            "bad": bad,
+            "start": list(start),
+            "skipped": self.position.bad,
+            "bad": self._read_to.bad,
+            "has_warned": self._slice.has_warned,
             "labels_shifted": self.labels_shifted,
             "size": self._slice.indexed_size,
-        }
+        }, own
 
-    def is_near(self, sample_pass: int, number: int) -> bool:
-        """Whether a sample is cheap to reread: by index, or within `NEAR` items."""
-        if self.has_index:
-            return True
-        pass_, taken, *_ = self.position
-        return (pass_, taken - NEAR) <= (sample_pass, number // self._slice.worker_slice.num_slices)
-
-    def load_state_dict(
-        self, state: State, quota: WorkerQuota, held: Int64Array
-    ) -> tuple[Int64Array, Columns]:
-        """Resume from a state, and return rows, shape (n, 4), and columns of buffered samples.
-
-        `held` are their passes and numbers, shape (n, 2). Without an index, the source is read from
-        the state's `base` on; see `SourceSlice.base`.
-        """
+    def load_state_dict(self, state: State, own: list[Any] | None, quota: WorkerQuota) -> None:
+        """Continue where a state starts. Bad samples that were met before it is left are known."""
         self._quota = quota
-        counts = (state[key] for key in ("pass", "taken", "amount_taken", "bad"))
-        self._reset(SourcePosition(*map(int, counts)))
+        self._reset(SourcePosition(*map(int, state["start"])))
+        self._num_known_bad = int(state["bad"])
+        self._slice.has_warned |= bool(state["has_warned"])
         self.labels_shifted = state["labels_shifted"]
         self._has_ended = quota.amount == 0
-        rows = np.zeros((len(held), TOKENS + 1), np.int64)
-        rows[:, STREAM], rows[:, PASS:TOKENS] = self._number, held
-        if not self._has_ended and state["size"] != self._slice.indexed_size:
+        if self._has_ended:
+            return
+        if state["size"] != self._slice.indexed_size:
             raise DataError(
                 f"stream {self._name!r}: its source has {self._slice.indexed_size} samples, but "
                 f"had {state['size']} when the state was saved{SAME_SAMPLES}"
             )
-        values = [] if self._has_ended else self._read_again(state["base"], held.tolist())
-        if not values:
-            return rows, self._decoder.columns([])
-        rows[:, TOKENS], columns = self._decoder.decode(values, rows[:, SAMPLE].tolist())
-        for tokens in columns[0]:
-            if isinstance(tokens, DataError):
-                raise tokens
-        return rows, columns
-
-    def _read_again(self, base: State, wanted: Sequence[Sequence[int]]) -> list[Any]:
-        """Move the slice to the position; return the wanted samples, by pass and number."""
-        slice_, (pass_, taken, *_) = self._slice, self._at
-        if slice_.has_index:
-            slice_.begin(pass_, taken)
-            return [own_copy(slice_.get(number)) for _, number in wanted]
-        slice_.resume(base)
-        found: dict[tuple[int, int], Any] = {(each[0], each[1]): None for each in wanted}
-        while (slice_.pass_, slice_.taken) < (pass_, taken):
-            items = slice_.read()
-            if items is not None:
-                if (key := (items.pass_, items.numbers[0])) in found:
-                    found[key] = own_copy(items.values[0])
-            elif slice_.pass_ < pass_:
-                slice_.begin(slice_.pass_ + 1)
-            else:
-                raise DataError(
-                    f"stream {self._name!r}: the state is {taken} samples into pass {pass_}, but "
-                    f"the source gave {slice_.taken}{SAME_SAMPLES}"
-                )
-        for (sample_pass, number), item in sorted(found.items()):
-            if item is None:
-                raise DataError(
-                    f"stream {self._name!r}: the state holds sample {number} of pass "
-                    f"{sample_pass}, which the source does not give again{SAME_SAMPLES}"
-                )
-        return list(found.values())
+        pass_, taken, *_ = self._at
+        self._slice.resume(pass_, taken, own)
+        if self._slice.taken < taken:
+            raise DataError(
+                f"stream {self._name!r}: the state is {taken} samples into pass {pass_}, but the "
+                f"source gave {self._slice.taken}{SAME_SAMPLES}"
+            )

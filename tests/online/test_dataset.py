@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from streampack import (
+    Buffers,
     ConfigError,
     IterableStream,
     PackedDataLoader,
@@ -128,14 +129,17 @@ def test_an_endless_source_with_huge_samples_in_between_stays_under_the_bound():
             seen["given"] += length
             yield np.arange(length)
 
-    packing = Packing(max_seq_len=64, buffer_tokens=640)
+    made = PackedIterableDataset(
+        [IterableStream(source())],
+        packing=Packing(max_seq_len=64, buffer_tokens=640),
+        batch_size=2,
+        buffers=Buffers(worker_tokens=640 + 2 * 64 + 2 * 16_384),
+    )
     taken = 0
-    for batch in itertools.islice(
-        PackedIterableDataset([IterableStream(source())], packing=packing, batch_size=2), 3000
-    ):
+    for batch in itertools.islice(made, 3000):
         taken += int(batch["segments"][:, 5].sum())
-        # The packer's buffer, the batch being put together, the items that were read together, and
-        # the chunk that was drawn from them; the last of each may be a long one.
+        # What waits for the next window, the batch being put together, the items that were read
+        # together, and the window that was drawn from them; the last of each may be a long one.
         assert seen["given"] - taken <= 640 + 2 * 64 + (65_536 + 50_000) + (16_384 + 50_000)
 
 

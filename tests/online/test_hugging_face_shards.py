@@ -96,8 +96,8 @@ def test_workers_are_in_passes_of_their_own(sharded):
     assert read[0] != read[1]
 
 
-def concatenated(num_shards, **options):
-    parts = [source(num_shards, 60), source(num_shards, 60)]
+def concatenated(num_shards, size=300, **options):
+    parts = [source(num_shards, size), source(num_shards, size)]
     return IterableStream(datasets.concatenate_datasets(parts), **options)
 
 
@@ -116,7 +116,7 @@ def test_a_concatenation_resumes_in_each_of_its_parts(replays, at):
 @pytest.mark.processes
 def test_a_state_that_a_source_cannot_load_is_resumed_from_with_replay():
     make = lambda **options: loader(  # noqa: E731
-        concatenated(3, **options), 2, world=World(rank=1, num_ranks=2)
+        concatenated(3, 900, **options), 2, world=World(rank=1, num_ranks=2)
     )
     batches, states = with_states(make())
     at = len(states) * 3 // 4

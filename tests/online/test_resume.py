@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 
 from streampack import (
     ConfigError,
-    DataError,
     IterableStream,
     Mixing,
     Order,
@@ -23,7 +22,7 @@ from streampack import (
     ResumeError,
     WorkerError,
 )
-from streampack.online.state import saved_state
+from streampack.runtime.resumable import engine_of
 from tests.helpers.batches import same
 from tests.helpers.iterables import Again, ByChar, WithState, assert_continues, pieces, rows_of
 
@@ -292,7 +291,7 @@ def places_in(node, above=()):
         yield above
     numbered = enumerate(node) if isinstance(node, list) else ()
     for key, value in node.items() if isinstance(node, dict) else numbered:
-        yield from [] if key == "source" else places_in(value, (*above, key))
+        yield from [] if key == "sources" else places_in(value, (*above, key))
 
 
 def changed(state, path, value):
@@ -321,32 +320,53 @@ def after_9():
 def test_no_damage_of_a_state_is_an_error_of_anyone_elses(after_9, value):
     loader = PackedDataLoader(dataset(WithState), prefetch_threads=0)
     for path in places_in(after_9["workers"][0]):
-        with pytest.raises(ResumeError, match=r"unchanged|this release reads 6"):
+        with pytest.raises(ResumeError, match=r"unchanged|this release reads 7"):
             loader.load_state_dict(changed(after_9, ("workers", 0, *path), value))
     assert loader.stats()["packs"] == 0
 
 
-def stretched(key, start, length, total):
-    return [[*key, start, length + 1, total]]
+def test_workers_send_a_window_once_and_a_state_of_lists_has_at_most_four_kilobytes():
+    rows = [np.arange(n % 700 + 1) for n in range(20_000)]
+    made = PackedIterableDataset(
+        [IterableStream(rows, name=name, proportion=1) for name in "ab"],
+        packing=Packing(max_seq_len=2048),
+        batch_size=8,
+    )
+    engine = engine_of(made)
+    with engine.iteration(engine.begin()) as start:
+        position = engine.whole_position(start)
+        changes = [change for *_, change in engine.deliveries(start, position.states[0])]
+    sent = [change["flow"]["queues"][0] is not None for change in changes]
+    assert sent[0]
+    assert sum(sent) < len(sent) // 3
+    for change in changes:
+        position = position.after(0, change)
+        assert len(json.dumps(position.saved().states[0])) <= 4096
 
 
-def of_another_stream(key, start, length, total):
-    return [[10**6, *key[1:], start, length, total]]
+@pytest.mark.parametrize("kind", [list, Again, WithState])
+def test_a_resume_counts_no_bad_sample_twice_and_warns_of_none_again(kind, caplog):
+    rows = rows_of(0, [9] * 900)
+    for number in range(3, 900, 10):
+        rows[number] = [-1]
 
+    def loader():
+        stream = IterableStream(kind(rows), name="a", on_bad_sample="skip", max_bad_samples=90)
+        made = PackedIterableDataset([stream], packing=Packing(max_seq_len=32))
+        return PackedDataLoader(made, prefetch_threads=0)
 
-def cut_with_an_overlap(key, start, length, total):
-    return [[*key, start, length, total]] * 2
-
-
-@pytest.mark.parametrize("forge", [stretched, of_another_stream, cut_with_an_overlap, None])
-def test_forged_packs_of_other_tokens_than_are_buffered_are_refused_and_not_copied(after_9, forge):
-    lane = after_9["workers"][0]["flow"]["lanes"][0]
-    rows = [*lane["packer"]["buffered"], *lane["waiting"]]
-    pack = rows if forge is None else forge(rows[0][:3], *rows[0][3:])
-    assert forge is not None or sum(row[4] for row in pack) > 32, "they fit a pack"
-    forged = changed(after_9["workers"][0], ("flow", "lanes", 0, "full"), [pack, *lane["full"]])
-    loader = PackedDataLoader(dataset(WithState), prefetch_threads=0)
-    loader.load_state_dict(after_9 | {"workers": [saved_state(forged)]})
-
-    with pytest.raises(DataError, match=r"is packed but not held"):
-        list(loader)
+    whole = loader()
+    batches = list(whole)
+    assert whole.stats()["streams"]["a"]["skipped"] == 90
+    caplog.clear()
+    made = loader()
+    for _ in range(5):
+        list(islice(made, 3))
+        state = json.loads(json.dumps(made.state_dict()))
+        made = loader()
+        made.load_state_dict(state)
+    rest = list(made)
+    assert same(rest, batches[15:])
+    assert made.stats()["streams"]["a"]["skipped"] == 90
+    warned = [record.getMessage() for record in caplog.records if "skipped bad" in record.msg]
+    assert len(warned) == len(set(warned)) == 90
