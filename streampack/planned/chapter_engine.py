@@ -241,8 +241,8 @@ class ChapterEngine(PlanEngine):
 
     # Changes at run time; all ranks must ask for the same.
 
-    def _go_on(self) -> None:
-        """Let the next iteration begin where this one is; a loader's loop goes on with it."""
+    def _continue(self) -> None:
+        """Let the next iteration begin where this one is; a loader's loop continues with it."""
         self._past = self.worlds(self._reached.epoch)
         self._start = self.at = self._reached
         self.num_changes += 1
@@ -274,7 +274,7 @@ class ChapterEngine(PlanEngine):
         # A state in the chapter that is amended as a whole would have its former weights.
         is_replaced = reached.epoch == number and not steps
         with self._changing() as changed:
-            changed._go_on()
+            changed._continue()
             changed._latest = None if is_replaced else self._latest
             changed._chapters, changed.run, changed.views = planned
             changed._use_chapter(number)
@@ -291,4 +291,4 @@ class ChapterEngine(PlanEngine):
         warn_of_skips(self.run, [(first, first + steps)], progress)
         with self._changing() as changed:
             changed.skips = skips
-            changed._go_on()
+            changed._continue()
