@@ -23,11 +23,15 @@ import torch
 
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter, is_builtin, is_cheap, to_native
+from streampack.config import Buffers
 from streampack.errors import ConfigError
 from streampack.online.plan import FlowPlan
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, LESS_AHEAD, MemoryFootprint
 from streampack.runtime.provenance import tensors_in
 
+WINDOW_TOKENS = 1 << 20  # most tokens in a window, unless so many packs have more:
+WINDOW_PACKS = 16
+FEWEST_PACKS = 2  # a window of one pack keeps its order
 PLACE_BYTES = 24  # of a payload: row, first token and one past the last, in int64
 BYTES_PER_SEGMENT = 60  # its segment row, an edge, its entry in seq_lens
 BYTES_PER_ROW = 4  # the edge of its padding
@@ -91,6 +95,29 @@ def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> Mem
         batch_bytes=batch_bytes(plan),
         format_bytes=format_bytes,
     )
+
+
+def window_tokens(plan: FlowPlan, buffers: Buffers, num_workers: int) -> list[int]:
+    """Return the most tokens in a window of each packer of each of `num_workers` workers.
+
+    Windows fit next to the packers' buffers and one batch, and leave half of that room to
+    prefetched batches, unless packs are shuffled. `max_prefetch` refuses buffers that do not hold
+    the least that packers need.
+    """
+    row_tokens, limits = plan.packing.row_tokens, [buffers.worker_tokens]
+    if buffers.rank_tokens is not None:
+        limits.append(buffers.rank_tokens // max(num_workers, 1))
+    footprint = footprint_of(plan, num_workers)
+    used = footprint.packer_tokens + footprint.batch_tokens
+    rooms = [limit - used for limit in limits if limit is not None]
+    if plan.pack_shuffle:
+        asked = [plan.pack_shuffle * row_tokens, *rooms]
+        least = max(min(plan.pack_shuffle, FEWEST_PACKS), plan.num_packers)
+    else:
+        window = max(WINDOW_TOKENS, WINDOW_PACKS * row_tokens)
+        asked = [plan.num_packers * window, *(room // 2 for room in rooms)]
+        least = plan.num_packers
+    return plan.window_tokens(max(min(asked), least * row_tokens))
 
 
 def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:

@@ -29,6 +29,7 @@ from streampack.online.byte_budget import (
     batch_bytes,
     footprint_of,
     format_bytes,
+    window_tokens,
 )
 from streampack.online.item_decoder import limit_tokenizer_threads
 from streampack.online.packing_loop import OnlinePacker
@@ -61,9 +62,6 @@ from streampack.world import World
 # Fingerprint fields that all ranks must share. Amounts and batch sizes may differ.
 SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "batching_method")
 
-FEWEST_PACKS = 2  # a window of one pack keeps its order
-WINDOW_TOKENS = 1 << 20  # most tokens in a window, unless so many packs have more:
-WINDOW_PACKS = 16
 
 Delivery: TypeAlias = tuple[int, Batch, State]
 """A worker, its native batch, and what has changed in its state since the batch before."""
@@ -143,27 +141,8 @@ class OnlineEngine(ResumableRun[Position, Position]):
         return min(self.plan.pack_shuffle, room)
 
     def window_tokens(self, num_workers: int) -> list[int]:
-        """Return the most tokens in a window of each packer of each of `num_workers` workers.
-
-        Windows fit next to the packers' buffers and one batch, and leave half of that room to
-        prefetched batches, unless packs are shuffled. `max_prefetch` refuses buffers that do not
-        hold the least that packers need.
-        """
-        plan, row_tokens = self.plan, self.plan.packing.row_tokens
-        limits = [self.buffers.worker_tokens]
-        if self.buffers.rank_tokens is not None:
-            limits.append(self.buffers.rank_tokens // max(num_workers, 1))
-        footprint = footprint_of(plan, num_workers)
-        used = footprint.packer_tokens + footprint.batch_tokens
-        rooms = [limit - used for limit in limits if limit is not None]
-        if plan.pack_shuffle:
-            asked = [plan.pack_shuffle * row_tokens, *rooms]
-            least = max(min(plan.pack_shuffle, FEWEST_PACKS), plan.num_packers)
-        else:
-            window = max(WINDOW_TOKENS, WINDOW_PACKS * row_tokens)
-            asked = [plan.num_packers * window, *(room // 2 for room in rooms)]
-            least = plan.num_packers
-        return plan.window_tokens(max(min(asked), least * row_tokens))
+        """Return the most tokens in a window of each packer of each of `num_workers` workers."""
+        return window_tokens(self.plan, self.buffers, num_workers)
 
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
         """Convert a native batch to the requested format; `ahead` batches are resident together.
