@@ -65,7 +65,7 @@ class Order:
             num_packs = PACK_SHUFFLE if self.shuffle else 0
         return num_packs, min(SAMPLES_PER_PACK * num_packs, -(-self.block_size // 2))
 
-    @property
+    @cached_property
     def block_size(self) -> int:
         """Number of samples shuffled together."""
         return self.shuffle_block_size or SHUFFLE_BLOCK_SIZE

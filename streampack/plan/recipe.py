@@ -202,6 +202,7 @@ class Recipe:
     def __post_init__(self) -> None:
         order, size = self.order, self.global_batch_size
         packing = self.packing.resolved()
+        _ = order.pack_window, order.block_size  # kept by `order`, for all windows
         is_mixed = self.mixing.batching_method == "random"
         chosen_slots = sum([stream.chosen_slots for stream in self.streams])
         names = [stream.name for stream in self.streams]
