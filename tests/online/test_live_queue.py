@@ -253,3 +253,21 @@ def test_another_window_is_refused_at_a_resume():
     next(iter(plain))
     with pytest.raises(ResumeError, match=r"pack_shuffle=None, but .* pack_shuffle=8"):
         dataset(8).load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize("packer", [*PACKERS, "two_tiers"])
+def test_a_state_of_any_window_continues_bit_for_bit(packer):
+    rows = [[1] * (1 + number * 7919 % 31) for number in range(2000)]
+    short_seq_len = 8 if packer == "two_tiers" else None
+    packing = Packing(max_seq_len=32, method=packer, short_seq_len=short_seq_len)
+
+    def begun() -> PackedIterableDataset:
+        return PackedIterableDataset([IterableStream(rows)], packing=packing, batch_size=16)
+
+    wanted, made = list(begun()), begun()
+    assert len(pieces(wanted)) == 2000
+    for first in range(0, len(wanted) - 5, 5):
+        batches = iter(made)
+        assert same([next(batches) for _ in range(5)], wanted[first : first + 5])
+        state, made = json.loads(json.dumps(made.state_dict())), begun()
+        made.load_state_dict(state)
