@@ -1,32 +1,23 @@
-"""write: create streams and their length files; not part of the data path of training.
+"""write: create streams and their length files; not part of the data path of training."""
 
-Names are imported on first use, so that processes that only tokenize start quickly.
-"""
+from streampack.write.chat import ChatEncoder, ChatSamples
+from streampack.write.files import merge, verify, write_texts
+from streampack.write.lengths import Indexed, write_lengths
+from streampack.write.options import JobProgress, WriteOptions, Written
+from streampack.write.rows import RowFormat
+from streampack.write.shards import write_stream
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
-_FILES = {
-    "ChatEncoder": "chat",
-    "ChatSamples": "chat",
-    "Indexed": "lengths",
-    "JobProgress": "options",
-    "RowFormat": "rows",
-    "WriteOptions": "options",
-    "Written": "options",
-    "merge": "files",
-    "verify": "files",
-    "write_lengths": "lengths",
-    "write_stream": "shards",
-    "write_texts": "files",
-}
-
-__all__ = list(_FILES)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"streampack.write.{_FILES[name]}"), name)
+__all__ = [
+    "ChatEncoder",
+    "ChatSamples",
+    "Indexed",
+    "JobProgress",
+    "RowFormat",
+    "WriteOptions",
+    "Written",
+    "merge",
+    "verify",
+    "write_lengths",
+    "write_stream",
+    "write_texts",
+]
