@@ -146,6 +146,22 @@ def convert_fields(config: object, read: Callable[[str, Any], object], *names: s
         object.__setattr__(config, name, read(name, getattr(config, name)))
 
 
+def parse_share(part: str) -> slice:
+    """Return the items that a share "K/N" has: every N-th one from the K-th on, counted from 1.
+
+    >>> list(range(7))[parse_share("2/3")]
+    [1, 4]
+    """
+    number, _, total = part.partition("/")
+    if not (number.isdecimal() and total.isdecimal() and 0 < int(number) <= int(total)):
+        raise ConfigError(
+            f"part={part!r} is not K/N with K from 1 to N, such as 1/16 on the first of 16 "
+            "machines; omit it to do everything here",
+            option="part",
+        )
+    return slice(int(number) - 1, None, int(total))
+
+
 def parse_count(name: str, value: object) -> int | None:
     """Parse a count in MosaicML Streaming's notation: a number, or text such as "10k" or "1.5b".
 

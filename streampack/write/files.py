@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from streampack._checks import parse_share
 from streampack._paths import shown_path
 from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.mds.codecs import HASHES
@@ -147,7 +148,7 @@ def _write_missing(
 ) -> None:
     most = options.max_bad_rows if options.on_bad_row == "skip" else 0
     # Every n-th part, so that large and small files are spread over the shares.
-    first, step = options.share
+    share = parse_share(options.part or "1/1")
     parts = [(part, file.versions) for file in job.files for part in file.parts]
     tasks = [
         PartTask(
@@ -159,7 +160,7 @@ def _write_missing(
             split=options.split,
             max_bad_rows=most,
         )
-        for part, versions in parts[first - 1 :: step]
+        for part, versions in parts[share]
         if part.id not in results
     ]
     total_bytes = sum(part.num_bytes for part in job.parts)
@@ -304,7 +305,7 @@ def verify(out: str | os.PathLike[str]) -> int:
 
 
 def _why_empty(results: dict[str, PartResult]) -> str:
-    counts = Counts.total(result.counts for result in results.values())
+    counts = _counts_of(results)
     skipped = f"{counts.num_skipped} without tokens, {counts.num_dropped} with nothing to learn"
     if counts.num_dropped:
         return f" ({skipped}); raise max_seq_len, or give conversations with a response"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from streampack._checks import check_choice, read_count
+from streampack._checks import check_choice, parse_share, read_count
 from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
 from streampack.streams.parts import Split
@@ -111,17 +111,5 @@ class WriteOptions:
             )
         if self.tokens_dtype is not None:
             check_choice("tokens_dtype", self.tokens_dtype, DTYPES)
-        number, total = self.share
-        if not 1 <= number <= total:
-            raise ConfigError(
-                f"part={self.part!r} is not K/N with K from 1 to N, such as 1/16 on the first of "
-                "16 machines; omit it to write all parts here",
-                option="part",
-            )
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """The first part that is written, counted from 1, and the step to the next one."""
-        number, _, total = (self.part or "1/1").partition("/")
-        are_counts = number.isdecimal() and total.isdecimal()
-        return (int(number), int(total)) if are_counts else (0, 0)
+        if self.part is not None:
+            parse_share(self.part)

@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from streampack._paths import local_path, replaced
+from streampack._checks import parse_share
+from streampack._paths import is_url, local_path, replaced
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import (
     DOCUMENT,
@@ -74,7 +75,7 @@ class IndexedTokens:
 
 def stream_of(source: str | Sequence[str], **options: Any) -> Stream:
     """Return the stream of these files, on this machine or in a store."""
-    is_remote = "://" in (source if isinstance(source, str) else source[0])
+    is_remote = is_url(source if isinstance(source, str) else source[0])
     options["remote" if is_remote else "local"] = source
     return Stream(**options)
 
@@ -105,7 +106,7 @@ def index_files(
     stream, folder = stream_of(source, **options), local_path(out, "out")
     form = None if stream.format is None else format_named(stream.format)
     found = find_files(stream, form)
-    names = list(found.names)[_part_of(part)]
+    names = list(found.names)[parse_share(part)]
     todo = [name for name in names if not (resume and _is_indexed(found, name, eos_id, folder))]
     yield from (_counts(found, name, folder) for name in sorted(set(names) - set(todo)))
     index_one = partial(_index_file, stream, found, (eos_id, bos_id), folder)
@@ -119,15 +120,6 @@ def index_files(
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(num_workers, len(todo)), context) as pool:
         yield from pool.map(index_one, todo)
-
-
-def _part_of(part: str) -> slice:
-    number, _, count = part.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 0 < int(number) <= int(count)):
-        raise ConfigError(
-            f"part={part!r} is not one of n parts; write 1/8 to 8/8, for example", option="part"
-        )
-    return slice(int(number) - 1, None, int(count))
 
 
 def _is_indexed(found: FoundFiles, name: str, eos_id: int | None, out: Path) -> bool:
