@@ -33,8 +33,10 @@ def print_json(document: dict[str, Any] | list[Any]) -> None:
     sys.stdout.write(json.dumps(document) + "\n")
 
 
-def read_json(path: Path, option: str, method: str) -> Any:
-    """Return the content of a JSON file: the result of a method of a loader."""
+def read_json(path: Path | None, option: str, method: str) -> Any:
+    """Return the content of a JSON file, the result of a method of a loader; None without one."""
+    if path is None:
+        return None
     try:
         return json.loads(local_path(path, option).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from streampack._paths import folder_of
 from streampack.cli.console import counted, output_console, visible
-from streampack.cli.verbs import Inspect, StreamOptions
+from streampack.cli.verbs import Inspect
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
@@ -29,13 +29,14 @@ from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report.bars import colour, pack_lines
 from streampack.report.lengths import histogram_table, length_quantiles
-from streampack.streams import Stream, TokenStream, open_mds
+from streampack.streams import TokenStream, open_mds
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.files import finished_parts
 from streampack.write.job import Settings, read_job
 from streampack.write.job_output import open_output
 from streampack.write.part import shown_row
 from streampack.write.rows import RowFormat, tokenizer_digest
+from streampack.write.token_index import stream_of
 from streampack.write.tokenization import load_tokenizer
 
 MAX_SHARDS_SHOWN = 10
@@ -48,25 +49,16 @@ MARGIN = 32  # columns next to the bar
 CHARACTERS_SHOWN = 160  # of each segment
 
 
-def _describe(path: str, options: StreamOptions) -> Stream:
-    folder = folder_of(path)
-    return Stream(
-        remote=path if folder is None else None,
-        local=folder,
-        split=options.split,
-        tokens=options.tokens,
-        tokens_dtype=options.tokens_dtype,
-        check_dtypes=options.check_dtypes,
-    )
-
-
 def run_inspect(options: Inspect) -> None:
     """Print a stream's parts, its shards, its lengths and one of its packs.
 
     For an unfinished stream, only the parts are printed.
     """
     console = output_console()
-    described = _describe(options.path, options)
+    given = ("split", "tokens", "tokens_dtype", "check_dtypes")
+    described = stream_of(
+        folder_of(options.path) or options.path, **{name: getattr(options, name) for name in given}
+    )
     lines, is_complete = _job_progress(options)
     for line in lines:
         console.out(line, highlight=False)

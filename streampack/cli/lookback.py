@@ -109,7 +109,7 @@ def run_diff(options: Diff) -> None:
 def open_run(options: LookBack) -> PackedStreamingDataset:
     """Return the dataset of a run, in the world of its state or of the options."""
     described = read_config(options.config)
-    state = None if options.state is None else read_json(options.state, "state", "state_dict")
+    state = read_json(options.state, "state", "state_dict")
     worlds = worlds_in(state) if isinstance(state, dict) else []
     sizes: dict[str, Any] = {}
     if options.devices is not None or not worlds:  # else the config's world has one device

@@ -47,7 +47,7 @@ def run_plan(options: Plan) -> None:
     """Show the chapters of a config."""
     described = read_config(options.config)
     dataset = build_dataset(described, options.config, World())
-    state = None if options.state is None else read_json(options.state, "state", "state_dict")
+    state = read_json(options.state, "state", "state_dict")
     if described.chapters is None and (uses := describe_uses(dataset)):
         if options.as_json:
             print_json({"config": str(options.config), "uses": uses})
@@ -73,10 +73,8 @@ def run_report(options: Report) -> None:
             dataset,
             options.out,
             title=str(options.config),
-            state=None
-            if options.state is None
-            else read_json(options.state, "state", "state_dict"),
-            stats=None if options.stats is None else read_json(options.stats, "stats", "stats"),
+            state=read_json(options.state, "state", "state_dict"),
+            stats=read_json(options.stats, "stats", "stats"),
             steps=options.steps,
         )
     output_console().out(f"{options.out}: {options.out.stat().st_size:,} bytes", highlight=False)
