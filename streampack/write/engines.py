@@ -106,16 +106,18 @@ def _connect(ray: Any) -> None:
 
 
 def _write_quietly(task: PartTask) -> Event | BaseException:
-    """Write a part in a Ray task, which carries only the last event.
-
-    An error is a value, so that it keeps its type.
-    """
+    """Write a part in a Ray task, which carries only the last event."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    *_, last = _outcomes(task)
+    return last
+
+
+def _outcomes(task: PartTask) -> Generator[Event | BaseException]:
+    """Write a part; an error is a value, so that it keeps its type in another process."""
     try:
-        *_, last = write_part(task)
-        return last
+        yield from write_part(task)
     except Exception as error:
-        return _portable(error)
+        yield _portable(error)
 
 
 def _event(outcome: Event | BaseException) -> Event:
@@ -180,16 +182,12 @@ def work(descriptor: int, num_threads: int) -> None:
         while True:
             task = pipe.recv()
             reported = time.monotonic()
-            try:
-                for event in write_part(task):
-                    now = time.monotonic()
-                    if event.result is not None or now - reported >= REPORT_S:
-                        reported = now
-                        pipe.send(event)
-            except ConnectionError:
-                raise
-            except Exception as error:
-                pipe.send(_portable(error))
+            for outcome in _outcomes(task):
+                now = time.monotonic()
+                is_last = not isinstance(outcome, Event) or outcome.result is not None
+                if is_last or now - reported >= REPORT_S:
+                    reported = now
+                    pipe.send(outcome)
 
 
 def _portable(error: Exception) -> BaseException:
