@@ -64,11 +64,10 @@ def _with_dashes(name: str) -> str:
 
 def _runner(name: str, options: type) -> Callable[..., None]:
     """Return a function with a parameter for each option, which imports the verb and runs it."""
-    function = name.replace("-", "_")
-    module = f"streampack.cli.{MODULES.get(name, function)}"
+    module = f"streampack.cli.{MODULES.get(name, name)}"
 
     def _run(**values: Any) -> None:
-        getattr(import_module(module), f"run_{function}")(options(**values))
+        getattr(import_module(module), f"run_{name}")(options(**values))
 
     _run.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
     return _run

@@ -212,13 +212,12 @@ def _messages(value: Any) -> Messages:
 
 def _turns(value: Any, role: str) -> Messages:
     parsed = _parsed(value)
-    if isinstance(value, str) and not (isinstance(parsed, list) and _are_messages(parsed)):
+    are_messages = isinstance(parsed, list) and all(
+        isinstance(each, Mapping) and "role" in each for each in parsed
+    )
+    if isinstance(value, str) and not (parsed and are_messages):
         return [{"role": role, "content": value}]
     return _messages(parsed)
-
-
-def _are_messages(value: list[Any]) -> bool:
-    return bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
 def _read_message(

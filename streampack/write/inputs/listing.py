@@ -28,7 +28,6 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
-from streampack._checks import read_count
 from streampack._paths import folder_of, is_url, shown_path
 from streampack.errors import DamagedInputError, DataError
 from streampack.stores.objects import StoredObject
@@ -202,7 +201,6 @@ def split_inputs(
     that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile. With
     `skips_damage`, a damaged file is one slice.
     """
-    part_bytes = read_count("part_bytes", part_bytes, "write a number of bytes such as 268435456")
     slices: list[InputSlice] = []
     for file in list_inputs(inputs):
         try:

@@ -70,7 +70,7 @@ def to_tokens(value: Any) -> IntArray:
     )
 
 
-CONVERSIONS: dict[str, Callable[[Any], Any]] = {"text": to_text, "tokens": to_tokens, "chat": dict}
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {"text": to_text, "tokens": to_tokens}
 
 
 @dataclass(frozen=True, slots=True)
