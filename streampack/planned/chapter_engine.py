@@ -10,10 +10,9 @@ Batches say which chapter they belong to in `epoch`, and their place in it in `p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from streampack._checks import read_count
 from streampack.batch.batch import Batch
@@ -230,14 +229,6 @@ class ChapterEngine(PlanEngine):
         saved = read_state(state, KIND)
         planned_as_before(saved, self._written, self._plan, self._digests)
         return saved["epoch"], saved["position"]
-
-    @contextmanager
-    def _changing(self) -> Iterator[Self]:
-        """Yield a copy to change; one assignment adopts it, as a handler may raise anywhere."""
-        changed = object.__new__(type(self))
-        changed.__dict__ = self.__dict__.copy()
-        yield changed
-        self.__dict__ = changed.__dict__
 
     # Changes at run time; all ranks must ask for the same.
 

@@ -12,11 +12,12 @@ has a copy of the engine, plans everything and reads its share.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -174,13 +175,29 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         return state | balance_in_state(recipe, view, progress.position)
 
     def _resume_from(self, progress: Progress, past: list[RunWorld] | None = None) -> None:
-        """Begin the next iteration there, after these worlds, or None for those so far."""
+        """Begin the next iteration there, after these worlds, or None for those so far.
+
+        Only of what `_changing` yields.
+        """
         self._past = self.worlds(progress.epoch) if past is None else past
         self._start = progress
         self.num_moves += 1
+        self.counter = copy.copy(self.counter)  # `_changing` writes it to the shared one
         self.go_to(progress.epoch if not self.run.chapters else 0)
         kept = [0] * 4 if self.run.chapters else kept_shape(self.recipe)
         self.counter.run = [1, progress.epoch, progress.position, *kept]
+
+    @contextmanager
+    def _changing(self) -> Iterator[Self]:
+        """Yield a copy to change; one statement adopts it, as a handler may raise anywhere else."""
+        changed, counter = object.__new__(type(self)), self.counter
+        changed.__dict__ = self.__dict__.copy()
+        yield changed
+        words = changed.counter.words
+        # Unless it moved, words that other workers write meanwhile stay.
+        stop = 0 if changed.counter is counter else len(words)
+        changed.counter = counter
+        self.__dict__, counter.words[:stop] = changed.__dict__, words[:stop]
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""

@@ -109,7 +109,8 @@ class EpochEngine(PlanEngine):
     # State.
 
     def set_epoch(self, epoch: int) -> None:
-        self._resume_from(Progress(epoch=epoch))
+        with self._changing() as changed:
+            changed._resume_from(Progress(epoch=epoch))
 
     @property
     def _reached(self) -> Progress:
@@ -144,12 +145,13 @@ class EpochEngine(PlanEngine):
         check_resized(saved, recipe, progress)
         check_balance(state, saved, self._view, lambda: count_slots(saved, progress.epoch))
         is_of_worker, worlds = check_saving_worker(state, self._view), worlds_in(state)
-        self._use_recipe(recipe)
-        self._saved_size = saved.global_batch_size
-        if is_of_worker:
-            self._worker_start, self.at, self._current = progress, None, None
-        else:
-            self._resume_from(progress, worlds)
+        with self._changing() as changed:
+            changed._use_recipe(recipe)
+            changed._saved_size = saved.global_batch_size
+            if is_of_worker:
+                changed._worker_start, changed.at, changed._current = progress, None, None
+            else:
+                changed._resume_from(progress, worlds)
 
     def _take_over_run(self) -> None:
         """Adopt a state that the training process loaded since this persistent worker started."""

@@ -50,47 +50,48 @@ class SharedEpochCounter:
     """
 
     def __init__(self) -> None:
-        self._words: Any = _shared(HEAD + MAX_WORKERS)
-        self._view: Int64Array = np.frombuffer(self._words, np.int64)
+        self._shared: Any = _shared(HEAD + MAX_WORKERS)
+        self.words: Int64Array = np.frombuffer(self._shared, np.int64)
+        """The page, as integers."""
 
     def __getstate__(self) -> Any:
         # Share the page only with a worker that is being started; any other copy gets its own.
         if multiprocessing.context.get_spawning_popen() is not None:
-            return self._words
-        return self._view.tolist()
+            return self._shared
+        return self.words.tolist()
 
     def __setstate__(self, state: Any) -> None:
-        self._words = _shared(state) if isinstance(state, list) else state
-        self._view = np.frombuffer(self._words, np.int64)
+        self._shared = _shared(state) if isinstance(state, list) else state
+        self.words = np.frombuffer(self._shared, np.int64)
 
     @property
     def has_begun(self) -> bool:
         """Whether any iteration began since the epoch was last set."""
-        return bool(self._view[HEAD:].any())
+        return bool(self.words[HEAD:].any())
 
     @property
     def next_epoch(self) -> int:
-        epochs = self._view[HEAD:] & ((1 << EPOCH_BITS) - 1)
-        return int(max(epochs.max(), self._view[NEXT]))
+        epochs = self.words[HEAD:] & ((1 << EPOCH_BITS) - 1)
+        return int(max(epochs.max(), self.words[NEXT]))
 
     @property
     def run(self) -> list[int]:
-        return [int(word) for word in self._view[RUN:HEAD]]
+        return [int(word) for word in self.words[RUN:HEAD]]
 
     @run.setter
     def run(self, values: list[int]) -> None:
-        self._view[RUN:HEAD] = values
+        self.words[RUN:HEAD] = values
 
     def word(self, worker: int) -> int:
-        return int(self._view[HEAD + worker])
+        return int(self.words[HEAD + worker])
 
     def put_back(self, worker: int, word: int) -> None:
         """Undo a worker's `begin`, after its iteration failed before the first batch."""
-        self._view[HEAD + worker] = word
+        self.words[HEAD + worker] = word
 
     def set_epoch(self, epoch: int) -> None:
-        self._view[HEAD:] = 0
-        self._view[NEXT] = epoch
+        self.words[HEAD:] = 0
+        self.words[NEXT] = epoch
 
     def begin(self, worker: int, key: str, epoch: int | None = None) -> int:
         """Begin an iteration and return its epoch: the next one, unless `epoch` is given.
@@ -100,7 +101,7 @@ class SharedEpochCounter:
         tag = int.from_bytes(blake2b(key.encode(), digest_size=4).digest(), "little") | 1
         if epoch is None:
             # Read once: another worker may write its word between two reads.
-            words = self._view[HEAD:].copy()
+            words = self.words[HEAD:].copy()
             is_same = (words >> EPOCH_BITS) == tag
             epochs = words & ((1 << EPOCH_BITS) - 1)
             if is_same[worker]:
@@ -109,6 +110,6 @@ class SharedEpochCounter:
             elif is_same.any():
                 epoch = int(epochs[is_same][0]) - 1
             else:
-                epoch = int(max(epochs.max(), self._view[NEXT]))
-        self._view[HEAD + worker] = (tag << EPOCH_BITS) | (epoch + 1)
+                epoch = int(max(epochs.max(), self.words[NEXT]))
+        self.words[HEAD + worker] = (tag << EPOCH_BITS) | (epoch + 1)
         return epoch
