@@ -229,7 +229,7 @@ def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress
                 f"the state lies in chapters[{number}], but this run has {len(run)} chapters; "
                 "keep those that the run began, and add others after them"
             )
-        saved = [ran.get(name) for name in names]
+        saved, ran = [ran.get(name) for name in names], run.uses(number)
     else:
         saved, ran = ran, names
         if len(saved) != len(names):

@@ -215,6 +215,7 @@ def test_a_state_without_chapters_is_refused_and_the_other_way_round(make, folde
         (lambda state: state.update(amended=[99]), "amended"),
         (lambda state: state["chapters"][0].update(steps="x"), "chapters is .* integers as steps"),
         (lambda state: state.update(skip=[[3, 1]]), "skip"),
+        (lambda state: state["fingerprint"]["streams"].popitem(), r"streams\['\w+'\]=None"),
     ],
 )
 def test_a_damaged_state_is_refused_by_the_name_of_its_field(make, damage, message):
