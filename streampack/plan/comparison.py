@@ -145,12 +145,14 @@ def check_same(
     Both are `run_values`, in a run of chapters up to the `running` one; the dataset's streams have
     these `names`.
     """
-    key: Path = (CHAPTERS, -1 if running is None else running, "ramp_steps")
-    ramps = any(each.get(key) is not None for each in (saved, own))
+    key: Path = (CHAPTERS, -1 if running is None else running)
+    # The length of a chapter with a ramp decides its shares, and whole passes have no other end.
+    fixed = ((*key, name) for name in ("ramp_steps", "passes"))
+    is_fixed = any(each.get(path) is not None for path in fixed for each in (saved, own))
     for found in differences(saved, own):
         kind = f"{CHAPTERS}." if _is_of_chapter(found.path) else ""
         way_out, when = FIELDS.get(f"{kind}{found.path[2 if kind else 0]}", FIELDS[kind])
-        is_open = found.path[:2] == key[:2] and not ramps
+        is_open = found.path[:2] == key and not is_fixed
         if is_open and when == RUNNING:
             continue
         first = found.first[0] if isinstance(found.first, list) and found.first else found.first

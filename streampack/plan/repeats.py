@@ -55,7 +55,9 @@ def check_repeats(recipes: Sequence[Recipe]) -> None:
                 f"max_repeats names {name!r}, and the streams are {', '.join(map(repr, names))}"
                 f"{suggest(name, names)}; write one of these"
             )
-    if last.num_slots is None and last.passes is None:
+    is_endless = last.num_slots is None and last.passes is None
+    limited = (n for n, name in enumerate(names) if mixing.max_repeats_of(name) is not None)
+    if is_endless and any(map(last.uses, limited)):
         raise ConfigError(
             f"max_repeats={asked!r}, and the run has no end: it takes its streams any number of "
             "times; give the last chapter steps, or omit max_repeats"

@@ -90,3 +90,9 @@ def test_only_a_running_chapter_without_a_ramp_may_change_its_length(running, ra
         return
     with pytest.raises(ResumeError, match=message):
         check_same(saved, own, NAMES, running=running)
+
+
+def test_whole_passes_of_a_chapter_that_runs_are_not_ended_by_another_chapter():
+    saved, own = (flat({"chapters": {0: {"passes": number, "steps": 4}}}) for number in (2, 3))
+    with pytest.raises(ResumeError, match=r"passes=2, .* after chapters\[0\]$"):
+        check_same(saved, own, running=0)

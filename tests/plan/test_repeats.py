@@ -90,6 +90,7 @@ def test_runs_without_an_end_and_unknown_streams_are_refused_and_passes_are_coun
     with pytest.raises(ConfigError, match=r"no end.*; give the last chapter steps"):
         check_repeats(plan_of([first, last], 1000).recipes)
     check_repeats(plan_of([first, replace(last, steps=1)], 1000).recipes)
+    check_repeats(plan_of([first, last], {"math": 1000}).recipes)  # it rests in the last
     with pytest.raises(ConfigError, match=r"'maths', and the streams .* did you mean 'math'"):
         check_repeats(plan_of(most={"maths": 2}).recipes)
     passes = [replace(first, weights={"web": 1}, steps=4), Chapter(weights={"math": 1}, passes=3)]
