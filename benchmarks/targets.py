@@ -213,7 +213,7 @@ def _alone() -> list[Target]:
             value=_most_for_tiny_streams,
         ),
         Target(
-            what="planning with shuffle blocks of one to three samples (exact fit) over without",
+            what="planning with shuffle blocks of one to three samples over without",
             sign="<=",
             bound=2.0,
             value=_most_for_tiny_blocks,

@@ -65,7 +65,7 @@ def pack_in_memory(task: Task, *, as_lists: bool = False, prefetches: bool = Tru
 
 
 def plan(task: Task) -> Measured:
-    """Which sample goes into which pack, by exact fit."""
+    """Which sample goes into which pack, by best-fit decreasing over all."""
     lengths = np.array([len(sample) for sample in samples(task)])
     packing = Packing(max_seq_len=task.max_seq_len)
     zeros = np.zeros_like(lengths)
@@ -82,7 +82,7 @@ def plan(task: Task) -> Measured:
 
 def _cases() -> dict[str, Case]:
     made = {
-        "exact_fit": Case(kind="plan", work=plan),
+        "best_fit_decreasing": Case(kind="plan", work=plan),
         "in_memory": Case(kind="pack", work=pack_in_memory),
         "in_memory_in_loop": Case(kind="pack", work=partial(pack_in_memory, prefetches=False)),
         "in_memory_lists": Case(kind="pack", work=partial(pack_in_memory, as_lists=True)),
