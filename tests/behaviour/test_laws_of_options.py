@@ -47,6 +47,8 @@ def options(draw: st.DrawFn) -> dict[str, Any]:
     else:
         packers = [None, "next_fit", "two_tiers", "knapsack", "concat"]
         packing["method"] = draw(st.sampled_from(packers))
+        if packing["method"] == "two_tiers":
+            packing["short_seq_len"] = 16
         if method in ("per_stream", "device_per_stream") and draw(st.booleans()):
             weights = [{}, {"max_seq_len": 128}]
     return {
