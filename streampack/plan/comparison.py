@@ -159,29 +159,28 @@ def check_same(
         values = {"saved": found.first, "first": first, "running": running, "name": found.path[-1]}
         end = "set its until and add a chapter" if kind else "start again without the state"
         end = f", or {end}" if is_open or not kind else ""
-        raise ResumeError(f"{_difference(found, names)}; {way_out.format(**values)}{end}")
+        beside = [each for each in differences(saved, own) if each.path[:-1] == found.path[:-1]]
+        raise ResumeError(f"{_difference(found, beside, names)}; {way_out.format(**values)}{end}")
 
 
 def _is_of_chapter(path: Path) -> bool:
     return path[0] == CHAPTERS and len(path) > 2
 
 
-def _difference(found: Difference, names: Sequence[str]) -> str:
+def _difference(found: Difference, beside: Sequence[Difference], names: Sequence[str]) -> str:
+    """Return how a field differs; of streams, which others of `beside` differ too."""
     path, saved, own = found
     if path == ("order",):
         quoted = ", ".join(map(repr, saved))
         return f"the state was saved with this dataset's streams in another order: {quoted}"
     if path[-2:-1] == ("streams",) and None not in (saved, own):
-        contents, _, lengths = str(saved).partition(":")
-        is_same = lengths and contents == str(own).partition(":")[0]
+        is_same = ":" in str(saved) and all(_has_same_data(each) for each in beside)
         what = "other data, or another column of it"
         if is_same:
             what = "other lengths: its length file, or the table of a token file, was rewritten"
-        name = str(path[-1])
-        return (
-            f"since the state was saved stream {name!r} (streams[{names.index(name)}]) "
-            f"{'has' if is_same else 'holds'} {what}"
-        )
+        own_names = [str(each.path[-1]) for each in beside if None not in each[1:]]
+        quoted = " and ".join(f"{name!r} (streams[{names.index(name)}])" for name in own_names)
+        return f"since the state was saved stream {quoted} {'has' if is_same else 'holds'} {what}"
     before, now = shown_value(path, saved), shown_value(path, own)
     if _is_of_chapter(path):
         return (
@@ -192,3 +191,8 @@ def _difference(found: Difference, names: Sequence[str]) -> str:
         f"the state was saved with {name_of(path)}={before!r:.400}, but this dataset has "
         f"{name_of(path)}={now!r:.400}"
     )
+
+
+def _has_same_data(found: Difference) -> bool:
+    first, second = (str(value).partition(":")[0] for value in found[1:])
+    return first == second
