@@ -34,7 +34,6 @@ ALLOWED = {
     # Imports by a computed name: from the package's own tables, an extra that the caller names in
     # a literal, and the verb of a command line.
     ("__init__.py", "import_module(_LATE[name])"),
-    ("write/__init__.py", "import_module(f'streampack.write.{_FILES[name]}')"),
     ("_extras.py", "import_module(module)"),
     ("cli/app.py", "import_module(module)"),
     # `_Loader` is checked below.
