@@ -177,7 +177,7 @@ def test_a_store_with_a_private_authority_is_read_over_tls(tmp_path, authority, 
         servers.s3_environment(server.url),
     ):
         with pytest.raises(DataError, match=r"cannot be fetched.*SSLError"):
-            fetch(location(tmp_path, download_timeout=2, download_retry=0), "a.mds", to)
+            fetch(location(tmp_path, download_timeout=10, download_retry=0), "a.mds", to)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(authority[0]))
         assert fetch(location(tmp_path), "a.mds", to) == 1
         assert to.read_bytes() == CONTENT
