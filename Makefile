@@ -66,7 +66,7 @@ test: $(INSTALLED)
 
 # While editing: what runs inside one process, with few generated examples for each law. Wanted below
 # 60 seconds on two idle cores once the kernels are compiled.
-QUICK := $(addprefix tests/,mds stores storage streams mix order pack plan gather batch runtime planned online \
+QUICK := $(addprefix tests/,mds stores storage texts streams mix order pack plan gather batch runtime planned online \
 	loader behaviour/test_architecture.py) $(wildcard tests/test_*.py)
 
 quick: $(INSTALLED)

@@ -25,9 +25,9 @@ import record
 import zstandard
 from bench_tokenize import read_texts
 
-from streampack.write.inputs.listing import split_inputs
-from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.values import RowSelection
+from streampack.texts.inputs.listing import split_inputs
+from streampack.texts.inputs.read import read_rows
+from streampack.texts.inputs.values import RowSelection
 
 BYTES_PER_TOKEN = 3.7  # of such text, with a vocabulary of 32,768
 NEEDED_TOKENS_PER_S = 10_000_000

@@ -26,8 +26,9 @@ import tokenizers
 import zstandard
 from bench_tokenize import read_texts, train_tokenizer
 
-from streampack.write import RowFormat, WriteOptions, write_texts
-from streampack.write.tokenization import Backend
+from streampack.texts import RowFormat
+from streampack.texts.tokenization import Backend
+from streampack.write import WriteOptions, write_texts
 
 BATCH_ROWS = 256
 CASES: tuple[tuple[Backend, str | None], ...] = (

@@ -55,8 +55,10 @@ ROOMS = {
     "batch": ["batch", "planned"],
     "streams": ["streams", "planned", "flat", "online"],
     "flat": ["flat", "streams"],
+    "texts": ["texts", "write", "cli"],
     "runtime": ["runtime", "loader"],
-    "write": ["write", "cli", "flat"],
+    "write": ["write", "cli", "streams"],
+    "index": ["index", "cli", "flat"],
 }
 """The folders of tests that could notice a change in a folder of streampack/; others: their own."""
 

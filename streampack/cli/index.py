@@ -16,9 +16,9 @@ from rich.console import Console
 from streampack.cli.console import counted, output_console, progress
 from streampack.cli.verbs import Index
 from streampack.errors import ConfigError
+from streampack.index import Indexed, write_lengths
+from streampack.index.token_index import index_files, stream_of
 from streampack.streams.flat_opening import is_flat
-from streampack.write import Indexed, write_lengths
-from streampack.write.token_index import index_files, stream_of
 
 OF_TOKENS = ("eos_id", "bos_id", "part", "resume", "num_workers")
 OF_STREAM = ("format", "tokens", "tokens_dtype", "check_dtypes", "trailing")

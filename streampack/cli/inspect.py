@@ -25,19 +25,19 @@ from streampack.cli.verbs import Inspect
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
+from streampack.index.token_index import stream_of
 from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report.bars import colour, pack_lines
 from streampack.report.lengths import histogram_table, length_quantiles
 from streampack.streams import TokenStream, open_mds
+from streampack.texts.rows import RowFormat, tokenizer_digest
+from streampack.texts.tokenization import load_tokenizer
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
 from streampack.write.files import finished_parts
 from streampack.write.job import Settings, read_job
 from streampack.write.job_output import open_output
 from streampack.write.part import shown_row
-from streampack.write.rows import RowFormat, tokenizer_digest
-from streampack.write.token_index import stream_of
-from streampack.write.tokenization import load_tokenizer
 
 MAX_SHARDS_SHOWN = 10
 MAX_BAD_ROWS_SHOWN = 5

@@ -16,8 +16,8 @@ from streampack.plan.comparison import differences, flat, name_of
 from streampack.plan.run_worlds import worlds_in
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report.bars import colour
+from streampack.texts.tokenization import load_tokenizer
 from streampack.world import World
-from streampack.write.tokenization import load_tokenizer
 
 CHARACTERS_SHOWN = 400
 COLUMNS = ("stream", "pass", "sample", "start", "length", "total")

@@ -19,6 +19,7 @@ from rich.progress import Progress as ProgressBar
 from streampack import write
 from streampack.cli.console import counted, print_json, terminable
 from streampack.cli.verbs import Merge, Write
+from streampack.texts import RowFormat
 
 LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
@@ -54,9 +55,9 @@ def _options(options: Write) -> write.WriteOptions:
     given["chat_template"] = options.chat_template and options.chat_template.read_text()
     rows, own = (
         {field.name: given[field.name] for field in fields(kind) if field.name in given}
-        for kind in (write.RowFormat, write.WriteOptions)
+        for kind in (RowFormat, write.WriteOptions)
     )
-    return write.WriteOptions(rows=write.RowFormat(**rows), **own)
+    return write.WriteOptions(rows=RowFormat(**rows), **own)
 
 
 def write_with_progress(

@@ -20,7 +20,7 @@ from torch.utils.data.graph_settings import apply_sharding
 
 from streampack.errors import ConfigError
 from streampack.runtime.torch_worker import worker_here
-from streampack.streams.source_traits import is_hugging_face, own_copy
+from streampack.texts.source_traits import is_hugging_face, own_copy
 
 Sample = TypeVar("Sample")
 

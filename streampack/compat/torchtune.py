@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from streampack._checks import read_count, read_integer
 from streampack.batch.masks import dense_mask
 from streampack.errors import ConfigError, DataError
-from streampack.streams.source_traits import own_copy
+from streampack.texts.source_traits import own_copy
 from streampack.types import IGNORED
 
 Pack = dict[str, Tensor]

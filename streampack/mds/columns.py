@@ -106,6 +106,15 @@ class Spans:
         return edges
 
 
+def token_names(tokens: str) -> tuple[str, ...]:
+    """Return the columns that may have the token ids: the named one, or a default's also known one.
+
+    >>> token_names("tokens"), token_names("ids")
+    (('tokens', 'input_ids'), ('ids',))
+    """
+    return ("tokens", "input_ids") if tokens == "tokens" else (tokens,)
+
+
 def find_column(
     layout: Layout, wanted: Sequence[str], dtype: str | None, where: str, option: str
 ) -> Column:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
+from streampack._thread_map import ordered_thread_map, prefetched
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
 from streampack.batch.kernels import ROW
@@ -52,10 +53,9 @@ from streampack.runtime.memory_budget import LESS_AHEAD, MemoryFootprint, max_pr
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.runtime.thread_map import ordered_thread_map, prefetched
 from streampack.runtime.torch_worker import worker_here
 from streampack.runtime.whole_batch import whole
-from streampack.streams.source_traits import has_index
+from streampack.texts.source_traits import has_index
 from streampack.types import Int64Array, Packs, State
 from streampack.world import World
 

@@ -24,7 +24,7 @@ from streampack.mix.weights import Weight, check_amount, check_weights, exact_sh
 from streampack.online.source_slice import SourceSlice
 from streampack.online.worker_slice import WorkerSlice
 from streampack.streams import IterableStream
-from streampack.streams.source_traits import is_one_shot, num_items
+from streampack.texts.source_traits import is_one_shot, num_items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

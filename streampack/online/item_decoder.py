@@ -30,8 +30,8 @@ from streampack.special_ids import encoded_length, encoded_lengths
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable_stream import Plain
 from streampack.streams.sample_fields import PLAIN_TYPES
-from streampack.streams.source_traits import own_copy
 from streampack.streams.tokenization import encode_texts
+from streampack.texts.source_traits import own_copy
 from streampack.types import LENGTH, NUM_COLUMNS, START, TOTAL, Int64Array
 
 TOKENIZER_SWITCH = "TOKENIZERS_PARALLELISM"

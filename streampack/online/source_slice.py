@@ -28,7 +28,7 @@ from streampack.errors import ConfigError, DataError
 from streampack.online.source_access import watched
 from streampack.online.worker_slice import WorkerSlice
 from streampack.rng import permutation
-from streampack.streams.source_traits import (
+from streampack.texts.source_traits import (
     has_index,
     has_unsaved_shuffle_buffer,
     is_hugging_face,

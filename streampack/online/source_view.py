@@ -10,7 +10,7 @@ import numpy as np
 
 from streampack.runtime.rank_digest import UNKNOWN, digest_of_values
 from streampack.streams import IterableStream
-from streampack.streams.source_traits import has_index, hugging_face_steps, num_items
+from streampack.texts.source_traits import has_index, hugging_face_steps, num_items
 from streampack.types import State
 
 NUM_COMPARED = 16

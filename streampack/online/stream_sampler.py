@@ -26,7 +26,7 @@ from streampack.online.source_slice import Items, SourceSlice
 from streampack.pack import fit_samples
 from streampack.streams.label_shift import NUM_LOOKED_AT, labels_are_shifted, unclear_shift
 from streampack.streams.sample_fields import invalid_labels, invalid_token_ids
-from streampack.streams.source_traits import is_one_shot
+from streampack.texts.source_traits import is_one_shot
 from streampack.types import PASS, SAMPLE, STREAM, TOKENS, Int64Array, State
 
 CHUNK = 64  # items that are read together

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack._thread_map import AT_HAND, ordered_thread_map
 from streampack.batch.batch import Batch
 from streampack.plan.device_plan import DevicePlan, Totals
 from streampack.plan.sequence import PackSequence
@@ -41,7 +42,6 @@ from streampack.runtime.loader_session import LoaderSession, close_at_exit
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, SharedMemory, max_prefetch
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.runtime.stats import DeliveryStats, OverRanks, alone
-from streampack.runtime.thread_map import AT_HAND, ordered_thread_map
 from streampack.runtime.worker_main import serve_reads
 from streampack.runtime.worker_pool import Pool
 from streampack.runtime.worker_processes import WorkerOptions

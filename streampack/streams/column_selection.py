@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 from streampack.errors import DataError
-from streampack.mds.columns import Column, find_column
+from streampack.mds.columns import Column, find_column, token_names
 from streampack.mds.index import Layout, MdsIndex
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 
@@ -30,17 +30,13 @@ class ColumnSelection:
         names = [field.name for field in fields(cls) if hasattr(stream, field.name)]
         return cls(**{name: getattr(stream, name) for name in names})
 
-    @property
-    def token_names(self) -> tuple[str, ...]:
-        return ("tokens", "input_ids") if self.tokens == "tokens" else (self.tokens,)
-
     def find(self, layout: Layout, where: str) -> dict[str, Column]:
         """Return the columns of "tokens", and of "labels" and "loss_mask" if they are read."""
         columns = {}
         for option in ("tokens", "labels", "loss_mask"):
             name = getattr(self, option)
             if name is not None:
-                names = self.token_names if option == "tokens" else (name,)
+                names = token_names(self.tokens) if option == "tokens" else (name,)
                 dtype = getattr(self, f"{option}_dtype") or self.tokens_dtype
                 columns[option] = find_column(layout, names, dtype, where, option)
         return columns

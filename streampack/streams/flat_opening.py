@@ -34,6 +34,7 @@ from streampack.flat.files import (
 )
 from streampack.flat.mapped_tables import tables_mapped
 from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
+from streampack.mds.columns import token_names
 from streampack.mds.index import INDEX_FILE, MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import fetch
@@ -327,7 +328,7 @@ def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, Vi
     with as_data_error(Path(found.location.uri(name)), is_retried=False), tables_mapped():
         if stream.index is None:
             options = Options(
-                tokens=ColumnSelection.of(stream).token_names,
+                tokens=token_names(ColumnSelection.of(stream).tokens),
                 dtype=stream.tokens_dtype,
                 unit=_unit(stream),
                 ignores_trailing=stream.trailing == "ignore",

@@ -17,19 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from streampack.errors import ConfigError
-from streampack.rng import random_bits
-from streampack.types import Int64Array
+from streampack.rng import held_out
+from streampack.types import Int64Array, Side
 
-Side = Literal["train", "held_out"]
-Split: TypeAlias = tuple[Side, float]
-"""A side, and the fraction that is held out."""
-BLOCKS = 1 << 10  # words of randomness that are made together
 AT_ONCE = 1 << 24  # samples
 
 
@@ -46,25 +42,6 @@ def chosen_part(chosen: slice, count: int, option: str, name: str) -> tuple[int,
             f"neighbouring ones; write slice(first, stop) with 0 <= first < stop <= {count}"
         )
     return first, stop
-
-
-def held_out(first: int, stop: int, fraction: float, name: str = "") -> Int64Array:
-    """Return the numbers in [first, stop) that are held out, in ascending order.
-
-    `name` is that of the file that they number; empty for a whole stream.
-
-    >>> held_out(0, 8, 0.25).tolist(), held_out(4, 80, 0.25)[:2].tolist()
-    ([2, 6], [6, 8])
-    """
-    low, high = max(int(first * fraction) - 1, 0), int(stop * fraction) + 1
-    edges = np.floor(np.arange(low, high + 2) / fraction).astype(np.int64)
-    path = ("held out", name) if name else ("held out",)
-    chunks = range(low // BLOCKS, high // BLOCKS + 1)
-    words = np.concatenate([random_bits(BLOCKS, 0, *path, chunk) for chunk in chunks])
-    words = words[low % BLOCKS :][: len(edges) - 1]
-    numbers = edges[:-1] + (words % np.diff(edges).astype(np.uint64)).astype(np.int64)
-    chosen: Int64Array = numbers[(numbers >= first) & (numbers < stop)]
-    return chosen
 
 
 class Numbering(NamedTuple):

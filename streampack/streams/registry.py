@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import count
@@ -23,6 +22,7 @@ from typing import Any
 from streampack.errors import ConfigError, short_text, suggest
 from streampack.storage.location import is_mosaicml_stream, mosaicml
 from streampack.streams import Stream
+from streampack.write.row_streams import written_rows
 
 ENTRY_POINTS = "streampack.streams"
 
@@ -98,8 +98,7 @@ def _written(stream: Any) -> Any:
     """Return the stream that a stream of rows is written to; any other one as it is."""
     if getattr(stream, "rows", None) is None:
         return stream
-    # By name: the writer imports the streams, and no other stream needs it.
-    return import_module("streampack.write.row_streams").written_rows(stream)
+    return written_rows(stream)
 
 
 def _named(name: str) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from streampack._checks import MAX_ID
 from streampack.errors import DataError
-from streampack.streams.source_traits import own_copy
+from streampack.texts.source_traits import own_copy
 from streampack.types import Int64Array
 
 MAX_INT64 = 2**63 - 1

@@ -28,7 +28,7 @@ from streampack.flat.token_file import TokenFormat
 from streampack.mds.columns import DTYPES
 from streampack.storage.location import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
-from streampack.streams.parts import Side
+from streampack.types import Side
 
 Files: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 MAX_RETRY = 10**6

@@ -1,23 +1,22 @@
-"""write: create streams and their length files; not part of the data path of training."""
+"""Streams from samples and from files of rows, written in parts that can be resumed.
 
-from streampack.write.chat import ChatEncoder, ChatSamples
+In: samples, or paths of rows and their format. Out: a folder of MDS shards with a length file, or
+the cache of a `Stream` of rows. May import `mds`, `stores`, `storage` and `texts`. What was written
+is measured here, so that no shard is read again.
+
+Cost: about 10 us a sample, compression, and the tokenizer's time over all cores.
+"""
+
 from streampack.write.files import merge, verify, write_texts
-from streampack.write.lengths import Indexed, write_lengths
 from streampack.write.options import JobProgress, WriteOptions, Written
-from streampack.write.rows import RowFormat
 from streampack.write.shards import write_stream
 
 __all__ = [
-    "ChatEncoder",
-    "ChatSamples",
-    "Indexed",
     "JobProgress",
-    "RowFormat",
     "WriteOptions",
     "Written",
     "merge",
     "verify",
-    "write_lengths",
     "write_stream",
     "write_texts",
 ]

@@ -49,7 +49,7 @@ from streampack.write.job_output import Output, open_output
 from streampack.write.options import JobProgress, WriteOptions, Written
 from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row
 from streampack.write.plan import plan_job
-from streampack.write.samples import Counts
+from streampack.write.sample_writer import Counts
 
 NUM_READERS = 16
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import streampack
 from streampack.errors import ConfigError, DataError
 from streampack.mds.index import INDEX_FILE
-from streampack.write.inputs.slices import InputSlice
+from streampack.texts.inputs.slices import InputSlice
 from streampack.write.job_output import Output
 
 JOB_FILE = "job.json"

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from streampack._checks import check_choice, parse_share, read_count
 from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
-from streampack.streams.parts import Split
-from streampack.write.rows import RowFormat
+from streampack.texts.rows import RowFormat
+from streampack.types import Split
 
 EngineName = Literal["processes", "ray"]
 OnBadRow = Literal["error", "skip"]

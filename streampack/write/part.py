@@ -22,10 +22,13 @@ import xxhash
 
 from streampack.errors import BadRowsError, DataError
 from streampack.mds.encoder import ShardLayout
-from streampack.streams.parts import Split, held_out
-from streampack.write.inputs.read import read_rows, with_contents
-from streampack.write.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.write.inputs.values import BadValueError, RowSelection
+from streampack.rng import held_out
+from streampack.texts.inputs.read import read_rows, with_contents
+from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
+from streampack.texts.inputs.values import BadValueError, RowSelection
+from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
+from streampack.texts.samples import SampleSchema
+from streampack.types import Split
 from streampack.write.job import (
     PART_FILE,
     SAMPLES_FILE,
@@ -36,8 +39,7 @@ from streampack.write.job import (
     setting,
 )
 from streampack.write.job_output import Output
-from streampack.write.rows import LOSS_MASK, RowEncoder, RowFormat
-from streampack.write.samples import Counts, SampleSchema, SampleWriter
+from streampack.write.sample_writer import Counts, SampleWriter
 
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted

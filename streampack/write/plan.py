@@ -22,15 +22,15 @@ import numpy as np
 from streampack._checks import parse_bytes
 from streampack.errors import ConfigError
 from streampack.mds.encoder import ShardLayout
-from streampack.write.inputs.listing import split_inputs
-from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.slices import InputSlice, RowBatch
-from streampack.write.inputs.values import RowSelection
+from streampack.texts.inputs.listing import split_inputs
+from streampack.texts.inputs.read import read_rows
+from streampack.texts.inputs.slices import InputSlice, RowBatch
+from streampack.texts.inputs.values import RowSelection
+from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
+from streampack.texts.samples import TARGETS, SampleSchema, is_per_token, list_dtype
+from streampack.texts.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
 from streampack.write.job import ENCODING, IF_SET, Settings
 from streampack.write.options import WriteOptions
-from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
-from streampack.write.samples import TARGETS, SampleSchema, is_per_token, list_dtype
-from streampack.write.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
 
 HASHES = ("xxh64",)
 

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from filelock import FileLock, Timeout
@@ -41,18 +41,17 @@ from streampack._paths import is_url
 from streampack.errors import BadRowsError, ConfigError, DataError, short_text
 from streampack.mds.index import INDEX_FILE
 from streampack.storage.filesystem import LocalFilesystem, private_root
-from streampack.streams.parts import Split
-from streampack.streams.source_traits import is_from, is_one_shot
-from streampack.streams.stream import Stream
+from streampack.texts.inputs.listing import list_inputs
+from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
+from streampack.texts.source_traits import is_from, is_one_shot
+from streampack.texts.tokenization import tokenizer_folder
+from streampack.types import Split
 from streampack.write.files import write_job
-from streampack.write.inputs.listing import list_inputs
 from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions, installed
 from streampack.write.job_output import open_output
 from streampack.write.options import JobProgress, OnBadRow, WriteOptions, Written
 from streampack.write.plan import plan_job
-from streampack.write.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.write.shards import LOCK, partial_folder
-from streampack.write.tokenization import tokenizer_folder
 
 FOLDER = "rows"
 ROWS_FILE = ".rows.jsonl"
@@ -64,14 +63,14 @@ COLUMN = "tokens"
 logger = logging.getLogger(__name__)
 
 
-def written_rows(stream: Stream) -> Stream:
+def written_rows(stream: Any) -> Any:
     """Return the stream on disk of a stream of rows, which is written if this node has none yet.
 
     Raises:
         ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
         DataError: If a row cannot become a sample, or a file cannot be read.
     """
-    root = _root(cast("str | None", stream.local))
+    root = _root(stream.local)
     with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
         tokenizer = tokenizer_folder(stream.tokenizer, Path(temporary))
         rows = _row_format(stream, tokenizer)
@@ -124,7 +123,7 @@ def _is_path(rows: Any) -> bool:
     return isinstance(rows, str | os.PathLike)
 
 
-def _row_format(stream: Stream, tokenizer: Path | None) -> RowFormat:
+def _row_format(stream: Any, tokenizer: Path | None) -> RowFormat:
     columns = [name for name in (stream.labels, stream.loss_mask) if name is not None]
     options: dict[str, Any] = {
         "tokenizer": tokenizer,
@@ -144,7 +143,7 @@ def _row_format(stream: Stream, tokenizer: Path | None) -> RowFormat:
         ) from error
 
 
-def _digest(stream: Stream, options: RowFormat, split: Split | None) -> str:
+def _digest(stream: Any, options: RowFormat, split: Split | None) -> str:
     rows = stream.rows
     digest = hashlib.blake2b(digest_size=12)
     described = asdict(replace(options, tokenizer=None)), tokenizer_digest(options)
@@ -167,7 +166,7 @@ def _digest(stream: Stream, options: RowFormat, split: Split | None) -> str:
     return digest.hexdigest()
 
 
-def _build(stream: Stream, options: RowFormat, folder: Path, split: Split | None) -> None:
+def _build(stream: Any, options: RowFormat, folder: Path, split: Split | None) -> None:
     rows = stream.rows
     lock = FileLock(folder.with_suffix(LOCK))
     try:

@@ -31,15 +31,15 @@ from filelock import FileLock, Timeout
 from streampack._checks import check_choice
 from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
-from streampack.mds.columns import DTYPES
+from streampack.mds.columns import DTYPES, token_names
 from streampack.mds.encoder import ShardLayout, index_json
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces, write_length_file
-from streampack.streams.column_selection import ColumnSelection
-from streampack.streams.source_traits import as_array, check_not_table
-from streampack.write.inputs.values import BadValueError
+from streampack.texts.inputs.values import BadValueError
+from streampack.texts.samples import SampleSchema
+from streampack.texts.source_traits import as_array, check_not_table
 from streampack.write.options import Written
-from streampack.write.samples import SampleSchema, SampleWriter
+from streampack.write.sample_writer import SampleWriter
 
 PARTIAL = ".partial"
 LOCK = ".lock"
@@ -87,7 +87,7 @@ def write_stream(
         hashes=tuple(hashes),
     )
     with partial_folder(path, of=escape(path.name)) as folder:
-        names = ColumnSelection(tokens=tokens).token_names
+        names = token_names(tokens)
         written = _write_all(samples, folder, path, layout, names)
         _give_name(folder, path)
     return written

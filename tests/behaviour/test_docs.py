@@ -25,10 +25,8 @@ from tests.helpers.verbs import call_verb
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "streampack"
-PUBLIC = tuple(
-    "streampack" + suffix
-    for suffix in ("", ".formats", ".testing", ".write", ".report", ".hf", ".lightning")
-)
+ROOMS = ("formats", "testing", "texts", "write", "index", "report", "hf", "lightning")
+PUBLIC = ("streampack", *(f"streampack.{name}" for name in ROOMS))
 RUN_ELSEWHERE = {"migrating-mosaicml": "test_readme.py"}
 RUN_ELSEWHERE |= dict.fromkeys(("megatron", "torchtitan"), "test_other_environments.py")
 PAGES_WITH_CODE = sorted(

@@ -38,9 +38,9 @@ from streampack import (
     where,
 )
 from streampack.flat import token_file
+from streampack.index.token_index import index_files
 from streampack.testing import assert_exactly_once, assert_resumes, assert_same_in_every_world
 from streampack.testing.shown import all_rows, rows, show, worlds
-from streampack.write.token_index import index_files
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.flat import Documents

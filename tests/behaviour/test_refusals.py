@@ -36,17 +36,12 @@ from streampack import (
 from streampack.chapters import check_chapters
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.errors import StreampackError
+from streampack.index import write_lengths
 from streampack.mix.weights import Weight, resolve_weights
 from streampack.storage.filesystem import MAX_ROOTS
 from streampack.stores.threads import within_time
-from streampack.write import (
-    ChatEncoder,
-    RowFormat,
-    WriteOptions,
-    write_lengths,
-    write_stream,
-    write_texts,
-)
+from streampack.texts import ChatEncoder, RowFormat
+from streampack.write import WriteOptions, write_stream, write_texts
 from tests.helpers.builders import write_stream_files
 from tests.helpers.flat import make_documents, write_litdata
 from tests.helpers.remedies import PACKING, ROWS, mds, packed

@@ -33,17 +33,11 @@ from streampack import (
 )
 from streampack.compat.torchtune import PackedDataset
 from streampack.formats import to_llama_factory
+from streampack.index.lengths import write_lengths
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.streams import open_stream
-from streampack.write import (
-    ChatEncoder,
-    ChatSamples,
-    RowFormat,
-    WriteOptions,
-    write_stream,
-    write_texts,
-)
-from streampack.write.lengths import write_lengths
+from streampack.texts import ChatEncoder, ChatSamples, RowFormat
+from streampack.write import WriteOptions, write_stream, write_texts
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, messages, packed
 from tests.helpers.words import word_tokenizer
 

@@ -26,8 +26,8 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.write import ChatEncoder
-from streampack.write.lengths import write_lengths
+from streampack.index.lengths import write_lengths
+from streampack.texts import ChatEncoder
 from tests.helpers.iterables import Again
 from tests.helpers.remedies import PACKING, ROWS, Remedy, mds, packed
 from tests.helpers.words import words

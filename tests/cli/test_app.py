@@ -19,8 +19,10 @@ import streampack
 from streampack import PackedDataLoader, Stream, World
 from streampack.cli.app import build_app
 from streampack.cli.verbs import VERBS
-from streampack.write import RowFormat, WriteOptions, merge, write_lengths
-from streampack.write.token_index import index_files
+from streampack.index import write_lengths
+from streampack.index.token_index import index_files
+from streampack.texts import RowFormat
+from streampack.write import WriteOptions, merge
 
 
 def run(*arguments, code="from streampack.cli import main; main()"):

@@ -15,10 +15,10 @@ from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.flat import token_file
 from streampack.flat.files import split_source
+from streampack.index.token_index import index_files
 from streampack.streams import open_stream
 from streampack.streams.token_stream import TokenStream
 from streampack.write import write_stream
-from streampack.write.token_index import index_files
 from tests.helpers.builders import ReadOnlyDisk
 from tests.helpers.flat import Documents, make_documents, options_of, write, write_megatron
 

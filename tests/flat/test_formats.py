@@ -23,8 +23,9 @@ from streampack import (
 )
 from streampack.errors import ConfigError, DataError
 from streampack.flat import token_file
+from streampack.index import token_index
 from streampack.streams import open_stream
-from streampack.write import token_index, write_stream
+from streampack.write import write_stream
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.flat import (

@@ -14,9 +14,10 @@ import pytest
 from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream
 from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.flat import token_file
+from streampack.index import token_index
 from streampack.streams import open_stream
 from streampack.testing import assert_resumes, assert_same_in_every_world
-from streampack.write import token_index, write_stream
+from streampack.write import write_stream
 from tests.helpers.faults import servers
 from tests.helpers.flat import damage, make_documents, options_of, read_documents, write
 from tests.helpers.verbs import call_verb

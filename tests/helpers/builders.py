@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from streampack.index import write_lengths
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.streams import Stream
-from streampack.write import write_lengths
 
 PRIMES = {
     "int8": 127,

@@ -106,7 +106,7 @@ def write_bare(
 
     Its length file is of version 1, as earlier releases wrote it, and has no hashes of shards.
     """
-    with patch("streampack.write.lengths.length_file_pieces", _without_hashes):
+    with patch("streampack.index.lengths.length_file_pieces", _without_hashes):
         return builders.write_stream_files(folder, lengths, seed=seed, **options)
 
 

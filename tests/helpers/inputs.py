@@ -21,10 +21,10 @@ import pyarrow.ipc
 import pyarrow.parquet
 import zstandard
 
-from streampack.write.inputs.listing import split_inputs
-from streampack.write.inputs.read import read_rows
-from streampack.write.inputs.slices import BadRow, InputSlice
-from streampack.write.inputs.values import RowSelection
+from streampack.texts.inputs.listing import split_inputs
+from streampack.texts.inputs.read import read_rows
+from streampack.texts.inputs.slices import BadRow, InputSlice
+from streampack.texts.inputs.values import RowSelection
 
 TEXT = RowSelection("text", "text")
 

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from streampack.write import RowFormat, WriteOptions
+from streampack.texts import RowFormat
+from streampack.write import WriteOptions
 from streampack.write.job_output import LocalOutput
 from tests.helpers.words import word_tokenizer
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from streampack.index.token_index import index_files
 from streampack.write import write_stream
-from streampack.write.token_index import index_files
 from tests.helpers import flat
 
 FORMATS = ("mds", "megatron", "olmo", "datatrove", "litdata", "arrow", "indexed")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import DataError, PackedStreamingDataset, Packing, Stream
+from streampack.index import write_lengths
 from streampack.mds.dtype_check import LIKELY, check_tokens_dtype, itemsize_of
-from streampack.write import write_lengths
 from tests.helpers.examples import examples
 
 SIGNED = ("int8", "int16", "int32", "int64")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from streampack.errors import DataError
+from streampack.index import write_lengths
 from streampack.mds.index import parse_index
 from streampack.mds.length_file import (
     LENGTH_FILE,
@@ -16,7 +17,6 @@ from streampack.mds.length_file import (
     write_length_file,
 )
 from streampack.streams import Stream, open_stream
-from streampack.write import write_lengths
 from tests.helpers import builders
 
 LENGTHS = [1 + (i * 37) % 200 for i in range(50)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streampack import IterableStream, PackedDataLoader, PackedIterableDataset, Packing
-from streampack.runtime import thread_map
+from streampack import _thread_map as thread_map
 from tests.helpers.batches import same
 from tests.helpers.iterables import rows_of
 

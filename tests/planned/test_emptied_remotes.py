@@ -18,7 +18,7 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.write import write_lengths
+from streampack.index import write_lengths
 from tests.helpers.datasets import state_after, write_chapter_streams
 
 CHAPTERS = [

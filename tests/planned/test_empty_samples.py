@@ -18,7 +18,7 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.write import write_lengths
+from streampack.index import write_lengths
 from tests.helpers import builders
 
 LENGTHS = [0, 7, 0, 0, 3, 20, 0, 5, 0] * 30

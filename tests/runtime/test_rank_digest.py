@@ -23,8 +23,9 @@ from streampack import (
     Stream,
     World,
 )
+from streampack.index import write_lengths
 from streampack.report import simulate
-from streampack.write import write_lengths, write_stream
+from streampack.write import write_stream
 from tests.helpers.conformance import worlds
 from tests.helpers.ranks import on_ranks
 

@@ -14,12 +14,12 @@ import streaming
 
 from streampack import PackedStreamingDataset, Packing
 from streampack.errors import DataError
+from streampack.index import write_lengths
 from streampack.mds.index import INDEX_FILE
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.cache import ShardCache
 from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
-from streampack.write import write_lengths
 from tests.helpers.builders import write_stream_files
 from tests.helpers.caches import NOTES, assert_reads, write_bare
 

@@ -20,8 +20,8 @@ from streampack import (
     Packing,
     World,
 )
+from streampack.rng import held_out
 from streampack.streams import Stream, open_stream
-from streampack.streams.parts import held_out
 from streampack.write import write_stream
 from tests.helpers import builders, flat
 from tests.helpers.verbs import call_verb

@@ -18,18 +18,10 @@ from streampack import (
     chat_dataset,
     from_config,
 )
+from streampack.index import write_lengths
 from streampack.report import plot_run, write_report
-from streampack.write import (
-    ChatEncoder,
-    ChatSamples,
-    RowFormat,
-    WriteOptions,
-    merge,
-    verify,
-    write_lengths,
-    write_stream,
-    write_texts,
-)
+from streampack.texts import ChatEncoder, ChatSamples, RowFormat
+from streampack.write import WriteOptions, merge, verify, write_stream, write_texts
 
 
 def prepare(tokenizer: object, folder: str, chats: list[dict[str, object]]) -> None:

@@ -23,7 +23,8 @@ from streaming.base.format import reader_from_json
 
 from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.streams import Stream, open_stream
-from streampack.write import RowFormat, WriteOptions, files, merge, verify, write_texts
+from streampack.texts import RowFormat
+from streampack.write import WriteOptions, files, merge, verify, write_texts
 from streampack.write.job_output import LocalOutput
 from tests.helpers.caches import read_all
 from tests.helpers.inputs import write_table

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerFast
 from streampack import Order, PackedStreamingDataset, Packing, Stream, chat_dataset
 from streampack.errors import ConfigError, DataError
 from streampack.planned import stream_lengths
-from streampack.write import ChatEncoder
+from streampack.texts import ChatEncoder
 from streampack.write.row_streams import written_rows
 from tests.helpers.chats import LETTERS, PACKING, TEMPLATE, chat_tokenizer, chats, say, words
 from tests.helpers.examples import examples

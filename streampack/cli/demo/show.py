@@ -36,8 +36,9 @@ from streampack.report.lengths import length_quantiles
 from streampack.report.stats import stats_view
 from streampack.runtime.resumable import engine_of
 from streampack.streams import open_mds
+from streampack.texts import RowFormat
 from streampack.types import LENGTH, STREAM
-from streampack.write import RowFormat, WriteOptions
+from streampack.write import WriteOptions
 
 PACKS_PRINTED = 12
 BAR_WIDTH = 96

@@ -1,0 +1,276 @@
+"""Listing of inputs: files, folders, globs, URLs and dataset folders of Hugging Face.
+
+::
+
+    data/                     every file below it and below its links, by name, except hidden ones
+    data/2026-*               the files that match, and those below folders that match
+    saved/                    save_to_disk: its .arrow files
+    ~/.cache/.../<hash>/      cache of `datasets`: without the cache-*.arrow files of map and filter
+    datasets--org--name/      cache of the hub: refused; the message names the folder of a revision
+
+Files have canonical names, absolute and without links, so that a file is known under any spelling.
+A name's suffixes say its format. Others are refused: a settings file would be trained on as text.
+
+Files are split into slices of about equal size, which depend on the files and `part_bytes` alone::
+
+    rows.jsonl       bytes, at the first line end at or after each multiple of part_bytes
+    rows.parquet     row groups, until a slice has part_bytes
+    others           one slice for each file
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import PurePosixPath
+from typing import BinaryIO
+
+from streampack._paths import folder_of, is_url, shown_path
+from streampack.errors import DamagedInputError, DataError
+from streampack.stores.objects import StoredObject
+from streampack.texts.inputs.slices import WHOLE, Compression, Format, InputSlice
+from streampack.texts.inputs.sources import MAGIC, Listing, find_input, open_input
+from streampack.texts.inputs.tables import column_chunks, open_parquet
+
+FORMATS: dict[str, Format] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "text",
+    ".text": "text",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
+SCAN_BYTES = 1 << 16
+TABLES = ("parquet", "arrow")
+"""Formats with column types and a compression of their own; pyarrow reads them."""
+
+# What a dataset folder has next to its tables.
+DESCRIPTIONS = re.compile(
+    r"(?:.*/)?(?:README\.md|LICENSE[^/]*|dataset_dict\.json|dataset_infos?\.json|state\.json)"
+)
+# Files that map, filter and an interrupted download leave in the cache of `datasets`.
+DERIVED = re.compile(
+    r"(?:.*/)?(?:cache-[0-9a-f]{16}[^/]*\.arrow|tmp\w{8}|[^/]*\.lock|[^/]*\.incomplete)"
+)
+SHARD = re.compile(r"(?:.*/)?([^/]*?)-\d{5}-of-\d{5}\.(?:parquet|arrow)")
+SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")
+
+
+def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
+    """Return the whole files that inputs name, in order; those of an input are sorted by name.
+
+    A DataError says that an input names no file, a file has an unsupported suffix or is named
+    twice, or a dataset folder has several splits.
+    """
+    files: dict[str, InputSlice] = {}
+    for uri in inputs:
+        shown = shown_path(uri)
+        path = folder_of(shown) or shown
+        listings = find_input(path)
+        # Only a folder of this machine can exist without a file.
+        if not any(one.files or (one.folder and not is_url(path)) for one in listings):
+            text = "does not exist; check the path"
+            if MAGIC.search(path):
+                text = "matches 0 files; check the pattern, and quote it against the shell"
+            elif is_url(path):
+                text = "0 files; check the URL, and the access to it"
+            raise DataError(f"{path}: {text}", uri=path)
+        found = chain.from_iterable(map(_with_rows, listings))
+        for file in _input_files(uri, sorted(found, key=lambda file: file.url)):
+            if file.uri in files:
+                raise DataError(
+                    f"{file.uri}: is named twice (again by {uri}); name it once, and give its "
+                    "stream a higher weight to train on it more often",
+                    uri=file.uri,
+                )
+            files[file.uri] = file
+    if not files:
+        raise DataError(f"{', '.join(inputs)}: 0 files; name files of rows or text")
+    return list(files.values())
+
+
+def _input_files(uri: str, found: Sequence[StoredObject]) -> list[InputSlice]:
+    files, others = [], []
+    for file in found:
+        formats = format_of(file.url)
+        if formats is None:
+            others.append(file.url)
+        else:
+            name = file.url if is_url(file.url) else canonical_path(file.url)
+            files.append(InputSlice(name, file.version, *formats, 0, WHOLE, file.num_bytes))
+    if others:
+        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        way_out = "rename it if it is one of them"
+        if others[0].lower().endswith(tuple(COMPRESSIONS)):
+            way_out = "decompress it if it is one of them"
+        raise DataError(
+            f"{others[0]}{more}: is not a supported file; supported are {', '.join(FORMATS)}, and "
+            f"all but {' and '.join(TABLES)} with .gz or .zst too; {way_out}, "
+            "or omit it: name the files to read instead of their folder",
+            uri=others[0],
+        )
+    if not files:
+        raise DataError(f"{uri}: 0 files in this folder; name one that holds files of rows or text")
+    return files
+
+
+def canonical_path(path: str) -> str:
+    """Return the absolute path of a file without links, unless only a link has its suffixes."""
+    real = os.path.realpath(path)
+    if format_of(real) == format_of(path):
+        return real
+    folder, name = os.path.split(path)  # such as one in a cache of the hub
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _with_rows(listing: Listing) -> list[StoredObject]:
+    if listing.folder is None:
+        return listing.files
+    folder = listing.folder.rstrip("/")
+    files = {file.url[len(folder) + 1 :]: file for file in listing.files}
+    # The folder of a repository in the cache of the hub has files of all revisions.
+    snapshots = sorted({name.split("/")[1] for name in files if name.startswith("snapshots/")})
+    if snapshots:
+        raise DataError(
+            f"{folder}: is a cache of the hub, and has the files of the revisions "
+            f"{', '.join(snapshots)}; name one: '{folder}/snapshots/{snapshots[0]}'",
+            uri=folder,
+        )
+    formats = {name: format_of(name) for name in files}
+    if not any(found and found[0] in TABLES for found in formats.values()):
+        return list(files.values())
+    files = {
+        name: file
+        for name, file in files.items()
+        if not DESCRIPTIONS.fullmatch(name) and not DERIVED.fullmatch(name)
+    }
+    _check_splits(folder, listing, files)
+    return list(files.values())
+
+
+def _check_splits(folder: str, listing: Listing, files: dict[str, StoredObject]) -> None:
+    all_names = {found.url[len(folder) + 1 :] for found in listing.files}
+    globs: dict[str, str] = {}
+    for name, file in files.items():
+        first, _, rest = name.partition("/")
+        shard = SHARD.fullmatch(name)
+        stem = shard[1] if shard else name.rpartition("/")[2].rpartition(".")[0]
+        split = SPLIT.fullmatch(stem)
+        if "dataset_dict.json" in all_names and rest:
+            globs.setdefault(first, f"{folder}/{first}")
+        elif split and (shard or "dataset_info.json" in all_names):
+            parent = file.url.rpartition("/")[0]
+            globs.setdefault(split[1], f"{parent}/*{split[1]}*{name[name.rindex('.') :]}")
+    if len(globs) > 1:
+        first = globs.get("train", next(iter(globs.values())))
+        raise DataError(
+            f"{folder}: has the splits {', '.join(globs)}; name one of them: '{first}'",
+            uri=folder,
+        )
+
+
+def format_of(name: str) -> tuple[Format, Compression | None] | None:
+    """Return a file's format and compression; None if its suffix is not supported.
+
+    >>> format_of("s3://bucket/rows.JSONL.zst"), format_of("a.parquet"), format_of("a.parquet.gz")
+    (('jsonl', 'zst'), ('parquet', None), None)
+    """
+    path = PurePosixPath(name.lower())
+    compression = COMPRESSIONS.get(path.suffix)
+    found = FORMATS.get(PurePosixPath(path.stem).suffix if compression else path.suffix)
+    if found is None or (compression and found in TABLES):
+        return None
+    return found, compression
+
+
+def split_inputs(
+    inputs: Sequence[str], part_bytes: int, *, skips_damage: bool = False
+) -> list[InputSlice]:
+    """Return the slices of the files that paths, globs and URLs name.
+
+    A slice ends at the first row or row group after `part_bytes` bytes at rest. A DataError says
+    that `list_inputs` refuses an input, a file is damaged, or it changed meanwhile. With
+    `skips_damage`, a damaged file is one slice.
+    """
+    slices: list[InputSlice] = []
+    for file in list_inputs(inputs):
+        try:
+            slices += split_file(file, part_bytes)
+        except DamagedInputError:
+            if not skips_damage:
+                raise
+            slices.append(file)
+    return slices
+
+
+def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
+    """Return the slices of one file."""
+    sizes_of = SIZES.get(file.format)
+    if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
+        return [file]
+    with open_input(file, is_sequential=False) as opened:
+        parts = list(_grouped(sizes_of(opened.file, file, part_bytes), part_bytes))
+    if len(parts) < 2:
+        return [file]
+    return [
+        replace(file, start=start, stop=stop, num_bytes=num_bytes)
+        for start, stop, num_bytes in parts
+    ]
+
+
+def _grouped(sizes: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, stop and size of ranges of pieces, which have (end, size) each.
+
+    >>> list(_grouped([(1, 60), (2, 60), (3, 10)], 100))
+    [(0, 2, 120), (2, 3, 10)]
+    """
+    start = stop = num_bytes = 0
+    for stop, size in sizes:
+        num_bytes += size
+        if num_bytes >= part_bytes:
+            yield start, stop, num_bytes
+            start, num_bytes = stop, 0
+    if start < stop:
+        yield start, stop, num_bytes
+
+
+def _lines(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield (end, size) of pieces of lines, each the fewest that have part_bytes."""
+    begin = 0
+    while begin < of.num_bytes:
+        end = _line_end(file, min(begin + part_bytes, of.num_bytes) - 1)
+        yield end, end - begin
+        begin = end
+
+
+def _line_end(file: BinaryIO, position: int) -> int:
+    file.seek(position)
+    while piece := file.read(SCAN_BYTES):
+        found = piece.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(piece)
+    return position
+
+
+def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
+    metadata = open_parquet(file, of.uri).metadata
+    groups = enumerate(map(metadata.row_group, range(metadata.num_row_groups)), 1)
+    return [
+        (end, sum(c.total_compressed_size for c in column_chunks(group))) for end, group in groups
+    ]
+
+
+SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]]]] = {
+    "jsonl": _lines,
+    "parquet": _row_groups,
+}
