@@ -260,7 +260,7 @@ def resources() -> tuple[int, int, int]:
 def check_no_more(before: tuple[int, int, int]) -> None:
     """Check that no resources were leaked, allowing a moment for those that are about to end."""
     sys.last_traceback = None
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while True:
         gc.collect()
         now = resources()

@@ -90,7 +90,7 @@ def test_a_job_whose_group_is_signalled_saves_once_and_resumes_exactly(tmp_path,
     try:
         wait_for(tmp_path, SIGNALLED_AT, job)
         os.killpg(job.pid, number)
-        assert job.wait(60) == 0
+        assert job.wait(120) == 0
     finally:
         job.kill()
     first = consumed(tmp_path)
@@ -98,10 +98,10 @@ def test_a_job_whose_group_is_signalled_saves_once_and_resumes_exactly(tmp_path,
 
     assert {line["pid"] for line in first} == {job.pid}
     assert saved["position"] == first[-1]["position"]
-    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+    assert subprocess.run(command, check=False, timeout=120).returncode == 0
     resumed = consumed(tmp_path)
     (tmp_path / "0.json").unlink()
-    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+    assert subprocess.run(command, check=False, timeout=120).returncode == 0
     whole = consumed(tmp_path)[len(resumed) :]
     assert [line["segments"] for line in resumed] == [line["segments"] for line in whole]
     assert len(first) < len(whole)

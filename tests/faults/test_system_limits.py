@@ -135,7 +135,13 @@ loader = PackedDataLoader(dataset, prefetch_threads=threads)
 batches = iter(loader)
 for _ in range(40):
     next(batches)
-time.sleep(0.5)  # threads have read ahead as far as allowed, and are not in the middle of a shard
+def num_running():
+    paths = Path("/proc/self/task").glob("*/stat")
+    return sum(path.read_text().rpartition(")")[2].split()[0] in "RD" for path in paths)
+idle = 0
+while idle < 20:  # threads read ahead as far as allowed, and are then not in the middle of a shard
+    time.sleep(0.02)
+    idle = idle + 1 if num_running() == 1 else 0  # this thread
 for path in folder.glob("*.mds"):
     os.truncate(path, 0)
 try:

@@ -101,7 +101,7 @@ def bucket(tmp_path):
 def test_a_remote_is_verified_with_its_index_and_warned_about_without(tmp_path, bucket, caplog):
     write("megatron", bucket / "tokens", make_documents())
     options: dict[str, Any] = {"remote": "s3://bucket/tokens", "format": "megatron"}
-    options |= {"local": tmp_path / "cache", "download_retry": 0, "download_timeout": 5}
+    options |= {"local": tmp_path / "cache", "download_retry": 0, "download_timeout": 60}
     with caplog.at_level(logging.WARNING):
         open_stream(Stream(**options), 0)
     assert "has no hashes" in caplog.text

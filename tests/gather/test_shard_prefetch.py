@@ -166,7 +166,7 @@ def test_what_a_reader_waits_for_is_not_forgotten_when_the_plan_goes_on(gates):
     for reader, last in zip(readers, (5, 6), strict=True):
         fetcher.update_plan(ShardDelta(ahead=rows(7)))
         gates.gates[last].set()
-        reader.join(10)
+        reader.join(30)
         assert not reader.is_alive()
     gates.gates[7].set()
     until(lambda: (0, 7) in fetcher._here)

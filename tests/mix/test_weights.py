@@ -159,7 +159,7 @@ def test_a_weight_of_any_kind_of_number_is_read_as_it_is_written(kind):
 
 def test_relative_weights_of_thousands_of_streams_are_resolved_at_once():
     weights = [Weight(name=f"s{i}", proportion=1 / (i + 1)) for i in range(2000)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     quotas = resolve_weights(weights, [(1000, 100_000)] * 2000, epoch_size=10**6)
     assert sum(quota.amount for quota in quotas) == 10**6
-    assert time.perf_counter() - begin < 3
+    assert time.process_time() - begin < 3

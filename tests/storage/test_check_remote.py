@@ -37,7 +37,7 @@ def bucket(request, tmp_path):
 
 def samples(local: Path, **options: object) -> int:
     stream = Stream(
-        remote="s3://bucket/ds", local=str(local), download_retry=0, download_timeout=5, **options
+        remote="s3://bucket/ds", local=str(local), download_retry=0, download_timeout=60, **options
     )
     return open_streams([stream])[0].num_samples
 

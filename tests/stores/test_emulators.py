@@ -60,7 +60,7 @@ def google(tmp_path, monkeypatch):
     with servers.serve(command, port, url, tmp_path / "log"):
         body = f'{{"name": "bucket{port}"}}'.encode()
         headers = {"Content-Type": "application/json"}
-        urlopen(Request(f"{url}/storage/v1/b?project=test", body, headers), timeout=10).close()
+        urlopen(Request(f"{url}/storage/v1/b?project=test", body, headers), timeout=60).close()
         yield f"gs://bucket{port}"
 
 

@@ -111,7 +111,7 @@ def bucket(tmp_path):
 
 
 def location(tmp_path: Path, **options: int) -> StreamLocation:
-    options = {"download_timeout": 20, "download_retry": 2, **options}
+    options = {"download_timeout": 60, "download_retry": 2, **options}
     return StreamLocation.of(Stream(remote="s3://bucket", local=str(tmp_path / "local"), **options))
 
 

@@ -123,9 +123,9 @@ def test_many_added_tokens_that_gigatoken_finds_are_no_obstacle(bpe, tmp_path):
     whole.add_special_tokens([f"<|reserved_{number}|>" for number in range(6000)])
     whole.save(str(tmp_path / "tokenizer.json"))
 
-    begin = time.monotonic()
+    begin = time.process_time()
     compare_added_tokens(tmp_path / "tokenizer.json")
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin < 20
 
 
 @pytest.mark.parametrize("backend", ["huggingface", "gigatoken"])

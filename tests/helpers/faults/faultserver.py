@@ -24,7 +24,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -144,10 +144,13 @@ class FaultServer:
         self.upstream = upstream
         self.faults: list[Fault] = []
         self.log: list[Request] = []
+        self.most_at_once = 0
+        """The most requests that were open together."""
         self.prefix = "/"
         self.freed = threading.Event()
         self.seen = threading.Condition()
         self.sockets: set[socket.socket] = set()
+        self._num_open = 0
         self._server = _Server(self)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
@@ -194,7 +197,7 @@ class FaultServer:
     def count(self, path: str = "", method: str = "GET") -> int:
         return len(self.requests(path, method))
 
-    def wait_for(self, fault: Fault, times: int = 1, limit_s: float = 30.0) -> None:
+    def wait_for(self, fault: Fault, times: int = 1, limit_s: float = 60.0) -> None:
         with self.seen:
             if not self.seen.wait_for(lambda: fault.given >= times, limit_s):
                 raise TimeoutError(f"{fault}: {fault.given} of {times} requests in {limit_s} s")
@@ -212,6 +215,17 @@ class FaultServer:
             if request.path.startswith(self.prefix):
                 self.log.append(request)
                 self.seen.notify_all()
+
+    @contextlib.contextmanager
+    def open_request(self) -> Iterator[None]:
+        with self.seen:
+            self._num_open += 1
+            self.most_at_once = max(self.most_at_once, self._num_open)
+        try:
+            yield
+        finally:
+            with self.seen:
+                self._num_open -= 1
 
     def close(self) -> None:
         self.freed.set()
@@ -312,7 +326,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
         owner.note(self._request)
         try:
-            self._answer(fault, body)
+            with owner.open_request():
+                self._answer(fault, body)
         except _CutError:
             linger = struct.pack("ii", 1, 0)  # closing sends a reset, and nothing that was queued
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -396,7 +411,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _forward(self, upstream: str, body: bytes) -> _Answer:
         address = urlsplit(upstream)
-        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
         try:
             # The signature covers the Host header, so forward all headers exactly as received.
             connection.putrequest(

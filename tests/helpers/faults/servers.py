@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 KEY, SECRET = "faults-key-0", "faults-secret-0"
-READY_LIMIT_S = 20.0
+READY_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def serve(command: list[str], port: int, url: str, log: Path) -> Iterator[Server
         yield Server(url=url, port=port, pid=process.pid)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
@@ -133,7 +133,7 @@ def sftp_server(folder: Path) -> Iterator[Server]:
     own.mkdir(mode=0o700)
     for name in ("host", "client"):
         command = [keygen, "-q", "-t", "ed25519", "-N", "", "-f", str(own / name)]
-        subprocess.run(command, check=True, timeout=30)
+        subprocess.run(command, check=True, timeout=60)
     port = free_port()
     (own / "authorized").write_text((own / "client.pub").read_text())
     (own / "known").write_text(f"[127.0.0.1]:{port} {(own / 'host.pub').read_text()}")
