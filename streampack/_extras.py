@@ -1,4 +1,4 @@
-"""Import what an extra installs, at its first use."""
+"""Import what an extra installs, at its first use, and recognize its objects without that."""
 
 from __future__ import annotations
 
@@ -15,8 +15,17 @@ def import_extra(module: str, extra: str, purpose: str, otherwise: str = "") -> 
     """
     try:
         return import_module(module)
-    except ImportError as error:
+    # Importing torchvision, which some need, is a RuntimeError beside another build of torch.
+    except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"{purpose} needs {module.partition('.')[0]} ({error}); pip install "
             f"'streampack[{extra}]'{otherwise and f', or {otherwise}'}"
         ) from error
+
+
+def is_from(source: object, library: str, name: str) -> bool:
+    """Return whether a source is an instance of a library's class, without importing it."""
+    return any(
+        base.__name__ == name and base.__module__.partition(".")[0] == library
+        for base in type(source).__mro__
+    )

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -21,21 +20,15 @@ from streampack._paths import folder_of
 from streampack.errors import ConfigError
 from streampack.mds.index import INDEX_FILE
 from streampack.storage.filesystem import private_root
+from streampack.storage.mosaicml import (
+    MOSAICML_SCHEMES,
+    NOT_CALLED,
+    adopt,
+    is_mosaicml_stream,
+    own_download,
+)
 from streampack.storage.names import remote_digest
 
-# Methods of MosaicML's `Stream` that are never called here, but would change samples or weights.
-NOT_CALLED = (
-    "_decompress_shard_part",
-    "_prepare_shard_part",
-    "apply_default",
-    "apply_weights",
-    "get_shards",
-    "prepare_shard",
-    "set_up_local",
-    "validate_weights",
-)
-# Stores that only MosaicML's downloaders can read.
-MOSAICML_SCHEMES = ("alipan", "azure-dl", "dbfs", "oci")
 DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
@@ -78,8 +71,7 @@ class StreamLocation:
         or the library that its remote needs.
         """
         copied, is_theirs = copy.copy(stream), is_mosaicml_stream(stream)
-        adopt = mosaicml("streaming.Stream").adopt if is_theirs else _resolve
-        root = adopt(stream, copied)
+        root = adopt(stream, copied) if is_theirs else _resolve(stream, copied)
         for option, default in DEFAULTS.items():
             if getattr(copied, option, None) is None:
                 setattr(copied, option, default)
@@ -87,14 +79,11 @@ class StreamLocation:
         split = copied.split or ""
         remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
         folder = Path(copied.local, split)
-        own_download = None
         is_needed = urlsplit(remote or "").scheme in MOSAICML_SCHEMES
-        if is_theirs or is_needed:
-            compat = mosaicml(f"remote={remote!r}")
-            own_download = compat.own_download(stream, copied, is_needed=is_needed)
+        download = own_download(stream, copied, is_needed=is_needed)
         if remote:
             identity = remote_identity(remote)
-            if own_download is None and identity == os.path.realpath(folder):
+            if download is None and identity == os.path.realpath(folder):
                 remote = None
             else:
                 folder = Path(copied.local, remote_digest(identity))
@@ -103,7 +92,7 @@ class StreamLocation:
             folder=folder,
             remote=remote,
             temporary_root=root,
-            own_download=own_download,
+            own_download=download,
         )
 
     def uri(self, basename: str) -> str:
@@ -155,27 +144,3 @@ def remote_identity(remote: str) -> str:
     if folder is not None:
         return os.path.realpath(folder)
     return PASSWORD.sub(r"\1", urlsplit(remote).geturl())
-
-
-def is_mosaicml_stream(stream: object) -> bool:
-    """Return whether this is a `streaming.Stream` or of a subclass, without importing its package.
-
-    >>> is_mosaicml_stream([])
-    False
-    """
-    return any(
-        base.__name__ == "Stream" and base.__module__.partition(".")[0] == "streaming"
-        for base in type(stream).__mro__
-    )
-
-
-def mosaicml(wanted: str) -> Any:
-    """Return `compat.mosaicml`; a ConfigError says that `wanted` needs MosaicML's package."""
-    try:
-        return import_module("streampack.compat.mosaicml")
-    # Importing torchvision, which the package needs, fails so beside another build of torch.
-    except (ImportError, RuntimeError) as error:
-        raise ConfigError(
-            f"{wanted} needs MosaicML Streaming, which cannot be imported ({error}); "
-            "pip install 'streampack[mosaicml]'"
-        ) from error

@@ -20,7 +20,7 @@ from itertools import count
 from typing import Any
 
 from streampack.errors import ConfigError, short_text, suggest
-from streampack.storage.location import is_mosaicml_stream, mosaicml
+from streampack.storage.mosaicml import is_mosaicml_stream, registered_streams
 from streampack.streams import Stream
 from streampack.write.row_streams import written_rows
 
@@ -113,7 +113,7 @@ def _named(name: str) -> Callable[..., Any]:
     if find_spec("streaming") is None:
         way_out += "; MosaicML's classes need pip install 'streampack[mosaicml]'"
     else:
-        theirs = mosaicml(f"stream_name={name!r}").registered_streams()
+        theirs = registered_streams(f"stream_name={name!r}")
     if name in theirs:
         return theirs[name]
     known = sorted({*_registered, *installed.names, *theirs})

@@ -23,7 +23,7 @@ MAX_INT64 = 2**63 - 1
 PLAIN_TYPES = "?bBhHiIlq"  # integer types that convert losslessly to int64
 ENCODE_CHATS = (
     "encode conversations with their template: IterableStream(ChatSamples(rows, "
-    "ChatEncoder(tokenizer)), loss_mask='loss_mask'), both from streampack.write"
+    "ChatEncoder(tokenizer)), loss_mask='loss_mask'), both from streampack.texts"
 )
 
 

@@ -26,7 +26,7 @@ from streampack.config.packing import Overflow
 from streampack.errors import ConfigError, suggest
 from streampack.flat.token_file import TokenFormat
 from streampack.mds.columns import DTYPES
-from streampack.storage.location import MOSAICML_SCHEMES
+from streampack.storage.mosaicml import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
 from streampack.types import Side
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from streampack._extras import is_from
 from streampack.errors import ConfigError
 
 ATOMS = {int, float, bool, str, bytes, type(None)}
@@ -33,14 +34,6 @@ class MapStyle(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
-
-
-def is_from(source: object, library: str, name: str) -> bool:
-    """Return whether a source is an instance of a library's class, without importing it."""
-    return any(
-        base.__name__ == name and base.__module__.partition(".")[0] == library
-        for base in type(source).__mro__
-    )
 
 
 def is_one_shot(source: object) -> bool:

@@ -37,13 +37,14 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import Progress
 
+from streampack._extras import is_from
 from streampack._paths import is_url
 from streampack.errors import BadRowsError, ConfigError, DataError, short_text
 from streampack.mds.index import INDEX_FILE
 from streampack.storage.filesystem import LocalFilesystem, private_root
 from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
-from streampack.texts.source_traits import is_from, is_one_shot
+from streampack.texts.source_traits import is_one_shot
 from streampack.texts.tokenization import tokenizer_folder
 from streampack.types import Split
 from streampack.write.files import write_job

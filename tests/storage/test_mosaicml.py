@@ -69,7 +69,7 @@ for options in (
 """
     )
     store, name, ours = printed.splitlines()
-    assert store.startswith("remote='oci://bucket/books' needs MosaicML Streaming, which cannot be")
+    assert store.startswith("remote='oci://bucket/books' needs streaming (")
     assert store.endswith("; pip install 'streampack[mosaicml]'")
     assert name.startswith("stream_name='stream' is not one of streampack")
     assert name.endswith("MosaicML's classes need pip install 'streampack[mosaicml]'")

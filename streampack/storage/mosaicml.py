@@ -1,11 +1,11 @@
-"""MosaicML Streaming's classes in streampack: the only module that imports `streaming`.
+"""MosaicML Streaming's classes in streampack: the only file that names its package.
 
 ::
 
     streams=[streaming.Stream(...)]    remote="oci://..."    adopt, own_download
     stream_name="..."                                        registered_streams
 
-Other modules import this one by name, and only when a stream needs it.
+The package is imported when a stream needs it, and streams are recognized without it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,48 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from inspect import getattr_static
 from pathlib import Path
 from typing import Any
 
-from streaming.base.storage.download import DOWNLOADER_MAPPINGS, CloudDownloader
-from streaming.base.stream import Stream, streams_registry
-
+from streampack._extras import import_extra, is_from
 from streampack.errors import ConfigError
-from streampack.storage.location import NOT_CALLED
 
+STREAMS = "streaming.base.stream"
 AZURE_SCOPE = "https://storage.azure.com/.default"
 # Stores that need an extra of MosaicML's package, by that extra.
 EXTRAS = {"alipan": "alipan", "dbfs": "databricks"}
+# Stores that only MosaicML's downloaders can read.
+MOSAICML_SCHEMES = ("alipan", "azure-dl", "dbfs", "oci")
+# Methods of MosaicML's `Stream` that are never called here, but would change samples or weights.
+NOT_CALLED = (
+    "_decompress_shard_part",
+    "_prepare_shard_part",
+    "apply_default",
+    "apply_weights",
+    "get_shards",
+    "prepare_shard",
+    "set_up_local",
+    "validate_weights",
+)
+
+
+def is_mosaicml_stream(stream: object) -> bool:
+    """Return whether this is a `streaming.Stream` or of a subclass, without importing its package.
+
+    >>> is_mosaicml_stream([])
+    False
+    """
+    return is_from(stream, "streaming", "Stream")
 
 
 def _download(stream: Any, basename: str, to: Path) -> None:
     """Fetch one file of a stream without a client, by its class's method, in one attempt."""
     stream = copy.copy(stream)
-    stream._downloader = client = CloudDownloader.get(stream.remote)
+    stream._downloader = client = _downloads(stream.remote).CloudDownloader.get(stream.remote)
     stream.download_retry = 1  # how often to try again is decided by the caller
     try:
         if hasattr(credential := getattr(client, "credential", ""), "get_token"):
@@ -67,24 +87,25 @@ def own_download(
 ) -> Callable[[str, Path], None] | None:
     """Return what fetches a stream by MosaicML's rules, or by those of a user's class.
 
-    For a `streaming.Stream`, None unless it `is_needed`, its class overrides `_download_file`, or
-    its downloader is one that a user registered. `copied` is a copy with defaults set. A
-    ConfigError names the overrides that would be ignored, or the missing library of a store.
+    None unless it `is_needed`, the class of a `streaming.Stream` overrides `_download_file`, or its
+    downloader is one that a user registered. `copied` is a copy with defaults set. A ConfigError
+    names the overrides that would be ignored, or the missing library of a store.
     """
-    if not isinstance(stream, Stream):
-        return partial(_download, _theirs(copied))
+    if not is_mosaicml_stream(stream):
+        return partial(_download, _theirs(copied)) if is_needed else None
     _check_overrides(stream)
     client = type(getattr(stream, "_downloader", None))
     is_registered = client is not type(None) and not client.__module__.startswith("streaming.")
-    is_own = getattr_static(stream, "_download_file") is not vars(Stream)["_download_file"]
+    is_own = "_download_file" in _overridden(stream, ("_download_file",))
     return partial(_download, copied) if is_needed or is_registered or is_own else None
 
 
 def _theirs(stream: Any) -> Any:
     """Return a `streaming.Stream` without a client, for the location of a `streampack.Stream`."""
     names = ("remote", "local", "split", "download_timeout")
+    made_of = import_extra(STREAMS, "mosaicml", f"remote={stream.remote!r}").Stream
     try:
-        made = Stream(**{name: getattr(stream, name) for name in names})
+        made = made_of(**{name: getattr(stream, name) for name in names})
         made._downloader.clean_up()
     except Exception as error:  # each client raises its own exceptions
         extra = EXTRAS.get(stream.remote.partition(":")[0])
@@ -100,7 +121,7 @@ def _theirs(stream: Any) -> Any:
 
 def _check_overrides(stream: Any) -> None:
     kind, downloader = type(stream).__name__, type(getattr(stream, "_downloader", None))
-    if downloader not in (type(None), *DOWNLOADER_MAPPINGS.values()):
+    if downloader not in (type(None), *_downloads(stream.remote).DOWNLOADER_MAPPINGS.values()):
         name = downloader.__name__
         raise ConfigError(
             f"{kind} sets _downloader to a {name}, which streampack would not use: it makes a "
@@ -108,8 +129,7 @@ def _check_overrides(stream: Any) -> None:
             f"streaming.base.storage.download.DOWNLOADER_MAPPINGS['scheme'] = {name}, or override "
             "_download_file"
         )
-    overridden = [n for n in NOT_CALLED if getattr_static(stream, n) is not vars(Stream)[n]]
-    if overridden:
+    if overridden := _overridden(stream, NOT_CALLED):
         raise ConfigError(
             f"{kind} overrides {', '.join(overridden)}, which streampack never calls: it reads "
             "index.json, fetches, checks and weighs by itself. To fetch in another way, override "
@@ -118,6 +138,15 @@ def _check_overrides(stream: Any) -> None:
         )
 
 
-def registered_streams() -> dict[str, Any]:
-    """Return the classes in MosaicML's `streams_registry` by name."""
-    return dict(streams_registry.get_all())
+def _overridden(stream: Any, names: Iterable[str]) -> list[str]:
+    own = vars(import_extra(STREAMS, "mosaicml", "streaming.Stream").Stream)
+    return [name for name in names if getattr_static(stream, name) is not own[name]]
+
+
+def _downloads(remote: str | None) -> Any:
+    return import_extra("streaming.base.storage.download", "mosaicml", f"remote={remote!r}")
+
+
+def registered_streams(wanted: str) -> dict[str, Any]:
+    """Return the classes in MosaicML's `streams_registry` by name; `wanted` begins an error."""
+    return dict(import_extra(STREAMS, "mosaicml", wanted).streams_registry.get_all())
