@@ -48,7 +48,7 @@ def cases(max_seq_len: int) -> dict[str, tuple[Packing, int]]:
             {"method": "two_tiers", "short_seq_len": short},
             WINDOW,
         ),
-        "knapsack": ({"method": "knapsack"}, CHUNK),
+        "knapsack": ({"method": "knapsack"}, WINDOW),
         "next_fit": ({"method": "next_fit"}, CHUNK),
         "concat": ({"method": "concat"}, CHUNK),
     }

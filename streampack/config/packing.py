@@ -25,7 +25,6 @@ Positions = Literal["restart", "continue"]
 MAX_BATCH_TOKENS = 2**31 - 1  # cu_seqlens is int32
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
 BUFFER_PACKS = 8  # default buffer of a packer, in packs
-WINDOW_PACKS = 128  # knapsack empties its whole buffer; with 8, every eighth pack is half empty
 DEFAULT_METHOD: Method = "best_fit_decreasing"
 WHOLE = "windows are packed whole, and a sample leaves with its window or the next; omit it"
 CUT = "windows are full without cuts; omit it, or write method='concat' to cut where a pack is full"
@@ -121,11 +120,10 @@ class Packing:
     """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
     buffer_tokens: int | None = None
-    """Hard limit on the tokens buffered by one packer; for best_fit_decreasing, on the tokens that
-    wait for the next window. None: max(8 * max_seq_len, 65,536), or for knapsack
-    max(128 * max_seq_len, 65,536)."""
+    """Hard limit on the tokens that wait in one packer, from window to window. With knapsack, none
+    do. None: max(8 * max_seq_len, 65,536)."""
     buffer_samples: int = 4096
-    """Hard limit on the samples buffered by one packer, or waiting for the next window."""
+    """Hard limit on the samples that wait in one packer, from window to window."""
     max_samples_per_pack: int | None = None
     """Maximum number of segments in a pack. None: no limit."""
     pad_to_multiple: int | None = None
@@ -218,13 +216,14 @@ class Packing:
     @cached_property
     def packs_windows(self) -> bool:
         """Whether the packer needs the samples of a window together."""
-        return (self.method or DEFAULT_METHOD) in ("best_fit_decreasing", "two_tiers")
+        return self.method not in ("concat", "next_fit")
 
     @cached_property
     def buffer_limit(self) -> int:
-        """Maximum number of tokens that one packer may buffer."""
-        packs = WINDOW_PACKS if self.method == "knapsack" else BUFFER_PACKS
-        return self.buffer_tokens or max(packs * self.max_seq_len, MIN_BUFFER_TOKENS)
+        """Maximum number of tokens that one packer may buffer; 0 if none wait."""
+        if self.method == "knapsack":
+            return 0
+        return self.buffer_tokens or max(BUFFER_PACKS * self.max_seq_len, MIN_BUFFER_TOKENS)
 
     def room_of(self, length: int) -> int:
         """Return the slots that a segment of `length` tokens takes in a pack, with its padding.

@@ -1,4 +1,4 @@
-"""Knapsack: packs a window of segments at a time, longest fitting segment first (LLaMA-Factory).
+"""Knapsack: the bins of LLaMA-Factory, one after another, each time with the longest that fits.
 
 With max_seq_len=8 and a window of six segments::
 
@@ -6,23 +6,20 @@ With max_seq_len=8 and a window of six segments::
     bins       D6 A2 | B5 C3 | E4 F2       the longest opens a bin; then the longest that fits
     packs      B C | A D | E F             bins in the order in which B, D and E came
 
-A window is a full buffer, and all of it is packed. To hide the order of its bins from training,
-packs leave in the arrival order of their longest segments. The contents of each bin match
-LLaMA-Factory's (of equal lengths, the oldest first).
+The contents of each bin match LLaMA-Factory's (of equal lengths, the oldest first), so nothing
+waits for the next window.
 
-Cost: a sort and about 50 ns a segment. Memory: the window, which is always filled.
+Cost: a sort and about 50 ns a segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from streampack._numba import kernel_allocating
-from streampack.config import Packing
-from streampack.pack.buffered import BufferedPacker, limits_of, rooms, without_padding
-from streampack.types import LENGTH, Int64Array, Packs
+from streampack.pack.best_fit_decreasing import COUNT, FREE, NUM_PACK_COLUMNS, OPENER, Placed
+from streampack.pack.buffered import Limits
+from streampack.types import Int64Array
 
 
 @kernel_allocating
@@ -52,67 +49,23 @@ def fill_bins(lengths: Int64Array, capacity: int, max_items: int, bins: Int64Arr
     return num_bins
 
 
-def _bins(lengths: Int64Array, capacity: int, max_items: int) -> tuple[Int64Array, int]:
-    """Return the bin of each item, shape (n,), and the number of bins."""
+def place_in_bins(limits: Limits, lengths: Int64Array, _: int) -> Placed:
+    """Fill one pack after another, always with the longest segment that fits.
+
+    >>> from streampack.config import Packing
+    >>> from streampack.pack.buffered import limits_of
+    >>> limits = limits_of(Packing(max_seq_len=8, method="knapsack"))
+    >>> place_in_bins(limits, np.array([2, 5, 3, 6, 4, 2]), 0).pack_of.tolist()
+    [0, 1, 1, 0, 2, 2]
+    """
     # Ascending lengths; among equals the oldest is last, because items are taken from the end.
-    order = np.lexsort((-np.arange(len(lengths)), lengths))
+    order = np.argsort(-lengths, kind="stable")[::-1]
     of_sorted = np.empty(len(lengths), np.int64)
-    num_bins = fill_bins(lengths[order], capacity, max_items, of_sorted)
+    num_bins = fill_bins(lengths[order], limits.pack_tokens, limits.max_samples, of_sorted)
     bins = np.empty(len(lengths), np.int64)
     bins[order] = of_sorted
-    return bins, num_bins
-
-
-class KnapsackPacker(BufferedPacker):
-    """A packer that fills its buffer completely, then packs all of it, longest segments first.
-
-    >>> packer = KnapsackPacker(Packing(max_seq_len=8, method="knapsack", buffer_tokens=22))
-    >>> lengths = [2, 5, 3, 6, 4, 2, 1]
-    >>> rows = [[0, 0, sample, 0, length, length] for sample, length in enumerate(lengths)]
-    >>> packs = packer.add(np.array(rows))
-    >>> [packs[pack][:, 2].tolist() for pack in range(3)], packer.held[1]
-    ([[1, 2], [0, 3], [4, 5]], 1)
-    """
-
-    def __init__(self, packing: Packing) -> None:
-        super().__init__("knapsack", limits_of(packing))
-
-    def _pack(self, segments: Int64Array, *, final: bool) -> Packs:
-        multiple = self._limits.multiple
-        rows = rooms(np.concatenate([self._buffered, segments]), multiple)
-        ends = list(self._windows(rows[:, LENGTH]))
-        if final and len(rows):
-            ends.append(len(rows))
-        *windows, left = np.split(rows, ends)
-        packs = Packs.join(list(map(self._pack_window, windows)))
-        self._buffered = without_padding(left, multiple)
-        return Packs(segments=without_padding(packs.segments, multiple), ends=packs.ends)
-
-    def _windows(self, lengths: Int64Array) -> Iterator[int]:
-        """Yield the end of each window: before the first segment that exceeds the buffer."""
-        limits = self._limits
-        totals = np.cumsum(lengths)
-        begin, before = 0, 0
-        while begin < len(lengths):
-            end = int(np.searchsorted(totals, before + limits.buffer_tokens, side="right"))
-            end = min(end, begin + limits.buffer_samples)
-            tokens, samples = self._high_water
-            held = int(totals[end - 1]) - before
-            self._high_water = (max(tokens, held), max(samples, end - begin))
-            if end == len(lengths):
-                return
-            yield end
-            begin, before = end, int(totals[end - 1])
-
-    def _pack_window(self, rows: Int64Array) -> Packs:
-        lengths = rows[:, LENGTH]
-        limits = self._limits
-        bins, num_bins = _bins(lengths, limits.pack_tokens, limits.max_samples)
-        # In each bin, the first row by length and then by age is the one that opened it.
-        by_length = np.lexsort((np.arange(len(rows)), -lengths, bins))
-        sizes = np.bincount(bins, minlength=num_bins)
-        openers = by_length[np.cumsum(sizes) - sizes]
-        place = np.empty(num_bins, np.int64)
-        place[np.argsort(openers)] = np.arange(num_bins)
-        order = np.argsort(place[bins], kind="stable")
-        return Packs(segments=rows[order], ends=np.cumsum(np.bincount(place[bins])))
+    packs = np.zeros((num_bins, NUM_PACK_COLUMNS), np.int64)
+    packs[:, FREE] = limits.pack_tokens - np.bincount(bins, lengths).astype(np.int64)
+    packs[:, COUNT] = np.bincount(bins)
+    packs[of_sorted, OPENER] = order  # the last is the longest, and the oldest of those
+    return Placed(bins, packs, np.arange(len(lengths)))

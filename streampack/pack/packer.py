@@ -17,14 +17,14 @@ from streampack.config import Packing
 from streampack.config.packing import DEFAULT_METHOD
 from streampack.pack.best_fit_decreasing import WindowPacker, place_decreasing
 from streampack.pack.in_order import InOrderPacker
-from streampack.pack.knapsack import KnapsackPacker
+from streampack.pack.knapsack import place_in_bins
 from streampack.pack.two_tiers import two_tiers
 from streampack.types import Int64Array, Packs, State
 
 PACKERS: dict[str, Callable[[Packing], Packer]] = {
     "best_fit_decreasing": partial(WindowPacker, "best_fit_decreasing", place_decreasing),
     "concat": partial(InOrderPacker, "concat"),
-    "knapsack": KnapsackPacker,
+    "knapsack": partial(WindowPacker, "knapsack", place_in_bins),
     "next_fit": partial(InOrderPacker, "next_fit"),
     "two_tiers": two_tiers,
 }

@@ -96,7 +96,7 @@ class LaneStream:
             return 0
         recipe, queue = self._recipe, 0 if self._recipe.is_mixed else self.number
         _, window = recipe.window(self._lane, queue)
-        waiting = recipe.packing_window(self._lane, queue) if recipe.packs_windows else 0
+        waiting = recipe.packing_window(self._lane, queue) if recipe.packing.packs_windows else 0
         planned, block = 2 * CHUNK * max(-(-window // CHUNK), 1), recipe.order.block_size
         # Shards are needed by whole blocks.
         return self._passes.most_bytes(shard_bytes, -(-planned // block) * block + waiting)

@@ -31,7 +31,7 @@ from streampack.pack.overflow import count_pieces
 from streampack.plan.pack_order import copy_packs, even_order, take_packs
 from streampack.plan.recipe import Recipe
 from streampack.plan.sample_order import UNDELIVERED, SampleOrder
-from streampack.plan.small_passes import SmallPass, settle, small_pass, window_starts
+from streampack.plan.small_passes import small_pass, window_starts
 from streampack.rng import permutation
 from streampack.types import (
     LENGTH,
@@ -84,13 +84,11 @@ class PackWindows:
         self.recipe, self.begin = recipe, begin
         self._small = small_pass(recipe, lane, queue)
         self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
-        packs_windows = self.packing.packs_windows if self._small else recipe.packs_windows
-        self._packing_window = recipe.packing_window(lane, queue) if packs_windows else 0
+        self._packing_window = recipe.packing_window(lane, queue)
         by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
         # A packer of windows begins with long samples. Parts of one would not have its shares.
-        self._keeps_windows = bool(packs_windows) and by_tokens
-        has_windows = self._is_shuffled or packs_windows
-        self._max_packs, self._max_samples = recipe.window(lane, queue) if has_windows else (0, 0)
+        self._keeps_windows = self.packing.packs_windows and by_tokens
+        self._max_packs, self._max_samples = recipe.window(lane, queue)
         if self._keeps_windows and not self._max_packs and len(recipe.streams) > 1:
             # Packs that are not shuffled otherwise: the first of a window have its shares.
             self._max_packs = self._max_samples = self._packing_window
@@ -167,48 +165,32 @@ class PackWindows:
 
         `num_known` packs of the queue were made before.
         """
-        if self._small:
-            parts = self._pack_passes(self._small, num_known)
-        else:
-            parts = [self._pack_window(num_known)]
-        packs = parts[0][0] if len(parts) == 1 else Packs.join([part for part, _ in parts])
+        segments, num_samples, num_chunks = self._draw(num_known)
+        most, small = self._packing_window, self._small
+        # A window may be smaller than a chunk, here and for the shuffle.
+        num_packed = max(-(-num_samples // most), 1) if num_chunks == 1 else 1
+        parts = (
+            np.split(segments, window_starts(segments, small.least, most))
+            if small
+            else np.array_split(segments, num_packed)
+        )
+        packed = [self.packer.add(part) for part in parts]
+        packed += [self.packer.flush()] if self.is_complete else []
+        packs = packed[0] if len(packed) == 1 else Packs.join(packed)
         if not self._is_shuffled or not self._max_packs or not len(packs.ends):
             return packs
+        if small:
+            shared = [
+                (len(part), self._num_windows(len(part), len(part.segments))) for part in packed
+            ]
+        else:
+            num = self._num_windows(len(packs), num_samples, num_packed)
+            shared = [(len(packs), 1 if num_chunks > 1 and not self._num_together else num)]
         bounds = [0]
-        for part, num_windows in parts:
-            num_packs, first = len(part.ends), bounds[-1]
-            num = min(num_windows, num_packs)
+        for num_packs, num in shared:
+            first, num = bounds[-1], min(num, num_packs)
             bounds += [first + num_packs * window // num for window in range(1, num + 1)]
         return take_packs(packs, self._order_of(packs, bounds, num_known))
-
-    def _pack_passes(self, small: SmallPass, num_known: int) -> list[tuple[Packs, int]]:
-        """Return the packs of the next chunks, of one pass after the other, as `_pack_window`."""
-        segments = np.concatenate(self._draw(num_known)[0])
-        most = self._packing_window or len(segments)
-        packs = []
-        for part in np.split(segments, window_starts(segments, small.least, most)):
-            packs += [settle(self.packer, part)] if small.settles else []
-            packs.append(self.packer.add(part))
-        packs += [self.packer.flush()] if self.is_complete else []
-        return [(part, self._num_windows(len(part), len(part.segments))) for part in packs]
-
-    def _pack_window(self, num_known: int) -> tuple[Packs, int]:
-        """Return the packs of the next chunks, and the number of windows that share them."""
-        packs: list[Packs] = []
-        if not self._packing_window:
-            _, num_samples = self._draw(num_known, packs)
-            num_chunks, num_packed = len(packs), 1
-        else:
-            chunks, num_samples = self._draw(num_known)
-            num_chunks = len(chunks)
-            # A window may be smaller than a chunk, here and for the shuffle.
-            num_packed = -(-num_samples // self._packing_window) if num_chunks == 1 else 1
-            parts = np.array_split(np.concatenate(chunks), max(num_packed, 1))
-            packs += [self.packer.add(part) for part in parts]
-            packs += [self.packer.flush()] if self.is_complete else []
-        whole = packs[0] if len(packs) == 1 else Packs.join(packs)
-        num_windows = self._num_windows(len(whole.ends), num_samples, num_packed)
-        return whole, 1 if num_chunks > 1 and not self._num_together else num_windows
 
     def _num_windows(self, num_packs: int, num_samples: int, num_packed: int = 1) -> int:
         if not self._max_packs:
@@ -244,35 +226,25 @@ class PackWindows:
         self._num_together = -(-least // most)
         return most * self._num_together
 
-    def _draw(
-        self, num_known: int, packed: list[Packs] | None = None
-    ) -> tuple[list[Int64Array], int]:
-        """Draw the chunks that begin in a window; return their segments, and their samples.
+    def _draw(self, num_known: int) -> tuple[Int64Array, int, int]:
+        """Draw the chunks that begin in a window; return their segments, and count what is drawn.
 
-        With `packed`, each is packed as it comes, and not returned.
+        The counts are of samples and of chunks.
         """
         chunks: list[Int64Array] = []
         num_packs = num_tokens = num_samples = 0
         self.arrivals.tokens_left = self._tokens_of_window()
-        while not self.is_complete:
+        is_full = False
+        while not self.is_complete and not is_full:
             rows = self._next_rows(num_known + num_packs)
-            segments = self._next_segments(rows)
+            chunks.append(self._next_segments(rows))
             num_samples += len(rows)
-            if packed is None:
-                chunks.append(segments)
-                num_tokens += int(segments[:, LENGTH].sum())
-                num_packs = num_tokens // self.packing.max_seq_len
-            else:
-                packed.append(
-                    self.packer.flush() if self.is_complete else self.packer.add(segments)
-                )
-                num_packs += len(packed[-1])
+            num_tokens += int(chunks[-1][:, LENGTH].sum())
+            num_packs = num_tokens // self.packing.max_seq_len
             is_full = num_packs >= self._max_packs or num_samples >= self._max_samples
             if self._counts_tokens:
                 is_full = self.arrivals.tokens_left == 0
-            if is_full:
-                break
-        return chunks, num_samples
+        return np.concatenate(chunks), num_samples, len(chunks)
 
     def _order_of(self, packs: Packs, bounds: list[int], num_known: int) -> Int64Array:
         """Return the order in which the packs of windows leave, shape (len(packs),)."""
@@ -297,8 +269,6 @@ class PackWindows:
             return self._fit(rows)
         new, max_seq_len = rows[~is_again], self.packing.max_seq_len
         again = self.arrivals.segments_of(rows[is_again], max_seq_len)
-        if not len(new):
-            return again.segments
         sizes = np.empty(len(rows), np.int64)
         sizes[~is_again] = count_pieces(new, max_seq_len, self.packing.overflow)
         sizes[is_again] = np.diff(again.ends, prepend=0)

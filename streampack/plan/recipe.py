@@ -175,8 +175,6 @@ class Recipe:
     """Packs per epoch with epoch_end="carry"."""
     row_tokens: int = field(init=False, repr=False)
     """Token slots of a pack."""
-    packs_windows: bool = field(init=False, repr=False)
-    """Whether packers need the samples of a window together."""
     num_queues: int = field(init=False, repr=False)
     """Queues per lane: one if packs mix streams, otherwise one per stream."""
     is_endless: bool = field(init=False, repr=False)
@@ -209,7 +207,6 @@ class Recipe:
         derived = {
             "order_seed": order.seed if order.shuffle else -1,
             "packing": packing,
-            "packs_windows": packing.packs_windows,
             "row_tokens": packing.row_tokens,
             "names": names,
             "keys": range(len(names)) if self.chapter is None else names,

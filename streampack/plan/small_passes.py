@@ -4,12 +4,11 @@
 
     arrivals          pass 4: a b c d e | pass 5: c a e b d | pass 6: ...
     windows           [     one pass    ] [     one pass    ]
-    before pass 6     what pass 4 left in the packer leaves, with samples of pass 5
 
 In a run without an end, a packer or a shuffle of packs that spans many passes would deliver some
 samples of a small stream many times before others. So a window takes at most one pass of each
-stream, and nothing waits until the second pass after its own. docs/adr/0055 has the bound that this
-gives, and what else was tried.
+stream, and little waits for the next window. docs/adr/0055 has the bound that this gives, and what
+else was tried.
 
 Cost: 10 ns a segment, and about 30 us a window.
 """
@@ -25,14 +24,11 @@ import numpy as np
 from streampack._numba import compiled
 from streampack.config import Packing
 from streampack.mix.draw import CHUNK
-from streampack.pack import Packer
-from streampack.plan.pack_order import take_packs
 from streampack.plan.recipe import Recipe
-from streampack.types import NO_PACKS, PASS, START, STREAM, BoolArray, Int64Array, Packs
+from streampack.types import PASS, START, STREAM, Int64Array
 
 NONE = -1
 LEFT_PART = 64  # a window leaves at most this part of a pass to the next one
-LEAST_PACKS = {"knapsack": 4}  # packs of a pass for which a method is used; others: 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,11 +41,6 @@ class SmallPass:
     """Samples of the mixture after which a stream begins another pass."""
     least: Int64Array
     """Samples of each stream that a window takes before it ends with a pass, (num_streams,)."""
-
-    @property
-    def settles(self) -> bool:
-        """Whether the packer may keep samples for longer than a pass."""
-        return not (self.packing.packs_windows or self.packing.method in ("concat", "next_fit"))
 
 
 def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
@@ -70,7 +61,7 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
     ]
     num_samples, mean_tokens = min(sizes, default=(np.inf, 0))
     packing = recipe.shapes.packings[queue]
-    window = max(recipe.window(lane, queue)[1], CHUNK if recipe.packs_windows else 0)
+    window = max(recipe.window(lane, queue)[1], CHUNK if packing.packs_windows else 0)
     if num_samples >= 2 * (window + packing.buffer_samples):
         return None
     least = np.full(len(recipe.streams), np.iinfo(np.int64).max)
@@ -109,15 +100,13 @@ def _mean_tokens(recipe: Recipe, number: int) -> float:
 
 def _bounded(packing: Packing, in_pass: float) -> Packing:
     """Return the packing of a queue with so many tokens in a pass."""
-    row, method = packing.row_tokens, packing.method
-    if in_pass < row * LEAST_PACKS.get(method or "", 1) and packing.cost is None:
-        if method == "concat":
-            return packing
+    row = packing.row_tokens
+    if not packing.packs_windows:
+        return packing
+    if in_pass < row and packing.cost is None:
         return replace(packing, method="next_fit", short_seq_len=None)
-    if packing.packs_windows:
-        most = max(int(in_pass) // LEFT_PART, row)
-        return replace(packing, buffer_tokens=min(packing.buffer_limit, most))
-    return packing
+    most = max(int(in_pass) // LEFT_PART, row)
+    return replace(packing, buffer_tokens=min(packing.buffer_limit or row, most))
 
 
 @compiled
@@ -161,25 +150,3 @@ def window_starts(segments: Int64Array, least: Int64Array, most: int) -> Int64Ar
     seen[0] = NONE
     _mark_windows(np.ascontiguousarray(segments), least, most, seen, window_of)
     return np.flatnonzero(np.diff(window_of)) + 1
-
-
-def settle(packer: Packer, coming: Int64Array) -> Packs:
-    """Return the packs of samples that may not wait for `coming`, the segments of a window.
-
-    These are the samples of passes before the last two. The other samples stay in the packer.
-    """
-    held = packer.buffered
-    newest = np.zeros(1 + max(part[:, STREAM].max(initial=0) for part in (held, coming)), np.int64)
-    np.maximum.at(newest, coming[:, STREAM], coming[:, PASS])
-    if not _is_late(held, newest).any():
-        return NO_PACKS
-    packs = packer.flush()
-    begins = packs.ends - np.diff(packs.ends, prepend=0)
-    is_late = np.logical_or.reduceat(_is_late(packs.segments, newest), begins)
-    others = take_packs(packs, np.flatnonzero(~is_late)).segments
-    return Packs.join([take_packs(packs, np.flatnonzero(is_late)), packer.add(others)])
-
-
-def _is_late(segments: Int64Array, newest: Int64Array) -> BoolArray:
-    is_late: BoolArray = segments[:, PASS] < newest[segments[:, STREAM]] - 1
-    return is_late

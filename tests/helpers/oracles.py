@@ -90,25 +90,9 @@ def greedy_knapsack(lengths: list[int], capacity: int, most: int = 10**9) -> lis
     return bins
 
 
-def knapsack(rules: Rules, rows: list[Row], *, final: bool) -> Run:
-    run = Run()
-
-    def empty() -> None:
-        lengths = [row[LENGTH] for row in run.pool]
-        bins = greedy_knapsack(lengths, rules.max_seq_len, rules.most)
-        run.packs += [[run.pool[item] for item in sorted(found)] for found in sorted(bins)]
-        run.pool = []
-
-    for row in rows:
-        tokens = sum(held[LENGTH] for held in run.pool) + row[LENGTH]
-        if tokens > rules.buffer_tokens or len(run.pool) == rules.buffer_samples:
-            empty()
-        run.pool.append(list(row))
-        run.high_tokens = max(run.high_tokens, sum(held[LENGTH] for held in run.pool))
-        run.high_samples = max(run.high_samples, len(run.pool))
-    if final and run.pool:
-        empty()
-    return run
+def knapsack(rules: Rules, rows: list[Row], **_: Any) -> Run:
+    bins = greedy_knapsack([row[LENGTH] for row in rows], rules.max_seq_len, rules.most)
+    return Run(packs=[[rows[item] for item in sorted(found)] for found in sorted(bins)])
 
 
 def best_fit_decreasing(

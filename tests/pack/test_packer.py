@@ -19,7 +19,7 @@ from tests.helpers.examples import examples
 from tests.helpers.oracles import rows_of
 
 METHODS = get_args(Method)
-WINDOWED = ("best_fit_decreasing", "two_tiers")  # their calls are windows
+WINDOWED = ("best_fit_decreasing", "knapsack", "two_tiers")  # their calls are windows
 STEADY = tuple(method for method in METHODS if method not in WINDOWED)
 ORACLES = {method: getattr(oracles, method) for method in STEADY}
 SIZES = [1, 2, 3, 7, 8, 16, 63, 64, 65, 128, 500, 1000, 3000, 8192, 20_000]
@@ -104,7 +104,7 @@ def test_kernels_equal_plain_python_segment_by_segment(case):
     assert added == before.packs
     assert packer.state_dict()["buffered"] == before.pool
     assert added + as_lists(packer.flush()) == after.packs
-    if packing.method in ("next_fit", "knapsack"):
+    if packing.method == "next_fit":
         high_water = packer.high_water
         assert high_water == (after.high_tokens, after.high_samples)
 
