@@ -27,8 +27,8 @@ from streampack.errors import ConfigError
 
 # Fields of Packing that may differ between chapters, in the order of a saved state.
 SHAPES = (
-    *("max_seq_len", "method", "buffer_tokens", "buffer_samples", "split_gap", "min_fragment"),
-    *("guard", "max_samples_per_pack", "open_packs", "short_seq_len"),
+    *("max_seq_len", "method", "buffer_tokens", "buffer_samples"),
+    *("max_samples_per_pack", "short_seq_len"),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, wraps
 from typing import Any, Literal
 
@@ -44,12 +44,6 @@ GONE = {
     ),
 }
 """Options and methods of Packing that are refused, and what to write instead."""
-# The options that decide the packs, as states have them; `cost` stands for its own.
-IN_SEQUENCE = (
-    *("max_seq_len", "method", "overflow", "buffer_tokens", "buffer_samples", "split_gap"),
-    *("min_fragment", "guard", "max_samples_per_pack", "pad_to_multiple", "open_packs"),
-    *("short_seq_len", "cost", "bos_id", "eos_id", "padding_id", "positions"),
-)
 
 
 def refuse_gone(options: Mapping[str, Any]) -> None:
@@ -167,12 +161,11 @@ class Packing:
         check_combination(
             vars(self) | {"method": self.method or DEFAULT_METHOD, "capacity": capacity}
         )
-        self._check_sizes()
+        self._check_sizes(capacity)
         convert_fields(self, read_token_id, "bos_id", "eos_id", "padding_id")
 
-    def _check_sizes(self) -> None:
+    def _check_sizes(self, capacity: int | None) -> None:
         size, short = self.max_seq_len, self.short_seq_len
-        capacity = self.cost.capacity if self.cost else None
         if capacity is not None and not size <= capacity <= size * 3 // 2:
             raise ConfigError(
                 f"capacity={capacity} must be from max_seq_len={size} to 1.5 times that, "
@@ -190,15 +183,10 @@ class Packing:
 
     def in_sequence(self) -> dict[str, Any]:
         """Return the options that decide the packs, by name, as states have them."""
-        values: dict[str, Any] = {}
-        for name in IN_SEQUENCE:
-            if name != "cost":
-                values[name] = getattr(self, name, None)
-            elif self.cost is not None:
-                values |= {"max_cost": self.cost.max_cost, "capacity": self.cost.capacity}
-                values |= {"cost_hidden_size": self.cost.hidden_size}
-                values |= {"cost_window": self.cost.window}
-        return values
+        values = asdict(self) | {"buffer_tokens": self.buffer_limit}
+        if self.cost is not None:
+            values["cost"]["capacity"] = self.row_tokens
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def size(self) -> str:

@@ -2,7 +2,7 @@
 
 ::
 
-    {"version": 7, "kind": "iterable", "epoch": 0,
+    {"version": 8, "kind": "iterable", "epoch": 0,
      "worker": [0, 2], "device": [0, 8],              number and count of this worker and rank
      "fingerprint": {"seed": 17, "streams": [...], ...},          every field must match
      "flow": {"num_batches": 7, ...,                  or None at the start
@@ -34,7 +34,7 @@ from streampack.plan.comparison import check_same
 from streampack.runtime.rank_digest import digest_of_values
 from streampack.types import State
 
-STATE_VERSION = 7
+STATE_VERSION = 8
 KIND = "iterable"
 UNCHANGED = "load what state_dict() returned, unchanged"
 MAX_STEP = 2**63 - 1
@@ -58,7 +58,6 @@ def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
     return {
         **plan.packing.in_sequence(),
         **{key: value for key, value in asdict(plan.mixing).items() if key != "max_repeats"},
-        "buffer_limit": plan.packing.buffer_limit,
         "batch_size": plan.batch_size,
         "seed": plan.seed,
         "shuffle_block_size": plan.shuffle_block_size,

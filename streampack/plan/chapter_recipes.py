@@ -137,5 +137,5 @@ def chapter_record(recipe: Recipe) -> dict[str, Any]:
         "ramp_steps": plan.ramp_slots // recipe.global_batch_size if plan.ramps else None,
         "global_batch_size": recipe.global_batch_size,
         "lane_run": recipe.lane_turn,
-        "packing": {name: packing[name] for name in SHAPES},
+        "packing": {name: packing[name] for name in SHAPES if name in packing},
     }

@@ -22,7 +22,6 @@ Path: TypeAlias = tuple[str | int, ...]
 Values: TypeAlias = dict[Path, Any]
 CHAPTERS = "chapters"
 PACK_LENGTHS = "max_seq_len_of_streams"
-FIRST_WAITS = "first_waits"  # in states of streams that are mixed by tokens: see mix/draw.py
 MOST_LEVELS = 5  # what lies deeper is compared as a whole
 
 
@@ -51,7 +50,6 @@ FIELDS = {
     "pack_shuffle": Field("resume with Order(pack_shuffle={first})"),
     PACK_LENGTHS: Field("resume with the max_seq_len of each Stream that the run began with"),
     "shares": Field("they come from length files, or else from bytes: restore the length files"),
-    FIRST_WAITS: Field("all lanes began alike: resume with the release that saved the state"),
     "chapters.": Field(EDIT, LATER),
     "chapters.steps": Field(EDIT, RUNNING),
     "chapters.streams": Field(

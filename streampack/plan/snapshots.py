@@ -3,7 +3,7 @@
 ::
 
     {"lane": 0, "queue": 0, "num_packs": 512, "dropped": [0, 3],
-     "arrivals": [epoch, chunk, 0, dues, cursors, offsets],   as many as the queue has streams
+     "arrivals": [epoch, chunk, dues, cursors, offsets],   as many as the queue has streams
      "packer": {"method": "next_fit", "high_water": [9, 2],
                 "buffered": [[stream, pass, sample, start, length, total], ...]},
      "digest": "5f2c..."}                                           of all this, and of the state
@@ -136,7 +136,7 @@ def text_as_rows(text: str) -> Int64Array:
 class Arrivals(NamedTuple):
     """The columns of a snapshot's "arrivals": where the samples of a queue stand.
 
-    >>> Arrivals.read([2, 1, 0, 8, 9, 30, 40, 5, 6]).cursors
+    >>> Arrivals.read([2, 1, 8, 9, 30, 40, 5, 6]).cursors
     [30, 40]
     """
 
@@ -151,13 +151,13 @@ class Arrivals(NamedTuple):
     @classmethod
     def read(cls, values: Sequence[int]) -> Self:
         """Return the columns of a list."""
-        epoch, chunk, _, *columns = map(int, values)
+        epoch, chunk, *columns = map(int, values)
         num = len(columns) // 3
         return cls(epoch, chunk, columns[:num], columns[num : 2 * num], columns[2 * num :])
 
     def as_list(self) -> list[int]:
         """Return the list that a snapshot has."""
-        return [self.epoch, self.chunk, 0, *self.dues, *self.cursors, *self.offsets]
+        return [self.epoch, self.chunk, *self.dues, *self.cursors, *self.offsets]
 
 
 def renumbered(
@@ -170,23 +170,13 @@ def renumbered(
         by_name = dict(zip(before, values, strict=True))
         return [by_name.get(name, 0) for name in after]
 
-    def of_rows(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-        return [[new[row[STREAM]], *row[STREAM + 1 :]] for row in rows]
-
-    def of_packer(packer: State) -> State:
-        changed = packer | {"buffered": of_rows(packer["buffered"])}
-        if "items" in packer:
-            changed["items"] = list(map(of_rows, packer["items"]))
-        if "short" in packer:
-            changed["short"] = of_packer(packer["short"])
-        return changed
-
     def of_snapshot(snapshot: State) -> State:
-        rows = text_as_rows(snapshot["undelivered"])
+        rows, packer = text_as_rows(snapshot["undelivered"]), snapshot["packer"]
         rows[:, STREAM] = [new[stream] for stream in rows[:, STREAM].tolist()]
         changed = snapshot | {
             "dropped": of_streams(snapshot["dropped"]),
-            "packer": of_packer(snapshot["packer"]),
+            "packer": packer
+            | {"buffered": [[new[row[STREAM]], *row[1:]] for row in packer["buffered"]]},
             "undelivered": rows_as_text(rows),
         }
         if not is_mixed:

@@ -26,21 +26,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, cast, get_args
 
 from streampack._checks import MAX_EPOCH
-from streampack.balance import Balance
 from streampack.chapters import SHAPES
-from streampack.config import Order, Packing
+from streampack.config import Order
 from streampack.config.packing import Method
 from streampack.errors import ResumeError
-from streampack.pack.cost import cost_of
 from streampack.plan.chapter_recipes import chapter_record
-from streampack.plan.comparison import FIRST_WAITS, PACK_LENGTHS, check_same, run_values
+from streampack.plan.comparison import PACK_LENGTHS, check_same, run_values
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
 from streampack.plan.snapshots import MAX_INTEGER, renumbered, snapshots_in, with_snapshots
 from streampack.plan.spans import RunPlan
 from streampack.types import State
 
 MAX_WALKED_EPOCHS = 50_000  # each takes up to 1 ms
-STATE_VERSION = 6  # incremented when the same config gives different packs
+STATE_VERSION = 7  # incremented when the same config gives different packs
 KIND = "chapters"  # of states of runs of chapters; others have no kind
 RETURNED = "load what state_dict() or state_after(batch) returned"
 COUNT, PACKS = range(2**62), range(1, MAX_PACKS + 1)
@@ -71,7 +69,6 @@ FIELDS: dict[str | None, dict[str, Any]] = {
 # Fields that do not change which segments are in which pack. They are not in the fingerprint.
 NOT_IN_SEQUENCE = {
     "arithmetic",
-    "buffer_tokens",
     "epoch_size",
     "global_batch_size",
     "max_repeats",
@@ -79,7 +76,7 @@ NOT_IN_SEQUENCE = {
     "stop",
 }
 # Those that a chapter may change, or that a run of chapters does not have.
-NOT_IN_CHAPTERS = {*SHAPES, "buffer_limit", "epoch_end", "sampling_method"}
+NOT_IN_CHAPTERS = {*SHAPES, "epoch_end", "sampling_method"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,33 +121,24 @@ def plan_fingerprint(
     that are `used`; None: in any chapter.
     """
     recipe = run.recipes[0]
-    packing, order = recipe.packing, recipe.order
-    values = packing.in_sequence() | asdict(recipe.mixing) | asdict(order)
-    values = {key: value for key, value in values.items() if key not in NOT_IN_SEQUENCE}
-    values |= {"buffer_limit": packing.buffer_limit}
-    values |= _defaults(order) | _cost(packing, order)
-    if recipe.is_mixed and recipe.mixing.weight_unit == "tokens":
-        values |= {FIRST_WAITS: True} if run.chapters or len(recipe.streams) > 1 else {}
+    values = recipe.packing.in_sequence() | asdict(recipe.mixing) | asdict(recipe.order)
+    values |= _defaults(recipe.order)
+    unused = NOT_IN_SEQUENCE
     if run.chapters:
-        unused = NOT_IN_CHAPTERS if recipe.is_mixed else {*NOT_IN_CHAPTERS, "weight_unit"}
-        values = {key: value for key, value in values.items() if key not in unused}
-        return _streams_by_name(run, digests, run.uses() if used is None else used) | values
+        unused = unused | NOT_IN_CHAPTERS | (set() if recipe.is_mixed else {"weight_unit"})
+    values = {key: value for key, value in values.items() if key not in unused}
+    if run.chapters:
+        used = run.uses() if used is None else used
+        streams = zip(recipe.names, digests, strict=True)
+        return {"streams": {name: digest for name, digest in streams if name in used}} | values
     # Each stream's packs, unless they are the packing's.
     return {
         "streams": list(digests),
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
         **values,
         **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: recipe.shapes.longest}),
-        "shares": _shares(recipe),
+        **_shares(recipe),
     }
-
-
-def _streams_by_name(run: RunPlan, digests: Sequence[str], used: Container[str]) -> dict[str, Any]:
-    """Return the digests of the streams that are used, by name."""
-    streams = [
-        each for each in zip(run.recipes[0].streams, digests, strict=True) if each[0].name in used
-    ]
-    return {"streams": {stream.name: digest for stream, digest in streams}, "max_passes": {}}
 
 
 def _defaults(order: Order) -> dict[str, int | list[int]]:
@@ -161,25 +149,12 @@ def _defaults(order: Order) -> dict[str, int | list[int]]:
     }
 
 
-def _cost(packing: Packing, order: Order) -> dict[str, int | str]:
-    """Return the capacity and order of packs of equal cost, and a digest of the cost function."""
-    if packing.cost is None:
-        return {}
-    fields: dict[str, int | str] = {
-        "capacity": packing.row_tokens,
-        "cost": Balance(cost=cost_of(packing.cost)).digest(),
-    }
-    if order.pack_window[0]:
-        fields["pack_order"] = "even"
-    return fields
-
-
-def _shares(recipe: Recipe) -> list[int] | None:
-    """Return the expected tokens of each stream if they influence the order, or else None."""
+def _shares(recipe: Recipe) -> dict[str, list[int]]:
+    """Return the expected tokens of each stream, if they influence the order."""
     by_samples = recipe.is_mixed and recipe.mixing.weight_unit == "samples"
     if by_samples and recipe.mixing.epoch_end != "carry":
-        return None
-    return [stream.chosen_tokens for stream in recipe.streams]
+        return {}
+    return {"shares": [stream.chosen_tokens for stream in recipe.streams]}
 
 
 def _kept(run: RunPlan) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def state(written) -> dict[str, Any]:
         ),
         ({"max_seq_len": 128}, r"max_seq_len=64.*max_seq_len=128"),
         ({"packing": {"method": "next_fit"}}, r"method='best_fit_decreasing'.*method='next_fit'"),
-        ({"packing": {"buffer_tokens": 640}}, r"buffer_limit=65536.*buffer_limit=640"),
+        ({"packing": {"buffer_tokens": 640}}, r"buffer_tokens=65536.*buffer_tokens=640"),
         ({"packing": {"eos_id": 1}}, r"eos_id=None.*eos_id=1"),
         ({"method": "stratified"}, r"batching_method='random'.*batching_method='stratified'"),
         ({"mixing": {"epoch_end": "drop"}}, r"epoch_end='pad'.*epoch_end='drop'"),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from streampack.chapters import Chapter
+from streampack.config import Packing
 from streampack.errors import ResumeError
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.sequence import PackSequence
@@ -25,14 +26,14 @@ ROW = [0, 0, 5, 0, 20, 30]  # stream, pass, sample, start, length, total
 
 
 def make(
-    method: str = "random", more: str | None = None, unit: str = "samples", steps: int = 8
+    method: str = "random", more: str | None = None, steps: int = 8, **options: Any
 ) -> RunPlan:
     """A run, with another stream listed first if `more` is set."""
     names = NAMES if more is None else [more, *NAMES]
     lengths = {name: np.random.default_rng(len(name)).integers(1, 90, 300) for name in names}
     shape = {"num_lanes": 2, "lane_turn": 2, "global_batch_size": 8}
     run = [replace(RUN[0], steps=steps), RUN[1]]
-    return run_plan(lengths, run, method=method, unit=unit, **shape)
+    return run_plan(lengths, run, method=method, **shape, **options)
 
 
 def state_of(plan: RunPlan) -> dict[str, Any]:
@@ -65,14 +66,10 @@ def test_a_running_chapter_may_end_where_the_run_stands_and_not_before():
         decode_state(state, make(steps=2), NAMES)
 
 
-def test_a_state_of_a_release_in_which_lanes_began_alike_is_refused():
-    plan = make(unit="tokens")
-    state = state_of(plan)
-    assert decode_state(state, plan, NAMES).position == 20
-    del state["fingerprint"]["first_waits"]
-
-    with pytest.raises(ResumeError, match=r"all lanes began .*resume with the release that saved"):
-        decode_state(state, plan, NAMES)
+def test_a_chapter_that_sets_the_default_of_an_option_is_the_same():
+    packing = Packing(max_seq_len=64, buffer_tokens=65_536)
+    for before, after in ((make(), make(packing=packing)), (make(packing=packing), make())):
+        assert decode_state(state_of(before), after, NAMES).position == 20
 
 
 def test_undelivered_segments_may_be_longer_than_the_packs_of_the_chapter():

@@ -64,7 +64,6 @@ def test_none_is_as_if_it_were_missing():
         ({"pack_shuffle": [4, 64]}, r"resume with Order\(pack_shuffle=512\), or start again"),
         ({"shares": [1, 2]}, "shares=None.*restore the length files"),
         ({"max_seq_len_of_streams": [8]}, "the max_seq_len of each Stream"),
-        ({"first_waits": True}, "resume with the release"),
         ({"num_lanes": 4}, "a run keeps its num_lanes: set None"),
         ({"seed": 4}, "seed=3, but this dataset has seed=4; it holds for the whole run"),
         ({"chapters": [{"a": 1}]}, r"this dataset has|this run has"),

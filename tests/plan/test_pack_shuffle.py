@@ -17,8 +17,7 @@ from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
-from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, plan_fingerprint
+from streampack.plan.state import Progress
 from streampack.types import LENGTH, SAMPLE
 from tests.helpers.examples import examples
 from tests.helpers.planning import all_packs, device_batches, queue_packs, recipe, world_views
@@ -99,7 +98,7 @@ def test_runs_of_an_even_order_vary_less_in_tokens_than_those_of_a_shuffle(
     assert spread(tokens[even_order(tokens)]) < 0.6 * spread(tokens)
 
 
-def test_packs_of_equal_cost_leave_in_the_even_order_and_equal_cost_states_say_so():
+def test_packs_of_equal_cost_leave_in_the_even_order():
     packing = Packing(max_seq_len=64, cost=PackCost(80, hidden_size=20))
     r = replace(make(Order(seed=1)), packing=packing)
     packs = [pack for pack, _ in zip(queue_packs(PackQueue(r, 0, 0, 0)), range(400), strict=False)]
@@ -109,8 +108,6 @@ def test_packs_of_equal_cost_leave_in_the_even_order_and_equal_cost_states_say_s
         each[: len(each) // 8 * 8].reshape(-1, 8).sum(axis=1).std() for each in (tokens, shuffled)
     )
     assert even < 0.6 * random
-    assert plan_fingerprint(RunPlan([r]), ["a", "b"])["pack_order"] == "even"
-    assert "pack_order" not in plan_fingerprint(RunPlan([unshuffled(r)]), ["a", "b"])
 
 
 @pytest.mark.parametrize("pack_shuffle", [1, 7, 40])

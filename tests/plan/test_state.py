@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.config import Mixing, Order, Packing
+from streampack.config import Mixing, Order, PackCost, Packing
 from streampack.config import order as order_config
 from streampack.config import packing as packing_config
 from streampack.errors import ResumeError
@@ -21,7 +21,7 @@ from streampack.plan import state as states
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import epoch_sequence
-from streampack.plan.state import Progress, read_state
+from streampack.plan.state import STATE_VERSION, Progress, read_state
 from tests.helpers.examples import examples
 from tests.helpers.planning import decode_epochs, encode_epochs, recipe
 
@@ -78,16 +78,16 @@ def test_what_does_not_change_the_sequence_may_change(forgiven):
 
 
 @pytest.mark.parametrize(
-    ("field", "module", "constant", "options"),
+    ("field", "module", "constant"),
     [
-        ("shuffle_block_size", order_config, "SHUFFLE_BLOCK_SIZE", {}),
-        ("buffer_limit", packing_config, "MIN_BUFFER_TOKENS", {}),
+        ("shuffle_block_size", order_config, "SHUFFLE_BLOCK_SIZE"),
+        ("buffer_tokens", packing_config, "MIN_BUFFER_TOKENS"),
     ],
 )
 def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_the_saved_value(
-    monkeypatch, field, module, constant, options
+    monkeypatch, field, module, constant
 ):
-    packing = Packing(max_seq_len=1024, **options)
+    packing = Packing(max_seq_len=1024)
     saved = encode_epochs(make(packing=packing), DIGESTS, Progress())
     value = saved["fingerprint"][field]
     assert value == getattr(module, constant)
@@ -95,11 +95,10 @@ def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_t
 
     with pytest.raises(ResumeError, match=rf"with {field}={value}, but .* has {field}={2 * value}"):
         decode_epochs(saved, make(packing=packing), DIGESTS)
-    key = "buffer_tokens" if field == "buffer_limit" else field
     if field == "shuffle_block_size":
         again = make(packing=packing, order=Order(seed=3, shuffle_block_size=value))
     else:
-        again = make(packing=replace(packing, **{key: value}))
+        again = make(packing=replace(packing, **{field: value}))
     assert decode_epochs(saved, again, DIGESTS) == Progress()
 
 
@@ -118,16 +117,6 @@ def test_a_length_file_may_be_added_to_a_stream_or_deleted(before, now):
     assert decode_epochs(state, make(), [now, "91aa"]).position == 48
 
 
-def test_a_state_of_a_release_in_which_lanes_began_alike_is_refused():
-    r = make(mixing=Mixing(weight_unit="tokens"))
-    state = state_of(r)
-    assert decode_epochs(state, r, DIGESTS).position
-    del state["fingerprint"]["first_waits"]
-
-    with pytest.raises(ResumeError, match=r"all lanes began .*resume with the release that saved"):
-        decode_epochs(state, r, DIGESTS)
-
-
 def test_a_state_of_iterables_is_refused_by_its_kind():
     with pytest.raises(ResumeError, match="is of a dataset of iterables"):
         run_shape(state_of(make(), kind="iterable"))
@@ -136,6 +125,17 @@ def test_a_state_of_iterables_is_refused_by_its_kind():
 @pytest.mark.parametrize("key", ["streams", "chapters"])
 def test_what_only_states_of_chapters_have_is_ignored_in_others(key):
     assert decode_epochs(state_of(make(), **{key: 7}), make(), DIGESTS).position == 48
+
+
+@pytest.mark.parametrize("cost", [None, PackCost(80, hidden_size=20)])
+def test_options_that_are_not_set_are_left_out_and_those_with_defaults_are_as_if_they_were_set(
+    cost,
+):
+    packing = Packing(max_seq_len=64, cost=cost)
+    state = state_of(make(packing=packing))
+    assert None not in state["fingerprint"].values()
+    same = replace(packing, cost=cost and replace(cost, capacity=96), buffer_tokens=65_536)
+    assert decode_epochs(state, make(packing=same), DIGESTS).position == 48
 
 
 def test_the_fingerprint_names_no_paths_ranks_nodes_or_workers():
@@ -267,7 +267,7 @@ def test_what_is_no_list_of_snapshots_is_dropped_with_a_warning(snapshots, caplo
 @pytest.mark.parametrize("lanes", [2**14 + 1, 10**6])
 def test_lanes_that_would_take_long_to_plan_are_refused(lanes):
     with pytest.raises(ResumeError, match=f"num_lanes is {lanes}, .* at most 16384"):
-        run_shape({"version": 6, "num_lanes": lanes, "lane_run": 1, "global_batch_size": 1})
+        run_shape({"version": STATE_VERSION, "num_lanes": lanes})
 
 
 @pytest.mark.parametrize("method", ["stratified", "per_stream"])
