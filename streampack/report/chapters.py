@@ -17,6 +17,7 @@ from rich.text import Text
 
 from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_record
+from streampack.plan.comparison import differences, flat
 from streampack.plan.lane_stream import lane_drift, used_twice
 from streampack.plan.reader import PlanReader, whole_views
 from streampack.plan.recipe import ChapterPlan, Recipe
@@ -224,8 +225,9 @@ def chapters_view(described: Mapping[str, Any]) -> Group:
 
 def _changes(before: Recipe, after: Recipe) -> list[str]:
     old, new = chapter_record(before), chapter_record(after)
-    changes = [key for key in ("global_batch_size", "lane_run") if old[key] != new[key]]
-    changes += [key for key, value in new["packing"].items() if old["packing"][key] != value]
+    of_sizes = ("global_batch_size", "lane_run", "packing")
+    found = differences(flat(old), flat(new))
+    changes = [str(path[-1]) for path, *_ in found if path[0] in of_sizes]
     joins = [name for name in new["weights"] if name not in old["weights"]]
     leaves = [name for name in old["weights"] if name not in new["weights"]]
     return changes + [f"+{name}" for name in joins] + [f"-{name}" for name in leaves]
@@ -234,8 +236,8 @@ def _changes(before: Recipe, after: Recipe) -> list[str]:
 def _edits(known: Sequence[Mapping[str, Any]], number: int, recipe: Recipe) -> list[str]:
     if number >= len(known):
         return ["new"]
-    saved, own = known[number], chapter_record(recipe)
-    return [key for key, value in own.items() if saved.get(key) != value]
+    found = differences(flat(known[number]), flat(chapter_record(recipe)))
+    return list(dict.fromkeys(str(path[0]) for path, *_ in found))
 
 
 def chapter_table(described: Mapping[str, Any]) -> Table:

@@ -71,13 +71,17 @@ RUNS = {
     ],
 }
 
+RUN_OF = {
+    "tune": st.sampled_from(sorted(STREAMS)),
+    "run": st.sampled_from(sorted(RUNS)),
+    "method": st.sampled_from(METHODS),
+    "num_lanes": st.sampled_from([1, 2, 4]),
+}
+
 
 @examples(60)
 @given(
-    tune=st.sampled_from(sorted(STREAMS)),
-    run=st.sampled_from(sorted(RUNS)),
-    method=st.sampled_from(METHODS),
-    num_lanes=st.sampled_from([1, 2, 4]),
+    **RUN_OF,
     passes=st.sampled_from([1, 2]),
     unit=st.sampled_from(["samples", "tokens"]),
 )
@@ -113,10 +117,7 @@ def test_cut_samples_are_delivered_too(run, method, overflow):
 
 @examples(30)
 @given(
-    tune=st.sampled_from(sorted(STREAMS)),
-    run=st.sampled_from(sorted(RUNS)),
-    method=st.sampled_from(METHODS),
-    num_lanes=st.sampled_from([1, 2, 4]),
+    **RUN_OF,
     num_devices=st.sampled_from([2, 4]),
 )
 def test_every_world_gets_the_same_packs_to_the_end(tune, run, method, num_lanes, num_devices):
@@ -129,10 +130,7 @@ def test_every_world_gets_the_same_packs_to_the_end(tune, run, method, num_lanes
 
 @examples(30)
 @given(
-    tune=st.sampled_from(sorted(STREAMS)),
-    run=st.sampled_from(sorted(RUNS)),
-    method=st.sampled_from(METHODS),
-    num_lanes=st.sampled_from([1, 2]),
+    **RUN_OF,
     part=st.floats(0, 1),
     is_bare=st.booleans(),
 )

@@ -206,6 +206,17 @@ def test_an_open_run_has_no_length_and_goes_on(make):
     assert len(batches) == 500
 
 
+def test_a_description_names_what_a_chapter_changes_and_what_was_edited_since_a_state(make):
+    first, second = Chapter(weights={"web": 1}, steps=2), {"web": 1, "code": 1}
+    before = make([first, Chapter(weights=second, steps=2)])
+    packing = Packing(max_seq_len=128, max_samples_per_pack=4)
+    after = make([first, Chapter(weights=second, steps=3, packing=packing)])
+    described = report.describe_run(after, state_after(PackedDataLoader(before), 1))
+    chapter = described["chapters"][1]
+    assert sorted(chapter["changes"]) == ["+code", "max_samples_per_pack", "max_seq_len"]
+    assert sorted(chapter["edits"]) == ["packing", "steps"]
+
+
 @pytest.mark.parametrize("method", ["random", "stratified"])
 def test_a_run_is_described_before_it_runs(make, method):
     state = state_after(PackedDataLoader(make(method=method)), 60)
