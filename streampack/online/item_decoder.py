@@ -30,9 +30,9 @@ from streampack.special_ids import encoded_length, encoded_lengths
 from streampack.streams import IterableSample, IterableStream
 from streampack.streams.iterable_stream import Plain
 from streampack.streams.sample_fields import PLAIN_TYPES
-from streampack.streams.tokenization import encode_texts
 from streampack.texts.source_traits import own_copy
-from streampack.types import LENGTH, NUM_COLUMNS, START, TOTAL, Int64Array
+from streampack.texts.tokenization import encode_texts
+from streampack.types import LENGTH, NUM_COLUMNS, START, TOTAL, Int64Array, IntArray
 
 TOKENIZER_SWITCH = "TOKENIZERS_PARALLELISM"
 NDIM_OF, DTYPE_OF = attrgetter("ndim"), attrgetter("dtype")
@@ -183,26 +183,20 @@ class ItemDecoder:
         except DataError as error:
             return error
 
-    def _encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[Int64Array | DataError]:
+    def _encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[IntArray | DataError]:
         texts = list(map(self._text, items, numbers))
         good = [text for text in texts if isinstance(text, str)]
-        try:
-            ids = iter(encode_texts(self._stream.tokenizer, good))
-        except Exception:  # encoding them one by one finds the text that fails
-            return [
-                self._encode_alone(text, number) if isinstance(text, str) else text
-                for text, number in zip(texts, numbers, strict=False)
-            ]
-        return [next(ids) if isinstance(text, str) else text for text in texts]
+        ids = iter(encode_texts(self._stream.tokenizer, good))
+        return [
+            self._encoded(next(ids), number) if isinstance(text, str) else text
+            for text, number in zip(texts, numbers, strict=False)
+        ]
 
-    def _encode_alone(self, text: str, number: int) -> Int64Array | DataError:
-        try:
-            return encode_texts(self._stream.tokenizer, [text])[0]
-        except Exception as error:
-            return DataError(
-                f"{self._stream.where(number)}: the tokenizer raised {type(error).__name__}: "
-                f"{error}; fix the text or set on_bad_sample='skip'"
-            )
+    def _encoded(self, ids: IntArray | str, number: int) -> IntArray | DataError:
+        if not isinstance(ids, str):
+            return ids
+        where = self._stream.where(number)
+        return DataError(f"{where}: {ids}; fix the text or set on_bad_sample='skip'")
 
 
 def limit_tokenizer_threads(streams: Iterable[IterableStream]) -> None:

@@ -38,8 +38,8 @@ from streampack.streams.sample_fields import (
     token_ids,
     values_per_token,
 )
-from streampack.streams.tokenization import check_tokenizer
 from streampack.texts.source_traits import MapStyle, check_not_table, is_one_shot, num_items
+from streampack.texts.tokenization import check_tokenizer
 from streampack.types import Int64Array
 
 OnBadSample = Literal["raise", "skip"]

@@ -39,7 +39,7 @@ from streampack.texts.tokenization import (
     text_encoder,
     tokenizer_file,
 )
-from streampack.types import UInt32Array
+from streampack.types import IntArray
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 OF_CHATS: dict[str, Any] = {
@@ -175,11 +175,11 @@ class RowEncoder:
         ]
         kept = kept or [{} for _ in batch.values]
         if self._texts is not None:
-            ids = self._texts.encode(batch.values)
+            ids = self._texts(batch.values)
             return [self._from_text(*each) for each in zip(ids, kept, strict=True)]
         return [self._from_row(*each) for each in zip(batch.values, kept, strict=True)]
 
-    def _from_text(self, tokens: UInt32Array | str, kept: dict[str, Any]) -> Any:
+    def _from_text(self, tokens: IntArray | str, kept: dict[str, Any]) -> Any:
         if isinstance(tokens, str):
             return tokens
         if not len(tokens):

@@ -1,15 +1,15 @@
-"""The tokenizer of a job: Hugging Face's, or gigatoken with the same ids.
+"""Texts to token ids: by a tokenizer that a user made, or that a file or folder names.
 
 ::
 
-    texts --huggingface--> tokens
-          --gigatoken----> tokens, about 20 times as fast, reading included
-                             '--> a text of each added token, and some texts of each part, also
-                                  through huggingface: other ids end the job
+    texts --any tokenizer--> tokens, or why a text has none
+          --gigatoken------> tokens, about 20 times as fast, reading included
+                               '--> a text of each added token, and some texts of each part, also
+                                    through Hugging Face's: other ids end the job
 
-A document is never truncated or padded, whatever tokenizer.json says, and no special tokens are
-added; `special_ids.py` says where BOS and EOS are. A text that spells a special token gets its id,
-unless `special_tokens` is "text".
+A document is never truncated or padded, and no special tokens are added; `special_ids.py` says
+where BOS and EOS are. A text that spells a special token gets its id, unless `special_tokens` is
+"text".
 
 Cost: docs/preparing-data.md has measured rates. The comparison with Hugging Face takes up to 4 % of
 gigatoken's time.
@@ -32,8 +32,8 @@ import tokenizers
 
 from streampack._extras import import_extra
 from streampack._paths import local_path
-from streampack.errors import ConfigError
-from streampack.types import UInt32Array
+from streampack.errors import ConfigError, DataError
+from streampack.types import IntArray, UInt32Array
 
 Backend = Literal["huggingface", "gigatoken"]
 SpecialTokens = Literal["ids", "text"]
@@ -132,35 +132,92 @@ def special_ids_of(tokenizer: tokenizers.Tokenizer) -> UInt32Array:
     return np.array(sorted(ids), np.uint32)
 
 
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse an object that cannot encode a list of whole texts, with a ConfigError."""
+    if isinstance(tokenizer, str):  # str.encode is unrelated
+        raise ConfigError(
+            f"tokenizer={tokenizer!r} is a name; load it and pass the tokenizer itself: "
+            "AutoTokenizer.from_pretrained(...) or Tokenizer.from_file(...)"
+        )
+    if not any(hasattr(tokenizer, name) for name in ("is_fast", "encode_batch", "encode")):
+        raise ConfigError(
+            f"tokenizer=<{type(tokenizer).__name__}> has no encode; pass a tokenizers.Tokenizer, "
+            "a transformers tokenizer, or an object whose encode(texts) returns lists of token ids"
+        )
+    # A tokenizers.Tokenizer does what its tokenizer.json says; transformers' do neither unless
+    # asked.
+    for option, off in (("truncation", "no_truncation"), ("padding", "no_padding")):
+        value = getattr(tokenizer, option, None)
+        if value and hasattr(tokenizer, off):
+            raise ConfigError(
+                f"tokenizer=<{type(tokenizer).__name__}> has {option}={value}, which would change "
+                f"the ids of texts; call tokenizer.{off}() before passing it"
+            )
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str]) -> list[IntArray | str]:
+    """Return the token ids of each text, shape (num_tokens,), or why it has none.
+
+    >>> class Letters:
+    ...     def encode(self, texts):
+    ...         return [[ord(letter) - 96 for letter in text] for text in texts]
+    >>> [ids.tolist() for ids in encode_texts(Letters(), ["ab", "c"])]
+    [[1, 2], [3]]
+    """
+    try:
+        encoded = _encode(tokenizer, list(texts))
+        if len(encoded) != len(texts):
+            raise DataError(
+                f"{type(tokenizer).__name__} returned {len(encoded)} results for {len(texts)} "
+                "texts; it must encode a list of texts to as many lists of ids"
+            )
+        return list(map(_as_array, encoded))
+    except Exception as error:  # tokenizers raises bare Exception, others several kinds
+        if len(texts) == 1:
+            return [f"cannot be tokenized ({type(error).__name__}: {error})"]
+        # One of them, such as a lone surrogate, fails all.
+        return [encode_texts(tokenizer, [text])[0] for text in texts]
+
+
+def _encode(tokenizer: Any, texts: list[str]) -> Any:
+    if hasattr(tokenizer, "is_fast"):  # transformers: its encode() takes one text
+        return tokenizer(
+            texts,
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+    if hasattr(tokenizer, "encode_batch_fast"):
+        return tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    if hasattr(tokenizer, "encode_batch"):
+        return tokenizer.encode_batch(texts)
+    return tokenizer.encode(texts)
+
+
+def _as_array(ids: Any) -> IntArray:
+    if hasattr(ids, "ids"):  # a third of the time that numpy takes for a list
+        return np.frombuffer(array("I", ids.ids), np.uint32)
+    return np.array(ids, np.int64).reshape(-1)
+
+
 def text_encoder(
     path: Path, backend: Backend, special_tokens: SpecialTokens = "ids"
-) -> _HuggingFace | _Gigatoken:
-    """Return an encoder of texts; it gives the ids of each, shape (num_tokens,), or why not."""
-    return _Gigatoken(path) if backend == "gigatoken" else _HuggingFace(path, special_tokens)
-
-
-class _HuggingFace:
-    def __init__(self, path: Path, special_tokens: SpecialTokens = "ids") -> None:
-        self._tokenizer = load_tokenizer(path, special_tokens)
-
-    def encode(self, texts: Sequence[str]) -> list[UInt32Array | str]:
-        return _each_or_why(self._encode, texts)
-
-    def _encode(self, texts: list[str]) -> list[UInt32Array]:
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        # A third of the time that numpy takes for a list.
-        return [np.frombuffer(array("I", item.ids), np.uint32) for item in encoded]
+) -> Callable[[Sequence[str]], list[IntArray | str]]:
+    """Return what encodes texts as `encode_texts` does, by the tokenizer of a path."""
+    exact = load_tokenizer(path, special_tokens)
+    return _Gigatoken(path) if backend == "gigatoken" else partial(encode_texts, exact)
 
 
 class _Gigatoken:
     def __init__(self, path: Path) -> None:
         self._tokenizer = _gigatoken(path, tokenizer_file(path).read_bytes())
-        self._exact = _HuggingFace(path)
+        self._exact = load_tokenizer(path)
         self._path = path
         self._num_batches = 0
 
-    def encode(self, texts: Sequence[str]) -> list[UInt32Array | str]:
-        ids = _each_or_why(self._encode, texts)
+    def __call__(self, texts: Sequence[str]) -> list[IntArray | str]:
+        ids = encode_texts(self, texts)
         if self._num_batches % COMPARED_EVERY == 0:
             num_compared = 1 if self._num_batches else FIRST_COMPARED
             for text, own in zip(texts[:num_compared], ids, strict=False):
@@ -168,15 +225,16 @@ class _Gigatoken:
         self._num_batches += 1
         return ids
 
-    def _encode(self, texts: list[str]) -> list[UInt32Array]:
+    def encode(self, texts: list[str]) -> list[UInt32Array]:
+        """Return the token ids of each text."""
         # One thread: every process of a job has a core.
         batch = self._tokenizer.encode_batch(texts, parallel=False).layout
         tokens, ends = batch.content.data, batch.offsets.data.tolist()
         return [tokens[begin:end] for begin, end in pairwise(ends)]
 
-    def compare(self, text: str, own: UInt32Array | str) -> None:
+    def compare(self, text: str, own: IntArray | str) -> None:
         """Raise a ConfigError if these ids of a text are not those of Hugging Face's tokenizers."""
-        exact = self._exact.encode([text])[0]
+        exact = encode_texts(self._exact, [text])[0]
         if not isinstance(own, str) and not np.array_equal(exact, own):
             raise ConfigError(
                 f"backend='gigatoken' gives {len(own)} ids and Hugging Face's tokenizers "
@@ -198,7 +256,7 @@ def compare_added_tokens(path: Path) -> None:
     over = (token[:end] + begins[token[end:]] for token, end in tails if token[end:] in begins)
     alone = (text for t in tokens for text in (t, t + t, f"a{t}b", f" {t} ", f"a {t}. b"))
     texts = list(dict.fromkeys((*alone, *over)))
-    for text, own in zip(texts, encoder.encode(texts), strict=True):
+    for text, own in zip(texts, encoder(texts), strict=True):
         encoder.compare(text, own)
 
 
@@ -214,15 +272,3 @@ def _gigatoken(path: Path, data: bytes) -> Any:
             f"tokenizer={str(path)!r} is of a kind that gigatoken cannot load "
             f"({str(error).partition(chr(10))[0]}); set backend='huggingface'"
         ) from error
-
-
-def _each_or_why(
-    encode: Callable[[list[str]], list[UInt32Array]], texts: Sequence[str]
-) -> list[UInt32Array | str]:
-    """Encode texts together, or one by one if one of them, such as a lone surrogate, fails all."""
-    try:
-        return [*encode(list(texts))]
-    except Exception as error:  # tokenizers raises bare Exception, gigatoken several kinds
-        if len(texts) == 1:
-            return [f"cannot be tokenized ({type(error).__name__}: {error})"]
-        return [_each_or_why(encode, [text])[0] for text in texts]

@@ -212,7 +212,7 @@ class Rows:
 TEXTS = [{"body": "one two", "text": None}] * 9
 CHAT = (
     r"encode conversations with their template: IterableStream\((ChatSamples)\(rows, "
-    r"(ChatEncoder)\(tokenizer\)\), loss_mask='loss_mask'\), both from streampack\.write$"
+    r"(ChatEncoder)\(tokenizer\)\), loss_mask='loss_mask'\), both from streampack\.texts$"
 )
 
 ITERABLES = {

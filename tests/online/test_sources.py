@@ -173,7 +173,7 @@ BAD = [
         "2 tokens, but 1 values in 'y'",
     ),
     ({"loss_mask": "m"}, [{"tokens": [1, 2], "m": [0, 2]}], "'m' holds 2, but a loss mask holds"),
-    ({"tokenizer": Refuses()}, ["abc", "x"], "sample 1: the tokenizer raised ValueError: an x"),
+    ({"tokenizer": Refuses()}, ["abc", "x"], "sample 1: cannot be tokenized .ValueError: an x"),
     (
         {"tokenizer": Refuses()},
         ["abc", {"text": 5}],

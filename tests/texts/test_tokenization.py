@@ -68,7 +68,7 @@ def write(folder: Path, tokenizer: Path, backend: str, texts=TEXTS, **options):
 
 @given(text=st.text(max_size=60))
 def test_backends_give_equal_ids(bpe, text):
-    ids = [text_encoder(bpe, backend).encode([text])[0] for backend in ("huggingface", "gigatoken")]
+    ids = [text_encoder(bpe, backend)([text])[0] for backend in ("huggingface", "gigatoken")]
     np.testing.assert_array_equal(*ids)
 
 
@@ -246,14 +246,14 @@ def test_texts_of_later_batches_are_compared_too(bpe, tmp_path):
     whole = changed(bpe, tmp_path / "tokenizer.json", pre_tokenizer={"use_regex": False})
     encoder = text_encoder(whole, "gigatoken")
     for _ in range(COMPARED_EVERY):
-        encoder.encode(["a"])
+        encoder(["a"])
     with pytest.raises(ConfigError, match="other ones, for the text"):
-        encoder.encode(["".join(TEXTS)])
+        encoder(["".join(TEXTS)])
 
 
 def test_a_text_that_cannot_be_encoded_is_one_bad_row(bpe):
     encoder = text_encoder(bpe, "gigatoken")
-    good, bad, also = encoder.encode(["a b", "\ud800", "c"])
+    good, bad, also = encoder(["a b", "\ud800", "c"])
     assert isinstance(bad, str)
     assert bad.startswith("cannot be tokenized (")
     assert len(good)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from streampack.errors import ConfigError, DataError
-from streampack.streams.tokenization import check_tokenizer, encode_texts
+from streampack.errors import ConfigError
+from streampack.texts.tokenization import check_tokenizer, encode_texts
 from tests.helpers.words import WORDS, words
 
 
@@ -30,8 +30,7 @@ def test_a_tokenizer_that_takes_one_text_only_is_named():
         def encode(self, text):
             return [1, 2, 3, *text]
 
-    with pytest.raises(DataError, match="returned 4 results for 1 texts"):
-        encode_texts(OneText(), ["a"])
+    assert "OneText returned 4 results for 1 texts" in encode_texts(OneText(), ["a"])[0]
 
 
 @pytest.mark.parametrize(
