@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from streampack._thread_map import ordered_thread_map, prefetched
+from streampack._threads import ordered_thread_map, prefetched
 from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter
 from streampack.batch.kernels import ROW

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._thread_map import AT_HAND, ordered_thread_map
+from streampack._threads import AT_HAND, ordered_thread_map
 from streampack.batch.batch import Batch
 from streampack.plan.device_plan import DevicePlan, Totals
 from streampack.plan.sequence import PackSequence

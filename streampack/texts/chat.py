@@ -86,11 +86,7 @@ class ChatEncoder:
     """Tokens that a sample is cut to, or None if it is never cut."""
 
     def __post_init__(self) -> None:
-        check_choice("train_on", self.train_on, TrainOn)
-        if self.max_seq_len is not None:
-            read_count("max_seq_len", self.max_seq_len)
-        for name in ("context_roles", "ignore_fields"):
-            check_names(name, getattr(self, name))
+        check_chat_options(self)
         kind = type(self.tokenizer).__name__
         if not hasattr(self.tokenizer, "apply_chat_template"):
             raise ConfigError(
@@ -185,6 +181,15 @@ class ChatEncoder:
                 )
         first = -1 if self.train_on == "last_response" else 0
         return [n for n in chat.responses[first:] if n not in chat.withheld]
+
+
+def check_chat_options(options: Any) -> None:
+    """Refuse invalid options of a `ChatEncoder`, which need no tokenizer for that."""
+    check_choice("train_on", options.train_on, TrainOn)
+    if options.max_seq_len is not None:
+        read_count("max_seq_len", options.max_seq_len)
+    for name in ("context_roles", "ignore_fields"):
+        check_names(name, getattr(options, name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from streampack._checks import check_choice, check_names, convert_fields, read_json_object
+from streampack._checks import check_choice, convert_fields, read_json_object
 from streampack.errors import ConfigError, DataError, short_text
 from streampack.mds.encoder import SCALARS
 from streampack.mds.length_file import NO_TOKEN
-from streampack.texts.chat import ChatEncoder, TrainOn
+from streampack.texts.chat import ChatEncoder, TrainOn, check_chat_options
 from streampack.texts.inputs.slices import RowBatch
 from streampack.texts.samples import SampleSchema
 from streampack.texts.tokenization import (
@@ -42,14 +42,8 @@ from streampack.texts.tokenization import (
 from streampack.types import IntArray
 
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
-OF_CHATS: dict[str, Any] = {
-    "train_on": "responses",
-    "chat_template": None,
-    "template_kwargs": {},
-    "context_roles": (),
-    "ignore_fields": (),
-    "max_seq_len": None,
-}
+OF_CHATS = tuple(each.name for each in fields(ChatEncoder)[1:])
+UNSET: tuple[Any, ...] = (None, "responses", (), {})
 CHAT_FILES = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 
 
@@ -88,10 +82,9 @@ class RowFormat:
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, Backend)
-        check_choice("train_on", self.train_on, TrainOn)
         check_choice("special_tokens", self.special_tokens, SpecialTokens)
+        check_chat_options(self)
         for name in ("context_roles", "ignore_fields"):
-            check_names(name, getattr(self, name))
             object.__setattr__(self, name, tuple(getattr(self, name)))
         convert_fields(self, read_json_object, "template_kwargs")
         is_exact = self.encodes_text and self.backend == "huggingface"
@@ -106,8 +99,8 @@ class RowFormat:
                 f"{'token ids' if self.chat is None else 'conversations'}; omit it"
             )
         if self.chat is None:
-            for name, unset in OF_CHATS.items():
-                if (value := getattr(self, name)) != unset:
+            for name in OF_CHATS:
+                if (value := getattr(self, name)) not in UNSET:
                     raise ConfigError(
                         f"{name}={short_text(value)} is for conversations; name their column with "
                         "chat=, or omit it"

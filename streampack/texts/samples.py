@@ -96,7 +96,14 @@ class SampleSchema:
             for name in self.per_token:
                 fitted[name] = _as_integers(row[name], name, like)
         for name in TARGETS & row.keys():
-            _check_target(name, fitted[name], tokens)
+            value = fitted[name]
+            is_row = isinstance(value, np.ndarray) and value.shape == tokens.shape
+            is_row = is_row and value.dtype.name in DTYPES
+            if not is_row and isinstance(value, (np.ndarray, list, tuple)):
+                raise ValueError(
+                    f"{name!r} holds {repr(value)[:60]}, but must hold one integer for each of the "
+                    f"{len(tokens)} tokens; write it so, or under another name"
+                )
         return fitted
 
 
@@ -150,20 +157,6 @@ def _as_integers(values: Any, name: str, like: IntArray) -> IntArray:
         f"{name!r} holds {repr(values)[:60]}, but as in the first sample it must "
         f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; "
         "fix it, or put it into a dict in all samples if it has another meaning"
-    )
-
-
-def _check_target(name: str, value: Any, tokens: IntArray) -> None:
-    is_array = isinstance(value, np.ndarray)
-    if is_array and (value.dtype.name not in DTYPES or value.shape != tokens.shape):
-        got = f"{value.dtype} of shape {value.shape}"
-    elif isinstance(value, (list, tuple)):
-        got = repr(value)[:60]
-    else:
-        return
-    raise ValueError(
-        f"{name!r} holds {got}, but must hold one integer for each of the "
-        f"{len(tokens)} tokens; write it so, or under another name"
     )
 
 

@@ -229,7 +229,7 @@ def test_an_object_that_changed_is_an_error(tmp_path, bucket, monkeypatch):
     write("megatron", folder / "tokens", [each + 1 for each in make_documents()])
     later = time.time() + 100  # rclone's ETag may only have a resolution of seconds
     os.utime(folder / "tokens" / "web.bin", (later, later))
-    # Another attempt might find the former object: they go on for the whole budget.
+    # Another attempt might find the former object: attempts last for the whole budget.
     monkeypatch.setattr("streampack.storage.download.budget_s", lambda *_: 2.0)
     with pytest.raises(DataError, match=r"web\.bin"):
         next(iter(PackedDataLoader(dataset)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streampack import IterableStream, PackedDataLoader, PackedIterableDataset, Packing
-from streampack import _thread_map as thread_map
+from streampack import _threads as threads
 from tests.helpers.batches import same
 from tests.helpers.iterables import rows_of
 
@@ -80,7 +80,7 @@ def loader_of(source: Any) -> PackedDataLoader:
 
 @pytest.mark.parametrize("kind", [Independent, Shared, Indexed])
 def test_what_a_stalled_source_gives_late_belongs_to_no_later_iteration(kind, monkeypatch):
-    monkeypatch.setattr(thread_map, "LEAVE_S", 0.1)
+    monkeypatch.setattr(threads, "LEAVE_S", 0.1)
     unbroken, source = list(loader_of(kind(stalls=False))), kind(stalls=True)
     loader, batches = loader_of(source), []
     for batch in loader:

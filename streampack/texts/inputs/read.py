@@ -24,7 +24,7 @@ import zstandard
 
 from streampack._checks import read_count
 from streampack._paths import is_url
-from streampack._thread_map import ordered_thread_map
+from streampack._threads import ordered_thread_map
 from streampack.errors import DamagedInputError, DataError
 from streampack.mds.codecs import CODECS, Codec
 from streampack.texts.inputs.lines import read_csv, read_jsonl, read_text

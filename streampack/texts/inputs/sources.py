@@ -26,7 +26,7 @@ from itertools import chain
 from typing import Any, BinaryIO
 
 from streampack._paths import is_url, walk_linked
-from streampack._thread_map import ordered_thread_map
+from streampack._threads import ordered_thread_map
 from streampack.errors import DataError, naming_limits
 from streampack.stores.failures import FailureKind
 from streampack.stores.objects import StoredObject

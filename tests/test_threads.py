@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import _thread_map as thread_map
-from streampack._thread_map import ordered_thread_map, prefetched
+from streampack import _threads as threads
+from streampack._threads import ordered_thread_map, prefetched
 
 
 @given(
@@ -160,7 +160,7 @@ def wait_for_the_end() -> None:
 
 
 def test_leaving_does_not_wait_for_ever_for_items_that_do_not_come(monkeypatch):
-    monkeypatch.setattr(thread_map, "LEAVE_S", 0.2)
+    monkeypatch.setattr(threads, "LEAVE_S", 0.2)
     comes = threading.Event()
 
     def items():
@@ -179,7 +179,7 @@ def test_leaving_does_not_wait_for_ever_for_items_that_do_not_come(monkeypatch):
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_a_thread_may_be_the_one_that_leaves(num_threads, monkeypatch):
     """As happens when the garbage collector finds an abandoned iteration."""
-    monkeypatch.setattr(thread_map, "LEAVE_S", 0.2)
+    monkeypatch.setattr(threads, "LEAVE_S", 0.2)
     left = []
 
     def items():
@@ -229,12 +229,12 @@ def test_a_caller_that_is_away_finds_prefetched_items_within_the_depth():
         assert next(ahead) == taken - 1
         time.sleep(0.01)
         assert len(readers) <= taken + 3
-    assert threading.get_ident() not in readers[thread_map.NUM_AWAY :]
+    assert threading.get_ident() not in readers[threads.NUM_AWAY :]
     ahead.close()
 
 
 def test_a_caller_that_is_never_away_reads_itself_and_starts_no_thread(monkeypatch):
-    monkeypatch.setattr(thread_map, "AWAY_S", 60)
+    monkeypatch.setattr(threads, "AWAY_S", 60)
     before = threading.active_count()
     for item in islice(prefetched(count(), 2), 500):
         assert threading.active_count() == before, item
