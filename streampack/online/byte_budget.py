@@ -138,8 +138,8 @@ def added_bytes(converted: Any, batch: Batch) -> int:
     return sum(size for place, size in found.items() if place not in own)
 
 
-class HeldBytes:
-    """Counts the bytes that a worker keeps, and enforces the bound.
+class HeldMemory:
+    """Counts the tokens and bytes that a worker keeps, and enforces the bound of bytes.
 
     `fixed` bytes are reserved for tensors; `ahead` is the most batches not yet delivered.
     """
@@ -149,18 +149,27 @@ class HeldBytes:
         self._fixed = fixed
         # For each batch that may be undelivered: tensors plus payloads, and payloads alone.
         self._batches: deque[tuple[int, int]] = deque(maxlen=min(max(ahead - 1, 0), sys.maxsize))
-        self.high_water = 0
+        self.payloads = 0
+        """Bytes of the payloads of samples."""
+        self._tokens = 0
+        self.high_water_bytes = 0
         """Peak bytes of batches and payloads."""
+        self.high_water_tokens = 0
 
-    def ends_window(self, payloads: int) -> bool:
+    def count(self, tokens: int) -> None:
+        """Count tokens that packers and packs hold, or no longer: not those that wait for one."""
+        self._tokens += tokens
+        self.high_water_tokens = max(self.high_water_tokens, self._tokens)
+
+    def ends_window(self) -> bool:
         """Whether the payloads that wait are so many that they are packed first."""
-        return self._limit is not None and 2 * payloads >= self._limit
+        return self._limit is not None and 2 * self.payloads >= self._limit
 
-    def check(self, payloads: int, where: str) -> None:
+    def check(self, where: str) -> None:
         """Refuse payloads, up to sample `where`, that do not fit next to the finished batches."""
         if self._limit is None:
             return
-        payloads += sum(each for _, each in self._batches)
+        payloads = self.payloads + sum(each for _, each in self._batches)
         if self._fixed + payloads > self._limit:
             raise ConfigError(
                 f"Buffers(worker_bytes={self._limit}) cannot hold the payloads up to {where}: "
@@ -170,8 +179,9 @@ class HeldBytes:
                 "Packing.buffer_samples or Order.pack_shuffle"
             )
 
-    def finish(self, tensors: int, payloads: int, waiting: int) -> None:
-        """Count the bytes of a finished batch, and of the payloads still waiting."""
+    def finish(self, tensors: int, payloads: int) -> None:
+        """Count the bytes of a finished batch, whose payloads were counted before."""
         others = sum(map(itemgetter(0), self._batches))
-        self.high_water = max(self.high_water, others + tensors + payloads + waiting)
+        own = others + tensors + payloads + self.payloads
+        self.high_water_bytes = max(self.high_water_bytes, own)
         self._batches.append((tensors + payloads, payloads))

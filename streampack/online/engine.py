@@ -25,7 +25,7 @@ from streampack.config import Buffers
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.gather.context_slice import ContextSlice
 from streampack.online.byte_budget import (
-    HeldBytes,
+    HeldMemory,
     added_bytes,
     batch_bytes,
     footprint_of,
@@ -305,7 +305,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
             source.check_not_used_up(epoch)
             source.is_left = False
         fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
-        held = HeldBytes(self.buffers.worker_bytes, fixed, ahead)
+        held = HeldMemory(self.buffers.worker_bytes, fixed, ahead)
         tokens = self.window_tokens(worker_slice.num_workers)
         return OnlinePacker(self.plan, worker_slice, self._slices[1], epoch, held, tokens)
 

@@ -45,7 +45,7 @@ Labels and masks are empty lists if no stream of the dataset has them, and so ar
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extras:
-    """The extra fields of a sample, or of a piece of one."""
+    """The extra fields of a sample, or of a segment of one."""
 
     token_fields: dict[str, Any]
     """Arrays with one value per token."""
@@ -75,6 +75,13 @@ class Extras:
                 for name, objects in self.payloads.items()
             },
         )
+
+    def take(self, start: int, stop: int) -> Extras:
+        """Return the extras of tokens [start, stop); their payloads leave this sample."""
+        taken = self.slice(start, stop)
+        for name, objects in self.payloads.items():
+            self.payloads[name] = [each for each in objects if not start <= each[1] < stop]
+        return taken
 
 
 class PlainSample(NamedTuple):

@@ -27,10 +27,9 @@ from typing import Any
 import numpy as np
 
 from streampack.errors import DataError, StreampackError
-from streampack.online.byte_budget import HeldBytes
+from streampack.online.byte_budget import HeldMemory
 from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import SampleStore
-from streampack.online.sample_store_kernels import mark_held
 from streampack.online.stream_mixer import Mark, StreamMixer
 from streampack.online.stream_sampler import SAME_SAMPLES
 from streampack.pack import count_dropped
@@ -89,7 +88,7 @@ class LiveQueue:
         plan: FlowPlan,
         mixer: StreamMixer,
         store: SampleStore,
-        held_bytes: HeldBytes,
+        held: HeldMemory,
         counts: Int64Array,
         *,
         seed_path: tuple[int, ...],
@@ -99,7 +98,7 @@ class LiveQueue:
         self._plan = plan
         self._mixer = mixer
         self._store = store
-        self._bytes = held_bytes
+        self._memory = held
         self._counts = counts
         self._packer = plan.packer()
         own = mixer.samplers if plan.num_packers == 1 else [mixer.samplers[number]]
@@ -116,6 +115,8 @@ class LiveQueue:
         self._num_packs = 0  # of the window
         self._has_waited = False  # whether packs of the window before it left
         self._ready = NO_PACKS  # packs that can leave
+        self._taken: list[Int64Array] = []  # segments of packs for the batch of this number
+        self._batch = -1
         self._state: tuple[State, list[Any]] | None = None
         self._error: StreampackError | None = None  # behind the samples of the last window
         self._has_ended = False
@@ -126,12 +127,21 @@ class LiveQueue:
             pass
         return len(self._ready) > 0
 
-    def take(self, most: int) -> Packs:
+    def take(self, most: int, batch: int) -> Packs:
+        """Return up to so many packs, whose samples stay until packs of another batch are taken."""
+        if batch != self._batch:
+            self._batch, self._taken = batch, []
         while len(self._ready) < most and self._feed():
             pass
         num = len(self._ready)
         packs, self._ready = self._ready.slice(0, most), self._ready.slice(min(most, num), num)
+        self._taken.append(packs.segments)
         return packs
+
+    def drop(self, packs: Packs) -> None:
+        """Let go of packs that are not delivered, or were before."""
+        self._memory.count(-int(packs.segments[:, LENGTH].sum()))
+        self._store.drop(packs.segments)
 
     def _feed(self) -> bool:
         """Pack another window, which may complete no pack; False once the packs have ended."""
@@ -151,20 +161,28 @@ class LiveQueue:
 
     def _let_go(self) -> None:
         """Forget the samples before the oldest that waits."""
-        held = self._packer.buffered
-        is_held = np.zeros(len(self._pieces), np.bool_)
-        self._cut = mark_held(self._pieces, np.ascontiguousarray(held), is_held)
+        held, pieces = self._packer.buffered, self._pieces
+        is_held = np.zeros(len(pieces), np.bool_)
+        self._cut = 0
+        if len(held):  # each is a piece, and of the first, some tokens may have left
+            oldest = int(pieces[0, SAMPLE])
+            order = _order_of(pieces, oldest)
+            places = order.searchsorted(_order_of(held, oldest), side="right") - 1
+            is_held[places] = True
+            self._cut = int(held[0, START] - pieces[places[0], START])
         is_held[self._end :] = True
+        left = (self._ready.segments, *self._taken)
+        self._store.keep(np.concatenate([held, *left, pieces[self._end :]]))
         oldest, first = int(is_held.argmax()) if is_held.any() else len(is_held), 0
         while self._drawn and first + self._drawn[0].num_pieces <= oldest:
             first += self._drawn.pop(0).num_pieces
-        self._pieces, self._end = self._pieces[first:], self._end - first
+        self._pieces, self._end = pieces[first:], self._end - first
         self._begin, self._held = self._end, is_held[first:][: self._end]
         self._has_waited = self._num_packs > 0
 
     def _pack(self) -> Packs:
         window = self._pieces[self._begin : self._end]
-        self._store.count(int(window[:, LENGTH].sum()))
+        self._memory.count(int(window[:, LENGTH].sum()))
         packs = self._packer.add(window)
         if self._has_ended:
             packs = Packs.join([packs, self._packer.flush()])
@@ -189,7 +207,7 @@ class LiveQueue:
             has_all = num_samples >= most_samples
             wanted = min(least_tokens, self._window_tokens) if has_all else self._window_tokens
             room = wanted - int(self._pieces[self._begin :, LENGTH].sum())
-            is_full = self._bytes.ends_window(self._store.payload_bytes)
+            is_full = self._memory.ends_window()
             if room <= 0 or (is_full and self._begin < len(self._pieces)):
                 return True
             most = NO_LIMIT if has_all else most_samples - num_samples
@@ -224,10 +242,9 @@ class LiveQueue:
             tokens, labels, *_ = columns
             self._plan.streams[stream].check_ids(number, tokens[first_bad])
             self._plan.streams[stream].check_labels(number, labels[first_bad] if labels else None)
-        if self._store.payload_bytes and not again:
+        if self._memory.payloads and not again:
             stream, number = rows[-1, [STREAM, SAMPLE]].tolist()
-            where = self._plan.streams[stream].where(number)
-            self._bytes.check(self._store.payload_bytes, where)
+            self._memory.check(self._plan.streams[stream].where(number))
         if packing.overflow == "drop":
             dropped = count_dropped(rows, packing.max_seq_len, packing.overflow, num)
             self._counts[:, DROPPED] += dropped
@@ -283,17 +300,12 @@ class LiveQueue:
             return
         self._hold(self._pieces[: self._begin][self._held])
         self._num_windows -= 1
-        packs = self._pack()
-        delivered, self._ready = (
-            packs.slice(0, num_delivered),
-            packs.slice(num_delivered, len(packs)),
-        )
-        self._store.free(delivered.segments)
-        self._store.count(-int(delivered.segments[:, LENGTH].sum()))
+        self._ready = self._pack()
+        self.drop(self.take(num_delivered, batch=-1))
 
     def _read_again(self, saved: list[list[int]]) -> None:
         """Draw the samples of a state; a DataError names those that are not as they were."""
-        first, left, rows = len(self._pieces), sum(saved[0]), [NO_ROWS]
+        left, rows = sum(saved[0]), [NO_ROWS]
         self._begin_draw()
         while left > 0:
             rows.append(self._draw(CHUNK_TOKENS, left, again=True))
@@ -303,10 +315,11 @@ class LiveQueue:
         found = self._drawn[-1]
         if found.as_json() != saved:
             raise self._changed(found.as_json(), saved, np.concatenate(rows))
-        # Only those that wait are kept.
-        part = slice(first, min(self._begin, len(self._pieces)))
-        pieces, is_held = self._pieces[part], self._held[part]
-        self._store.free(pieces[~is_held])
+        # Only those that wait are kept, and those after them.
+        is_kept = np.ones(len(self._pieces), np.bool_)
+        is_kept[: self._begin] = self._held[: len(is_kept)]
+        self._store.drop(self._pieces[~is_kept])
+        self._store.keep(self._pieces[is_kept])
 
     def _changed(
         self, found: list[list[int]], saved: list[list[int]], rows: Int64Array
@@ -329,12 +342,9 @@ class LiveQueue:
 
     def _hold(self, held: Int64Array) -> None:
         """Let the packer hold what waited for the window."""
-        self._store.count(int(held[:, LENGTH].sum()) - self._cut)
+        self._memory.count(int(held[:, LENGTH].sum()) - self._cut)
         if self._cut:
             held = held.copy()
-            cut = held[:1].copy()
-            cut[0, LENGTH] = self._cut
-            self._store.free(cut)
             held[0, START] += self._cut
             held[0, LENGTH] -= self._cut
         if self._plan.packing.packs_windows and self._plan.bucketing is None:
@@ -343,3 +353,9 @@ class LiveQueue:
             self._packer.load_state_dict(self._packer.state_dict() | state)
         elif len(held):
             self._packer.add(held)
+
+
+def _order_of(segments: Int64Array, oldest: int) -> Int64Array:
+    """Return an integer for each segment, shape (n,), which grows in order of arrival."""
+    order: Int64Array = (segments[:, SAMPLE] - oldest << 32) + segments[:, START]
+    return order

@@ -26,10 +26,10 @@ from streampack.batch.batch import Batch, make_batches
 from streampack.batch.buffer_pool import BufferPool
 from streampack.errors import ResumeError, StreampackError
 from streampack.mix.schedule import Schedule
-from streampack.online.byte_budget import HeldBytes, tensor_bytes
+from streampack.online.byte_budget import HeldMemory, tensor_bytes
 from streampack.online.live_queue import LiveQueue
 from streampack.online.plan import FlowPlan
-from streampack.online.sample_store import SampleStore
+from streampack.online.sample_store import BatchWriter, SampleStore
 from streampack.online.source_slice import SourceSlice
 from streampack.online.stream_mixer import StreamMixer
 from streampack.online.worker_slice import WorkerSlice
@@ -50,11 +50,11 @@ class OnlinePacker:
         worker_slice: WorkerSlice,
         slices: Sequence[SourceSlice],
         epoch: int,
-        held_bytes: HeldBytes,
+        held: HeldMemory,
         window_tokens: Sequence[int],
     ) -> None:
         self._plan = plan
-        self._bytes = held_bytes
+        self._held = held
         self._worker_slice = worker_slice
         self._epoch = epoch
         self._is_random = plan.mixing.batching_method == "random"
@@ -62,7 +62,8 @@ class OnlinePacker:
         self._amounts = [amount or 0 for amount in plan.amounts.amounts]
         self._mixer = StreamMixer(plan, worker_slice, slices, epoch)
         self._samplers = self._mixer.samplers
-        self._store = SampleStore(plan.packing, plan.streams, has_labels=plan.has_labels)
+        stores = [SampleStore(plan, held) for _ in window_tokens]
+        self._writer = BatchWriter(plan, stores)
         self._blocks = BufferPool()
         self._slots: Iterator[Int64Array] | None = None
         self.num_batches = 0
@@ -73,13 +74,13 @@ class OnlinePacker:
             LiveQueue(
                 plan,
                 self._mixer,
-                self._store,
-                held_bytes,
+                store,
+                held,
                 self._counts,
                 seed_path=(epoch, worker_slice.device, worker_slice.worker, number),
                 window_tokens=size,
             )
-            for number, size in enumerate(window_tokens)
+            for number, (store, size) in enumerate(zip(stores, window_tokens, strict=True))
         ]
         self._sent: Sequence[State | None] = [None] * len(self._queues)  # states of windows
 
@@ -90,21 +91,23 @@ class OnlinePacker:
 
     def next_batch(self) -> Batch | None:
         """Return the next device batch; None at the epoch's end."""
-        packs, plan = self._next_packs(), self._plan
-        if not len(packs) or (len(packs) < plan.batch_size and plan.mixing.epoch_end == "drop"):
+        (packs, queues), plan = self._next_packs(), self._plan
+        lengths, num_packs = packs.segments[:, LENGTH], len(queues)
+        if not num_packs or (num_packs < plan.batch_size and plan.mixing.epoch_end == "drop"):
             return None
-        lengths, num_packs = packs.segments[:, LENGTH], len(packs)
-        num_rows, row_tokens = plan.batch_size, plan.packing.row_tokens
+        shape = (plan.batch_size, plan.packing.row_tokens)
         if plan.bucketing is not None:  # one row for each sample
-            num_rows, row_tokens = len(lengths), int(lengths.max())
-            packs = Packs(segments=packs.segments, ends=np.arange(1, num_rows + 1))
-        waiting = self._store.payload_bytes
-        rows, extras = self._store.pop_rows(packs, num_rows, row_tokens)
-        count_segments(packs.segments, self._counts)  # of samples that the store has
+            shape = (len(lengths), int(lengths.max()))
+            packs = Packs(segments=packs.segments, ends=np.arange(1, len(lengths) + 1))
+            queues = np.repeat(queues, len(lengths))
+        waiting = self._held.payloads
+        rows, packs, extras = self._writer.write(packs, queues, shape)
+        self._held.count(-int(lengths.sum()))
+        count_segments(packs.segments, self._counts)
         step = self.num_batches * self._worker_slice.num_workers + self._worker_slice.worker
         self.num_batches += 1
         self._num_packs += num_packs
-        self._num_slots += len(packs) * row_tokens
+        self._num_slots += len(queues) * shape[1]
         per_step = plan.batch_size * self._worker_slice.num_devices
         [batch] = make_batches(
             rows,
@@ -116,27 +119,31 @@ class OnlinePacker:
         if plan.bucketing is not None:
             extras["seq_lens"] = torch.from_numpy(lengths.copy())
         batch |= extras
-        left = self._store.payload_bytes
-        self._bytes.finish(tensor_bytes(batch), waiting - left, left)
+        self._held.finish(tensor_bytes(batch), waiting - self._held.payloads)
         return batch
 
-    def _next_packs(self) -> Packs:
+    def _next_packs(self) -> tuple[Packs, Int64Array]:
+        """Return the packs of the next batch, and the queue of each."""
         size = self._plan.batch_size
         if self._is_random:
-            return self._queues[0].take(size)
-        packs: list[Packs] = []
+            packs = self._queues[0].take(size, self.num_batches)
+            return packs, np.zeros(len(packs), np.int64)
+        parts: list[Packs] = []
+        queues: list[int] = []
         one_stream = self._plan.mixing.batching_method != "stratified"
         for wanted in self._next_slots():
             while (stream := self._serving_stream(int(wanted))) is not None:
                 self._served[stream] += 1
-                found = self._queues[stream].take(size if one_stream else 1)
+                most = size if one_stream else 1
+                found = self._queues[stream].take(most, self.num_batches)
                 # The last batch of a stream may be short: pad it, or drop it.
                 pads = self._plan.mixing.epoch_end == "pad"
                 if len(found) and (len(found) == size or not one_stream or pads):
-                    packs.append(found)
+                    parts.append(found)
+                    queues += [stream] * len(found)
                     break
-                self._store.pop_rows(found, size)  # dropped: release the tokens
-        return Packs.join(packs)
+                self._queues[stream].drop(found)
+        return Packs.join(parts), np.array(queues, np.int64)
 
     def _next_slots(self) -> Int64Array:
         if self._slots is None:
@@ -190,8 +197,8 @@ class OnlinePacker:
             "counts": self._counts.tolist(),
             "is_stopping": self._mixer.is_stopping,
             "delivered": list(delivered),
-            "high_water_tokens": self._store.high_water_tokens,
-            "high_water_bytes": self._bytes.high_water,
+            "high_water_tokens": self._held.high_water_tokens,
+            "high_water_bytes": self._held.high_water_bytes,
             "queues": [each if new else None for each, new in zip(windows, changed, strict=True)],
         }
         own = [each if new else None for each, new in zip(sources, changed, strict=True)]
@@ -219,5 +226,5 @@ class OnlinePacker:
         self._substituted, self._num_packs = flow["substituted"], flow["num_packs"]
         self._num_slots = flow["num_slots"]
         self._counts[:] = flow["counts"]
-        self._store.high_water_tokens = flow["high_water_tokens"]
-        self._bytes.high_water = flow["high_water_bytes"]
+        self._held.high_water_tokens = flow["high_water_tokens"]
+        self._held.high_water_bytes = flow["high_water_bytes"]

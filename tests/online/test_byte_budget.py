@@ -26,7 +26,7 @@ from streampack import (
 from streampack.batch.formats.others import to_megatron
 from streampack.batch.formats.registry import FORMATS
 from streampack.online.byte_budget import (
-    HeldBytes,
+    HeldMemory,
     added_bytes,
     batch_bytes,
     format_bytes,
@@ -279,12 +279,13 @@ def test_a_format_of_ones_own_needs_no_bound():
 
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_finished_batches_count_until_they_are_delivered(ahead):
-    held = HeldBytes(1000, 100, ahead)
+    held = HeldMemory(1000, 100, ahead)
     for _ in range(6):
-        held.finish(tensors=10, payloads=50, waiting=0)
-    room = 1000 - 100 - 50 * (ahead - 1)
+        held.finish(tensors=10, payloads=50)
+    held.payloads = 1000 - 100 - 50 * (ahead - 1)
 
-    held.check(room, "sample 7")
+    held.check("sample 7")
+    held.payloads += 1
     with pytest.raises(ConfigError, match=f"{ahead - 1} finished batches .* at least 1001"):
-        held.check(room + 1, "sample 7")
-    assert held.high_water == 60 * ahead
+        held.check("sample 7")
+    assert held.high_water_bytes == 60 * ahead
