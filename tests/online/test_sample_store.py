@@ -133,3 +133,49 @@ def test_a_list_and_what_gives_its_items_one_by_one_make_the_same_batches(
         batches, expected = list(together), list(alone)
         assert same(batches, expected)
         assert together.stats()["streams"] == alone.stats()["streams"]
+
+
+@pytest.mark.parametrize("method", ["best_fit_decreasing", "concat", "next_fit"])
+@pytest.mark.parametrize("labels", [{}, {"labels": "tokens", "labels_shifted": False}])
+@pytest.mark.parametrize("overflow", ["split", "truncate"])
+def test_each_target_is_the_next_token_of_its_sample_also_where_it_is_cut(method, labels, overflow):
+    """A rest waits for another window than the token before it, whose target it has."""
+    rows = [np.arange(1000 * n, 1000 * n + 1 + n * 37 % 150) for n in range(600)]
+    wanted = [row[:32] if overflow == "truncate" else row for row in rows]
+    stream = IterableStream([{"tokens": row} for row in rows], **labels)
+    packing = Packing(max_seq_len=32, method=method, overflow=overflow)
+    num_tokens = 0
+    for batch in PackedIterableDataset([stream], packing=packing, batch_size=3):
+        filled = [0] * 3
+        for row, _, _, number, start, length in batch["segments"].tolist():
+            part = slice(filled[row], filled[row] + length)
+            own = np.append(wanted[number], -100)
+            assert batch["tokens"][row, part].tolist() == own[start : start + length].tolist()
+            assert batch["labels"][row, part].tolist() == own[start + 1 :][:length].tolist()
+            filled[row] += length
+            num_tokens += length
+    assert num_tokens == sum(map(len, wanted))
+
+
+def test_payloads_that_left_before_a_state_do_not_count_again():
+    """A piece of a sample may leave with its window, and the rest with the next."""
+    rows = [
+        {"tokens": [1] * 20, "images": [bytes(9000), bytes(3000)], "at": [(0, 8), (13, 15 + n % 5)]}
+        for n in range(300)
+    ]
+
+    def loader() -> PackedDataLoader:
+        stream = IterableStream(rows, payloads={"images": "at"}, split_payloads=True)
+        dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=13), batch_size=8)
+        return PackedDataLoader(dataset, prefetch_threads=0)
+
+    whole = loader()
+    num_batches = len(list(whole))
+    for at in range(5, num_batches, 11):
+        made, again = loader(), loader()
+        batches = iter(made)
+        for _ in range(at):
+            next(batches)
+        again.load_state_dict(made.state_dict())
+        list(again)
+        assert again.stats()["buffers"] == whole.stats()["buffers"]
