@@ -36,7 +36,6 @@ from streampack import (
 )
 from streampack.mds.index import parse_index
 from streampack.mds.length_file import LENGTH_FILE, length_file_pieces, write_length_file
-from streampack.plan.reader import whole_views
 from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
 from streampack.runtime.resumable import engine_of
@@ -112,7 +111,7 @@ def measured(bench: str, seconds: list[float], args: argparse.Namespace, **count
 def state_of(dataset: PackedStreamingDataset, step: int) -> dict[str, Any]:
     """Return a state of all ranks after about so many steps, without training up to there."""
     engine = engine_of(dataset)
-    sequence = PackSequence(engine.run, whole_views(engine.views))
+    sequence = PackSequence(engine.run.whole())
     while (plan := sequence.next(512)) and engine.step_of(plan.epoch, plan.position) < step:
         pass
     reached = Progress(

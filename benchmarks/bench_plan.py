@@ -39,7 +39,7 @@ from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder
-from streampack.plan.sequence import PackSequence, epoch_sequence, touched_lanes
+from streampack.plan.sequence import PackSequence, touched_lanes
 from streampack.plan.spans import RunPlan
 from streampack.types import Int64Array
 
@@ -176,8 +176,8 @@ def make_run(recipe: Recipe, num_chapters: int) -> RunPlan:
 def begin_plan(recipe: Recipe, view: DeviceView, num_chapters: int) -> PackSequence:
     """Return the sequence of a device."""
     if not num_chapters:
-        return epoch_sequence(recipe, view)
-    return PackSequence(make_run(recipe, num_chapters), [view] * num_chapters)
+        return PackSequence(RunPlan([recipe], [view]))
+    return PackSequence(make_run(recipe, num_chapters).seen([view] * num_chapters))
 
 
 def plan(

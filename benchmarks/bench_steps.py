@@ -36,7 +36,8 @@ from streampack.config import Mixing, Order, PackCost, Packing
 from streampack.plan.deal import deal_by_cost, step_time
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
+from streampack.plan.sequence import PackSequence
+from streampack.plan.spans import RunPlan
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
 WINDOWS = [0, None, 131_072]
@@ -63,7 +64,7 @@ def recipe_of(
 def batches_of(recipe: Recipe) -> Iterator[Packs]:
     """Yield the packs of each whole global batch."""
     size = recipe.global_batch_size
-    sequence = epoch_sequence(recipe, DeviceView(batch_size=size))
+    sequence = PackSequence(RunPlan([recipe], [DeviceView(batch_size=size)]))
     while (batch := sequence.next()) is not None:
         if len(batch.packs) == size:
             yield batch.packs

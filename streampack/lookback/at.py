@@ -13,7 +13,7 @@ import numpy as np
 from streampack.errors import ConfigError
 from streampack.lookback.rows import StepRows, rows_of, worlds_between
 from streampack.lookback.steps import OnStep, place_of, planned_engine
-from streampack.plan.reader import Place, PlanReader, SlotPack, whole_views
+from streampack.plan.reader import Place, PlanReader, SlotPack
 from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -74,7 +74,7 @@ def global_batches(
         start = Progress(epoch=min(places)[0])
     number, position = max(places)
     stop = number, position + engine.run.recipe(number).global_batch_size
-    with PlanReader(engine.run, whole_views(engine.views), start, stop=stop) as reader:
+    with PlanReader(engine.run.whole(), start, stop=stop) as reader:
         for part in reader:
             epoch, size = part.plan.epoch, part.recipe.global_batch_size
             if report is not None:

@@ -23,7 +23,7 @@ from streampack.plan.comparison import (
     run_values,
     shown_value,
 )
-from streampack.plan.reader import END, PlanReader, whole_views
+from streampack.plan.reader import END, PlanReader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.types import STREAM, Int64Array
@@ -105,7 +105,7 @@ def _rows(
     Streams have these `numbers`. A run of epochs has no end only if `is_open`.
     """
     stop = END if is_open or engine.run.chapters else (1, 0)
-    with PlanReader(engine.run, whole_views(engine.views), stop=stop) as reader:
+    with PlanReader(engine.run.whole(), stop=stop) as reader:
         for part in reader:
             packs, size = part.plan.packs, part.recipe.global_batch_size
             if report is not None:

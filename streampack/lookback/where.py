@@ -19,9 +19,8 @@ from streampack.plan.reader import (
     Place,
     PlanReader,
     SlotPack,
-    lane_views,
+    lanes_of,
     num_parts,
-    whole_views,
 )
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
@@ -98,8 +97,8 @@ def _packs(
     """Return the packs that have a part of a sample, in order of their places."""
     run, parts, found = engine.run, num_parts(engine.run), {}
     for part in sorted({lane % parts for lane in _lanes(engine, number, sample)}):
-        views = whole_views(engine.views) if parts == 1 else lane_views(run, part, parts)
-        with PlanReader(run, views, stop=stop) as reader:
+        seen = run.whole() if parts == 1 else lanes_of(run, part, parts)
+        with PlanReader(seen, stop=stop) as reader:
             for read in reader:
                 if report is not None:
                     report(engine.run.step_of(read.plan.epoch, read.begin))

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple, TypeAlias
 from streampack.chapters import Chapter, Ramp
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan.chapter_recipes import chapter_record
-from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, decode_state, wrong_value
@@ -134,11 +133,10 @@ def _with_recorded_weights(
 
 
 class PlannedChapters(NamedTuple):
-    """The chapters of a run, their plan, and the part of it that this rank gets of each."""
+    """The chapters of a run, and their plan."""
 
     chapters: RunChapters
     run: RunPlan
-    views: list[DeviceView]
 
 
 PlanRun: TypeAlias = Callable[..., PlannedChapters]

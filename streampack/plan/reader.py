@@ -2,11 +2,11 @@
 
 ::
 
-    run, views, start --> PackSequence --> part --> part --> ...  --> stop
-                                           its packs, and the slot at which each begins
+    run, start --> PackSequence --> part --> part --> ...  --> stop
+                                    its packs, and the slot at which each begins
 
-Simulations, reports, `at`, `where` and `diff` read plans with it. `whole_views` are of a device
-that gets the batches of all, `lane_views` of one that plans some of the lanes only.
+Simulations, reports, `at`, `where` and `diff` read plans with it: of `RunPlan.whole`, or of some
+`lanes_of` it only.
 
 Cost: planning, about 0.4 us a sample.
 """
@@ -80,19 +80,18 @@ class PlanReader:
     def __init__(
         self,
         run: RunPlan,
-        views: Sequence[DeviceView],
         start: Progress | None = None,
         *,
         skips: Sequence[tuple[int, int]] = (),
         stop: Place = END,
     ) -> None:
-        self._run, self._views, self._skips = run, views, skips
+        self._run, self._skips = run, skips
         self.stop = stop
         self._before = Totals(dropped=np.zeros(len(run.recipes[0].streams), np.int64))
         self._begin(start or Progress())
 
     def _begin(self, start: Progress) -> None:
-        self._sequence = PackSequence(self._run, self._views, start, skips=self._skips)
+        self._sequence = PackSequence(self._run, start, skips=self._skips)
         self._is_empty = not start.position
 
     @property
@@ -117,13 +116,13 @@ class PlanReader:
     def _next(self, most: int) -> PlanPart | None:
         sequence, (last, position) = self._sequence, self.stop
         if sequence.epoch == last:
-            stride = self._views[self._run.index(last)].stride
+            stride = self._run.view(last).stride
             most = min(most, -(-(position - sequence.position) // stride))
         plan = sequence.next(most)
         if plan is None:
             return None
         self._is_empty = False
-        view, shares = self._views[self._run.index(plan.epoch)], sequence.shares_of(plan)
+        view, shares = self._run.view(plan.epoch), sequence.shares_of(plan)
         begin = sequence.position - plan.num_batches * view.stride
         if plan.epoch >= last:  # skipped steps, or a new chapter, may lead past the end
             plan = plan.slice(0, max(-(-(position - begin) // view.stride), 0))
@@ -153,13 +152,8 @@ class PlanReader:
         self.close()
 
 
-def whole_views(views: Sequence[DeviceView]) -> list[DeviceView]:
-    """Return the views of a device that gets the batches of all, one after another."""
-    return [view.alone for view in views]
-
-
 def num_parts(run: RunPlan) -> int:
-    """Return the greatest number of parts into which `lane_views` can divide the lanes.
+    """Return the greatest number of parts into which `lanes_of` can divide the lanes.
 
     1 where lanes may run dry, since their slots then go to other lanes.
     """
@@ -178,11 +172,11 @@ def num_parts(run: RunPlan) -> int:
     return next((parts for parts in range(len(lanes), 1, -1) if fits(parts)), 1)
 
 
-def lane_views(run: RunPlan, part: int, parts: int) -> list[DeviceView]:
-    """Return the views of a device that plans lanes part, part + parts, ...; see `num_parts`."""
+def lanes_of(run: RunPlan, part: int, parts: int) -> RunPlan:
+    """Return a run as a device gets it that plans lanes part, part + parts, ...: `num_parts`."""
     views = []
     for number, recipe in enumerate(run.recipes):
         # Each chapter begins at another lane, and the device keeps its own.
         place = (part - run.lane_offset(number) // recipe.lane_turn) % parts
         views.append(DeviceView.of_lanes(recipe, place, parts))
-    return views
+    return run.seen(views)

@@ -30,12 +30,10 @@ from streampack.plan.device_plan import (
     AlikeBatches,
     BatchPacks,
     DevicePlan,
-    DeviceView,
     Totals,
     touched_lanes,
 )
 from streampack.plan.pack_queues import PackQueues
-from streampack.plan.recipe import Recipe
 from streampack.plan.shard_tracker import ShardDelta, ShardTracker
 from streampack.plan.slot_kernels import QUEUE
 from streampack.plan.slots import WalkState
@@ -47,18 +45,12 @@ from streampack.types import NO_PACKS, Float64Array, Int64Array, State
 TOGETHER = 512  # maximum number of packs gathered together, in whole batches
 
 
-def epoch_sequence(recipe: Recipe, view: DeviceView, start: Progress | None = None) -> PackSequence:
-    """Return one device's batches of one epoch, from a position on."""
-    return PackSequence(RunPlan([recipe]), [view], start)
-
-
 class PackSequence:
     """One device's batches of an epoch or of the chapters of a run, from a position on.
 
-    `views` are the parts that this device gets: of all epochs, or of each chapter. `walk` is what
-    `walk_state` returned at `start`. Steps of the run in `skips`, ranges [first, stop), are not
-    delivered. `stop` is one past the last chapter to deliver; None: the run's last. An epoch
-    is delivered alone.
+    `walk` is what `walk_state` returned at `start`. Steps of the run in `skips`, ranges
+    [first, stop), are not delivered. `stop` is one past the last chapter to deliver; None: the
+    run's last. An epoch is delivered alone.
     Without snapshots in `start`, the lanes are planned from the start of the epoch or the run.
 
     Attributes:
@@ -70,7 +62,6 @@ class PackSequence:
     def __init__(
         self,
         run: RunPlan,
-        views: Sequence[DeviceView],
         start: Progress | None = None,
         *,
         walk: WalkState | None = None,
@@ -78,13 +69,12 @@ class PackSequence:
         stop: int | None = None,
     ) -> None:
         self._run = run
-        self._views = list(views)
         self._skips = sorted(skips)
         start = start or Progress()
         number = start.epoch
         last = len(run) if run.chapters else number + 1
         self._stop = last if stop is None else stop
-        view = self._views[run.index(number)]
+        view = run.view(number)
         # Each lane is counted by one device, although several may plan it.
         counted = range(view.place, run.recipes[0].num_lanes, view.num_devices)
         self._queues = PackQueues(run, number, start.snapshots, counted)
@@ -101,7 +91,7 @@ class PackSequence:
     def _begin(self, number: int, position: int, walk: WalkState | None = None) -> None:
         self._span = self._run.span(number)
         self._recipe = recipe = self._span.recipe
-        self._view = view = self._views[self._run.index(number)]
+        self._view = view = self._run.view(number)
         self.epoch = number
         self.position = position
         chapter = recipe.chapter
@@ -347,7 +337,7 @@ class PackSequence:
         self.close()
         number = self.epoch + 1
         recipe = self._run.recipes[number]
-        lanes = touched_lanes(recipe, self._views[number], 0, self._run.lane_offset(number))
+        lanes = touched_lanes(recipe, self._run.view(number), 0, self._run.lane_offset(number))
         self._queues.start_chapter(recipe, lanes)
         self._begin(number, 0)
 

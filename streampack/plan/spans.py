@@ -15,13 +15,16 @@ Cost: about 100 ns a slot of the chapters before, and only if a state does not s
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.mix.schedule import OWED_STEP, ScheduleState, rounded_debts
+from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_ends import count_queue, count_slots, slots_in
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import TURN
@@ -56,12 +59,18 @@ class Span:
 class RunPlan:
     """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    A run without chapters has one recipe, that of all its epochs, and no `spans`. `last_slots` are
-    those of each queue in a last chapter of whole passes, shape (num_lanes, num_queues); see
-    `run_of`.
+    A run without chapters has one recipe, that of all its epochs, and no `spans`. `views` are what
+    a device gets, of all epochs or of each chapter. `last_slots` are those of each queue in a last
+    chapter of whole passes, shape (num_lanes, num_queues); see `run_of`.
     """
 
-    def __init__(self, recipes: Sequence[Recipe], last_slots: Int64Array | None = None) -> None:
+    def __init__(
+        self,
+        recipes: Sequence[Recipe],
+        views: Sequence[DeviceView] = (),
+        last_slots: Int64Array | None = None,
+    ) -> None:
+        self._views = list(views)
         self._last_slots = last_slots
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
@@ -93,13 +102,23 @@ class RunPlan:
         recipes = self.recipes[: None if last is None else last + 1]
         return {each.names[number] for each in recipes for number in each.used}
 
-    def index(self, number: int) -> int:
-        """Return the place of a chapter's view; all epochs have the same."""
-        return number if self.chapters else 0
-
     def recipe(self, number: int) -> Recipe:
         """Return the recipe of an epoch or a chapter."""
-        return self.recipes[self.index(number)]
+        return self.recipes[number if self.chapters else 0]
+
+    def view(self, number: int) -> DeviceView:
+        """Return the part of an epoch or a chapter that a device gets."""
+        return self._views[number if self.chapters else 0]
+
+    def seen(self, views: Sequence[DeviceView]) -> Self:
+        """Return the same run, as a device with other views gets it."""
+        run = copy.copy(self)
+        run._views = list(views)
+        return run
+
+    def whole(self) -> Self:
+        """Return the same run, as a device gets it that has the batches of all, in order."""
+        return self.seen([view.alone for view in self._views])
 
     def counted(self, epoch: int) -> int:
         """Return the slots that all lanes serve in an epoch, which are counted once."""
@@ -212,7 +231,8 @@ def run_of(recipes: Sequence[Recipe]) -> RunPlan:
         )
     size = recipe.global_batch_size
     num_slots = -(-int(slots.sum()) // size) * size
-    return RunPlan([*before, replace(recipe, chapter=replace(plan, num_slots=num_slots))], slots)
+    recipes = [*before, replace(recipe, chapter=replace(plan, num_slots=num_slots))]
+    return RunPlan(recipes, last_slots=slots)
 
 
 def start_of_run(recipe: Recipe) -> WalkState:

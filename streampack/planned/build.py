@@ -280,7 +280,7 @@ def build_chapters(
             recipes[number] = replace(recipe, lane_turn=turn)
         _check_sizes(number, own, recipes[number])
     check_repeats(recipes)
-    return run_of(recipes)
+    return run_of(recipes).seen([own.view() for own in specs])
 
 
 def _check_sizes(number: int, spec: DatasetSpec, recipe: Recipe) -> None:

@@ -54,7 +54,7 @@ class ChapterEngine(PlanEngine):
             for number, chapter in enumerate(self._spec.chapters)
         ]
         self.skips = list(self._spec.skip)
-        self._chapters, self.run, self.views = self._plan(self._written)
+        self._chapters, self.run = self._plan(self._written)
         self._latest: PackSequence | None = None
         for number in range(len(self.run) - 1, -1, -1):  # ends with the first
             self._use_chapter(number)
@@ -65,8 +65,7 @@ class ChapterEngine(PlanEngine):
     def _plan(self, chapters: RunChapters, **known: Any) -> PlannedChapters:
         """Plan chapters; `known` are arguments of `build_chapters`."""
         run = build_chapters(self._whole, [each.chapter for each in chapters], **known)
-        views = [chapter_spec(self._whole, each.chapter).view() for each in chapters]
-        return PlannedChapters(chapters, run, views)
+        return PlannedChapters(chapters, run)
 
     def _spec_of(self, number: int) -> DatasetSpec:
         return chapter_spec(self._whole, self._chapters[number].chapter)
@@ -81,12 +80,12 @@ class ChapterEngine(PlanEngine):
     def __len__(self) -> int:
         """Return the number of batches of this rank in the run; a TypeError if it has no end."""
         num_batches = 0
-        for span, view in zip(self.run.spans, self.views, strict=True):
+        for span in self.run.spans:
             if span.num_slots is None:
                 raise TypeError(
                     f"chapter {span.number}, the run's last, has no end, so the run has no length"
                 )
-            num_batches += span.num_slots // view.stride
+            num_batches += span.num_slots // self.run.view(span.number).stride
         return num_batches
 
     # Iteration.
@@ -118,7 +117,6 @@ class ChapterEngine(PlanEngine):
             stop += 1
         self._latest = PackSequence(
             self.run,
-            self.views,
             start,
             walk=self._walk_at(start),
             skips=self.skips,
@@ -209,7 +207,8 @@ class ChapterEngine(PlanEngine):
         saved = read_state(state, KIND)
         skips, worlds = read_skips(saved), worlds_in(saved)
         planned, progress = planned_as_before(saved, self._written, self._plan, self._digests)
-        current, run, view = progress.epoch, planned.run, planned.views[progress.epoch]
+        current, run = progress.epoch, planned.run
+        view = run.view(current)
         num_packs = run.spans[current].num_slots or MAX_INTEGER
         check_balance(saved, run.recipes[current], view, lambda: num_packs)
         check_at_batch(progress.position, progress.position, view)
@@ -220,7 +219,7 @@ class ChapterEngine(PlanEngine):
             raise ResumeError(problem)
         with self._changing() as changed:
             changed.skips, changed._latest = skips, None
-            changed._chapters, changed.run, changed.views = planned
+            changed._chapters, changed.run = planned
             changed._resume_from(progress, worlds)
             changed._use_chapter(changed.next_epoch)
 
@@ -267,7 +266,7 @@ class ChapterEngine(PlanEngine):
         with self._changing() as changed:
             changed._continue()
             changed._latest = None if is_replaced else self._latest
-            changed._chapters, changed.run, changed.views = planned
+            changed._chapters, changed.run = planned
             changed._use_chapter(number)
 
     def skip(self, steps: int) -> None:
@@ -276,7 +275,7 @@ class ChapterEngine(PlanEngine):
         span = self.run.spans[progress.epoch]
         first = span.step_at(progress.position + span.recipe.global_batch_size - 1)
         skips = sorted([*self.skips, (first, first + read_count("steps", steps))])
-        stride = self.views[progress.epoch].stride
+        stride = self.run.view(progress.epoch).stride
         if (problem := skip_problem(self.run, progress, stride, skips)) is not None:
             raise ConfigError(problem)
         warn_of_skips(self.run, [(first, first + steps)], progress)

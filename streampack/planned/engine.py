@@ -29,7 +29,7 @@ from streampack.errors import ResumeError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
-from streampack.plan.device_plan import DevicePlan, DeviceView, touched_lanes
+from streampack.plan.device_plan import DevicePlan, touched_lanes
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import RunWorld, balance_in_state
 from streampack.plan.sequence import PackSequence
@@ -97,8 +97,6 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     run: RunPlan
     """Its epochs or its chapters, and where they begin."""
-    views: list[DeviceView]
-    """The part of this rank: of all epochs, or of each chapter."""
     _digests: list[str]
     """A digest of each stream's contents."""
 
@@ -111,7 +109,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
         After a resume inside a step, these may belong to two steps.
         """
-        view = self.views[self.run.index(number)]
+        view = self.run.view(number)
         return self.run.step_of(number, view.first_slot(position - view.stride))
 
     def fingerprint(self) -> dict[str, Any]:
@@ -136,7 +134,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         worlds = [w for w in self._past if (w.epoch, w.position) < (start.epoch, start.position)]
         for epoch in range(start.epoch, number + 1) if self.run.chapters else [start.epoch]:
             position = start.position if epoch == start.epoch else 0
-            world = RunWorld.of(epoch, position, self.world, self.views[self.run.index(epoch)])
+            world = RunWorld.of(epoch, position, self.world, self.run.view(epoch))
             if not worlds or worlds[-1][2:] != world[2:]:
                 worlds.append(world)
         return worlds
@@ -169,7 +167,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def _state_of(self, progress: Progress) -> State:
         recipe = self.run.recipe(progress.epoch)
-        view = self.views[self.run.index(progress.epoch)]
+        view = self.run.view(progress.epoch)
         state = encode_state(self.run, self._digests, progress)
         state["worlds"] = json.dumps(self.worlds(progress.epoch), separators=(",", ":"))
         return state | balance_in_state(recipe, view, progress.position)

@@ -13,7 +13,7 @@ from streampack.plan.run_worlds import (
     check_resized,
     worlds_in,
 )
-from streampack.plan.sequence import PackSequence, epoch_sequence
+from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import (
     Progress,
@@ -47,7 +47,7 @@ class EpochEngine(PlanEngine):
 
     def _use_recipe(self, recipe: Recipe) -> None:
         super()._use_recipe(recipe)
-        self.run, self.views = RunPlan([recipe]), [self._view]
+        self.run = RunPlan([recipe], [self._view])
         self._latest: PackSequence | None = None
 
     def __len__(self) -> int:
@@ -84,9 +84,8 @@ class EpochEngine(PlanEngine):
         return sequence
 
     def _sequence(self, start: Progress) -> PackSequence:
-        self._latest = epoch_sequence(
-            self.recipe, self._view, replace(start, snapshots=self._snapshots_at(start))
-        )
+        start = replace(start, snapshots=self._snapshots_at(start))
+        self._latest = PackSequence(self.run, start)
         return self._latest
 
     def _snapshots_at(self, start: Progress) -> list[State]:

@@ -19,7 +19,7 @@ from streampack.errors import ConfigError
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.comparison import differences, flat
 from streampack.plan.lane_stream import lane_drift, used_twice
-from streampack.plan.reader import PlanReader, whole_views
+from streampack.plan.reader import PlanReader
 from streampack.plan.recipe import ChapterPlan, Recipe
 from streampack.plan.repeats import taken_tokens
 from streampack.plan.spans import RunPlan
@@ -70,7 +70,7 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         chapter = _describe(recipe, engine.run.chapters[number], used)
         chapter |= {
             "first_step": first_step,
-            "batch_size": engine.views[number].batch_size,
+            "batch_size": engine.run.view(number).batch_size,
             "changes": _changes(engine.run.recipes[number - 1], recipe) if number else [],
             "edits": _edits(known, number, recipe) if known else [],
             "planned_steps": int(planned_steps[number]),
@@ -134,7 +134,7 @@ def _delivered(engine: ChapterEngine) -> tuple[Int64Array, Float64Array]:
     counts = np.zeros((len(run), len(recipe.streams), len(COUNTED)), np.int64)
     packs = np.zeros(len(run), np.int64)
     is_known = all(stream.prepare is None for stream in recipe.streams)
-    with PlanReader(run, whole_views(engine.views)) as reader:
+    with PlanReader(run.whole()) as reader:
         while is_known and left > 0 and (part := reader.next()) is not None:
             plan = part.plan
             count_segments(plan.packs.segments, counts[plan.epoch])

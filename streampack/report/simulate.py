@@ -17,7 +17,7 @@ import numpy as np
 from streampack.balance import Balance
 from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.device_plan import sharing_of
-from streampack.plan.reader import END, MOST, Place, PlanPart, PlanReader, whole_views
+from streampack.plan.reader import END, MOST, Place, PlanPart, PlanReader
 from streampack.plan.state import Progress
 from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
@@ -193,8 +193,8 @@ class _Run:
 
     def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher], first: int) -> None:
         self._engine, self._watchers = engine, watchers
-        start, views = Progress(epoch=first), whole_views(engine.views)
-        self._reader = PlanReader(engine.run, views, start, skips=engine.skips)
+        start = Progress(epoch=first)
+        self._reader = PlanReader(engine.run.whole(), start, skips=engine.skips)
         self._num_devices = engine.world.num_devices
         self._delivery = DeliveryStats(engine.recipe)
         self._global_batches = 0

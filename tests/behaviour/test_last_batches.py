@@ -21,12 +21,11 @@ from streampack import (
     World,
 )
 from streampack.plan.lane_ends import count_slots
-from streampack.plan.sequence import epoch_sequence
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
 from tests.helpers.examples import examples
-from tests.helpers.planning import all_packs, recipe, world_views
+from tests.helpers.planning import all_packs, epoch_sequence, recipe, world_views
 
 SIZE, RUN = 64, 12
 METHODS = ["device_per_stream", "per_stream"]

@@ -102,7 +102,7 @@ def run_packs(
 ) -> list[tuple[int, int, list]]:
     packs = []
     for views in views_of(batch_sizes, num_devices):
-        sequence = PackSequence(run, views, **kwargs)
+        sequence = PackSequence(run.seen(views), **kwargs)
         packs += device_packs(sequence, views, most)
         sequence.close()
     return sorted(packs, key=lambda pack: pack[:2])

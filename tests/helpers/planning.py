@@ -15,7 +15,7 @@ from streampack.plan.lane_ends import count_queue
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import PlanStream, Recipe
-from streampack.plan.sequence import epoch_sequence
+from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, decode_state, encode_state, read_state
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, Int64Array
@@ -81,6 +81,11 @@ def encode_epochs(recipe: Recipe, digests: Sequence[str], progress: Progress) ->
 
 def decode_epochs(state: dict, recipe: Recipe, digests: Sequence[str]) -> Progress:
     return decode_state(read_state(state), RunPlan([recipe]), digests)
+
+
+def epoch_sequence(recipe: Recipe, view: DeviceView, start: Progress | None = None) -> PackSequence:
+    """Return one device's batches of one epoch, from a position on."""
+    return PackSequence(RunPlan([recipe], [view]), start)
 
 
 def device_batches(recipe: Recipe, view: DeviceView, epoch: int = 0, **kwargs) -> list:

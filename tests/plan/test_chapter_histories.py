@@ -114,8 +114,7 @@ class History(RuleBasedStateMachine):
         ends, joined = set(), {}
         for views in views_of([batch_size] * len(self.run), num_devices):
             sequence = PackSequence(
-                plan,
-                views,
+                plan.seen(views),
                 start,
                 skips=self.skips,
             )

@@ -67,7 +67,7 @@ def test_in_a_lane_no_sample_is_drawn_again_before_all_were(run, method, unit, n
     """Delivered and waiting segments together are the first draws of each stream, each once."""
     plan = make(run, method, unit, num_lanes, window)
     [views] = views_of(sizes(run), 1)
-    segments = drawn_segments(PackSequence(plan, views), views)
+    segments = drawn_segments(PackSequence(plan.seen(views)), views)
     for stream in range(len(NAMES)):
         own = segments[segments[:, STREAM] == stream]
         drawn: Counter = Counter()
@@ -110,7 +110,7 @@ def test_lanes_share_a_small_stream_evenly(num_samples, weights, method, num_lan
         global_batch_size=SIZE,
     )
     [views] = views_of([2] * len(weights), 1)
-    segments = drawn_segments(PackSequence(plan, views), views)
+    segments = drawn_segments(PackSequence(plan.seen(views)), views)
     drawn = {(row[PASS], row[SAMPLE]) for row in segments.tolist() if row[STREAM] == 1}
     draws = []
     for lane in range(num_lanes):
@@ -136,7 +136,7 @@ def test_long_samples_of_a_stream_that_left_stay_counted(window):
         order=Order(seed=3, pack_shuffle=window),
     )
     [views] = views_of([4] * len(run), 1)
-    sequence, counts = PackSequence(plan, views), [[], [], []]
+    sequence, counts = PackSequence(plan.seen(views)), [[], [], []]
     while (batch := sequence.next()) is not None:
         counts[batch.epoch].append(sequence.totals.dropped[0])
     first, without, again = counts

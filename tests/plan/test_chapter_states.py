@@ -39,7 +39,7 @@ def make(
 def state_of(plan: RunPlan) -> dict[str, Any]:
     """The state after 20 packs."""
     [views] = views_of([2] * len(RUN), 1)
-    sequence = PackSequence(plan, views)
+    sequence = PackSequence(plan.seen(views))
     while sequence.position < 20:
         sequence.next()
     progress = Progress(epoch=0, position=20, snapshots=sequence.snapshots())

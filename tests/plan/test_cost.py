@@ -19,10 +19,16 @@ from streampack.mix.weights import Quota
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import PlanStream, Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH
-from tests.helpers.planning import covered, device_batches, global_batches, recipe, synthetic_stream
+from tests.helpers.planning import (
+    covered,
+    device_batches,
+    epoch_sequence,
+    global_batches,
+    recipe,
+    synthetic_stream,
+)
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 FIFTY_MILLION = 50_000_000

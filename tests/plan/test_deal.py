@@ -15,9 +15,8 @@ from streampack.config import Mixing, Order, Packing
 from streampack.plan.deal import deal_by_cost, step_time
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from tests.helpers.examples import examples
-from tests.helpers.planning import device_batches, recipe
+from tests.helpers.planning import device_batches, epoch_sequence, recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(700, 150), (300, 40)]]

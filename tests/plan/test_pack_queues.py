@@ -11,9 +11,8 @@ from streampack.config import Mixing, Order, Packing
 from streampack.plan import sequence, span_slots
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
-from tests.helpers.planning import recipe
+from tests.helpers.planning import epoch_sequence, recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(5200, 60), (700, 90)]]

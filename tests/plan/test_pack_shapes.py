@@ -11,7 +11,6 @@ from streampack.config import Mixing, Packing
 from streampack.plan.device_plan import DevicePlan, DeviceView
 from streampack.plan.lane_ends import count_slots
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, STREAM
 from tests.helpers.examples import examples
@@ -20,6 +19,7 @@ from tests.helpers.planning import (
     covered,
     device_batches,
     encode_epochs,
+    epoch_sequence,
     recipe,
     world_views,
 )

@@ -16,11 +16,18 @@ from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, SAMPLE
 from tests.helpers.examples import examples
-from tests.helpers.planning import all_packs, device_batches, queue_packs, recipe, world_views
+from tests.helpers.planning import (
+    all_packs,
+    device_batches,
+    epoch_sequence,
+    queue_packs,
+    recipe,
+    world_views,
+)
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(900, 150), (300, 40)]]

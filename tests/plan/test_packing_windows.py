@@ -15,11 +15,11 @@ from streampack.pack import fit_samples, make_packer
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.types import LENGTH, SAMPLE, Packs
 from tests.helpers.examples import examples
 from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.planning import (
+    epoch_sequence,
     queue_packs,
     recipe,
     synthetic_stream,

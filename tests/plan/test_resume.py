@@ -15,10 +15,9 @@ from streampack.errors import ResumeError
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import check_resized
-from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
 from tests.helpers.examples import examples
-from tests.helpers.planning import all_packs, device_batches, recipe, world_views
+from tests.helpers.planning import all_packs, device_batches, epoch_sequence, recipe, world_views
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
 ENDS = ["pad", "drop", "carry"]

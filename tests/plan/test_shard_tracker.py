@@ -17,11 +17,11 @@ from streampack.order.shuffle import Lengths, Passes
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence, touched_lanes
+from streampack.plan.sequence import touched_lanes
 from streampack.plan.state import Progress
 from streampack.types import SAMPLE, STREAM
 from tests.helpers.examples import examples
-from tests.helpers.planning import recipe
+from tests.helpers.planning import epoch_sequence, recipe
 
 METHODS = ["random", "stratified"]
 LENGTHS = [np.random.default_rng(n).integers(1, top, n) for n, top in [(2100, 60), (900, 90)]]

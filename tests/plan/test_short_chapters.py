@@ -48,7 +48,7 @@ def shares_of(weights: dict, num_lanes: int, steps: list[int], seed: int, window
 
 def delivered(plan: RunPlan, view: DeviceView, most: int | None = None):
     """The share of each stream in the tokens of a run, or of the first batches of an epoch."""
-    sequence = PackSequence(plan, [view] * len(plan))
+    sequence = PackSequence(plan.seen([view] * len(plan)))
     counts = np.zeros((len(plan.recipes[0].streams), len(COUNTED)), np.int64)
     while most != 0 and (batches := sequence.next(64 if most is None else 1)) is not None:
         count_segments(batches.packs.segments, counts)
@@ -59,7 +59,7 @@ def delivered(plan: RunPlan, view: DeviceView, most: int | None = None):
 
 def delivered_after(plan: RunPlan, view: DeviceView, steps: list[int]) -> list[np.ndarray]:
     """The share of each stream in the tokens of the first batches, for each number of them."""
-    sequence = PackSequence(plan, [view])
+    sequence = PackSequence(plan.seen([view]))
     counts = np.zeros((len(plan.recipes[0].streams), len(COUNTED)), np.int64)
     found = []
     for number in np.diff(steps, prepend=0).tolist():

@@ -20,10 +20,9 @@ from streampack.errors import ResumeError
 from streampack.plan import state as states
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import STATE_VERSION, Progress, read_state
 from tests.helpers.examples import examples
-from tests.helpers.planning import decode_epochs, encode_epochs, recipe
+from tests.helpers.planning import decode_epochs, encode_epochs, epoch_sequence, recipe
 
 DIGESTS = ["5f2c", "91aa"]
 

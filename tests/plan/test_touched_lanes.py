@@ -11,9 +11,8 @@ from streampack.config import Mixing
 from streampack.plan.device_plan import DeviceView, touched_lanes
 from streampack.plan.lane_stream import skips_lanes
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import epoch_sequence
 from streampack.plan.state import Progress
-from tests.helpers.planning import recipe
+from tests.helpers.planning import epoch_sequence, recipe
 
 
 def with_a_small_stream(method: str, num_lanes: int, run: int, num_small: int, **mixing) -> Recipe:

@@ -102,7 +102,7 @@ def look(config: Path, console: Console) -> dict[str, Any]:
     for _ in loader:
         pass
     engine = engine_of(dataset)
-    with PlanReader(engine.run, engine.views) as reader:
+    with PlanReader(engine.run) as reader:
         packs = (part.pack(number) for part in reader for number in range(len(part.slots)))
         bars = [pack.segments[:, [STREAM, LENGTH]] for pack in islice(packs, PACKS_PRINTED)]
     width = min(BAR_WIDTH, console.width - MARGIN)

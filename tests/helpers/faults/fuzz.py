@@ -33,7 +33,6 @@ from streampack.config import Mixing, Order, Packing
 from streampack.errors import DataError, StreampackError
 from streampack.gather.gather import Gatherer
 from streampack.plan.device_plan import DeviceView
-from streampack.plan.sequence import epoch_sequence
 from streampack.planned.build import build_recipe
 from streampack.planned.spec import DatasetSpec
 from streampack.storage.materialize import Downloader
@@ -42,6 +41,7 @@ from streampack.streams import Stream, open_streams
 from streampack.streams import shard_pool as recent_module
 from streampack.world import World
 from tests.helpers import builders
+from tests.helpers.planning import epoch_sequence
 
 SEQ_LEN = 32
 CODECS = ("br", "bz2", "gz", "snappy", "zstd")

@@ -20,7 +20,7 @@ from streampack.config import Mixing, Order, Packing
 from streampack.gather.gather import Gatherer
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import PackSequence, epoch_sequence
+from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress, RunShape
 from streampack.planned.build import build_recipe
 from streampack.planned.cache_budget import cache_needs
@@ -31,6 +31,7 @@ from streampack.types import LENGTH, SAMPLE, START, STREAM, TOTAL, Int64Array
 from streampack.world import World
 from tests.helpers import builders
 from tests.helpers.faults.memorydisk import MemoryDisk, Waits
+from tests.helpers.planning import epoch_sequence
 
 SEQ_LEN = 16
 GLOBAL_BATCH = 8
