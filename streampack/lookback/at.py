@@ -59,7 +59,7 @@ def at(
         step=step,
         epoch=number,
         position=position,
-        is_skipped=any(first <= step < stop for first, stop in engine.skips),
+        is_skipped=any(first <= step < stop for first, stop in engine.state.skips),
         rows=rows,
     )
 

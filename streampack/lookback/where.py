@@ -79,7 +79,7 @@ def where(
     packs, found = _packs(engine, number, sample, stop, report), []
     for epoch, slot, row in _rows_of(engine, packs):
         step = engine.run.step_of(epoch, slot)
-        is_skipped = any(first <= step < stop for first, stop in engine.skips)
+        is_skipped = any(first <= step < stop for first, stop in engine.state.skips)
         own = row.segments[_has(row.segments, number, sample)]
         found.append(Found(step=step, is_skipped=is_skipped, row=replace(row, segments=own)))
     return found

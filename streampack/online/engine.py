@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -67,6 +67,17 @@ Delivery: TypeAlias = tuple[int, Batch, State]
 """A worker, its native batch, and what has changed in its state since the batch before."""
 
 
+class Standing(NamedTuple):
+    """Where the iterations of a dataset stand; see `ResumableRun`."""
+
+    start: Position | None = None
+    """A loaded position, until an iteration begins there."""
+    at: Position | None = None
+    current: Position | None = None
+    epoch_after: int = 0
+    moves: int = 0
+
+
 class OnlineEngine(ResumableRun[Position, Position]):
     """Iterates over a process's slice of the sources, and resumes from its states.
 
@@ -75,8 +86,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
     `context` is the slice of each row that this rank gets, or None for whole rows.
     """
 
-    # Not `_current`: sources that a failed start has read are not where an earlier iteration was.
-    ROLLED_BACK: ClassVar = ("at", "_epoch_after", "_start")
+    state: Standing
 
     def __init__(
         self,
@@ -92,7 +102,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self.plan = plan
         self.buffers = buffers
         kind = "Packed" if plan.bucketing is None else "Bucketed"
-        self.kind, self.size = f"{kind}IterableDataset", plan.size
+        self.kind = f"{kind}IterableDataset"
         self._fingerprint = flow_fingerprint(plan)
         self._convert = convert
         self._context = context
@@ -100,7 +110,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self._slices: tuple[WorkerSlice, list[SourceSlice]] | None = None
         self._reading: Any = None  # what a prefetch thread reads
         self._access = SourceLock()
-        self._start: Position | None = None  # a loaded one, until an iteration begins there
+        self.state = Standing()
         self._is_start_own = False  # loaded in this worker, not inherited from the main process
         self.last = Position(0)
         """The position of the batch last delivered, or loaded, for statistics."""
@@ -115,6 +125,10 @@ class OnlineEngine(ResumableRun[Position, Position]):
     def __getstate__(self) -> dict[str, Any]:
         # Iterators stay in the process that created them.
         return super().__getstate__() | {"_slices": None, "_reading": None}
+
+    @property
+    def size(self) -> str:
+        return self.plan.size
 
     def fingerprint(self) -> dict[str, Any]:
         return self._fingerprint
@@ -212,21 +226,27 @@ class OnlineEngine(ResumableRun[Position, Position]):
                 yield batch
                 del batch  # free it before the next one is made
 
-    def _begin(self, worker: int, key: str) -> Position:
+    def _begin(self, worker: int, key: str) -> Standing:
         max_prefetch(self.buffers, self.footprint(worker_here().num_workers), 1)
         if self._reading is not None:
             self._reading.close()  # its thread would continue to read from the same sources
             self._reading = None
         for source in self._slices[1] if self._slices else ():
             source.is_left = True  # for a thread that outlives the close, waiting for an item
-        start, self._start = self._unused_start, None
+        start = self._unused_start
         epoch = self.counter.begin(worker, key, None if start is None else start.epoch)
-        self.at = start or Position(epoch)
-        return self.at
+        at = start or Position(epoch)
+        return self.state._replace(start=None, at=at, current=at)
 
-    def adopt(self, start: Position) -> None:
+    def abandon(self) -> None:
+        # Sources that a failed start has read are not where an earlier iteration was.
+        current = self.state.current
+        super().abandon()
+        self.adopt(current)
+
+    def adopt(self, start: Position | None) -> None:
         """Begin an iteration of a loader in one of its workers."""
-        self._current = start
+        self.state = self.state._replace(current=start)
 
     def note(self, iteration: Position, position: Position | None) -> None:
         """Record the position of an iteration after a batch, or None at its end."""
@@ -236,13 +256,13 @@ class OnlineEngine(ResumableRun[Position, Position]):
     @property
     def mark(self) -> tuple[int, int]:
         """Changes with every start of an iteration, and wherever the position is set."""
-        return self.num_moves, self._num_iterations
+        return self.state.moves, self._num_iterations
 
     @property
     def _unused_start(self) -> Position | None:
         # Each new worker, in every epoch, inherits a copy of the main process's loaded position.
         is_used = not self._is_start_own and self.counter.has_begun
-        return None if is_used else self._start
+        return None if is_used else self.state.start
 
     def check_drops(self, epoch: int) -> None:
         """Refuse an epoch of this rank without a batch, where `epoch_end` drops short ones."""
@@ -292,7 +312,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def check_current(self, iteration: Position) -> None:
         """Refuse to continue an iteration after a later one has begun."""
-        if self._current is not iteration:
+        if self.state.current is not iteration:
             raise ConfigError(
                 "a later iteration of this dataset has begun, and iterables are gone through "
                 "by one at a time; end one before the next, or make a dataset for each"
@@ -314,13 +334,12 @@ class OnlineEngine(ResumableRun[Position, Position]):
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be this epoch; without effect if it is the next one anyway."""
         if self.plan.steps is None or self.loop.next != (epoch, 0, False):
-            self.num_moves += 1
-            self._resume_from(Position(epoch))
+            self._resume_from(Position(epoch), self.state.moves + 1)
         self.loop = LoopPosition(epoch, 0)
 
-    def _resume_from(self, position: Position) -> None:
-        self._start, self._is_start_own = position, bool(worker_here())
-        self.go_to(position.epoch)
+    def _resume_from(self, position: Position, moves: int) -> None:
+        self._is_start_own = bool(worker_here())
+        self.go_to(self.state._replace(start=position, moves=moves), position.epoch)
 
     def _fingerprint_at(self, worker_slice: WorkerSlice) -> dict[str, Any]:
         """Return the fingerprint with the window that the buffers allow a worker."""
@@ -344,7 +363,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
     @property
     def position(self) -> Position:
         """The position of the current iteration, or where the next one begins."""
-        return self.at or self._unused_start or Position(self.counter.next_epoch)
+        return self.state.at or self._unused_start or Position(self.counter.next_epoch)
 
     def state_dict(self) -> State:
         if self.is_elsewhere or len(self.position.states) > 1:
@@ -369,8 +388,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         epoch = max(int(state["epoch"]) for state in states)
         loop = read_loop(whole, states, self.plan.steps)
         position = Position(epoch, states, next_worker).saved()
-        self.num_moves += 1
-        self._resume_from(position)
+        self._resume_from(position, self.state.moves + 1)
         self.last, self.loop = position, loop
 
     def loop_state(self) -> State:
@@ -382,8 +400,9 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def reload(self) -> None:
         """Let the next reading continue where an earlier one was left."""
-        if self.at is not None:  # a reading that failed, or another loop over this dataset
-            self._resume_from(self.at.saved())
+        state = self.state
+        if state.at is not None:  # a reading that failed, or another loop over this dataset
+            self._resume_from(state.at.saved(), state.moves)
 
 
 def _packs_of(rows: Int64Array) -> Packs:

@@ -111,7 +111,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def _deliver(self, number: int) -> Generator[Any, None, None]:
         # Not in iter(): some trainers call it only to test for support, and drop the result.
-        num_moves = self.engine.num_moves
+        num_moves = self.engine.state.moves
         self._check_current(number, num_moves)
         with closing(self._loop() if self.engine.plan.steps else self._epoch()) as batches:
             for batch in batches:
@@ -120,7 +120,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
                 self._check_current(number, num_moves)
 
     def _check_current(self, number: int, num_moves: int) -> None:
-        if num_moves != self.engine.num_moves:
+        if num_moves != self.engine.state.moves:
             raise self.engine.moved()
         # The workers, the sources and the saved state belong to one iteration only.
         if number != self._num_begun:

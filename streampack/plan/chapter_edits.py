@@ -81,7 +81,7 @@ def amend_chapters(
     return (*chapters[:number], *made, *chapters[number + 1 :])
 
 
-def edits_record(chapters: RunChapters, skips: Skips) -> State:
+def edits_record(chapters: RunChapters, skips: Sequence[tuple[int, int]]) -> State:
     """Return what a state keeps in addition to the chapters of a run."""
     return {
         "skip": [list(skip) for skip in skips],
@@ -135,8 +135,8 @@ def _with_recorded_weights(
 class PlannedChapters(NamedTuple):
     """The chapters of a run, and their plan."""
 
-    chapters: RunChapters
     run: RunPlan
+    chapters: RunChapters
 
 
 PlanRun: TypeAlias = Callable[..., PlannedChapters]

@@ -31,11 +31,11 @@ from streampack.plan.chapter_edits import (
 from streampack.plan.device_plan import DevicePlan
 from streampack.plan.run_worlds import check_at_batch, check_balance, worlds_in
 from streampack.plan.sequence import PackSequence
-from streampack.plan.slots import WalkState
 from streampack.plan.snapshots import MAX_INTEGER
+from streampack.plan.spans import RunPlan
 from streampack.plan.state import KIND, Progress, read_state
 from streampack.planned.build import build_chapters, chapter_spec, chapter_steps
-from streampack.planned.engine import PlanEngine
+from streampack.planned.engine import PlanEngine, RunState
 from streampack.planned.spec import DatasetSpec
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
@@ -46,34 +46,33 @@ from streampack.types import State
 class ChapterEngine(PlanEngine):
     """Plans, reads and resumes a run of chapters; see `PlanEngine`."""
 
-    def _build(self) -> None:
-        self._digests = [stream.growing_digest for stream in self._spec.streams]
-        self._whole = self._spec
+    def _build(self, spec: DatasetSpec) -> None:
+        self._digests = [stream.growing_digest for stream in spec.streams]
         self._written = [
-            RunChapter(chapter, number, chapter_steps(self._whole, chapter))
-            for number, chapter in enumerate(self._spec.chapters)
+            RunChapter(chapter, number, chapter_steps(spec, chapter))
+            for number, chapter in enumerate(spec.chapters)
         ]
-        self.skips = list(self._spec.skip)
-        self._chapters, self.run = self._plan(self._written)
-        self._latest: PackSequence | None = None
-        for number in range(len(self.run) - 1, -1, -1):  # ends with the first
-            self._use_chapter(number)
+        run, chapters = self._plan(self._written)
+        self.state = RunState(run, spec, chapters, skips=list(spec.skip))
+        for number in range(len(run) - 1, -1, -1):  # ends with the first
+            self.state = self._in(self.state, number)
             max_prefetch(self.buffers, self.footprint(), 1)
             self.check_cache()
-        warn_of_skips(self.run, self.skips)
+        warn_of_skips(run, self.state.skips)
 
     def _plan(self, chapters: RunChapters, **known: Any) -> PlannedChapters:
         """Plan chapters; `known` are arguments of `build_chapters`."""
         run = build_chapters(self._whole, [each.chapter for each in chapters], **known)
-        return PlannedChapters(chapters, run)
+        return PlannedChapters(run, chapters)
 
     def _spec_of(self, number: int) -> DatasetSpec:
-        return chapter_spec(self._whole, self._chapters[number].chapter)
+        return chapter_spec(self._whole, self.state.chapters[number].chapter)
 
-    def _use_chapter(self, number: int) -> None:
-        spec = self._spec_of(number)
-        self._spec = replace(spec, context=spec.slice_for(self._convert))
-        self._use_recipe(self.run.recipes[number])
+    def _in(self, state: RunState, number: int) -> RunState:
+        """Return a state with this chapter as the current one."""
+        spec = chapter_spec(self._whole, state.chapters[number].chapter)
+        spec = replace(spec, context=spec.slice_for(self._convert))
+        return state._replace(number=number, spec=spec)
 
     # Sizes.
 
@@ -92,7 +91,7 @@ class ChapterEngine(PlanEngine):
 
     @property
     def _reached(self) -> Progress:
-        return self.at or self._start
+        return self.state.at or self.state.start
 
     def ask(self) -> None:
         """Note that an iterator was requested: a loop continues where the last one was left."""
@@ -104,26 +103,21 @@ class ChapterEngine(PlanEngine):
         is_over = slots is not None and reached.position >= slots
         return not (is_over and reached.epoch + 1 == len(self.run))
 
-    def _begin(self, worker: int, key: str) -> PackSequence:
+    def _begin(self, worker: int, key: str) -> RunState:
         if worker_here():
             self._begin_in_worker(worker, key)
         start = self._reached
         first = self.next_epoch
-        self._use_chapter(first)
         stop = first + 1
         while stop < len(self.run) and (
             self._reads_all or self._spec_of(stop).shape == self._spec_of(first).shape
         ):
             stop += 1
-        self._latest = PackSequence(
-            self.run,
-            start,
-            walk=self._walk_at(start),
-            skips=self.skips,
-            stop=stop,
-        )
-        self.at = start
-        return self._latest
+        latest, skips = self.state.latest, self.state.skips
+        walk = latest.walk_state(start.epoch, start.position) if latest else None
+        sequence = PackSequence(self.run, start, walk=walk, skips=skips, stop=stop)
+        state = self._in(self.state, first)
+        return state._replace(at=start, current=sequence, latest=sequence)
 
     _reads_all = False  # whether an iteration goes through chapters of several shapes
 
@@ -135,22 +129,11 @@ class ChapterEngine(PlanEngine):
                 "first was left; use "
                 "PackedDataLoader, or load dataset.state_after(batch) before the loop"
             )
-        self.at = None
         is_set, chapter, position, *_ = self.counter.run
-        if is_set and (chapter, position) != (self._start.epoch, self._start.position):
-            self._start = Progress(epoch=chapter, position=position)
-
-    def _after_edge(self, progress: Progress) -> Progress:
-        """Return the start of the next chapter for the end of one."""
-        slots = self.run.spans[progress.epoch].num_slots
-        if slots is None or progress.position < slots or progress.epoch + 1 == len(self.run):
-            return progress
-        return Progress(epoch=progress.epoch + 1, snapshots=progress.snapshots)
-
-    def _walk_at(self, progress: Progress) -> WalkState | None:
-        """Return a known state from which the walk reaches a position."""
-        running = self._latest
-        return running.walk_state(progress.epoch, progress.position) if running else None
+        start = self.state.start
+        if is_set and (chapter, position) != (start.epoch, start.position):
+            start = Progress(epoch=chapter, position=position)
+        self.state = self.state._replace(at=None, start=start)
 
     def note_end(self, sequence: PackSequence) -> None:
         position = sequence.num_slots if sequence.num_slots is not None else sequence.position
@@ -167,12 +150,8 @@ class ChapterEngine(PlanEngine):
             self._reads_all = False
 
     def _plain_reader(self) -> Callable[[DevicePlan], Any]:
-        current = self._reached.epoch
-        readers = []
-        for number in range(len(self.run)):
-            self._use_chapter(number)
-            readers.append(super()._plain_reader())
-        self._use_chapter(current)
+        states = [self._in(self.state, number) for number in range(len(self.run))]
+        readers = [self.reader(state=state) for state in states]
         return lambda plan: readers[plan.epoch](plan)
 
     def set_epoch(self, epoch: int) -> None:
@@ -186,7 +165,7 @@ class ChapterEngine(PlanEngine):
     # State.
 
     def _state_of(self, progress: Progress) -> State:
-        edits = edits_record(self._chapters, self.skips)
+        edits = edits_record(self.state.chapters, self.state.skips)
         return super()._state_of(progress) | edits
 
     def state_dict(self) -> State:
@@ -200,7 +179,7 @@ class ChapterEngine(PlanEngine):
 
     @property
     def next_epoch(self) -> int:
-        return self._after_edge(self._reached).epoch
+        return _after_edge(self.run, self._reached).epoch
 
     def load_state_dict(self, state: State) -> None:
         """Resume from `state`; later chapters, skips and streams may differ from its own."""
@@ -213,15 +192,13 @@ class ChapterEngine(PlanEngine):
         check_balance(saved, run.recipes[current], view, lambda: num_packs)
         check_at_batch(progress.position, progress.position, view)
         # Those that the state knows of were skipped then.
-        warn_of_skips(run, [skip for skip in self.skips if skip not in skips], progress)
-        skips = sorted({*self.skips, *skips})
+        warn_of_skips(run, [skip for skip in self.state.skips if skip not in skips], progress)
+        skips = sorted({*self.state.skips, *skips})
         if (problem := skip_problem(run, progress, view.stride, skips)) is not None:
             raise ResumeError(problem)
-        with self._changing() as changed:
-            changed.skips, changed._latest = skips, None
-            changed._chapters, changed.run = planned
-            changed._resume_from(progress, worlds)
-            changed._use_chapter(changed.next_epoch)
+        loaded = self.state._replace(**planned._asdict(), skips=skips, latest=None)
+        loaded = self._in(loaded, _after_edge(run, progress).epoch)
+        self._resume_from(loaded, progress, worlds)
 
     def check_state(self, state: State) -> tuple[int, int]:
         """Check that a state belongs to this run, and return its chapter and position."""
@@ -231,16 +208,16 @@ class ChapterEngine(PlanEngine):
 
     # Changes at run time; all ranks must ask for the same.
 
-    def _continue(self) -> None:
-        """Let the next iteration begin where this one is; a loader's loop continues with it."""
-        self._past = self.worlds(self._reached.epoch)
-        self._start = self.at = self._reached
-        self.num_changes += 1
-        self.num_moves += 1  # ends an iterator over the dataset, with an error
+    def _changed(self) -> RunState:
+        """Return a state in which the next iteration, in a loader's same loop, begins here."""
+        state, here = self.state, self._reached
+        changes, moves = state.changes + 1, state.moves + 1  # a move ends a dataset's iterator
+        past = self.worlds(here.epoch)
+        return state._replace(past=past, start=here, at=here, changes=changes, moves=moves)
 
     def _compare(self, **asked: Any) -> Progress:
         """Return where the next step begins, once all ranks asked for the same there."""
-        at = self._after_edge(self._reached)
+        at = _after_edge(self.run, self._reached)
         compare_values(asked | {"position": (at.epoch, at.position)}, self.world)
         return at
 
@@ -251,7 +228,7 @@ class ChapterEngine(PlanEngine):
         progress = self._compare(weights=shown)
         number, size = progress.epoch, self.run.recipes[progress.epoch].global_batch_size
         steps = -(-progress.position // size)
-        amended = amend_chapters(self._chapters, number, weights, after=steps)
+        amended = amend_chapters(self.state.chapters, number, weights, after=steps)
         turns = [recipe.lane_turn for recipe in self.run.recipes]
         if steps:
             turns.insert(number, turns[number])
@@ -260,25 +237,28 @@ class ChapterEngine(PlanEngine):
             num_lanes=self.recipe.num_lanes,
             turn_of=lambda each, _: turns[each] if each < len(turns) else None,
         )
-        reached = self._reached
         # A state in the chapter that is amended as a whole would have its former weights.
-        is_replaced = reached.epoch == number and not steps
-        with self._changing() as changed:
-            changed._continue()
-            changed._latest = None if is_replaced else self._latest
-            changed._chapters, changed.run = planned
-            changed._use_chapter(number)
+        is_replaced = self._reached.epoch == number and not steps
+        latest = None if is_replaced else self.state.latest
+        changed = self._changed()._replace(**planned._asdict(), latest=latest)
+        self.state = self._in(changed, number)
 
     def skip(self, steps: int) -> None:
         """Skip the next global batches, from the next edge on."""
         progress = self._compare(steps=steps)
         span = self.run.spans[progress.epoch]
         first = span.step_at(progress.position + span.recipe.global_batch_size - 1)
-        skips = sorted([*self.skips, (first, first + read_count("steps", steps))])
+        skips = sorted([*self.state.skips, (first, first + read_count("steps", steps))])
         stride = self.run.view(progress.epoch).stride
         if (problem := skip_problem(self.run, progress, stride, skips)) is not None:
             raise ConfigError(problem)
         warn_of_skips(self.run, [(first, first + steps)], progress)
-        with self._changing() as changed:
-            changed.skips = skips
-            changed._continue()
+        self.state = self._changed()._replace(skips=skips)
+
+
+def _after_edge(run: RunPlan, progress: Progress) -> Progress:
+    """Return the start of the next chapter for the end of one."""
+    slots = run.spans[progress.epoch].num_slots
+    if slots is None or progress.position < slots or progress.epoch + 1 == len(run):
+        return progress
+    return Progress(epoch=progress.epoch + 1, snapshots=progress.snapshots)

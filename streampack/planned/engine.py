@@ -12,12 +12,11 @@ has a copy of the engine, plans everything and reads its share.
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,7 +28,8 @@ from streampack.errors import ResumeError
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer
 from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
-from streampack.plan.device_plan import DevicePlan, touched_lanes
+from streampack.plan.chapter_edits import RunChapters
+from streampack.plan.device_plan import DevicePlan, DeviceView, touched_lanes
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import RunWorld, balance_in_state
 from streampack.plan.sequence import PackSequence
@@ -57,11 +57,52 @@ from streampack.streams import TokenStream
 from streampack.types import State
 
 
+class RunState(NamedTuple):
+    """A run, and where it stands in a process; see `ResumableRun`."""
+
+    run: RunPlan
+    """Its epochs or its chapters, and where they begin."""
+    spec: DatasetSpec
+    """The dataset's arguments; in a run of chapters, those of the current one."""
+    chapters: RunChapters = ()
+    number: int = 0
+    """The current chapter, or 0."""
+    skips: Sequence[tuple[int, int]] = ()
+    """Ranges [first, stop) of steps of the run that are not delivered."""
+    past: Sequence[RunWorld] = ()
+    """Worlds of the run before `start`."""
+    start: Progress = Progress()
+    """Where the run was loaded, set or changed last."""
+    worker_start: Progress | None = None
+    """Where the next iteration begins, loaded in a worker of torch."""
+    saved_size: int = 0
+    """The global batch size of the state loaded last; of epochs."""
+    at: Progress | None = None
+    current: PackSequence | None = None
+    latest: PackSequence | None = None
+    """The last iteration, which knows snapshots and states of walks."""
+    epoch_after: int = 0
+    moves: int = 0
+    changes: int = 0
+    """How often the run was changed; an iteration that began before ends there."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe(self.number)
+
+    @property
+    def view(self) -> DeviceView:
+        return self.run.view(self.number)
+
+
 class PlanEngine(ResumableRun[PackSequence, Progress]):
     """Plans, reads and resumes a planned dataset; see `EpochEngine` and `ChapterEngine`."""
 
+    state: RunState
+
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_latest": None}  # a copy in a worker plans for itself
+        # A copy in a worker plans for itself.
+        return super().__getstate__() | {"state": self.state._replace(latest=None, current=None)}
 
     def __init__(
         self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool
@@ -69,39 +110,39 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         super().__init__(spec.world, finds_world=finds_world)
         self.buffers = buffers
         self.balance = spec.balance
-        self._spec = spec
+        self._whole = spec  # the dataset's arguments, without those of chapters
         self.fetched_for_lengths = spec.fetched_for_lengths
         """Bytes of each shard that this process fetched to learn its lengths; grows."""
         self._convert = convert
-        self._start = Progress()
-        self._past: list[RunWorld] = []  # worlds of the run before `_start`
-        self.skips: list[tuple[int, int]] = []
-        """Ranges [first, stop) of steps of the run that are not delivered."""
-        self._build()
-        self.num_changes = 0
-        """How often the run was changed; an iteration that began before ends there."""
+        self._needs: dict[tuple[Recipe, int], CacheWorkingSet] = {}  # by phase of a `lane_cycle`
+        self._build(spec)
         max_prefetch(buffers, self.footprint(), 1)
         self.check_cache()
 
     @property
     def spec(self) -> DatasetSpec:
         """The dataset's arguments; in a run of chapters, those of the current one."""
-        return self._spec
+        return self.state.spec
 
-    def _use_recipe(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-        """Everything that determines the sequence of packs."""
-        self.size = self._spec.size
-        self._view = self._spec.view()
-        self._needs: dict[int, CacheWorkingSet] = {}  # of the epochs of a `lane_cycle`
+    @property
+    def size(self) -> str:
+        return self.spec.size
 
-    run: RunPlan
-    """Its epochs or its chapters, and where they begin."""
+    @property
+    def run(self) -> RunPlan:
+        """Its epochs or its chapters, and where they begin."""
+        return self.state.run
+
+    @property
+    def recipe(self) -> Recipe:
+        """Everything that determines the sequence of packs, or those of the current chapter."""
+        return self.state.recipe
+
     _digests: list[str]
     """A digest of each stream's contents."""
 
-    def _build(self) -> None:
-        """Build what determines the sequence, and set the digests of the streams."""
+    def _build(self, spec: DatasetSpec) -> None:
+        """Set the first state and the digests of the streams."""
         raise NotImplementedError
 
     def _step_before(self, number: int, position: int) -> int:
@@ -118,11 +159,11 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     @property
     def opened(self) -> tuple[TokenStream, ...]:
         """The streams as they are opened."""
-        return self._spec.streams
+        return self._whole.streams
 
     def start_before(self, place: tuple[int, int]) -> Progress:
         """Return the state loaded last, if it is not of a later place, or the run's start."""
-        start = self._start
+        start = self.state.start
         return start if (start.epoch, start.position) <= place else Progress()
 
     def worlds(self, number: int) -> list[RunWorld]:
@@ -130,8 +171,9 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
         Where no state says otherwise, this one is assumed to be the first.
         """
-        start = self._start if self._past else Progress()
-        worlds = [w for w in self._past if (w.epoch, w.position) < (start.epoch, start.position)]
+        past = self.state.past
+        start = self.state.start if past else Progress()
+        worlds = [w for w in past if (w.epoch, w.position) < (start.epoch, start.position)]
         for epoch in range(start.epoch, number + 1) if self.run.chapters else [start.epoch]:
             position = start.position if epoch == start.epoch else 0
             world = RunWorld.of(epoch, position, self.world, self.run.view(epoch))
@@ -172,34 +214,23 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         state["worlds"] = json.dumps(self.worlds(progress.epoch), separators=(",", ":"))
         return state | balance_in_state(recipe, view, progress.position)
 
-    def _resume_from(self, progress: Progress, past: list[RunWorld] | None = None) -> None:
-        """Begin the next iteration there, after these worlds, or None for those so far.
+    def _resume_from(
+        self, state: RunState, progress: Progress, past: Sequence[RunWorld] | None = None
+    ) -> None:
+        """Begin the next iteration there, after these worlds, or None for those so far."""
+        past = self.worlds(progress.epoch) if past is None else past
+        state = state._replace(start=progress, past=past, moves=self.state.moves + 1)
+        epoch, kept = (0, ()) if state.chapters else (progress.epoch, kept_shape(state.recipe))
+        self.go_to(state, epoch, [1, progress.epoch, progress.position, *kept])
 
-        Only of what `_changing` yields.
-        """
-        self._past = self.worlds(progress.epoch) if past is None else past
-        self._start = progress
-        self.num_moves += 1
-        self.counter = copy.copy(self.counter)  # `_changing` writes it to the shared one
-        self.go_to(progress.epoch if not self.run.chapters else 0)
-        kept = [0] * 4 if self.run.chapters else kept_shape(self.recipe)
-        self.counter.run = [1, progress.epoch, progress.position, *kept]
-
-    @contextmanager
-    def _changing(self) -> Iterator[Self]:
-        """Yield a copy to change; one statement adopts it, as a handler may raise anywhere else."""
-        changed, counter = object.__new__(type(self)), self.counter
-        changed.__dict__ = self.__dict__.copy()
-        yield changed
-        words = changed.counter.words
-        # Unless it moved, words that other workers write meanwhile stay.
-        stop = 0 if changed.counter is counter else len(words)
-        changed.counter = counter
-        self.__dict__, counter.words[:stop] = changed.__dict__, words[:stop]
+    def abandon(self) -> None:
+        """Note that an iteration failed: the next one plans from its start."""
+        super().abandon()
+        self.state = self.state._replace(latest=None)  # planning may have stopped halfway
 
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""
-        spec, streams = self._spec, []
+        spec, streams = self.spec, []
         for name, stream, digest in zip(
             self.recipe.names, spec.streams, self._digests, strict=True
         ):
@@ -214,20 +245,20 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         recipe, lanes = self.recipe, self.recipe.num_lanes
         # With other values of epoch_end, a device reads every lane in the end.
         if recipe.mixing.epoch_end == "carry":
-            lanes = len(touched_lanes(recipe, self._view))
+            lanes = len(touched_lanes(recipe, self.state.view))
         return MemoryFootprint(
             packer_tokens=lanes * sum([each.buffer_limit for each in recipe.shapes.packings]),
-            batch_tokens=self._spec.batch_tokens // self.world.context_parallel,
+            batch_tokens=self.spec.batch_tokens // self.world.context_parallel,
             num_workers=num_workers,
             plans_in_workers=plans_in_workers,
         )
 
-    def reader(self, *, pinned: bool = False) -> BatchReader:
-        """Return a reader that turns this dataset's plans into batches."""
-        weights = self._spec.loss_weights
-        packing = self.recipe.packing
+    def reader(self, *, pinned: bool = False, state: RunState | None = None) -> BatchReader:
+        """Return a reader that turns plans into batches: of this dataset, or of one state of it."""
+        state = state or self.state
+        weights, packing = state.spec.loss_weights, state.recipe.packing
         return BatchReader(
-            gatherer=Gatherer(self._spec.streams, packing, self._spec.context),
+            gatherer=Gatherer(state.spec.streams, packing, state.spec.context),
             packing=packing,
             convert=self._convert,
             stream_weights=None if weights is None else torch.tensor(weights),
@@ -239,7 +270,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     def provenances(self) -> Callable[[DevicePlan, int], Provenance]:
         """Return what makes the provenance of a batch of a plan, in the running chapter."""
-        return partial(self._provenance, self.recipe, self._spec.context)
+        return partial(self._provenance, self.recipe, self.spec.context)
 
     def _provenance(
         self, recipe: Recipe, context: ContextSlice | None, plan: DevicePlan, number: int
@@ -264,18 +295,18 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
     def _fetch_limits(
         self, epoch: int, num_workers: int, planner: int | None = None
     ) -> FetchLimits:
-        limit = self._spec.cache_limit
-        phase = epoch % lane_cycle(self._spec, self.recipe)
-        if limit is not None and phase not in self._needs:
-            self._needs[phase] = cache_needs(self._spec, self.recipe, phase)
-        needs = CacheWorkingSet() if limit is None else self._needs[phase]
+        spec, recipe = self.spec, self.recipe
+        limit, phase = spec.cache_limit, epoch % lane_cycle(spec, recipe)
+        if limit is not None and (recipe, phase) not in self._needs:
+            self._needs[recipe, phase] = cache_needs(spec, recipe, phase)
+        needs = CacheWorkingSet() if limit is None else self._needs[recipe, phase]
         return fetch_limits(limit, needs, self.world, num_workers=num_workers, planner=planner)
 
     def read_ahead(
         self, sequence: PackSequence, num_workers: int = 0, planner: int | None = None
     ) -> ReadAhead:
         """Return the shard prefetch of an iteration; arguments as `fetch_limits`."""
-        streams, fetcher = self._spec.streams, None
+        streams, fetcher = self.spec.streams, None
         if any(stream.cache.needs_fetch for stream in streams):
             limits = self._fetch_limits(sequence.epoch, num_workers, planner)
             fetcher = ShardPrefetcher(streams, limits)
@@ -305,9 +336,9 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
         step, turns = 0, max(num_workers, 1)
         with self.iteration(begun) as sequence:
             read, base = self._plain_reader(), sequence.position
-            num_moves = self.num_moves
+            num_moves = self.state.moves
             ahead = self.read_ahead(sequence, num_workers, number if worker else None)
-            stride = self._view.stride
+            stride = self.state.view.stride
             with closing(sequence), closing(ahead):
                 ahead.look()
                 while (plan := sequence.next(fetch=step % turns == number)) is not None:
@@ -319,7 +350,7 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
                         position = base + rounds * stride if num_workers else plan.position
                         ahead.need_for(plan)
                         batch = whole(read(plan))
-                        if num_moves != self.num_moves:
+                        if num_moves != self.state.moves:
                             raise self.moved()
                         self.note(sequence, Progress(epoch=plan.epoch, position=position))
                         yield batch
@@ -339,9 +370,9 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
                 "batches were delivered by a loader, so the dataset cannot know its position; "
                 "use dataset.state_after(batch) with the last batch, or loader.state_dict()"
             )
-        state, worker = self.state_here(), worker_here()
+        state, worker, stride = self.state_here(), worker_here(), self.state.view.stride
         if worker:
-            state |= {"worker": [worker.number, worker.num_workers], "window": self._view.stride}
+            state |= {"worker": [worker.number, worker.num_workers], "window": stride}
         return state
 
     def state_after(self, batch: Mapping[str, Any]) -> State:

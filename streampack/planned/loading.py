@@ -184,17 +184,17 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         """Deliver an iteration; return whether a change of the run cut it short."""
         engine = self.engine
         num_fetched = len(engine.fetched_for_lengths)
-        num_changes = engine.num_changes
+        num_changes = engine.state.changes
         with engine.iteration() as sequence, closing(sequence):
             if self._fitted_to != (engine.recipe.packing, engine.footprint()):
                 self._fit()
             plans = self._begin(sequence, num_fetched)
-            ahead, tally, num_moves = plans.ahead, self._tally, engine.num_moves
+            ahead, tally, num_moves = plans.ahead, self._tally, engine.state.moves
             origin_of = engine.provenances()
             with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):
-                    if num_moves != engine.num_moves:
+                    if num_moves != engine.state.moves:
                         raise engine.moved()
                     delivered = plans.deliver()
                     # Otherwise a later iteration has begun or a state was loaded; those count.
@@ -207,7 +207,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                     engine.note(sequence, progress)
                     yield batch
                     del batch
-                    if engine.num_changes != num_changes:
+                    if engine.state.changes != num_changes:
                         break  # what was read ahead is of the plan before the change
                     if delivered.is_delivered:
                         delivered.count(tally)
@@ -218,7 +218,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                         skipped = self._totals.skipped + sequence.num_skipped
                         self._totals, self._is_new = replace(self._totals, skipped=skipped), False
                     self._settle()
-                is_cut = engine.num_changes != num_changes
+                is_cut = engine.state.changes != num_changes
                 if not is_cut:
                     engine.note_end(sequence)
         return is_cut

@@ -194,7 +194,7 @@ class _Run:
     def __init__(self, engine: PlanEngine, watchers: Sequence[Watcher], first: int) -> None:
         self._engine, self._watchers = engine, watchers
         start = Progress(epoch=first)
-        self._reader = PlanReader(engine.run.whole(), start, skips=engine.skips)
+        self._reader = PlanReader(engine.run.whole(), start, skips=engine.state.skips)
         self._num_devices = engine.world.num_devices
         self._delivery = DeliveryStats(engine.recipe)
         self._global_batches = 0

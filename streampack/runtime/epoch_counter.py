@@ -14,6 +14,7 @@ The others find its word, or compute the same number. A word is one aligned stor
 from __future__ import annotations
 
 import multiprocessing.context
+from collections.abc import Sequence
 from hashlib import blake2b
 from multiprocessing.sharedctypes import RawArray
 from typing import Any
@@ -78,10 +79,6 @@ class SharedEpochCounter:
     def run(self) -> list[int]:
         return [int(word) for word in self.words[RUN:HEAD]]
 
-    @run.setter
-    def run(self, values: list[int]) -> None:
-        self.words[RUN:HEAD] = values
-
     def word(self, worker: int) -> int:
         return int(self.words[HEAD + worker])
 
@@ -89,9 +86,11 @@ class SharedEpochCounter:
         """Undo a worker's `begin`, after its iteration failed before the first batch."""
         self.words[HEAD + worker] = word
 
-    def set_epoch(self, epoch: int) -> None:
-        self.words[HEAD:] = 0
-        self.words[NEXT] = epoch
+    def words_at(self, epoch: int, run: Sequence[int] = ()) -> Int64Array:
+        """Return the page in which this epoch is next, and no iteration has begun."""
+        words = np.zeros_like(self.words)
+        words[NEXT], words[RUN : RUN + len(run)] = epoch, run
+        return words
 
     def begin(self, worker: int, key: str, epoch: int | None = None) -> int:
         """Begin an iteration and return its epoch: the next one, unless `epoch` is given.

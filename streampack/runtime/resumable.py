@@ -4,9 +4,11 @@
 
     iteration()    the next epoch, or the loaded state     rolled back if it has no first batch
     note(...)      the position, after every batch         ignored once a later iteration began
-    go_to(epoch)   a state was loaded, or the epoch set    running iterations end with an error
+    go_to(...)     a state was loaded, or the epoch set    running iterations end with an error
 
-A position is whatever the wing's states hold: progress in a plan, or positions in the sources.
+Where a run stands is one value, `state`, and each change of it one assignment. So a signal handler
+that raises finds it as it was or as it is to be. A position is whatever the wing's states hold:
+progress in a plan, or positions in the sources.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from reprlib import repr as short_repr
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -41,27 +43,31 @@ class ResumableRun(Generic[Iteration, Position]):
     With `finds_world`, the rank was found in the process's surroundings, which may change.
     """
 
-    size: str
-    """The size of a batch, as the dataset's repr names it."""
-    ROLLED_BACK: ClassVar[tuple[str, ...]] = ("at", "_current", "_epoch_after")
+    state: Any
+    """A NamedTuple with at least these fields.
+
+    at: The position of the current iteration, or None where the next one begins.
+    current: The iteration whose position it is, or None.
+    epoch_after: The next epoch, as of this process's last iteration.
+    moves: Number of times that a state was loaded, the epoch set or the run changed.
+    """
 
     def __init__(self, world: World, *, finds_world: bool) -> None:
         self.world = world
         self._finds_world = finds_world
         self.counter = SharedEpochCounter()
-        self.at: Position | None = None
-        """The position of the current iteration, or None where the next one begins."""
-        self.num_moves = 0
-        """Number of times that a state was loaded, the epoch set or the run changed."""
-        self._current: Iteration | None = None
-        self._epoch_after = 0  # the next epoch, as of this process's last iteration
         self._num_iterations = 0
-        # Worker, its word of the counter, and ROLLED_BACK; kept until an iteration's first batch.
-        self._before: tuple[int, int, dict[str, Any]] | None = None
+        # Worker, its word of the counter, and the state; kept until an iteration's first batch.
+        self._before: tuple[int, int, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         self.check_world()  # a spawned worker cannot see the process group
-        return self.__dict__ | {"_current": None, "_before": None}
+        return self.__dict__ | {"state": self.state._replace(current=None), "_before": None}
+
+    @property
+    def size(self) -> str:
+        """The size of a batch, as the dataset's repr names it."""
+        raise NotImplementedError
 
     def check_world(self) -> None:
         """Refuse a rank other than the one found at construction."""
@@ -73,7 +79,7 @@ class ResumableRun(Generic[Iteration, Position]):
 
         This claims no epoch: some trainers call iter() only as a check and discard the iterator.
         """
-        self.at = None
+        self.state = self.state._replace(at=None)
 
     @contextmanager
     def iteration(self, begun: Iteration | None = None) -> Iterator[Iteration]:
@@ -100,19 +106,19 @@ class ResumableRun(Generic[Iteration, Position]):
             owner = f"{worker.base_seed}:{worker.num_workers}"
         key = f"{owner}:{self._num_iterations}"
         self._num_iterations += 1
-        fields = {name: getattr(self, name) for name in self.ROLLED_BACK}
-        self._before = worker.number, self.counter.word(worker.number), fields
+        self._before = worker.number, self.counter.word(worker.number), self.state
         try:
             self.check_world()
-            self._current = iteration = self._begin(worker.number, key)
+            begun = self._begin(worker.number, key)
+            self.state = begun._replace(epoch_after=self.counter.next_epoch)
         except BaseException:
             self.abandon()
             raise
-        self._epoch_after = self.counter.next_epoch
+        iteration: Iteration = begun.current
         return iteration
 
-    def _begin(self, worker: int, key: str) -> Iteration:
-        """Begin an iteration under this key of the epoch counter, and set the position."""
+    def _begin(self, worker: int, key: str) -> Any:
+        """Begin an iteration under this key of the epoch counter, and return the state in it."""
         raise NotImplementedError
 
     def note(self, iteration: Iteration, position: Position | None) -> None:
@@ -121,11 +127,11 @@ class ResumableRun(Generic[Iteration, Position]):
         Ignored if a later iteration has begun or a state was loaded since.
         """
         self._before = None
-        if iteration is self._current:
-            self.at = position
+        if iteration is self.state.current:
+            self.state = self.state._replace(at=position)
 
     def moved(self) -> ConfigError:
-        """Return the error of an iterator that began before `num_moves` grew."""
+        """Return the error of an iterator that began before `moves` grew."""
         return ConfigError(
             "since this iterator began, a state was loaded, the epoch was set, or the run was "
             "amended or skipped; it would continue at its old position, which no state knows, so "
@@ -136,22 +142,24 @@ class ResumableRun(Generic[Iteration, Position]):
         """Note that an iteration failed; undo it if it has delivered no batch."""
         before, self._before = self._before, None
         if before is not None:
-            worker, word, fields = before
+            worker, word, state = before
             self.counter.put_back(worker, word)
-            self.__dict__.update(fields)
+            self.state = state
 
     def is_current(self, iteration: Iteration | None) -> bool:
-        return iteration is not None and iteration is self._current
+        return iteration is not None and iteration is self.state.current
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether another process's workers have begun an iteration since this one's last."""
-        has_begun = self.counter.has_begun and self.counter.next_epoch != self._epoch_after
+        has_begun = self.counter.has_begun and self.counter.next_epoch != self.state.epoch_after
         return has_begun and not worker_here()
 
-    def go_to(self, epoch: int) -> None:
-        self.counter.set_epoch(epoch)
-        self.at = self._current = self._before = None
+    def go_to(self, state: Any, epoch: int, run: Sequence[int] = ()) -> None:
+        """Adopt a state in which this epoch is next; `run` is for workers that live on."""
+        words, state = self.counter.words_at(epoch, run), state._replace(at=None, current=None)
+        # In one statement, as workers must know of a state that this process has.
+        self._before, self.state, self.counter.words[:] = None, state, words
 
     def fingerprint(self) -> dict[str, Any]:
         """Return everything that determines the packs, as JSON."""
