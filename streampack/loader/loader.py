@@ -27,7 +27,6 @@ from streampack.config import Mixing
 from streampack.errors import ConfigError, ResumeError, suggest
 from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
-from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
 from streampack.runtime.arguments import with_hints
@@ -240,7 +239,7 @@ class PackedDataLoader:
 
     def _change_run(self, method: str, value: Any) -> None:
         loading = self._loading
-        if not (isinstance(loading, PlannedLoading) and isinstance(loading.engine, ChapterEngine)):
+        if not (isinstance(loading, PlannedLoading) and loading.engine.run.chapters):
             raise ConfigError(
                 f"loader.{method}() is for a run of chapters; pass "
                 "chapters=[Chapter(weights={...})] to the PackedStreamingDataset"

@@ -140,7 +140,7 @@ class PlannedChapters(NamedTuple):
 
 
 PlanRun: TypeAlias = Callable[..., PlannedChapters]
-"""Plans chapters: see `ChapterEngine`."""
+"""Plans chapters: see `plan_chapters`."""
 
 
 def planned_as_before(
@@ -212,7 +212,7 @@ def warn_of_skips(
     run: RunPlan, skips: Sequence[tuple[int, int]], progress: Progress | None = None
 ) -> None:
     """Warn of ranges [first, stop) of steps that are not skipped: past, or beyond the run."""
-    begun, end = 0, run.spans[-1].stop_step
+    begun, end = 0, run.spans[-1].stop_step if run.spans else None
     if progress is not None:
         span = run.spans[progress.epoch]
         begun = span.step_at(progress.position + span.recipe.global_batch_size - 1)

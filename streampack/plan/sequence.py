@@ -49,14 +49,14 @@ class PackSequence:
     """One device's batches of an epoch or of the chapters of a run, from a position on.
 
     `walk` is what `walk_state` returned at `start`. Steps of the run in `skips`, ranges
-    [first, stop), are not delivered. `stop` is one past the last chapter to deliver; None: the
-    run's last. An epoch is delivered alone.
+    [first, stop), are not delivered. An epoch is delivered alone.
     Without snapshots in `start`, the lanes are planned from the start of the epoch or the run.
 
     Attributes:
         epoch: The epoch, or the chapter of a run.
         position: Packs of it before the next step, over all ranks.
         num_skipped: Steps that were skipped.
+        stop: One past the last chapter to deliver; at first the run's last.
     """
 
     def __init__(
@@ -66,14 +66,12 @@ class PackSequence:
         *,
         walk: WalkState | None = None,
         skips: Sequence[tuple[int, int]] = (),
-        stop: int | None = None,
     ) -> None:
         self._run = run
         self._skips = sorted(skips)
         start = start or Progress()
         number = start.epoch
-        last = len(run) if run.chapters else number + 1
-        self._stop = last if stop is None else stop
+        self.stop = len(run) if run.chapters else number + 1
         view = run.view(number)
         # Each lane is counted by one device, although several may plan it.
         counted = range(view.place, run.recipes[0].num_lanes, view.num_devices)
@@ -85,7 +83,7 @@ class PackSequence:
         self._dropped_before = self._queues.dropped
         self._substituted_before -= self._at.substituted
         slots = self._span.num_slots
-        if slots is not None and start.position >= slots and number + 1 < self._stop:
+        if slots is not None and start.position >= slots and number + 1 < self.stop:
             self._start_chapter()
 
     def _begin(self, number: int, position: int, walk: WalkState | None = None) -> None:
@@ -122,7 +120,7 @@ class PackSequence:
     def is_finished(self) -> bool:
         """Whether the epoch or the run has no step after this position, in any process."""
         self._at.walk_to(self.position + 1)
-        return self._is_over and self.epoch + 1 == self._stop
+        return self._is_over and self.epoch + 1 == self.stop
 
     @property
     def _is_over(self) -> bool:
@@ -158,7 +156,7 @@ class PackSequence:
             self._at.walk_to(self.position + self._stride)
             if not self._is_over:
                 return self._next(most_here, fetch=fetch)
-            if self.epoch + 1 == self._stop:
+            if self.epoch + 1 == self.stop:
                 return None
             self._start_chapter()
 

@@ -29,11 +29,9 @@ from streampack.chapters import Chapter, check_chapters, check_skip
 from streampack.config import Buffers, Mixing, Order, Packing
 from streampack.errors import ConfigError
 from streampack.planned.build import check_run, loss_weights_of
-from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.config_text import config_text
 from streampack.planned.documents import read_document
 from streampack.planned.engine import PlanEngine
-from streampack.planned.epoch_engine import EpochEngine
 from streampack.planned.spec import DatasetSpec
 from streampack.planned.stream_lengths import warn_of_open_texts, with_own_overflow
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
@@ -269,7 +267,6 @@ def _make_engine(
         keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
     )
     spec = replace(spec, context=spec.slice_for(convert))
-    if not spec.chapters:
-        return EpochEngine(spec, convert, buffers, finds_world=finds_world)
-    check_run(spec, streams, batch_format)
-    return ChapterEngine(spec, convert, buffers, finds_world=finds_world)
+    if spec.chapters:
+        check_run(spec, streams, batch_format)
+    return PlanEngine(spec, convert, buffers, finds_world=finds_world)

@@ -1,10 +1,15 @@
-"""What the engines of `PackedStreamingDataset` share: readers, memory, caches, iterations.
+"""The engine of a `PackedStreamingDataset`: its iterations, and the states of its run.
 
 ::
 
     begin --> PackSequence --plan--> BatchReader --> batch
                    |
                    '-- ShardPrefetcher follows the plan
+
+    epochs      each iteration is one; the next loop begins the next one
+    chapters    one sequence; a loop ends with the run, the next continues after the last batch
+
+Of chapters, batches say which they belong to in `epoch`, and their place in it in `position`.
 
 The loader plans in its own process and reads elsewhere. Under torch's own DataLoader every worker
 has a copy of the engine, plans everything and reads its share.
@@ -13,153 +18,67 @@ has a copy of the engine, plans everything and reads its share.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
-from typing import Any, NamedTuple
-
-import torch
+from dataclasses import replace
+from typing import Any
 
 from streampack.batch.batch import Batch
-from streampack.batch.buffer_pool import BufferPool
-from streampack.batch.formats.registry import Formatter
-from streampack.config import Buffers
-from streampack.errors import ResumeError
-from streampack.gather.context_slice import ContextSlice
-from streampack.gather.gather import Gatherer
-from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
-from streampack.plan.chapter_edits import RunChapters
-from streampack.plan.device_plan import DevicePlan, DeviceView, touched_lanes
-from streampack.plan.recipe import Recipe
-from streampack.plan.run_worlds import RunWorld, balance_in_state
+from streampack.errors import ConfigError, ResumeError
+from streampack.plan.chapter_edits import edits_record
+from streampack.plan.lane_ends import packs_in, slots_in
+from streampack.plan.run_worlds import RunWorld, balance_in_state, check_at_batch, worlds_in
 from streampack.plan.sequence import PackSequence
-from streampack.plan.spans import RunPlan
-from streampack.plan.state import Progress, encode_state, run_fingerprint
-from streampack.planned.build import kept_shape
-from streampack.planned.cache_budget import (
-    CacheWorkingSet,
-    ReadAhead,
-    cache_needs,
-    fetch_limits,
-    lane_cycle,
+from streampack.plan.state import KIND, Progress, RunShape, encode_state, read_state
+from streampack.planned.build import METHODS, build_recipe, chapter_spec, kept_shape
+from streampack.planned.readers import ReadableRun
+from streampack.planned.refusals import (
+    check_not_empty,
+    check_saving_worker,
+    check_whole_batches,
+    check_within_epoch,
 )
-from streampack.planned.refusals import check_not_empty
-from streampack.planned.spec import DatasetSpec
-from streampack.runtime.batch_reader import BatchReader
+from streampack.planned.resuming import (
+    amended,
+    chapters_of,
+    loaded_chapters,
+    loaded_epochs,
+    skipping,
+)
+from streampack.planned.run_state import RunState, after_edge
 from streampack.runtime.loader_session import close_at_exit
-from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
-from streampack.runtime.provenance import Provenance
-from streampack.runtime.rank_digest import RankView
-from streampack.runtime.resumable import ResumableRun
+from streampack.runtime.memory_budget import max_prefetch
+from streampack.runtime.rank_digest import compare_values
 from streampack.runtime.torch_worker import TorchWorker, worker_here
 from streampack.runtime.whole_batch import whole
-from streampack.streams import TokenStream
 from streampack.types import State
 
 
-class RunState(NamedTuple):
-    """A run, and where it stands in a process; see `ResumableRun`."""
-
-    run: RunPlan
-    """Its epochs or its chapters, and where they begin."""
-    spec: DatasetSpec
-    """The dataset's arguments; in a run of chapters, those of the current one."""
-    chapters: RunChapters = ()
-    number: int = 0
-    """The current chapter, or 0."""
-    skips: Sequence[tuple[int, int]] = ()
-    """Ranges [first, stop) of steps of the run that are not delivered."""
-    past: Sequence[RunWorld] = ()
-    """Worlds of the run before `start`."""
-    start: Progress = Progress()
-    """Where the run was loaded, set or changed last."""
-    worker_start: Progress | None = None
-    """Where the next iteration begins, loaded in a worker of torch."""
-    saved_size: int = 0
-    """The global batch size of the state loaded last; of epochs."""
-    at: Progress | None = None
-    current: PackSequence | None = None
-    latest: PackSequence | None = None
-    """The last iteration, which knows snapshots and states of walks."""
-    epoch_after: int = 0
-    moves: int = 0
-    changes: int = 0
-    """How often the run was changed; an iteration that began before ends there."""
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.run.recipe(self.number)
-
-    @property
-    def view(self) -> DeviceView:
-        return self.run.view(self.number)
-
-
-class PlanEngine(ResumableRun[PackSequence, Progress]):
-    """Plans, reads and resumes a planned dataset; see `EpochEngine` and `ChapterEngine`."""
-
-    state: RunState
+class PlanEngine(ReadableRun):
+    """Plans, reads and resumes a planned dataset."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in a worker plans for itself.
         return super().__getstate__() | {"state": self.state._replace(latest=None, current=None)}
 
-    def __init__(
-        self, spec: DatasetSpec, convert: Formatter, buffers: Buffers, *, finds_world: bool
-    ) -> None:
-        super().__init__(spec.world, finds_world=finds_world)
-        self.buffers = buffers
-        self.balance = spec.balance
-        self._whole = spec  # the dataset's arguments, without those of chapters
-        self.fetched_for_lengths = spec.fetched_for_lengths
-        """Bytes of each shard that this process fetched to learn its lengths; grows."""
-        self._convert = convert
-        self._needs: dict[tuple[Recipe, int], CacheWorkingSet] = {}  # by phase of a `lane_cycle`
-        self._build(spec)
-        max_prefetch(buffers, self.footprint(), 1)
-        self.check_cache()
+    def __len__(self) -> int:
+        """Return the number of batches of this rank in the current or next epoch, or in the run.
 
-    @property
-    def spec(self) -> DatasetSpec:
-        """The dataset's arguments; in a run of chapters, those of the current one."""
-        return self.state.spec
-
-    @property
-    def size(self) -> str:
-        return self.spec.size
-
-    @property
-    def run(self) -> RunPlan:
-        """Its epochs or its chapters, and where they begin."""
-        return self.state.run
-
-    @property
-    def recipe(self) -> Recipe:
-        """Everything that determines the sequence of packs, or those of the current chapter."""
-        return self.state.recipe
-
-    _digests: list[str]
-    """A digest of each stream's contents."""
-
-    def _build(self, spec: DatasetSpec) -> None:
-        """Set the first state and the digests of the streams."""
-        raise NotImplementedError
-
-    def _step_before(self, number: int, position: int) -> int:
-        """Return the step of this rank's batch, where the batches of all ranks end at a position.
-
-        After a resume inside a step, these may belong to two steps.
+        A TypeError if its last chapter has no end.
         """
-        view = self.run.view(number)
-        return self.run.step_of(number, view.first_slot(position - view.stride))
+        numbers: Sequence[int] = range(len(self.run))
+        if not self.run.chapters:
+            numbers = [self.state.at.epoch if self.state.at else self.counter.next_epoch]
+        num_batches = 0
+        for number in numbers:
+            if (slots := self.run.num_slots(number)) is None:
+                raise TypeError(
+                    f"chapter {number}, the run's last, has no end, so the run has no length"
+                )
+            num_batches += -(-slots // self.run.view(number).stride)
+        return num_batches
 
-    def fingerprint(self) -> dict[str, Any]:
-        return run_fingerprint(self.run, self._digests)
-
-    @property
-    def opened(self) -> tuple[TokenStream, ...]:
-        """The streams as they are opened."""
-        return self._whole.streams
+    # Where the run stands.
 
     def start_before(self, place: tuple[int, int]) -> Progress:
         """Return the state loaded last, if it is not of a later place, or the run's start."""
@@ -181,138 +100,131 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
                 worlds.append(world)
         return worlds
 
-    def note_end(self, sequence: PackSequence) -> None:
-        """Record that an iteration is finished."""
-        raise NotImplementedError
+    @property
+    def _reached(self) -> Progress:
+        """The position of the current iteration, or where the next one begins."""
+        return self.state.at or self._next_start
 
-    def continues(self) -> bool:
-        """Whether a loop continues after an iteration; of epochs, each is a loop of its own."""
-        return False
+    @property
+    def _next_start(self) -> Progress:
+        if self.run.chapters:
+            return self.state.start
+        return self.state.worker_start or self._start_of(self.counter.next_epoch)
 
-    def __len__(self) -> int:
-        """Return the number of batches of this rank in the next loop."""
-        raise NotImplementedError
+    def _start_of(self, epoch: int) -> Progress:
+        start = self.state.start
+        return start if epoch == start.epoch else Progress(epoch=epoch)
 
     @property
     def next_epoch(self) -> int:
         """The epoch or chapter of the next iteration, without beginning it."""
-        raise NotImplementedError
+        if self.run.chapters:
+            return after_edge(self.run, self._reached).epoch
+        start = self._next_start
+        position, stride = start.position, self.state.view.stride
+        if not position:
+            return start.epoch
+        counted = self.run.counted(start.epoch)
+        if position >= packs_in(self.recipe, counted):
+            position = -(-position // stride) * stride  # padding completes the step
+        return start.epoch + (position >= slots_in(self.recipe, counted))
 
-    @property
-    def _reached(self) -> Progress:
-        """The position of the current iteration, or where the next one begins."""
-        raise NotImplementedError
+    # Iteration.
 
-    def state_here(self) -> State:
-        """Return the state of this process's own iterations, ignoring other processes."""
-        return self._state_of(self._reached)
+    def ask(self) -> None:
+        """Note that an iterator was requested; one of chapters continues the run."""
+        if not self.run.chapters:
+            super().ask()
 
-    def _state_of(self, progress: Progress) -> State:
-        recipe = self.run.recipe(progress.epoch)
-        view = self.run.view(progress.epoch)
-        state = encode_state(self.run, self._digests, progress)
-        state["worlds"] = json.dumps(self.worlds(progress.epoch), separators=(",", ":"))
-        return state | balance_in_state(recipe, view, progress.position)
+    def continues(self) -> bool:
+        """Whether a loop continues after an iteration; of epochs, each is a loop of its own."""
+        reached = self._reached
+        slots = self.run.spans[reached.epoch].num_slots if self.run.chapters else 0
+        is_over = slots is not None and reached.position >= slots
+        return not (is_over and reached.epoch + 1 >= len(self.run))
 
-    def _resume_from(
-        self, state: RunState, progress: Progress, past: Sequence[RunWorld] | None = None
-    ) -> None:
-        """Begin the next iteration there, after these worlds, or None for those so far."""
-        past = self.worlds(progress.epoch) if past is None else past
-        state = state._replace(start=progress, past=past, moves=self.state.moves + 1)
-        epoch, kept = (0, ()) if state.chapters else (progress.epoch, kept_shape(state.recipe))
-        self.go_to(state, epoch, [1, progress.epoch, progress.position, *kept])
+    def end_of_shape(self, number: int) -> int:
+        """Return the epoch or chapter after those from one on whose batches have its shape."""
+        chapters, stop = self.state.chapters, number + 1
+        shapes = [chapter_spec(self._whole, each.chapter).shape for each in chapters[number:]]
+        while stop < len(chapters) and shapes[stop - number] == shapes[0]:
+            stop += 1
+        return stop
+
+    def _begin(self, worker: int, key: str) -> RunState:
+        is_here = not worker_here()
+        if not is_here:
+            self._take_over_run()
+        if self.run.chapters:
+            if not is_here and self.counter.begin(worker, key):
+                raise ResumeError(
+                    f"worker {worker}: a second loop under torch's DataLoader cannot know where "
+                    "the first was left; use "
+                    "PackedDataLoader, or load dataset.state_after(batch) before the loop"
+                )
+            at = self._reached if is_here else self.state.start
+            latest, skips = self.state.latest, self.state.skips
+            walk = latest.walk_state(at.epoch, at.position) if latest else None
+            sequence = PackSequence(self.run, at, walk=walk, skips=skips)
+        else:
+            sequence = self._next_sequence(worker, key)
+            at = Progress(epoch=sequence.epoch, position=sequence.position)
+        state = self._in(self.state, after_edge(self.run, at).epoch)
+        return state._replace(worker_start=None, at=at, current=sequence, latest=sequence)
+
+    def _next_sequence(self, worker: int, key: str) -> PackSequence:
+        state = self.state
+        start, latest = state.worker_start, state.latest
+        if start is not None:
+            self.counter.begin(worker, key, start.epoch)
+            return self._sequence(start, latest)
+        epoch, start = self.counter.begin(worker, key), state.start
+        if epoch != start.epoch or not start.position:
+            # Not in the constructor: a loaded state may have another lane_turn.
+            check_whole_batches(self.recipe)
+            return self._sequence(self._start_of(epoch), latest)
+        sequence = self._sequence(start, latest)
+        check_within_epoch(sequence, start.position, state.saved_size)
+        if sequence.is_finished:
+            # The state was taken after the epoch's last batch, so the next epoch follows.
+            self.counter.begin(worker, key, epoch + 1)
+            return self._sequence(Progress(epoch=epoch + 1), sequence)
+        check_at_batch(sequence.position, start.position, state.view)
+        return sequence
+
+    def _sequence(self, start: Progress, latest: PackSequence | None) -> PackSequence:
+        return PackSequence(self.run, replace(start, snapshots=self._snapshots_at(start, latest)))
+
+    def _snapshots_at(self, start: Progress, latest: PackSequence | None) -> list[State]:
+        """Return snapshots from which planning can resume, as far as they are known."""
+        is_carried = self.recipe.mixing.epoch_end == "carry"
+        if (
+            latest
+            and is_carried
+            and (latest.epoch, latest.position)
+            <= (
+                start.epoch,
+                start.position,
+            )
+        ):
+            # Lanes continue across epochs: start from where the last epoch left them.
+            return start.snapshots or latest.snapshots()
+        return start.snapshots
+
+    def note_end(self, sequence: PackSequence) -> None:
+        """Record that an iteration is finished."""
+        if self.run.chapters:
+            position = sequence.position if sequence.num_slots is None else sequence.num_slots
+            end = Progress(epoch=sequence.epoch, position=position, snapshots=sequence.snapshots())
+        else:
+            end = Progress(epoch=sequence.epoch + 1)
+            end = replace(end, snapshots=self._snapshots_at(end, self.state.latest))
+        self.note(sequence, end)
 
     def abandon(self) -> None:
         """Note that an iteration failed: the next one plans from its start."""
         super().abandon()
         self.state = self.state._replace(latest=None)  # planning may have stopped halfway
-
-    def rank_view(self) -> RankView:
-        """Return the streams and options that every rank must share."""
-        spec, streams = self.spec, []
-        for name, stream, digest in zip(
-            self.recipe.names, spec.streams, self._digests, strict=True
-        ):
-            index, _, lengths = digest.partition(":")
-            folder = str(stream.cache.folder)
-            streams.append({"name": name, "folder": folder, "index": index, "lengths": lengths})
-        recipe = {key: value for key, value in self.fingerprint().items() if key != "streams"}
-        return {"streams": streams, "recipe": recipe | spec.options_of_ranks()}
-
-    def footprint(self, num_workers: int = 0, *, plans_in_workers: bool = False) -> MemoryFootprint:
-        """Return the peak memory of a rank, to check against `Buffers`."""
-        recipe, lanes = self.recipe, self.recipe.num_lanes
-        # With other values of epoch_end, a device reads every lane in the end.
-        if recipe.mixing.epoch_end == "carry":
-            lanes = len(touched_lanes(recipe, self.state.view))
-        return MemoryFootprint(
-            packer_tokens=lanes * sum([each.buffer_limit for each in recipe.shapes.packings]),
-            batch_tokens=self.spec.batch_tokens // self.world.context_parallel,
-            num_workers=num_workers,
-            plans_in_workers=plans_in_workers,
-        )
-
-    def reader(self, *, pinned: bool = False, state: RunState | None = None) -> BatchReader:
-        """Return a reader that turns plans into batches: of this dataset, or of one state of it."""
-        state = state or self.state
-        weights, packing = state.spec.loss_weights, state.recipe.packing
-        return BatchReader(
-            gatherer=Gatherer(state.spec.streams, packing, state.spec.context),
-            packing=packing,
-            convert=self._convert,
-            stream_weights=None if weights is None else torch.tensor(weights),
-            blocks=BufferPool(pinned=pinned),
-        )
-
-    def _plain_reader(self) -> Callable[[DevicePlan], Any]:
-        return self.reader()
-
-    def provenances(self) -> Callable[[DevicePlan, int], Provenance]:
-        """Return what makes the provenance of a batch of a plan, in the running chapter."""
-        return partial(self._provenance, self.recipe, self.spec.context)
-
-    def _provenance(
-        self, recipe: Recipe, context: ContextSlice | None, plan: DevicePlan, number: int
-    ) -> Provenance:
-        packing, epoch, position = recipe.packing, plan.epoch, plan.positions[number]
-        return Provenance(
-            epoch=epoch,
-            position=position,
-            step_of=partial(self._step_before, epoch, position),
-            stream_names=recipe.names,
-            packs_of=lambda: plan.slice(number, number + 1).packs,
-            shape=(plan.num_rows, packing.row_tokens * plan.slots_per_pack),
-            packing=packing,
-            context=context,
-            convert=self._convert,
-        )
-
-    def check_cache(self, num_workers: int = 0) -> None:
-        """Refuse a cache limit that cannot hold this node's concurrent shards."""
-        self._fetch_limits(0, num_workers)
-
-    def _fetch_limits(
-        self, epoch: int, num_workers: int, planner: int | None = None
-    ) -> FetchLimits:
-        spec, recipe = self.spec, self.recipe
-        limit, phase = spec.cache_limit, epoch % lane_cycle(spec, recipe)
-        if limit is not None and (recipe, phase) not in self._needs:
-            self._needs[recipe, phase] = cache_needs(spec, recipe, phase)
-        needs = CacheWorkingSet() if limit is None else self._needs[recipe, phase]
-        return fetch_limits(limit, needs, self.world, num_workers=num_workers, planner=planner)
-
-    def read_ahead(
-        self, sequence: PackSequence, num_workers: int = 0, planner: int | None = None
-    ) -> ReadAhead:
-        """Return the shard prefetch of an iteration; arguments as `fetch_limits`."""
-        streams, fetcher = self.spec.streams, None
-        if any(stream.cache.needs_fetch for stream in streams):
-            limits = self._fetch_limits(sequence.epoch, num_workers, planner)
-            fetcher = ShardPrefetcher(streams, limits)
-        return ReadAhead(fetcher, sequence)
-
-    # Iteration.
 
     def batches(self) -> Iterator[Batch]:
         """Iterate the next epoch; in a torch worker, every num_workers-th batch of it."""
@@ -363,14 +275,33 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
 
     # State.
 
+    def state_here(self) -> State:
+        """Return the state of this process's own iterations, ignoring other processes."""
+        return self._state_of(self._reached)
+
+    def _state_of(self, progress: Progress) -> State:
+        recipe = self.run.recipe(progress.epoch)
+        view = self.run.view(progress.epoch)
+        state = encode_state(self.run, self._digests, progress)
+        state["worlds"] = json.dumps(self.worlds(progress.epoch), separators=(",", ":"))
+        if self.run.chapters:
+            state |= edits_record(self.state.chapters, self.state.skips)
+        return state | balance_in_state(recipe, view, progress.position)
+
     def state_dict(self) -> State:
         """Return the state after the batch last delivered; in a torch worker, that worker's own."""
+        worker, stride = worker_here(), self.state.view.stride
+        if worker and self.run.chapters:
+            raise ResumeError(
+                "a worker does not know where a run of chapters stands; save "
+                "dataset.state_after(batch), which fits any number of workers"
+            )
         if self.is_elsewhere:
             raise ResumeError(
                 "batches were delivered by a loader, so the dataset cannot know its position; "
                 "use dataset.state_after(batch) with the last batch, or loader.state_dict()"
             )
-        state, worker, stride = self.state_here(), worker_here(), self.state.view.stride
+        state = self.state_here()
         if worker:
             state |= {"worker": [worker.number, worker.num_workers], "window": stride}
         return state
@@ -386,3 +317,80 @@ class PlanEngine(ResumableRun[PackSequence, Progress]):
             )
         progress = Progress(epoch=int(batch["epoch"]), position=int(batch["position"]))
         return self._state_of(progress)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration at an epoch; of chapters only 0, as trainers always call it."""
+        if not self.run.chapters:
+            self._resume_from(self.state, Progress(epoch=epoch))
+        elif epoch:
+            raise ConfigError(
+                f"set_epoch({epoch}): a run of chapters has no epochs; omit it, the next loop "
+                "continues the run"
+            )
+
+    def load_state_dict(self, state: State) -> None:
+        """Resume from `state`, with its run's lanes and packing method."""
+        saved = read_state(state, KIND if self.run.chapters else None)
+        worlds, load = worlds_in(saved), loaded_chapters if self.run.chapters else loaded_epochs
+        loaded, progress = load(self.state, self._whole, self._digests, saved)
+        if check_saving_worker(saved, loaded.run.view(progress.epoch)):
+            self.state = loaded._replace(worker_start=progress, at=None, current=None)
+        else:
+            loaded = self._in(loaded, after_edge(loaded.run, progress).epoch)
+            self._resume_from(loaded, progress, worlds)
+
+    def check_state(self, state: State) -> tuple[int, int]:
+        """Check that a state belongs to this run, and return its chapter and position."""
+        saved = read_state(state, KIND)
+        chapters_of(self._whole, self._digests, saved)
+        return saved["epoch"], saved["position"]
+
+    def _resume_from(
+        self, state: RunState, progress: Progress, past: Sequence[RunWorld] | None = None
+    ) -> None:
+        """Begin the next iteration there, after these worlds, or None for those so far."""
+        past = self.worlds(progress.epoch) if past is None else past
+        state = state._replace(start=progress, past=past, moves=self.state.moves + 1)
+        epoch, kept = (0, ()) if state.chapters else (progress.epoch, kept_shape(state.recipe))
+        self.go_to(state, epoch, [1, progress.epoch, progress.position, *kept])
+
+    def _take_over_run(self) -> None:
+        """Adopt what the training process loaded since this worker of it started."""
+        is_set, epoch, position, *kept = self.counter.run
+        if not is_set:
+            return
+        state = self.state
+        if not state.chapters and tuple(kept) != kept_shape(self.recipe):
+            num_lanes, lane_turn, size, method = kept
+            shape = RunShape(num_lanes, lane_turn, size, METHODS[method])
+            state = state.with_recipe(build_recipe(self.spec, shape))
+        if (epoch, position) != (state.start.epoch, state.start.position):
+            state = state._replace(start=Progress(epoch=epoch, position=position))
+        self.state = state
+
+    # Changes of a run of chapters; all ranks must ask for the same.
+
+    def _compare(self, **asked: Any) -> Progress:
+        """Return where the run stands, once all ranks asked for the same there."""
+        at = after_edge(self.run, self._reached)
+        compare_values(asked | {"position": (at.epoch, at.position)}, self.world)
+        return self._reached
+
+    def _change(self, state: RunState, here: Progress) -> None:
+        """Adopt a changed run. The next iteration, in a loader's same loop, begins here."""
+        changes, moves = state.changes + 1, state.moves + 1  # a move ends a dataset's iterator
+        state = self._in(state, after_edge(self.run, here).epoch)
+        past = self.worlds(here.epoch)
+        self.state = state._replace(past=past, start=here, at=here, changes=changes, moves=moves)
+
+    def amend(self, weights: Any) -> None:
+        """End the running chapter at the next global batch, and begin one with other weights."""
+        # Also what is not a mapping: a rank that raised alone would leave the others waiting.
+        shown = {k: str(v) for k, v in weights.items()} if isinstance(weights, Mapping) else weights
+        here = self._compare(weights=shown)
+        self._change(amended(self.state, self._whole, here, weights), here)
+
+    def skip(self, steps: int) -> None:
+        """Skip the next global batches, from the next edge on."""
+        here = self._compare(steps=steps)
+        self._change(skipping(self.state, here, steps), here)

@@ -186,6 +186,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         num_fetched = len(engine.fetched_for_lengths)
         num_changes = engine.state.changes
         with engine.iteration() as sequence, closing(sequence):
+            sequence.stop = engine.end_of_shape(sequence.epoch)
             if self._fitted_to != (engine.recipe.packing, engine.footprint()):
                 self._fit()
             plans = self._begin(sequence, num_fetched)

@@ -23,8 +23,8 @@ from streampack.plan.reader import PlanReader
 from streampack.plan.recipe import ChapterPlan, Recipe
 from streampack.plan.repeats import taken_tokens
 from streampack.plan.spans import RunPlan
-from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
+from streampack.planned.engine import PlanEngine
 from streampack.runtime.resumable import engine_of
 from streampack.runtime.stats import COUNTED, SAMPLES, TOKENS, count_segments
 from streampack.types import Float64Array, Int64Array, State
@@ -124,7 +124,7 @@ def _used_twice(run: RunPlan, number: int) -> int | None:
     return used_twice(recipe, number, quota.amount) if quota.unit == "tokens" else 0
 
 
-def _delivered(engine: ChapterEngine) -> tuple[Int64Array, Float64Array]:
+def _delivered(engine: PlanEngine) -> tuple[Int64Array, Float64Array]:
     """Plan the start of a run; return steps of each chapter, and the streams' shares in them.
 
     Shapes (num_chapters,) and (num_chapters, num_streams). No steps if lengths are not known.
@@ -166,10 +166,10 @@ def uses_lines(uses: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def chapter_engine_of(dataset: PackedStreamingDataset) -> ChapterEngine:
+def chapter_engine_of(dataset: PackedStreamingDataset) -> PlanEngine:
     """Return the engine of a dataset; one without chapters is a ConfigError."""
     engine = engine_of(dataset)
-    if not isinstance(engine, ChapterEngine):
+    if not engine.run.chapters:
         raise ConfigError(
             "the config has no chapters, so there is nothing to plan over a run; add a chapters "
             "section, or use `streampack simulate`"
@@ -272,7 +272,7 @@ def chapter_table(described: Mapping[str, Any]) -> Table:
     return table
 
 
-def run_curves(engine: ChapterEngine) -> tuple[Any, Any, Any]:
+def run_curves(engine: PlanEngine) -> tuple[Any, Any, Any]:
     """Return tokens, shape (n,), and shares and passes of each stream there, shape (n, streams)."""
     tokens, shares, passes = [], [], []
     begin, used = 0, [Fraction(0)] * len(engine.recipe.streams)

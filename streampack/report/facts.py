@@ -10,7 +10,6 @@ import numpy as np
 from streampack.errors import ConfigError, short_text
 from streampack.plan.reader import PlanPart
 from streampack.plan.recipe import Recipe
-from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.report.chapters import describe_run, run_curves
@@ -130,7 +129,7 @@ def run_facts(
     planned = None if is_whole and not has_chapters else most
     numbers = simulate_with(engine, planned, [collected.add])
     series = collected.series()
-    if isinstance(engine, ChapterEngine):
+    if engine.run.chapters:
         curves = run_curves(engine)
     else:
         num = len(series[0])
@@ -175,7 +174,7 @@ def _delivered(
     if state is None:
         return None, {}, "not known: give a state or statistics"
     before = 0
-    if isinstance(engine, ChapterEngine):
+    if engine.run.chapters:
         describe_run(dataset, state)  # refuses a state of another run
         sizes = [recipe.row_tokens for recipe in engine.run.recipes]
         places = zip(engine.run.spans[: state["epoch"]], sizes, strict=False)

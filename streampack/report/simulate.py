@@ -19,7 +19,6 @@ from streampack.plan.deal import dealt_costs, step_time
 from streampack.plan.device_plan import sharing_of
 from streampack.plan.reader import END, MOST, Place, PlanPart, PlanReader
 from streampack.plan.state import Progress
-from streampack.planned.chapter_engine import ChapterEngine
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
 from streampack.planned.refusals import check_not_empty, check_whole_batches
@@ -80,7 +79,7 @@ def simulate(
         DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
     engine = engine_of(dataset)
-    if isinstance(engine, ChapterEngine) and steps is None:
+    if engine.run.chapters and steps is None:
         return describe_run(dataset)
     return simulate_with(engine, steps, [_counted(progress)]) | {
         "batch_size": dataset.batch_size,
