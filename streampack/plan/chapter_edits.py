@@ -132,24 +132,13 @@ def _with_recorded_weights(
     return replace(chapter, weights=weights, until=None, steps=whole, stop_after=stop)
 
 
-class PlannedChapters(NamedTuple):
-    """The chapters of a run, and their plan."""
-
-    run: RunPlan
-    chapters: RunChapters
-
-
-PlanRun: TypeAlias = Callable[..., PlannedChapters]
-"""Plans chapters: see `plan_chapters`."""
-
-
 def planned_as_before(
-    state: State, written: RunChapters, plan: PlanRun, digests: Sequence[str]
-) -> tuple[PlannedChapters, Progress]:
-    """Return the chapters that a state belongs to, planned, and its position.
+    state: State, written: RunChapters, plan: Callable[..., RunPlan], digests: Sequence[str]
+) -> tuple[RunPlan, RunChapters, Progress]:
+    """Return the plan of the chapters that a state belongs to, the chapters, and its position.
 
-    Chapters that stay keep their lane_turn. The ResumeError for a state of another run names the
-    first difference.
+    `plan` is `build_chapters` of a dataset. Chapters that stay keep their lane_turn. The
+    ResumeError for a state of another run names the first difference.
     """
     recorded = _as_recorded(written, state)
     # Or else no chapter was amended, or what was is written into the chapters.
@@ -158,8 +147,8 @@ def planned_as_before(
     for chapters in candidates:
         try:
             turn_of = partial(_kept_turn, state, chapters)
-            planned = plan(chapters, num_lanes=state["num_lanes"], turn_of=turn_of)
-            return planned, decode_state(state, planned.run, digests)
+            run = plan(chapters, num_lanes=state["num_lanes"], turn_of=turn_of)
+            return run, chapters, decode_state(state, run, digests)
         except ConfigError as error:
             errors.append(ResumeError(f"the state does not fit this dataset: {error}"))
         except ResumeError as error:

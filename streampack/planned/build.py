@@ -24,6 +24,7 @@ from streampack.config.combinations import check_combination
 from streampack.config.packing import Method
 from streampack.errors import ConfigError
 from streampack.mix.weights import Weight, resolve_weights
+from streampack.plan.chapter_edits import RunChapters
 from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, PlanStream, Recipe
 from streampack.plan.repeats import check_repeats
@@ -249,7 +250,7 @@ def chapter_steps(spec: DatasetSpec, chapter: Chapter) -> int | None:
 
 def build_chapters(
     spec: DatasetSpec,
-    chapters: Sequence[Chapter],
+    chapters: RunChapters,
     *,
     num_lanes: int | None = None,
     turn_of: Callable[[int, Recipe], int | None] = lambda *_: None,
@@ -260,14 +261,14 @@ def build_chapters(
     a chapter, by its number and recipe, if they are known; else it is the batch size.
     """
     streams = _plan_streams(spec)
-    specs = [chapter_spec(spec, chapter) for chapter in chapters]
+    specs = [chapter_spec(spec, each.chapter) for each in chapters]
     lanes = num_lanes or spec.order.num_lanes
     if lanes is None:
         tokens = sum(stream.num_tokens for stream in streams)
         lanes = _default_lanes(tokens, spec.packing, spec.world)
     recipes = chapter_recipes(
         streams,
-        chapters,
+        [each.chapter for each in chapters],
         packing=spec.packing,
         mixing=spec.mixing,
         order=spec.order,

@@ -21,6 +21,7 @@ import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from streampack.batch.batch import Batch
@@ -145,11 +146,10 @@ class PlanEngine(ReadableRun):
 
     def end_of_shape(self, number: int) -> int:
         """Return the epoch or chapter after those from one on whose batches have its shape."""
-        chapters, stop = self.state.chapters, number + 1
-        shapes = [chapter_spec(self._whole, each.chapter).shape for each in chapters[number:]]
-        while stop < len(chapters) and shapes[stop - number] == shapes[0]:
-            stop += 1
-        return stop
+        chapters = self.state.chapters[number:]
+        shapes = (chapter_spec(self._whole, each.chapter).shape for each in chapters)
+        first = next(shapes, None)
+        return number + 1 + sum(1 for _ in takewhile(lambda shape: shape == first, shapes))
 
     def _begin(self, worker: int, key: str) -> RunState:
         is_here = not worker_here()
@@ -197,19 +197,11 @@ class PlanEngine(ReadableRun):
 
     def _snapshots_at(self, start: Progress, latest: PackSequence | None) -> list[State]:
         """Return snapshots from which planning can resume, as far as they are known."""
-        is_carried = self.recipe.mixing.epoch_end == "carry"
-        if (
-            latest
-            and is_carried
-            and (latest.epoch, latest.position)
-            <= (
-                start.epoch,
-                start.position,
-            )
-        ):
-            # Lanes continue across epochs: start from where the last epoch left them.
-            return start.snapshots or latest.snapshots()
-        return start.snapshots
+        if latest is None or self.recipe.mixing.epoch_end != "carry" or start.snapshots:
+            return start.snapshots
+        # Lanes continue across epochs: start from where the last epoch left them.
+        is_before = (latest.epoch, latest.position) <= (start.epoch, start.position)
+        return latest.snapshots() if is_before else []
 
     def note_end(self, sequence: PackSequence) -> None:
         """Record that an iteration is finished."""

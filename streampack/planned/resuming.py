@@ -12,7 +12,7 @@ from typing import Any
 from streampack._checks import read_count
 from streampack.errors import ConfigError, ResumeError
 from streampack.plan.chapter_edits import (
-    PlannedChapters,
+    RunChapters,
     amend_chapters,
     planned_as_before,
     read_skips,
@@ -24,8 +24,8 @@ from streampack.plan.run_worlds import check_at_batch, check_balance, check_resi
 from streampack.plan.snapshots import MAX_INTEGER
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, decode_state, run_shape
-from streampack.planned.build import build_recipe
-from streampack.planned.run_state import RunState, after_edge, plan_chapters, written_chapters
+from streampack.planned.build import build_chapters, build_recipe
+from streampack.planned.run_state import RunState, after_edge, written_chapters
 from streampack.planned.spec import DatasetSpec
 from streampack.types import State
 
@@ -50,9 +50,9 @@ def loaded_epochs(
 
 def chapters_of(
     spec: DatasetSpec, digests: Sequence[str], saved: State
-) -> tuple[PlannedChapters, Progress]:
-    """Return the chapters of a saved state, and its position; a ResumeError if they differ."""
-    plan = partial(plan_chapters, spec)
+) -> tuple[RunPlan, RunChapters, Progress]:
+    """Return the chapters of a saved state, planned, and its position, or raise a ResumeError."""
+    plan = partial(build_chapters, spec)
     return planned_as_before(saved, written_chapters(spec), plan, digests)
 
 
@@ -61,8 +61,8 @@ def loaded_chapters(
 ) -> tuple[RunState, Progress]:
     """Return the run of a saved state; later chapters, skips and streams may be others."""
     skips = read_skips(saved)
-    planned, progress = chapters_of(spec, digests, saved)
-    current, run = progress.epoch, planned.run
+    run, chapters, progress = chapters_of(spec, digests, saved)
+    current = progress.epoch
     view, num_packs = run.view(current), run.spans[current].num_slots or MAX_INTEGER
     check_balance(saved, run.recipes[current], view, lambda: num_packs)
     check_at_batch(progress.position, progress.position, view)
@@ -71,7 +71,7 @@ def loaded_chapters(
     skips = sorted({*state.skips, *skips})
     if (problem := skip_problem(run, progress, view.stride, skips)) is not None:
         raise ResumeError(problem)
-    return state._replace(**planned._asdict(), skips=skips, latest=None), progress
+    return state._replace(run=run, chapters=chapters, skips=skips, latest=None), progress
 
 
 def amended(state: RunState, spec: DatasetSpec, reached: Progress, weights: Any) -> RunState:
@@ -83,7 +83,7 @@ def amended(state: RunState, spec: DatasetSpec, reached: Progress, weights: Any)
     turns = [recipe.lane_turn for recipe in run.recipes]
     if steps:
         turns.insert(number, turns[number])
-    planned = plan_chapters(
+    planned = build_chapters(
         spec,
         chapters,
         num_lanes=run.recipes[0].num_lanes,
@@ -91,7 +91,8 @@ def amended(state: RunState, spec: DatasetSpec, reached: Progress, weights: Any)
     )
     # A state in the chapter that is amended as a whole would have its former weights.
     is_replaced = reached.epoch == number and not steps
-    return state._replace(**planned._asdict(), latest=None if is_replaced else state.latest)
+    latest = None if is_replaced else state.latest
+    return state._replace(run=planned, chapters=chapters, latest=latest)
 
 
 def skipping(state: RunState, reached: Progress, steps: int) -> RunState:

@@ -10,9 +10,9 @@ Each change makes another value, which the engine adopts in one assignment.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from streampack.plan.chapter_edits import PlannedChapters, RunChapter, RunChapters
+from streampack.plan.chapter_edits import RunChapter, RunChapters
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import RunWorld
@@ -76,17 +76,11 @@ def written_chapters(spec: DatasetSpec) -> RunChapters:
     return [RunChapter(spec.chapters[n], n, own) for n, own in enumerate(steps)]
 
 
-def plan_chapters(spec: DatasetSpec, chapters: RunChapters, **known: Any) -> PlannedChapters:
-    """Plan chapters; `known` are arguments of `build_chapters`."""
-    run = build_chapters(spec, [each.chapter for each in chapters], **known)
-    return PlannedChapters(run, chapters)
-
-
 def first_state(spec: DatasetSpec) -> RunState:
     """Return the state of a run that begins."""
     if spec.chapters:
-        run, chapters = plan_chapters(spec, written_chapters(spec))
-        return RunState(run, spec, chapters, skips=spec.skip)
+        chapters = written_chapters(spec)
+        return RunState(build_chapters(spec, chapters), spec, chapters, skips=spec.skip)
     recipe = build_recipe(spec)
     run = RunPlan([recipe], [spec.view()])
     return RunState(run, spec, saved_size=recipe.global_batch_size)
