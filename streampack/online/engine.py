@@ -53,7 +53,7 @@ from streampack.runtime.memory_budget import LESS_AHEAD, MemoryFootprint, max_pr
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.runtime.torch_worker import worker_here
+from streampack.runtime.torch_worker import TorchWorker, worker_here
 from streampack.runtime.whole_batch import whole
 from streampack.texts.source_traits import has_index
 from streampack.types import Int64Array, Packs, State
@@ -226,15 +226,15 @@ class OnlineEngine(ResumableRun[Position, Position]):
                 yield batch
                 del batch  # free it before the next one is made
 
-    def _begin(self, worker: int, key: str) -> Standing:
-        max_prefetch(self.buffers, self.footprint(worker_here().num_workers), 1)
+    def _begin(self, worker: TorchWorker, key: str) -> Standing:
+        max_prefetch(self.buffers, self.footprint(worker.num_workers), 1)
         if self._reading is not None:
             self._reading.close()  # its thread would continue to read from the same sources
             self._reading = None
         for source in self._slices[1] if self._slices else ():
             source.is_left = True  # for a thread that outlives the close, waiting for an item
         start = self._unused_start
-        epoch = self.counter.begin(worker, key, None if start is None else start.epoch)
+        epoch = self.counter.begin(worker.number, key, None if start is None else start.epoch)
         at = start or Position(epoch)
         return self.state._replace(start=None, at=at, current=at)
 

@@ -70,7 +70,7 @@ class RunPlan:
         views: Sequence[DeviceView] = (),
         last_slots: Int64Array | None = None,
     ) -> None:
-        self._views = list(views)
+        self.views = list(views)
         self._last_slots = last_slots
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
@@ -108,17 +108,17 @@ class RunPlan:
 
     def view(self, number: int) -> DeviceView:
         """Return the part of an epoch or a chapter that a device gets."""
-        return self._views[number if self.chapters else 0]
+        return self.views[number if self.chapters else 0]
 
     def seen(self, views: Sequence[DeviceView]) -> Self:
         """Return the same run, as a device with other views gets it."""
         run = copy.copy(self)
-        run._views = list(views)
+        run.views = list(views)
         return run
 
     def whole(self) -> Self:
         """Return the same run, as a device gets it that has the batches of all, in order."""
-        return self.seen([view.alone for view in self._views])
+        return self.seen([view.alone for view in self.views])
 
     def counted(self, epoch: int) -> int:
         """Return the slots that all lanes serve in an epoch, which are counted once."""

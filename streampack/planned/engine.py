@@ -134,8 +134,8 @@ class PlanEngine(ReadableRun):
 
     def ask(self) -> None:
         """Note that an iterator was requested; one of chapters continues the run."""
-        if not self.run.chapters:
-            super().ask()
+        if not self.state.chapters:
+            self.state = self.state._replace(at=None)
 
     def continues(self) -> bool:
         """Whether a loop continues after an iteration; of epochs, each is a loop of its own."""
@@ -151,25 +151,25 @@ class PlanEngine(ReadableRun):
         first = next(shapes, None)
         return number + 1 + sum(1 for _ in takewhile(lambda shape: shape == first, shapes))
 
-    def _begin(self, worker: int, key: str) -> RunState:
-        is_here = not worker_here()
-        if not is_here:
+    def _begin(self, worker: TorchWorker, key: str) -> RunState:
+        number, num_workers, _ = worker
+        if num_workers:
             self._take_over_run()
-        if self.run.chapters:
-            if not is_here and self.counter.begin(worker, key):
+        if self.state.chapters:
+            if num_workers and self.counter.begin(number, key):
                 raise ResumeError(
-                    f"worker {worker}: a second loop under torch's DataLoader cannot know where "
+                    f"worker {number}: a second loop under torch's DataLoader cannot know where "
                     "the first was left; use "
                     "PackedDataLoader, or load dataset.state_after(batch) before the loop"
                 )
-            at = self._reached if is_here else self.state.start
+            at = self.state.start if num_workers else self._reached
             latest, skips = self.state.latest, self.state.skips
             walk = latest.walk_state(at.epoch, at.position) if latest else None
             sequence = PackSequence(self.run, at, walk=walk, skips=skips)
+            state = self._in(self.state, after_edge(self.run, at).epoch)
         else:
-            sequence = self._next_sequence(worker, key)
+            sequence, state = self._next_sequence(number, key), self.state
             at = Progress(epoch=sequence.epoch, position=sequence.position)
-        state = self._in(self.state, after_edge(self.run, at).epoch)
         return state._replace(worker_start=None, at=at, current=sequence, latest=sequence)
 
     def _next_sequence(self, worker: int, key: str) -> PackSequence:
@@ -193,7 +193,9 @@ class PlanEngine(ReadableRun):
         return sequence
 
     def _sequence(self, start: Progress, latest: PackSequence | None) -> PackSequence:
-        return PackSequence(self.run, replace(start, snapshots=self._snapshots_at(start, latest)))
+        return PackSequence(
+            self.state.run, replace(start, snapshots=self._snapshots_at(start, latest))
+        )
 
     def _snapshots_at(self, start: Progress, latest: PackSequence | None) -> list[State]:
         """Return snapshots from which planning can resume, as far as they are known."""

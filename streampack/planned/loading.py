@@ -167,10 +167,11 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             self._first_fetched = num_fetched
         else:
             self._fetched = self._fetched_ahead()
-        if self._tally.recipe is not self.engine.recipe:
-            self._tally.use(self.engine.recipe)
+        recipe = self.engine.recipe
+        if self._tally.recipe is not recipe:
+            self._tally.use(recipe)
         self._read_ahead = self.engine.read_ahead(sequence, self.num_workers)
-        self._plans = IterationPlans(sequence, self.engine.recipe, self._read_ahead)
+        self._plans = IterationPlans(sequence, recipe, self._read_ahead)
         return self._plans
 
     def _deliver(self) -> Generator[Batch, None, None]:

@@ -88,7 +88,7 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
     @property
     def recipe(self) -> Recipe:
         """Everything that determines the sequence of packs, or those of the current chapter."""
-        return self.state.recipe
+        return self.state.run.recipes[self.state.number]
 
     def _step_before(self, number: int, position: int) -> int:
         """Return the step of this rank's batch, where the batches of all ranks end at a position.

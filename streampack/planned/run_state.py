@@ -54,11 +54,11 @@ class RunState(NamedTuple):
 
     @property
     def recipe(self) -> Recipe:
-        return self.run.recipe(self.number)
+        return self.run.recipes[self.number]
 
     @property
     def view(self) -> DeviceView:
-        return self.run.view(self.number)
+        return self.run.views[self.number]
 
     def with_recipe(self, recipe: Recipe) -> RunState:
         """Return a state with another recipe of all epochs."""

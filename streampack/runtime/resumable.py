@@ -28,7 +28,7 @@ from streampack.errors import ConfigError
 from streampack.runtime.arguments import check_epoch
 from streampack.runtime.epoch_counter import SharedEpochCounter
 from streampack.runtime.rank_digest import RankView, digest_of_values
-from streampack.runtime.torch_worker import worker_here
+from streampack.runtime.torch_worker import TorchWorker, worker_here
 from streampack.runtime.whole_batch import check_not_of_trainer
 from streampack.types import State
 from streampack.world import World
@@ -109,7 +109,7 @@ class ResumableRun(Generic[Iteration, Position]):
         self._before = worker.number, self.counter.word(worker.number), self.state
         try:
             self.check_world()
-            begun = self._begin(worker.number, key)
+            begun = self._begin(worker, key)
             self.state = begun._replace(epoch_after=self.counter.next_epoch)
         except BaseException:
             self.abandon()
@@ -117,7 +117,7 @@ class ResumableRun(Generic[Iteration, Position]):
         iteration: Iteration = begun.current
         return iteration
 
-    def _begin(self, worker: int, key: str) -> Any:
+    def _begin(self, worker: TorchWorker, key: str) -> Any:
         """Begin an iteration under this key of the epoch counter, and return the state in it."""
         raise NotImplementedError
 

@@ -16,7 +16,6 @@ from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_order import even_order
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
-from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, SAMPLE
 from tests.helpers.examples import examples
