@@ -376,9 +376,9 @@ class Change:
         return was_raised
 
 
-# Functions of a load after which the engine changes.
-LOADING = {"skip_problem", "warn_of_skips", "check_balance", "worlds_in", "kept_shape"}
-LOADING |= {"_resume_from", "_use_chapter", "_use_recipe", "go_to", "set_epoch"}
+# Functions of a load around its change of the engine, and the last opcodes of the one that changes.
+LOADING = {"loaded_epochs", "loaded_chapters", "worlds_in", "_in", "words_at", "_resume_from"}
+CHANGING, NUM_CHANGING = "go_to", 20
 
 
 class Load:
@@ -392,7 +392,9 @@ class Load:
             loader.load_state_dict(self._state)
         self.new = self._left(loader)
         assert self.new != self.old
-        self.moments = [at for code, at in moments.ends.items() if code.co_name in LOADING]
+        ends = {code.co_name: at for code, at in moments.ends.items()}
+        self.moments = [at for name, at in ends.items() if name in LOADING]
+        self.moments += range(ends[CHANGING] - NUM_CHANGING, ends[CHANGING], 2)
 
     def _left(self, loader: PackedDataLoader) -> tuple[Any, list[Any]]:
         return loader.state_dict(), [show(batch) for batch in loader]
