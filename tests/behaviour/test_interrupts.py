@@ -427,7 +427,7 @@ def load_of_chapters(folders: dict[str, str], way: str) -> Load:
 
 
 def load_of_epochs(written: Written, way: str) -> Load:
-    """Load the state of a run that takes more packs in a row from a lane, in its second epoch."""
+    """Load the state of a run that takes more packs in a row from a lane, in a later epoch."""
 
     def begun(num_before: int = 5, batch_size: int = 2) -> tuple[Any, PackedDataLoader]:
         dataset = conformance.make(written, batch_size=batch_size, order={"num_lanes": 2})
@@ -438,7 +438,7 @@ def load_of_epochs(written: Written, way: str) -> Load:
         return batches, loader
 
     batches, loader = begun(3, 4)
-    loader.dataset.set_epoch(1)
+    loader.dataset.set_epoch(2)
     batches = iter(loader)
     next(batches)
     return Load(begun, loader.state_dict())
