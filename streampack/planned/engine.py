@@ -375,7 +375,8 @@ class PlanEngine(ReadableRun):
         changes, moves = state.changes + 1, state.moves + 1  # a move ends a dataset's iterator
         state = self._in(state, after_edge(self.run, here).epoch)
         past = self.worlds(here.epoch)
-        self.state = state._replace(past=past, start=here, at=here, changes=changes, moves=moves)
+        state = state._replace(past=past, start=here, at=here, changes=changes, moves=moves)
+        self._before, self.state = None, state  # a start before this is no longer undone
 
     def amend(self, weights: Any) -> None:
         """End the running chapter at the next global batch, and begin one with other weights."""

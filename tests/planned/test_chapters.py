@@ -164,6 +164,21 @@ def test_an_amendment_holds_from_the_next_global_batch_on(make, method):
     assert seen == 16 * [{0}] + 56 * [{1}]
 
 
+def test_an_amendment_before_the_first_batch_of_a_loop_is_kept_though_the_loop_ends(make):
+    weights = [{"code": 1}]
+
+    def amending(batch):  # as a signal handler may
+        while weights:
+            loader.amend(weights=weights.pop())
+        return batch
+
+    run = make([Chapter(weights={"web": 1}, steps=2)], batch_format=amending)
+    loader = PackedDataLoader(run, prefetch_threads=0)
+    with pytest.raises(ConfigError, match="amended or skipped; it would continue"):
+        next(iter(loader))
+    assert [set(batch["segments"][:, 1].tolist()) for batch in loader] == 16 * [{1}]
+
+
 @pytest.mark.parametrize("at", [41, 47, 87])
 def test_a_chapter_is_not_amended_in_its_last_global_batch_but_in_the_next_chapter(make, at):
     loader = PackedDataLoader(make())
