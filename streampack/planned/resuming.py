@@ -75,7 +75,7 @@ def loaded_chapters(
 
 
 def amended(state: RunState, spec: DatasetSpec, reached: Progress, weights: Any) -> RunState:
-    """Return a run whose chapter ends at the next global batch, and continues with other weights."""
+    """Return a run whose chapter ends at the next global batch; one of other weights follows."""
     run, progress = state.run, after_edge(state.run, reached)
     number, size = progress.epoch, run.recipes[progress.epoch].global_batch_size
     steps = -(-progress.position // size)
