@@ -129,9 +129,9 @@ def check_saving_worker(state: State, view: DeviceView) -> bool:
 
     A step must also take as many packs as there.
     """
-    worker, saved_in = worker_here(), state.get("worker")
-    if saved_in is None:
+    if (saved_in := state.get("worker")) is None:
         return False
+    worker = worker_here()
     own = [worker.number, worker.num_workers]
     if not worker or saved_in != own:
         here = "worker {} of {}".format(*own) if worker else "the training process"

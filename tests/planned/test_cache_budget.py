@@ -178,9 +178,9 @@ def test_lanes_that_move_between_nodes_with_carry_count_in_every_epoch(tmp_path)
     by_rank = []
     for rank in range(3):
         of_rank = engine(rank)
-        cycle = lane_cycle(of_rank._spec, of_rank.recipe)
+        cycle = lane_cycle(of_rank.spec, of_rank.recipe)
         assert cycle == 3
-        by_rank.append([cache_needs(of_rank._spec, of_rank.recipe, n) for n in range(cycle)])
+        by_rank.append([cache_needs(of_rank.spec, of_rank.recipe, n) for n in range(cycle)])
     for needs in by_rank:
         own = [need.own_bytes for need in needs]
         assert len(set(own)) > 1  # lanes of different sizes, one after another
