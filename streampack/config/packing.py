@@ -25,6 +25,7 @@ Positions = Literal["restart", "continue"]
 MAX_BATCH_TOKENS = 2**31 - 1  # cu_seqlens is int32
 MIN_BUFFER_TOKENS = 65_536  # below this, packs of 2,048 leave 1 % empty on web text
 BUFFER_PACKS = 8  # default buffer of a packer, in packs
+BUFFER_SAMPLES = 4096
 DEFAULT_METHOD: Method = "best_fit_decreasing"
 WHOLE = "windows are packed whole, and a sample leaves with its window or the next; omit it"
 CUT = "windows are full without cuts; omit it, or write method='concat' to cut where a pack is full"
@@ -116,8 +117,9 @@ class Packing:
     buffer_tokens: int | None = None
     """Hard limit on the tokens that wait in one packer, from window to window. With knapsack, none
     do. None: max(8 * max_seq_len, 65,536)."""
-    buffer_samples: int = 4096
-    """Hard limit on the samples that wait in one packer, from window to window."""
+    buffer_samples: int | None = None
+    """Hard limit on the samples that wait in one packer, from window to window. None: 4,096, and
+    1,024 for iterables."""
     max_samples_per_pack: int | None = None
     """Maximum number of segments in a pack. None: no limit."""
     pad_to_multiple: int | None = None
@@ -142,8 +144,14 @@ class Packing:
     the end of the previous piece."""
 
     def __post_init__(self) -> None:
-        convert_fields(self, read_count, "max_seq_len", "buffer_samples")
-        counts = "buffer_tokens", "max_samples_per_pack", "pad_to_multiple", "short_seq_len"
+        convert_fields(self, read_count, "max_seq_len")
+        counts = (
+            "buffer_tokens",
+            "buffer_samples",
+            "max_samples_per_pack",
+            "pad_to_multiple",
+            "short_seq_len",
+        )
         convert_fields(self, read_optional_count, *counts)
         check_at_most("max_seq_len", self.max_seq_len, MAX_BATCH_TOKENS)
         if self.cost is not None and not isinstance(self.cost, PackCost):
@@ -183,7 +191,8 @@ class Packing:
 
     def in_sequence(self) -> dict[str, Any]:
         """Return the options that decide the packs, by name, as states have them."""
-        values = asdict(self) | {"buffer_tokens": self.buffer_limit}
+        limits = {"buffer_tokens": self.buffer_limit, "buffer_samples": self.sample_limit}
+        values = asdict(self) | limits
         if self.cost is not None:
             values["cost"]["capacity"] = self.row_tokens
         return {name: value for name, value in values.items() if value is not None}
@@ -212,6 +221,11 @@ class Packing:
         if self.method == "knapsack":
             return 0
         return self.buffer_tokens or max(BUFFER_PACKS * self.max_seq_len, MIN_BUFFER_TOKENS)
+
+    @property
+    def sample_limit(self) -> int:
+        """Maximum number of samples that one packer may buffer."""
+        return self.buffer_samples or BUFFER_SAMPLES
 
     def room_of(self, length: int) -> int:
         """Return the slots that a segment of `length` tokens takes in a pack, with its padding.

@@ -86,7 +86,7 @@ def footprint_of(plan: FlowPlan, num_workers: int, format_bytes: int = 0) -> Mem
     """Return a rank's memory use with `num_workers` workers, without windows of samples."""
     packer_tokens = plan.packing.buffer_limit
     if plan.bucketing is not None:
-        packer_tokens = plan.packing.buffer_samples * plan.packing.row_tokens
+        packer_tokens = plan.packing.sample_limit * plan.packing.row_tokens
     return MemoryFootprint(
         packer_tokens=plan.num_packers * packer_tokens,
         batch_tokens=plan.batch_tokens,
@@ -155,6 +155,8 @@ class HeldMemory:
         self.high_water_bytes = 0
         """Peak bytes of batches and payloads."""
         self.high_water_tokens = 0
+        self.longest_wait = 0
+        """Most windows that a sample waited for after its own."""
 
     def count(self, tokens: int) -> None:
         """Count tokens that packers and packs hold, or no longer: not those that wait for one."""

@@ -38,6 +38,8 @@ from streampack.streams import IterableStream
 from streampack.streams.registry import check_streams, unique_names
 from streampack.world import World
 
+BUFFER_SAMPLES = 1024  # of a packer; a window has as many
+
 
 class FlowDataset(ResumableDataset[OnlineEngine]):
     """Base of the online datasets; `convert` converts native batches to the requested format."""
@@ -224,7 +226,8 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
         given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
         check_combination({"steps": steps, **given})
     _check_fields(streams, packing, bucketing)
-    packing = packing.resolved()
+    limit = packing.buffer_samples or BUFFER_SAMPLES
+    packing = replace(packing.resolved(), buffer_samples=limit)
     check_max_cost(packing)
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]

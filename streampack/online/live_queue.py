@@ -176,6 +176,8 @@ class LiveQueue:
         oldest, first = int(is_held.argmax()) if is_held.any() else len(is_held), 0
         while self._drawn and first + self._drawn[0].num_pieces <= oldest:
             first += self._drawn.pop(0).num_pieces
+        if len(held):
+            self._memory.longest_wait = max(self._memory.longest_wait, len(self._drawn))
         self._pieces, self._end = pieces[first:], self._end - first
         self._begin, self._held = self._end, is_held[first:][: self._end]
         self._has_waited = self._num_packs > 0

@@ -274,6 +274,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         num_bytes = [flow["high_water_bytes"] for flow in flows] or [0]
         return report | {
             "substituted": sum(flow["substituted"] for flow in flows),
+            "longest_wait": max([flow["longest_wait"] for flow in flows], default=0),
             "digest": digest_of_values(engine.fingerprint()),
             "pack_shuffle": engine.pack_window(self.num_workers),
             "buffers": {

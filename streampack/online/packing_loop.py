@@ -199,6 +199,7 @@ class OnlinePacker:
             "delivered": list(delivered),
             "high_water_tokens": self._held.high_water_tokens,
             "high_water_bytes": self._held.high_water_bytes,
+            "longest_wait": self._held.longest_wait,
             "queues": [each if new else None for each, new in zip(windows, changed, strict=True)],
         }
         own = [each if new else None for each, new in zip(sources, changed, strict=True)]
@@ -228,3 +229,4 @@ class OnlinePacker:
         self._counts[:] = flow["counts"]
         self._held.high_water_tokens = flow["high_water_tokens"]
         self._held.high_water_bytes = flow["high_water_bytes"]
+        self._held.longest_wait = flow["longest_wait"]

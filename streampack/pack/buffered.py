@@ -57,7 +57,7 @@ def limits_of(packing: Packing) -> Limits:
     return Limits(
         pack_tokens=packing.row_tokens,
         buffer_tokens=packing.buffer_limit,
-        buffer_samples=packing.buffer_samples,
+        buffer_samples=packing.sample_limit,
         tolerance=packing.row_tokens // TOLERANCE,
         max_samples=packing.max_samples_per_pack or NO_LIMIT,
         multiple=packing.pad_to_multiple or 1,

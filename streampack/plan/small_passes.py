@@ -62,7 +62,7 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
     num_samples, mean_tokens = min(sizes, default=(np.inf, 0))
     packing = recipe.shapes.packings[queue]
     window = max(recipe.window(lane, queue)[1], CHUNK if packing.packs_windows else 0)
-    if num_samples >= 2 * (window + packing.buffer_samples):
+    if num_samples >= 2 * (window + packing.sample_limit):
         return None
     least = np.full(len(recipe.streams), np.iinfo(np.int64).max)
     for number, samples in in_pass.items():

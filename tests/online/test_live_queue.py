@@ -272,3 +272,29 @@ def test_a_state_of_any_window_continues_bit_for_bit(packer):
         assert same([next(batches) for _ in range(5)], wanted[first : first + 5])
         state, made = json.loads(json.dumps(made.state_dict())), begun()
         made.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("num_tokens", "expected"), [(32, 0), (20, 1)])
+def test_stats_show_the_longest_wait(num_tokens, expected):
+    """A pack that cannot be filled waits for one window, and leaves with it."""
+
+    def loader() -> PackedDataLoader:
+        source = [[1] * 32, [1] * num_tokens] * 500
+        own = PackedIterableDataset([IterableStream(source)], packing=Packing(max_seq_len=32))
+        return PackedDataLoader(own, prefetch_threads=0)
+
+    made, again = loader(), loader()
+    assert made.stats()["longest_wait"] == 0
+    assert len(list(zip(range(900), made, strict=False))) == 900
+    assert made.stats()["longest_wait"] == expected
+    again.load_state_dict(made.state_dict())
+    assert again.stats()["longest_wait"] == expected
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 1024), (9, 9), (4096, 4096)])
+def test_1024_samples_wait_unless_asked_for_others(asked, expected):
+    packing = Packing(max_seq_len=32, buffer_samples=asked)
+    own = dataset(None, packing=packing)
+    state = own.state_dict()
+    assert state["fingerprint"]["buffer_samples"] == expected
+    assert packing.sample_limit == (asked or 4096), "of planned streams"
