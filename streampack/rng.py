@@ -28,26 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack._numba import compiled, compiled_inline, kernel_allocating
+from streampack.philox import UInt64Array, random_bits
 from streampack.types import Int64Array
 
 ONE = np.uint64(1)
 WORD = np.uint64(64)
-BLOCKS = 1 << 10  # words of randomness of held-out numbers that are made together
 MAX_SMALL = 128  # elements of a permutation that is made in one call with others
 MAX_BITS = 22  # of a bucket's number: caps the number of buckets for long inputs
-
-UInt64Array = npt.NDArray[np.uint64]
-
-
-def random_bits(length: int, seed: int, *path: int | str) -> UInt64Array:
-    """Return `length` random 64-bit words, the same for the same (seed, path).
-
-    >>> random_bits(2, 17, "here").tolist() == random_bits(2, 17, "here").tolist()
-    True
-    """
-    text = repr((seed, *path)).encode()
-    key = int.from_bytes(hashlib.blake2b(text, digest_size=16).digest(), "little")
-    return np.random.Philox(key=key).random_raw(length)
 
 
 def random_keys(ends: Iterable[str], seed: int, *path: int | str) -> UInt64Array:
@@ -60,25 +47,6 @@ def random_keys(ends: Iterable[str], seed: int, *path: int | str) -> UInt64Array
     hash_of = hashlib.blake2b
     keys = [hash_of(f"{common}, {end})".encode(), digest_size=16).digest() for end in ends]
     return np.frombuffer(b"".join(keys), "<u8").astype(np.uint64).reshape(-1, 2)
-
-
-def held_out(first: int, stop: int, fraction: float, name: str = "") -> Int64Array:
-    """Return the numbers in [first, stop) that are held out, in ascending order.
-
-    `name` is that of the file that they number; empty for a whole stream.
-
-    >>> held_out(0, 8, 0.25).tolist(), held_out(4, 80, 0.25)[:2].tolist()
-    ([2, 6], [6, 8])
-    """
-    low, high = max(int(first * fraction) - 1, 0), int(stop * fraction) + 1
-    edges = np.floor(np.arange(low, high + 2) / fraction).astype(np.int64)
-    path = ("held out", name) if name else ("held out",)
-    chunks = range(low // BLOCKS, high // BLOCKS + 1)
-    words = np.concatenate([random_bits(BLOCKS, 0, *path, chunk) for chunk in chunks])
-    words = words[low % BLOCKS :][: len(edges) - 1]
-    numbers = edges[:-1] + (words % np.diff(edges).astype(np.uint64)).astype(np.int64)
-    chosen: Int64Array = numbers[(numbers >= first) & (numbers < stop)]
-    return chosen
 
 
 def permutation(length: int, seed: int, *path: int | str) -> Int64Array:

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.rng import SortScratch, deal_places, permutation, random_bits, shuffle_rows
+from streampack.philox import random_bits
+from streampack.rng import SortScratch, deal_places, permutation, shuffle_rows
 
 seeds = st.integers(-(2**70), 2**70)
 places = st.lists(st.one_of(st.integers(0, 2**40), st.text(max_size=5)), max_size=4)

@@ -31,7 +31,8 @@ import numpy.typing as npt
 
 from streampack._numba import compiled
 from streampack.mix.apportion import apportion
-from streampack.rng import deal_places, random_bits
+from streampack.philox import random_bits
+from streampack.rng import deal_places
 from streampack.types import Int64Array
 
 CHUNK = 4096

@@ -38,7 +38,7 @@ from streampack.mix.schedule_kernels import (
     spread_over_lanes,
     swap_neighbours,
 )
-from streampack.rng import random_bits
+from streampack.philox import random_bits
 from streampack.types import Int64Array
 
 CHUNK = 1024  # minimum number of slots computed together

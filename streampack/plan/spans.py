@@ -24,12 +24,12 @@ import numpy as np
 
 from streampack.errors import ConfigError
 from streampack.mix.schedule import OWED_STEP, ScheduleState, rounded_debts
+from streampack.philox import random_bits
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.lane_ends import count_queue, count_slots, slots_in
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import SlotWalker, WalkState
-from streampack.rng import random_bits
 from streampack.types import Int64Array
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streampack.errors import ConfigError
-from streampack.rng import held_out
+from streampack.philox import held_out
 from streampack.types import Int64Array, Side
 
 AT_ONCE = 1 << 24  # samples

@@ -22,7 +22,7 @@ import xxhash
 
 from streampack.errors import BadRowsError, DataError
 from streampack.mds.encoder import ShardLayout
-from streampack.rng import held_out
+from streampack.philox import held_out
 from streampack.texts.inputs.read import read_rows, with_contents
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection

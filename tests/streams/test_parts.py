@@ -20,7 +20,7 @@ from streampack import (
     Packing,
     World,
 )
-from streampack.rng import held_out
+from streampack.philox import held_out
 from streampack.streams import Stream, open_stream
 from streampack.write import write_stream
 from tests.helpers import builders, flat
