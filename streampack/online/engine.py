@@ -76,6 +76,10 @@ class Standing(NamedTuple):
     current: Position | None = None
     epoch_after: int = 0
     moves: int = 0
+    last: Position = Position(0)
+    """The position of the batch last delivered, or loaded, for statistics."""
+    loop: LoopPosition = LoopPosition(0, 0)
+    """This rank's position in loops of `steps`."""
 
 
 class OnlineEngine(ResumableRun[Position, Position]):
@@ -112,10 +116,6 @@ class OnlineEngine(ResumableRun[Position, Position]):
         self._access = SourceLock()
         self.state = Standing()
         self._is_start_own = False  # loaded in this worker, not inherited from the main process
-        self.last = Position(0)
-        """The position of the batch last delivered, or loaded, for statistics."""
-        self.loop = LoopPosition(0, 0)
-        """This rank's position in loops of `steps`."""
         self.most_empty_epochs = max(
             most_empty_passes(each.source, is_sharded=bool(each.sharded)) for each in plan.streams
         )
@@ -146,17 +146,13 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def footprint(self, num_workers: int) -> MemoryFootprint:
         footprint = footprint_of(self.plan, num_workers, self._format_bytes or 0)
-        window = sum(self.window_tokens(num_workers))
+        window = sum(window_tokens(self.plan, self.buffers, num_workers))
         return replace(footprint, packer_tokens=footprint.packer_tokens + window)
 
     def pack_window(self, num_workers: int) -> int:
         """Return the packs that each of `num_workers` workers shuffles together; 0: no shuffle."""
-        room = sum(self.window_tokens(num_workers)) // self.plan.packing.row_tokens
-        return min(self.plan.pack_shuffle, room)
-
-    def window_tokens(self, num_workers: int) -> list[int]:
-        """Return the most tokens in a window of each packer of each of `num_workers` workers."""
-        return window_tokens(self.plan, self.buffers, num_workers)
+        window = sum(window_tokens(self.plan, self.buffers, num_workers))
+        return min(self.plan.pack_shuffle, window // self.plan.packing.row_tokens)
 
     def convert(self, batch: Batch, ahead: int = 1) -> Any:
         """Convert a native batch to the requested format; `ahead` batches are resident together.
@@ -240,18 +236,22 @@ class OnlineEngine(ResumableRun[Position, Position]):
 
     def abandon(self) -> None:
         # Sources that a failed start has read are not where an earlier iteration was.
-        current = self.state.current
+        failed = self.state
         super().abandon()
-        self.adopt(current)
+        self.state = self.state._replace(current=failed.current, last=failed.last, loop=failed.loop)
 
     def adopt(self, start: Position | None) -> None:
         """Begin an iteration of a loader in one of its workers."""
         self.state = self.state._replace(current=start)
 
-    def note(self, iteration: Position, position: Position | None) -> None:
-        """Record the position of an iteration after a batch, or None at its end."""
-        self.last = position or self.last
-        super().note(iteration, position)
+    def note(
+        self, iteration: Position, position: Position | None, loop: LoopPosition | None = None
+    ) -> None:
+        """Record the position of an iteration after a batch, or None at its end, and of a loop."""
+        self._before, state = None, self.state
+        at = position if iteration is state.current else state.at
+        last, loop = position or state.last, loop or state.loop
+        self.state = state._replace(at=at, last=last, loop=loop)
 
     @property
     def mark(self) -> tuple[int, int]:
@@ -326,20 +326,22 @@ class OnlineEngine(ResumableRun[Position, Position]):
             source.is_left = False
         fixed = (self._format_bytes or 0) + ahead * batch_bytes(self.plan)
         held = HeldMemory(self.buffers.worker_bytes, fixed, ahead)
-        tokens = self.window_tokens(worker_slice.num_workers)
+        tokens = window_tokens(self.plan, self.buffers, worker_slice.num_workers)
         return OnlinePacker(self.plan, worker_slice, self._slices[1], epoch, held, tokens)
 
     # State.
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be this epoch; without effect if it is the next one anyway."""
-        if self.plan.steps is None or self.loop.next != (epoch, 0, False):
-            self._resume_from(Position(epoch), self.state.moves + 1)
-        self.loop = LoopPosition(epoch, 0)
+        state = self.state._replace(loop=LoopPosition(epoch, 0))
+        if self.plan.steps is not None and self.state.loop.next == (epoch, 0, False):
+            self.state = state
+        else:
+            self._resume_from(Position(epoch), state._replace(moves=state.moves + 1))
 
-    def _resume_from(self, position: Position, moves: int) -> None:
+    def _resume_from(self, position: Position, state: Standing) -> None:
         self._is_start_own = bool(worker_here())
-        self.go_to(self.state._replace(start=position, moves=moves), position.epoch)
+        self.go_to(state._replace(start=position), position.epoch)
 
     def _fingerprint_at(self, worker_slice: WorkerSlice) -> dict[str, Any]:
         """Return the fingerprint with the window that the buffers allow a worker."""
@@ -388,21 +390,21 @@ class OnlineEngine(ResumableRun[Position, Position]):
         epoch = max(int(state["epoch"]) for state in states)
         loop = read_loop(whole, states, self.plan.steps)
         position = Position(epoch, states, next_worker).saved()
-        self._resume_from(position, self.state.moves + 1)
-        self.last, self.loop = position, loop
+        moves = self.state.moves + 1
+        self._resume_from(position, self.state._replace(moves=moves, last=position, loop=loop))
 
     def loop_state(self) -> State:
         """Return the key of a state for the position in loops; none without `steps`."""
         if self.plan.steps is None:
             return {}
-        epoch, step, _ = self.loop
+        epoch, step, _ = self.state.loop
         return {"loop": {"epoch": epoch, "step": step, "steps": self.plan.steps}}
 
     def reload(self) -> None:
         """Let the next reading continue where an earlier one was left."""
         state = self.state
         if state.at is not None:  # a reading that failed, or another loop over this dataset
-            self._resume_from(state.at.saved(), state.moves)
+            self._resume_from(state.at.saved(), state)
 
 
 def _packs_of(rows: Int64Array) -> Packs:

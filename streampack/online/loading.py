@@ -138,15 +138,15 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             self._reading = self._held = None
         if self._reading is None and self._held is None:  # or reading failed
             engine.reload()
-        at, has_delivered = engine.loop.next, False
+        at, has_delivered = engine.state.loop.next, False
         while True:
             if held := self._next_of(at.epoch, at.step):
                 if isinstance(steps, int):
                     held.provenance.step_of = partial(int, at.epoch * steps + at.step)
                 at, has_delivered = LoopPosition(at.epoch, at.step + 1, is_begun=True), True
-                engine.note(held.iteration, held.position)
+                engine.note(held.iteration, held.position, at)
                 # The batch counts as delivered: a call here would let an interrupt lose it.
-                engine.loop, self._held = at, None
+                self._held = None
                 yield held.batch
                 del held
             elif at.step and not has_delivered:
@@ -155,7 +155,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
             else:
                 break
         if self._mark == engine.mark:
-            engine.loop = LoopPosition(at.epoch + 1, 0)
+            engine.state = engine.state._replace(loop=LoopPosition(at.epoch + 1, 0))
 
     def _next_of(self, epoch: int, step: int) -> Read | None:
         """Return what follows `step` batches of a loop, or None if all ranks end it there."""
@@ -250,7 +250,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
 
     def stats(self, over_ranks: OverRanks = alone) -> dict[str, Any]:
         """Return delivery statistics of the current epoch, or of the last one."""
-        engine, flows = self.engine, self.engine.last.flows
+        engine, flows = self.engine, self.engine.state.last.flows
         plan, footprint = engine.plan, engine.footprint(0)
         streams = range(len(plan.names))
         counts = {

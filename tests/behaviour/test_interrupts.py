@@ -444,6 +444,24 @@ def load_of_epochs(written: Written, way: str) -> Load:
     return Load(begun, loader.state_dict())
 
 
+def load_of_iterables(steps: int | None, way: str) -> Load:
+    """Load the state of a later batch, and with `steps` of a later loop."""
+
+    def begun(num_before: int = 5) -> tuple[Any, PackedDataLoader]:
+        loader = PackedDataLoader(iterables(steps), **WAYS[way])
+        batches = iter(loader)
+        for _ in range(num_before):
+            next(batches)
+        return batches, loader
+
+    batches, loader = begun(9)
+    if steps is not None:
+        loader.dataset.set_epoch(2)
+        batches = iter(loader)
+        next(batches)
+    return Load(begun, loader.state_dict())
+
+
 def try_changes(change: Change, num_moments: int, num_last: int) -> None:
     """Interrupt a change at some moments, and at each of its last opcodes."""
     chance = random.Random(5)
@@ -462,6 +480,12 @@ def test_an_interrupted_change_of_a_run_is_made_or_not_as_its_state_says(folders
 @pytest.mark.parametrize("kind", ["epochs", "chapters"])
 def test_an_interrupted_load_of_a_run_is_made_or_not_as_its_state_says(folders, written, kind, way):
     load = load_of_epochs(written, way) if kind == "epochs" else load_of_chapters(folders, way)
+    assert sum(load.check(at, kind) for at, kind in zip(load.moments, cycle(KINDS))) > 0
+
+
+@pytest.mark.parametrize("steps", [None, STEPS])
+def test_an_interrupted_load_of_iterables_is_made_or_not_as_its_state_says(steps):
+    load = load_of_iterables(steps, "loop")
     assert sum(load.check(at, kind) for at, kind in zip(load.moments, cycle(KINDS))) > 0
 
 

@@ -21,6 +21,7 @@ from streampack import (
     ResumeError,
     World,
 )
+from streampack.online.byte_budget import window_tokens
 from streampack.runtime.resumable import engine_of
 from tests.helpers.batches import same
 from tests.helpers.iterables import Again, WithState, pieces, rows_of
@@ -129,7 +130,9 @@ def test_a_state_of_any_batch_continues_bit_for_bit(
 @pytest.mark.parametrize(("window", "expected"), [(2, [1, 1]), (9, [5, 4])])
 def test_streams_divide_a_window_by_share_and_none_is_left_without_a_pack(window, expected):
     engine = engine_of(dataset(window, method="stratified"))
-    assert engine.window_tokens(0) == [32 * num_packs for num_packs in expected]
+    assert window_tokens(engine.plan, engine.buffers, 0) == [
+        32 * num_packs for num_packs in expected
+    ]
 
 
 def test_epochs_ranks_and_workers_have_orders_of_their_own():
