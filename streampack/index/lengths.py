@@ -6,7 +6,7 @@
     PATH/train/index.json    ...
     s3://bucket/stream, shard by shard -->  local folder/lengths.bin -->  s3://bucket/stream
 
-Shards are read one at a time. Compressed ones are decompressed in memory and leave no files. The
+Shards are read one at a time, as training reads them, and compressed ones leave no files. The
 length and the first and last token of each sample are stored. If index.json has no hashes, the
 length file gets one for each shard, and later starts verify it.
 
@@ -18,38 +18,29 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from streampack._paths import folder_of, local_path, shown_path
 from streampack.errors import ConfigError, DataError
-from streampack.mds.columns import Spans, find_column, sample_spans, token_names
-from streampack.mds.index import INDEX_FILE, MdsIndex, Shard, parse_index
+from streampack.mds.columns import Spans
+from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, length_file_pieces, write_length_file
-from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
-from streampack.storage.decompress import decompress_shard
 from streampack.storage.download import SLOWEST_BYTES_PER_S
-from streampack.storage.filesystem import LocalFilesystem, map_file
 from streampack.storage.location import StreamLocation
-from streampack.storage.verify import FileVerifier, as_data_error
 from streampack.stores.retries import ATTEMPT_S, request
 from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection, check_columns
-from streampack.streams.shard_checks import ShardChecker
-from streampack.streams.shard_pool import OpenShard
-from streampack.streams.split_rows import (
-    SPLIT_FILE,
-    document_lengths,
-    split_spans,
-    with_counts,
-)
+from streampack.streams.mds_shards import MdsShards
+from streampack.streams.split_rows import SPLIT_FILE, document_lengths, split_spans, with_counts
 from streampack.types import ByteArray, UInt32Array
 
 
@@ -98,143 +89,90 @@ def write_lengths(
             contradict their type, or the store cannot be written. A finished length file is then
             kept, and the error names it.
     """
-    out, eos_id = documents or (None, None)
-    count = partial(
-        _count,
-        columns=ColumnSelection(tokens=tokens, tokens_dtype=tokens_dtype),
-        checks_dtypes=check_dtypes,
-        eos_id=eos_id,
-    )
-    split_file = None
-    if out is not None:
+    given = {"tokens": tokens, "tokens_dtype": tokens_dtype, "check_dtypes": check_dtypes}
+    eos_id = split_file = None
+    if documents is not None:
+        out, eos_id = documents
         split_file = local_path(out, "out") / SPLIT_FILE.format(eos_id=eos_id)
-    if split_file is not None:
         split_file.parent.mkdir(parents=True, exist_ok=True)
-    found = folder_of(shown_path(path))
-    if found is None:
-        return [_index_remote(str(path), local, count, split_file, progress)]
+    index = partial(_index, given, eos_id=eos_id, progress=progress)
+    folder = folder_of(shown_path(path))
+    if folder is None:
+        return [_index_remote(str(path), local, split_file, index)]
     if local is not None:
         raise ConfigError(
             f"local={local} is for streams in a store, and {path} is a folder; omit it",
             option="local",
         )
-    return _index_folder(local_path(found, "path"), path, count, split_file, progress)
-
-
-def _index_folder(
-    folder: Path,
-    path: str | os.PathLike[str],
-    count: Callable[..., Indexed],
-    documents: Path | None,
-    progress: Callable[[int], None],
-) -> list[Indexed]:
-    index_files = sorted(folder.rglob(INDEX_FILE))
+    index_files = sorted(local_path(folder, "path").rglob(INDEX_FILE))
     if not index_files:
         raise DataError(
             f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
-    if documents is not None and len(index_files) > 1:
+    if split_file is not None and len(index_files) > 1:
         raise ConfigError(f"{path}: has {len(index_files)} streams, but out= is for one; name it")
-    indexed = []
-    for file in index_files:
-        with as_data_error(file), open_file(file) as opened:
-            text = opened.read()
-        index = parse_index(text, str(file))
-        location = StreamLocation.of(Stream(local=str(file.parent)))
-        verifier = FileVerifier(location, LocalFilesystem())
-        shards = _each(index, partial(_read_shard, verifier, file.parent), progress)
-        indexed.append(count(text, index, shards, documents or file.with_name(LENGTH_FILE)))
-    return indexed
-
-
-def _each(
-    index: MdsIndex, read: Callable[[Shard], ByteArray], progress: Callable[[int], None]
-) -> Iterator[ByteArray]:
-    for shard in index.shards:
-        yield read(shard)
-        progress(1)
+    files = ((str(file.parent), split_file or file.with_name(LENGTH_FILE)) for file in index_files)
+    return [index(source, to) for source, to in files]
 
 
 def _index_remote(
-    remote: str,
-    local: Path | None,
-    count: Callable[..., Indexed],
-    documents: Path | None,
-    progress: Callable[[int], None],
+    remote: str, local: Path | None, documents: Path | None, index: Callable[..., Indexed]
 ) -> Indexed:
-    with ExitStack() as stack:
-        if documents is None:
-            # First, so that a missing driver is noticed before anything is read.
-            way_out = "use a store and credentials that can write"
-            request(remote, "written", lambda _: None, way_out=way_out)
-        folder = local_path(
-            local or stack.enter_context(tempfile.TemporaryDirectory(prefix="streampack-")), "local"
-        )
-        cache = ShardCache(StreamLocation.of(Stream(remote=remote, local=str(folder))))
-        text = cache.metadata.index_bytes()
-        index = parse_index(text, cache.location.index_uri)
-        cache.check(index)
-
-        def fetched(shard: Shard) -> ByteArray:
-            path = Path(cache.file(shard).path)
-            data = map_file(path)
-            if local is None:
-                path.unlink()  # the mapping stays
-            return data
-
-        shards = _each(index, fetched, progress)
-        if documents is not None:
-            return count(text, index, shards, documents)
-        to, url = folder / LENGTH_FILE, f"{remote.rstrip('/')}/{LENGTH_FILE}"
-        indexed = count(text, index, shards, to)
+    if documents is not None:
+        return index(remote, documents, local)
+    # First, so that a missing driver is noticed before anything is read.
+    way_out = "use a store and credentials that can write"
+    request(remote, "written", lambda _: None, way_out=way_out)
+    with TemporaryDirectory(prefix="streampack-") as temporary:
+        to = local_path(local or temporary, "local") / LENGTH_FILE
+        url = f"{remote.rstrip('/')}/{LENGTH_FILE}"
+        indexed = index(remote, to, local)
         _upload(to, url, is_kept=local is not None)
     return replace(indexed, path=url)
 
 
-def _count(
-    text: bytes,
-    index: MdsIndex,
-    shards: Iterable[ByteArray],
+def _index(
+    given: dict[str, Any],
+    source: str,
     path: Path,
+    local: Path | None = None,
     *,
-    columns: ColumnSelection,
-    checks_dtypes: bool,
     eos_id: int | None,
+    progress: Callable[[int], None],
 ) -> Indexed:
-    """Write the length file of one stream, with the index.json `text`, to `path`.
+    """Write the length file of one stream to `path`.
 
-    `shards` yields its raw shards in stored order, shape (num_bytes,) each. `eos_id` ends a
-    document inside of a row, or is None if rows are documents.
+    Shards that a folder does not hold as they are read go to `local`, or one at a time to a
+    temporary folder. `eos_id` ends a document inside of a row, or is None if rows are documents.
     """
-    where = index.uri.removesuffix(f"/{INDEX_FILE}")
     lengths: list[UInt32Array] = []
     edges: list[UInt32Array] = []
     hashes: list[int] = []
-    is_hashed = all(shard.raw.hashes for shard in index.shards)
-    names, dtype = token_names(columns.tokens), columns.tokens_dtype
-    for number, (shard, data) in enumerate(zip(index.shards, shards, strict=True)):
-        place = f"{where}, shard {number} ({shard.raw.basename})"
-        column = find_column(shard.layout, names, dtype, place, "tokens")
-        spans = sample_spans(data, shard.num_samples, shard.layout, column, place)
-        # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
-        if checks_dtypes and not number & (number - 1):
-            opened = OpenShard(
-                key=None, uri=place, data=data, tokens=spans, labels=None, loss_mask=None
-            )
-            checker = ShardChecker(
-                stream_name=where,
-                columns={"tokens": column},
-                first_sample=int(index.first_sample[number]),
-            )
-            checker.check_dtypes(opened)
-            checker.check_padding(opened, shard)
-        if eos_id is not None:
-            spans = split_spans(spans, document_lengths(data, spans, eos_id), place)
-        lengths.append(spans.counts.astype(np.uint32))
-        edges.append(edges_of(data, spans, f"{where}, shard {number}"))
-        hashes += [] if is_hashed else [xxhash.xxh64_intdigest(data.data)]
-    name = check_columns(index, columns, where)
+    with TemporaryDirectory(prefix="streampack-") as temporary:
+        is_here = folder_of(source) is not None
+        fetched = {"remote": source, "local": str(local or temporary)}
+        text, shards = elsewhere = _open(**given, **({"local": source} if is_here else fetched))
+        if is_here and shards.cache.needs_fetch:
+            elsewhere = _open(**given, **fetched)
+        index = shards.index
+        is_hashed = all(shard.raw.hashes for shard in index.shards)
+        for number, info in enumerate(index.shards):
+            reader = shards if shards.cache.is_here(info) else elsewhere[1]
+            opened = reader.open(number)
+            # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
+            if not number & (number - 1):
+                reader.check_values(opened, number)
+            place, spans = f"{shards.name}, shard {number}", opened.tokens
+            if eos_id is not None:
+                spans = split_spans(spans, document_lengths(opened.data, spans, eos_id), place)
+            lengths.append(spans.counts.astype(np.uint32))
+            edges.append(edges_of(opened.data, spans, place))
+            hashes += [] if is_hashed else [xxhash.xxh64_intdigest(opened.data.data)]
+            if reader.cache.folder.is_relative_to(temporary):
+                Path(reader.version(number).path).unlink()  # the mapping stays
+            progress(1)
+    name = check_columns(index, shards.columns, shards.name)
     counts = np.concatenate(lengths)
     index = with_counts(index, list(map(len, lengths)))
     pieces = length_file_pieces(text, index, name, counts, np.concatenate(edges), hashes)
@@ -248,15 +186,24 @@ def _count(
     )
 
 
-def _read_shard(verifier: FileVerifier, folder: Path, shard: Shard) -> ByteArray:
-    # Verified, as hashing damaged bytes now would make them look undamaged later.
-    path = folder / shard.raw.basename
-    if path.is_file():
-        verifier.raise_if_damaged(path, shard.raw)
-        return map_file(path)
-    packed = folder / shard.stored.basename
-    verifier.raise_if_damaged(packed, shard.stored)
-    return np.frombuffer(decompress_shard(packed, shard), np.uint8)
+def _open(**given: Any) -> tuple[bytes, MdsShards]:
+    """Return the index.json of a `Stream`, and its shards without their length file."""
+    stream = Stream(**given)
+    cache = ShardCache(StreamLocation.of(stream))
+    text = cache.metadata.index_bytes()
+    index = parse_index(text, cache.location.index_uri)
+    if not cache.is_remote:
+        cache.check(index)
+    name = index.uri.removesuffix(f"/{INDEX_FILE}")
+    return text, MdsShards(
+        name=name,
+        digest=repr(given),
+        index=index,
+        columns=ColumnSelection.of(stream),
+        cache=cache,
+        length_file=None,
+        checks_dtypes=stream.check_dtypes,
+    )
 
 
 def edges_of(data: ByteArray, spans: Spans, where: str) -> UInt32Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -160,7 +160,7 @@ class MdsShards:
         info = self.index.shards[shard]
         mapped = self.cache.map(info)
         try:
-            opened, columns = self._parse(shard, mapped)
+            opened = self._parse(shard, mapped)
         except DataError as error:
             # Our copy may have been damaged on disk or in transit: fetch it once more.
             if not self.cache.remove_damaged(info, mapped.file):
@@ -168,17 +168,17 @@ class MdsShards:
             logger.warning("%s; the copy in %s is refetched", error, self.cache.folder)
             mapped = self.cache.map(info)
             try:
-                opened, columns = self._parse(shard, mapped)
+                opened = self._parse(shard, mapped)
             except DataError as second:
                 raise DataError(
                     f"{second}; {self.file_of(shard)[0]} was refetched with the "
                     "same fault, so it is damaged at its origin: rewrite it there, and start "
                     "again"
                 ) from second
-        self._check(opened, shard, mapped.file, columns)
+        self._check(opened, shard, mapped.file)
         return opened
 
-    def _parse(self, shard: int, mapped: MappedShard) -> tuple[OpenShard, Mapping[str, Column]]:
+    def _parse(self, shard: int, mapped: MappedShard) -> OpenShard:
         info, data = (self.rows or self.index).shards[shard], mapped.data
         columns = self._columns_of(self.index.shards[shard].layout)
         where = f"stream {self.name!r}, shard {shard} ({mapped.uri})"
@@ -188,7 +188,7 @@ class MdsShards:
             spans[option] = sample_spans(data, info.num_samples, info.layout, column, where)
         if self.rows is not None and (lengths := self.lengths(shard)) is not None:
             spans["tokens"] = split_spans(spans["tokens"], lengths, where)
-        opened = OpenShard(
+        return OpenShard(
             key=mapped.file,
             uri=mapped.uri,
             data=data,
@@ -197,24 +197,31 @@ class MdsShards:
             loss_mask=spans.get("loss_mask"),
             is_gone=mapped.is_gone,
         )
-        return opened, columns
 
-    def _check(
-        self, opened: OpenShard, shard: int, file: CachedFile, columns: Mapping[str, Column]
+    def _check(self, opened: OpenShard, shard: int, file: CachedFile) -> None:
+        # Once per process, unless the shard has been rewritten. One that is gone was evicted.
+        checker = self._checker(shard)
+        known = _files_of_checked_values.get((self.cache.folder, self.digest))
+        if known is None or self.cache.file_state(Path(known.path)) not in (known.state, None):
+            self.check_values(opened, shard, checker)
+            _files_of_checked_values[self.cache.folder, self.digest] = file
+        checker.check_counts(opened)
+        checker.check_stated_lengths(opened)
+
+    def check_values(
+        self, opened: OpenShard, shard: int, checker: ShardChecker | None = None
     ) -> None:
-        checker = ShardChecker(
+        """Refuse a shard whose values contradict their type, or are padded."""
+        checker = checker or self._checker(shard)
+        if self.checks_dtypes:
+            checker.check_dtypes(opened)
+        checker.check_padding(opened, (self.rows or self.index).shards[shard])
+
+    def _checker(self, shard: int) -> ShardChecker:
+        return ShardChecker(
             stream_name=self.name,
-            columns=columns,
+            columns=self._columns_of(self.index.shards[shard].layout),
             first_sample=int(self.index.first_sample[shard]),
             stated=self.lengths(shard),
             length_file=None if self.length_file is None else self.length_file.path,
         )
-        # Once per process, unless the shard has been rewritten. One that is gone was evicted.
-        known = _files_of_checked_values.get((self.cache.folder, self.digest))
-        if known is None or self.cache.file_state(Path(known.path)) not in (known.state, None):
-            if self.checks_dtypes:
-                checker.check_dtypes(opened)
-            checker.check_padding(opened, (self.rows or self.index).shards[shard])
-            _files_of_checked_values[self.cache.folder, self.digest] = file
-        checker.check_counts(opened)
-        checker.check_stated_lengths(opened)
