@@ -27,7 +27,6 @@ from streampack.cli.demo.prepare import SOURCES, demo_config, train_tokenizer, w
 from streampack.cli.inspect import lengths_of
 from streampack.cli.verbs import Demo
 from streampack.cli.write import write_with_progress
-from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
 from streampack.plan.reader import PlanReader
 from streampack.report import write_report
@@ -49,7 +48,7 @@ def run_demo(options: Demo) -> None:
     """Write the streams, show the packs of an epoch, and write its report."""
     import_extra("matplotlib", "plots", "the demo's report", "use `streampack run` on its config")
     out = local_path(options.out, "out")
-    config = options.config or demo_config(out)
+    config = demo_config(out)
     described = read_config(config)
     console = Console(highlight=False)
     console.rule("1  real text, written as streams", align="left")
@@ -64,10 +63,6 @@ def run_demo(options: Demo) -> None:
 def write_streams(described: RunConfig, out: Path, console: Console) -> None:
     """Write the missing streams, and print their sizes."""
     folders = {stream.name: local_path(stream.local or "", "local") for stream in described.streams}
-    if set(folders) != set(SOURCES):
-        raise ConfigError(
-            f"streams {sorted(map(str, folders))} are not the demo's; name them {sorted(SOURCES)}"
-        )
     tokenizer = out / "tokenizer.json"
     with console.status("reading the text of this machine"):
         texts = {name: write_text(name, out / "text") for name in SOURCES}
