@@ -56,8 +56,6 @@ def run_plan(options: Plan) -> None:
         return
     with progress("planning", hidden=options.as_json):
         chapters = report.describe_run(dataset, state)
-    if options.picture is not None:
-        report.plot_run(dataset, options.picture)
     if options.as_json:
         print_json({"config": str(options.config), **chapters})
         return

@@ -251,9 +251,6 @@ class Plan:
 
     config: Config
     state: StateFile = None
-    picture: Annotated[
-        Path | None, Option(help="Write a picture of shares and passes here, such as run.png.")
-    ] = None
     as_json: JsonOnly = False
 
 
@@ -317,11 +314,7 @@ class Diff:
 class Demo:
     """Write real text as streams, show its packs, and write a report; offline."""
 
-    config: Annotated[
-        Path | None,
-        Option(help="The YAML of the mix, in place of the demo's. Streams go to its folders."),
-    ] = None
-    out: Annotated[Path, Option(help="Folder for everything else.")] = Path("demo-output")
+    out: Annotated[Path, Option(help="Folder for everything.")] = Path("demo-output")
 
 
 VERBS: dict[str, type] = {

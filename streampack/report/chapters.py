@@ -55,7 +55,12 @@ def describe_run(dataset: PackedStreamingDataset, state: State | None = None) ->
         ConfigError: If the dataset has no chapters.
         ResumeError: If the state does not belong to the run. Names the chapter and the field.
     """
-    engine = chapter_engine_of(dataset)
+    engine = engine_of(dataset)
+    if not engine.run.chapters:
+        raise ConfigError(
+            "the config has no chapters, so there is nothing to plan over a run; add a chapters "
+            "section, or use `streampack simulate`"
+        )
     known: Sequence[Mapping[str, Any]] = []
     stands_at = None
     if state is not None:
@@ -164,17 +169,6 @@ def uses_lines(uses: Mapping[str, Mapping[str, Any]]) -> list[str]:
         least = found["in_lane"]
         lines.append(f"stream {name!r}: uses of two samples differ by at most {least}{between}")
     return lines
-
-
-def chapter_engine_of(dataset: PackedStreamingDataset) -> PlanEngine:
-    """Return the engine of a dataset; one without chapters is a ConfigError."""
-    engine = engine_of(dataset)
-    if not engine.run.chapters:
-        raise ConfigError(
-            "the config has no chapters, so there is nothing to plan over a run; add a chapters "
-            "section, or use `streampack simulate`"
-        )
-    return engine
 
 
 def _describe(recipe: Recipe, plan: ChapterPlan, used: list[Fraction]) -> dict[str, Any]:

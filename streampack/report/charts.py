@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from string import ascii_uppercase
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from streampack.plan.recipe import Recipe
-from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import drawing as draw
 from streampack.report.bars import colour
-from streampack.report.chapters import POINTS, chapter_engine_of, run_curves
+from streampack.report.chapters import POINTS
 from streampack.report.facts import RunFacts, stream_lengths
 from streampack.report.nodes import BYTES, node_rows, shown_bytes
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Int64Array
@@ -80,7 +77,7 @@ def _run(facts: RunFacts) -> Drawn:
     words = {"unit": _unit_of(recipe, facts.num_chapters), "tokens": draw.shown(tokens[-1])}
     in_chapters = f" in {facts.num_chapters} chapters; tokens and repeats are expected ones"
     words["chapters"] = in_chapters if facts.num_chapters else ""
-    figure = draw_run(facts.curves, facts.engine, facts.num_chapters, facts.state_tokens)
+    figure = _draw_run(facts)
     legend = [(colour(number), name) for number, name in enumerate(recipe.names)]
     return Drawn(figure, rows, legend, words)
 
@@ -90,18 +87,9 @@ def _unit_of(recipe: Recipe, num_chapters: int) -> str:
     return recipe.target_unit if num_chapters else "tokens"
 
 
-def plot_run(dataset: PackedStreamingDataset, path: str | os.PathLike[str]) -> None:
-    """Write a picture of a run: each stream's share, tokens and repeats, with chapters as bands."""
-    engine = chapter_engine_of(dataset)
-    figure = draw_run(run_curves(engine), engine, len(engine.run.chapters))
-    areas = figure.axes[0].collections[: len(engine.recipe.names)]
-    figure.legend(handles=areas, loc="outside lower center", ncols=6, frameon=False)
-    draw.save_picture(figure, Path(path))
-
-
-def draw_run(curves: Any, engine: Any, num_chapters: int, state_tokens: float | None = None) -> Any:
-    """Return a figure of shares, tokens and repeats over a run; its chapters are bands."""
-    recipe, (tokens, shares, passes) = engine.recipe, curves
+def _draw_run(facts: RunFacts) -> Any:
+    recipe, (tokens, shares, passes) = facts.engine.recipe, facts.curves
+    num_chapters, state_tokens = facts.num_chapters, facts.state_tokens
     figure, panels = draw.new_figure(draw.FULL, 560, rows=3, sharex=True, height_ratios=(3, 2, 2))
     upper, middle, lower = panels = panels[:, 0]
     colours = [colour(number) for number in range(len(recipe.names))]
@@ -282,19 +270,6 @@ def _nodes(facts: RunFacts) -> Drawn:
     return Drawn(figure, node_rows(nodes), legend, {"how": how})
 
 
-def _time(facts: RunFacts) -> Drawn | str:
-    if not (times := facts.times):
-        return ""
-    whole = max(sum(times.values()), 1e-9)
-    rows = [[name, f"{value:,.2f}", percent(value / whole)] for name, value in times.items()]
-    lines = [
-        (name, [(value, draw.SERIES[0], None)], f"{seconds} s  ·  {part}")
-        for value, (name, seconds, part) in zip(times.values(), rows, strict=True)
-    ]
-    figure, _ = draw.bars(draw.FULL, lines)
-    return Drawn(figure, [["", "seconds", "share"], *rows])
-
-
 Specs: TypeAlias = Mapping[str, tuple[str, str, Callable[[RunFacts], Drawn | str]]]
 # Sections with their leads; by key, each chart's title, its unit, and what draws it. It returns a
 # text if there is nothing to draw.
@@ -335,7 +310,6 @@ SECTIONS: Mapping[tuple[str, str], Specs] = {
         "nodes": ("What each node reads and caches", "bytes, {how}", _nodes)
     },
     ("Time", "Planning needs no clock, so this is measured or not known."): {
-        "time": ("Where the time went", "seconds of the training process, measured", _time),
         "waits": ("", "", lambda facts: facts.waits),
     },
 }

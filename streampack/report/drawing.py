@@ -1,24 +1,15 @@
-"""Charts with matplotlib in one style: as SVG with the page's colours, or as a picture.
-
-::
-
-    new_figure --> axes --> as_svg          colours become CSS variables: light and dark
-                       '--> save_picture    PNG, or what the suffix names; light
-"""
+"""Charts with matplotlib in one style, as SVG whose colours are those of a page: light and dark."""
 
 from __future__ import annotations
 
 import io
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from streampack._extras import import_extra
-from streampack._paths import replaced
-from streampack.errors import ConfigError
 from streampack.report.bars import PALETTE
 
 INK, MUTED, GRID, BAND, SURFACE = "#1c1b1a", "#6b6a66", "#e3e2dd", "#f1f0ec", "#fcfcfb"
@@ -26,10 +17,9 @@ SERIES = ("#4b5b76", "#a3aebf", "#d3d9e2")  # of charts without streams
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAND: "band", SURFACE: "surface"}
 VARIABLES |= {colour: f"s{number}" for number, colour in enumerate(PALETTE)}
 VARIABLES |= {colour: f"g{number}" for number, colour in enumerate(SERIES)}
-PLOTS = ("plots", "a picture")  # the extra, and what needs it
+PLOTS = ("plots", "a report")  # the extra, and what needs it
 FULL, HALF = 1040, 500  # pixels of a chart on the page, and of one of two in a row
 SIZE = 12  # of text, in pixels: one point of matplotlib is one pixel on the page
-DOTS_PER_INCH = 144
 MOST_BINS = 100
 UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -132,7 +122,9 @@ def as_svg(figure: Any, key: str, text: str, titles: Mapping[str, str]) -> str:
     `titles` show that title when the pointer is over them.
     """
     written, rc = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": key}
-    _without_formulas(figure)
+    # The text between two dollar signs, as in names of streams, would be a formula.
+    for each in figure.findobj(import_extra("matplotlib.text", *PLOTS).Text):
+        each.set_parse_math(False)
     with import_extra("matplotlib", *PLOTS).rc_context(rc):
         figure.savefig(written, format="svg", metadata={"Date": None})
     # Metadata and a style for the whole page come first.
@@ -148,22 +140,3 @@ def as_svg(figure: Any, key: str, text: str, titles: Mapping[str, str]) -> str:
         body = body.replace(colour, f"var(--{name})")
     box = head.partition('viewBox="')[2].partition('"')[0]
     return f'<svg viewBox="{box}" role="img" aria-label="{text}">{body}'
-
-
-def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure in the format that the path's suffix names; PNG without one."""
-    kind, known = path.suffix[1:].lower() or "png", figure.canvas.get_supported_filetypes()
-    if kind not in known:
-        raise ConfigError(
-            f"picture={str(path)!r} ends with none of the formats {', '.join(sorted(known))}; "
-            f"write {str(path.with_suffix('.png'))!r}"
-        )
-    _without_formulas(figure)
-    with replaced(path) as part:
-        figure.savefig(part, dpi=DOTS_PER_INCH, format=kind, facecolor=SURFACE)
-
-
-def _without_formulas(figure: Any) -> None:
-    # The text between two dollar signs, as in names of streams, would be a formula.
-    for text in figure.findobj(import_extra("matplotlib.text", *PLOTS).Text):
-        text.set_parse_math(False)

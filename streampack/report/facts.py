@@ -100,9 +100,7 @@ class RunFacts(NamedTuple):
     source: str
     """Where these come from, or why there are none."""
     waits: str
-    """How long the loader waited for shards, or that nothing was measured; else empty."""
-    times: Mapping[str, float] | None
-    """Seconds of the training process, by what they were spent on."""
+    """How long the loader waited for shards, or that nothing was measured."""
 
 
 def run_facts(
@@ -110,7 +108,6 @@ def run_facts(
     state: State | None,
     stats: Mapping[str, Any] | None,
     steps: int | None,
-    times: Mapping[str, float] | None = None,
 ) -> RunFacts:
     """Return what a report says; arguments as of `write_report`."""
     engine = engine_of(dataset)
@@ -144,7 +141,7 @@ def run_facts(
         epoch = [s.chosen_tokens / max(s.num_tokens, 1) for s in recipe.streams]
         nodes = NodeReads(engine).expected(curves[2][-1] if has_chapters else np.array(epoch))
     at, streams, source = _delivered(dataset, state, affordable * stride * recipe.row_tokens)
-    waits = "" if times else NOT_MEASURED
+    waits = NOT_MEASURED
     if stats is not None:
         streams, source = _streams_in(stats), "measured by loader.stats()"
         if shards := stats.get("shards"):
@@ -153,7 +150,7 @@ def run_facts(
     num_chapters = len(engine.run.chapters)
     return RunFacts(
         *(engine, numbers, is_whole, collected.packs, series, num_chapters, curves, nodes),
-        *(at, streams, source, waits, times),
+        *(at, streams, source, waits),
     )
 
 

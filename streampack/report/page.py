@@ -26,7 +26,6 @@ def write_report(
     title: str = "streampack",
     state: State | None = None,
     stats: Mapping[str, Any] | None = None,
-    times: Mapping[str, float] | None = None,
     steps: int | None = None,
 ) -> None:
     """Write a report on a run as one HTML file, which needs no network.
@@ -37,7 +36,6 @@ def write_report(
         title: The name of the run.
         state: A state of the run: what was delivered by then, where that takes seconds to plan.
         stats: The result of ``loader.stats()``: what was delivered and waited for, as measured.
-        times: Seconds of the training process, by what they were spent on.
         steps: Batches per rank to plan, at most an epoch or the run. None: about a million pieces
             of documents.
 
@@ -46,7 +44,7 @@ def write_report(
         ResumeError: If the state does not belong to the run.
     """
     import_extra("matplotlib", "plots", "a report")
-    facts = run_facts(dataset, state, stats, steps, times)
+    facts = run_facts(dataset, state, stats, steps)
     page = Template(files("streampack.report").joinpath("page.html").read_text(encoding="utf-8"))
     text = page.substitute(
         title=escape(title),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Self, TypeAlias
+from contextlib import closing
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -94,7 +95,7 @@ def simulate_with(
     nodes, waits = NodeReads(engine), _Waits(engine)
     num_devices, has_chapters = engine.world.num_devices, bool(engine.run.chapters)
     first = 0 if has_chapters else engine.next_epoch
-    with _Run(engine, [nodes.add, waits.add, *watchers], first) as run:
+    with closing(_Run(engine, [nodes.add, waits.add, *watchers], first)) as run:
         if has_chapters:
             run.plan(END, (steps or 1) * num_devices)
         else:
@@ -111,7 +112,7 @@ def simulate_until(engine: PlanEngine, state: State) -> dict[str, Any]:
     """Simulate from the beginning up to a state of the run."""
     number, position = state["epoch"], state["position"]
     epochs = [] if engine.run.chapters else [(epoch + 1, 0) for epoch in range(number)]
-    with _Run(engine, (), 0) as run:
+    with closing(_Run(engine, (), 0)) as run:
         for stop in [*epochs, (number, position)]:
             run.plan(stop)
         return run.numbers()
@@ -194,17 +195,12 @@ class _Run:
         self._engine, self._watchers = engine, watchers
         start = Progress(epoch=first)
         self._reader = PlanReader(engine.run.whole(), start, skips=engine.state.skips)
+        self.close = self._reader.close
         self._num_devices = engine.world.num_devices
         self._delivery = DeliveryStats(engine.recipe)
         self._global_batches = 0
         self.num_epochs = 0
         self.num_steps = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._reader.close()
 
     def plan(self, stop: Place, most: int | None = None) -> int:
         """Plan up to a place, at most `most` batches over all devices; return how many it was."""

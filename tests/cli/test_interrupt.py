@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
+from streampack import PackedStreamingDataset, Packing, Stream
 from streampack.mds.length_file import LENGTH_FILE
-from streampack.report.drawing import new_figure, save_picture
+from streampack.report import write_report
 from streampack.write import write_stream
 
 INTERRUPTED = 130
@@ -207,19 +208,22 @@ def test_output_that_cannot_be_printed_is_one_line(tmp_path):
     assert_one_line(run("--version", stdout="/dev/full"))
 
 
-def test_a_picture_that_does_not_fit_is_not_left_in_part(tmp_path, monkeypatch):
-    figure, _ = new_figure(400, 200)
-    path = tmp_path / "run.png"
-    save_picture(figure, path)  # loads everything needed for drawing
+def test_a_report_that_does_not_fit_is_not_left_in_part(tmp_path, monkeypatch):
+    write_stream([[1, 2, 3]] * 100, tmp_path / "s")
+    streams = [Stream(local=tmp_path / "s")]
+    dataset = PackedStreamingDataset(streams, packing=Packing(max_seq_len=64))
+    path = tmp_path / "reports" / "report.html"
+    path.parent.mkdir()
+    write_report(dataset, path)  # loads everything needed for drawing
     path.unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            save_picture(figure, path)
+            write_report(dataset, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (before, hard))
-    assert list(tmp_path.iterdir()) == []
-    save_picture(figure, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
+    assert list(path.parent.iterdir()) == []
+    write_report(dataset, path)
+    assert path.read_text().endswith("</html>\n")

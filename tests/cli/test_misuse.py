@@ -71,11 +71,6 @@ MISUSES = (
         "report run.yaml --stats stats.json",
     ),
     ("report run.yaml --stats list.json", "stats=<list> has no streams", "report run.yaml"),
-    (
-        "plan chapters.yaml --picture run.nope",
-        r"picture='run.nope' ends with none of the formats .*png.*; write 'run\.png'",
-        "plan chapters.yaml --picture run.png",
-    ),
     ("plan run.yaml", "use `streampack simulate`", "simulate run.yaml"),
 )
 

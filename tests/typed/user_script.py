@@ -19,7 +19,7 @@ from streampack import (
     from_config,
 )
 from streampack.index import write_lengths
-from streampack.report import plot_run, write_report
+from streampack.report import write_report
 from streampack.texts import ChatEncoder, ChatSamples, RowFormat
 from streampack.write import WriteOptions, merge, verify, write_stream, write_texts
 
@@ -54,6 +54,5 @@ def train(tokenizer: object, chats: list[dict[str, object]]) -> int:
         total += int((batch["labels"] >= 0).sum())
         loader.load_state_dict(loader.state_dict())
     write_report(dataset, "report.html", title="run")
-    plot_run(dataset, "run.png")
     from_config("run.yaml")
     return total
