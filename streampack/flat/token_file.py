@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -31,7 +31,11 @@ PLACES = 256
 
 
 class Boundaries(Protocol):
-    """Where the documents of one file begin, in tokens from its first byte, and their lengths."""
+    """Where the documents of one file begin, in tokens from its first byte, and their lengths.
+
+    Ours also have `neighbours(first, stop)`, the lengths of documents [first, stop), one or more,
+    in a few ns each.
+    """
 
     @property
     def num_samples(self) -> int:
@@ -42,14 +46,6 @@ class Boundaries(Protocol):
 
     def lengths(self, samples: Int64Array) -> Int64Array:
         """Return the tokens of documents, shape (n,)."""
-
-
-@runtime_checkable
-class FastBoundaries(Protocol):
-    """Boundaries whose lengths are read in a few ns each if they are neighbours."""
-
-    def neighbours(self, first: int, stop: int) -> Int64Array:
-        """Return the tokens of documents [first, stop), one or more; shape (n,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +91,9 @@ class TokenFile:
 
         That documents overlap is not noticed.
         """
-        if isinstance(self.boundaries, FastBoundaries):
-            lengths = self.boundaries.neighbours(first, stop)
+        lengths: Int64Array
+        if (neighbours := getattr(self.boundaries, "neighbours", None)) is not None:
+            lengths = neighbours(first, stop)
         else:
             lengths = self.boundaries.lengths(np.arange(first, stop))
         return lengths if lengths.min() >= 0 else self.spans(first, stop)[1]

@@ -9,22 +9,12 @@ memory both compressed and raw.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import BytesIO
-from pathlib import Path
 from typing import BinaryIO
 
 from streampack.errors import ConfigError, DataError
 from streampack.mds.codecs import CODECS, COMPRESSIONS
 from streampack.mds.index import Shard
 from streampack.storage.filesystem import Piece
-
-
-def decompress_shard(path: Path, shard: Shard) -> bytes:
-    """Decompress a shard's file into memory; raise as `decompress_pieces`."""
-    raw = BytesIO()
-    with path.open("rb") as file:
-        raw.writelines(decompress_pieces(file, str(path), shard))
-    return raw.getvalue()
 
 
 def decompress_pieces(file: BinaryIO, where: str, shard: Shard) -> Iterator[Piece]:

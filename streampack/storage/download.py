@@ -20,11 +20,10 @@ from streampack.mds.regular_files import check_file
 from streampack.storage.location import ShardPart, StreamLocation
 from streampack.stores.failures import ChangedError, DamagedError, FailureKind, classify, error_text
 from streampack.stores.objects import fetch_parts
-from streampack.stores.retries import Retries
+from streampack.stores.retries import SLOWEST_BYTES_PER_S, Retries
 from streampack.stores.store import Store
 from streampack.stores.threads import is_abandoned, within_time
 
-SLOWEST_BYTES_PER_S = 1_000_000
 WAY_OUT = "check the path and the access to it, or raise download_retry= and download_timeout="
 TRANSIENT = (FailureKind.TRANSIENT, FailureKind.CHANGED)
 

@@ -17,7 +17,7 @@ Cost: two listings of each folder per fetched file; one `stat` for each file see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +28,6 @@ from streampack.storage.names import PACKED, SHARD
 
 LIMIT_LOCK = ".cache-limit.lock"
 LIMIT_TIMEOUT_S = 60.0
-
-
-def shards_in(folder: Path, disk: LocalFilesystem) -> set[str]:
-    """Return the names of the shards in a cache folder, and of those being fetched to it."""
-    names = {*disk.names(folder)}
-    names |= {
-        n.removesuffix(".json") for n in disk.names(folder / NOTES_FOLDER) if n[-5:] == ".json"
-    }
-    return {name for name in names if SHARD.fullmatch(name)}
-
-
-def evict(folder: Path, name: str, disk: LocalFilesystem) -> bool:
-    """Remove a shard from a cache folder unless a process is fetching it; return whether it did."""
-    with FileLocks(folder, disk).try_hold(name.removesuffix(PACKED)) as is_held:
-        if is_held:
-            disk.remove(folder / name)
-            FileLocks(folder, disk).remove_entry(name)
-        return is_held
 
 
 class CacheLimit:
@@ -82,18 +64,33 @@ class CacheLimit:
         cached = {
             (each, name): self._num_bytes(each, name)
             for each in self._folders
-            for name in shards_in(each, self._disk)
+            for name in self._shards_in(each)
             if each != folder or name not in incoming
         }
         excess = sum(incoming.values()) + sum(cached.values()) - self.num_bytes
         if excess <= 0:
             return
         for oldest in sorted(cached, key=lambda key: self._last_planned_ns(*key)):
-            if evict(*oldest, self._disk):
+            if self._evict(*oldest):
                 excess -= cached[oldest]
             if excess <= 0:
                 return
         # The remainder is in transit in other processes, one shard each; do not wait for them.
+
+    def _shards_in(self, folder: Path) -> Iterator[str]:
+        """Yield the shards in a cache folder, and those being fetched to it, which have notes."""
+        notes = self._disk.names(folder / NOTES_FOLDER)
+        names = {name.removesuffix(".json") for name in notes if name.endswith(".json")}
+        return filter(SHARD.fullmatch, names.union(self._disk.names(folder)))
+
+    def _evict(self, folder: Path, name: str) -> bool:
+        """Remove a shard unless a process is fetching it; return whether it did."""
+        locks = FileLocks(folder, self._disk)
+        with locks.try_hold(name.removesuffix(PACKED)) as is_held:
+            if is_held:
+                self._disk.remove(folder / name)
+                locks.remove_entry(name)
+            return is_held
 
     def _num_bytes(self, folder: Path, name: str) -> int:
         if (folder, name) not in self._sizes:

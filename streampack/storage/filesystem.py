@@ -53,7 +53,6 @@ NETWORK_FAMILIES = (
 LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs", "fuse.portal", "fusectl")
 MOUNTS = Path("/proc/self/mountinfo")
 OCTAL = re.compile(r"\\([0-7]{3})")  # the escapes of spaces in mount point names
-MAX_ROOTS = 32  # other users would have to take all these names
 
 
 class LockBusyError(Exception):
@@ -248,19 +247,13 @@ def is_own_folder(path: Path) -> bool:
 def private_root() -> Path:
     """Return this user's folder under the system's temporary one, the same in all processes.
 
-    It may not exist yet. `LocalFilesystem.make_folder(..., is_private=True)` creates it, or
-    refuses it if another user created it first. A PermissionError says that other users took all
-    its names.
+    It may not exist yet; `LocalFilesystem.make_folder(..., is_private=True)` creates it. A
+    PermissionError says that another user created it first.
     """
     root = Path(tempfile.gettempdir(), f"streampack-{os.getuid()}")
-    names = [root, *(root.with_name(f"{root.name}-{number}") for number in range(1, MAX_ROOTS))]
-    for name in names:
-        if is_own_folder(name):
-            return name
-    raise PermissionError(
-        f"{root} and {MAX_ROOTS - 1} folders with numbers after that name belong to other "
-        "users, or are links"
-    )
+    if not is_own_folder(root):
+        raise PermissionError(f"{root} belongs to another user, or is a link")
+    return root
 
 
 @lru_cache(4096)

@@ -25,8 +25,8 @@ from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import FileLocks
-from streampack.storage.verify import FileVerifier, attach_uri, cache_entry
+from streampack.storage.locks import CacheEntry, FileLocks
+from streampack.storage.verify import FileVerifier, attach_uri
 from streampack.stores.failures import DamagedError
 
 LEAST_LOCK_S = 30.0  # allowance for unpacking and checks, on top of the download
@@ -163,6 +163,6 @@ class ShardMaterializer:
         state = self.disk.state(temporary)
         if state is None:
             raise FileNotFoundError(f"{temporary} was removed before it got its final name")
-        entry = cache_entry(state, hash_)
+        entry = CacheEntry(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=hash_)
         FileLocks(path.parent, self.disk).write_entry(path.name, entry)
         self.disk.rename(temporary, path)

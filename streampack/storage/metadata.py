@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -36,17 +35,6 @@ _T = TypeVar("_T")
 class _Version(NamedTuple):
     name: str
     text: bytes
-
-
-def last_version(folder: Path, disk: LocalFilesystem) -> dict[str, str] | None:
-    """Return what a cache folder's note says of its `remote` and last `version`; None without."""
-    try:
-        note = json.loads(disk.read(folder / NOTES_FOLDER / LAST) or b"")
-        if VERSION.fullmatch(note["version"]):
-            return {"remote": str(note["remote"]), "version": note["version"]}
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass  # a partial one after a power loss
-    return None
 
 
 class StreamMetadata:
@@ -150,13 +138,14 @@ class StreamMetadata:
 
     def _last(self) -> _Version | None:
         folder = self._location.folder
-        note = last_version(folder, self._disk)
-        if note is None:
+        note = (self._disk.read(folder / NOTES_FOLDER / LAST) or b"").decode(errors="replace")
+        version = note.partition(" ")[0]
+        if not VERSION.fullmatch(version):  # none yet, or a partial one after a power loss
             return None
-        path = folder / f"index.{note['version']}.json"
+        path = folder / f"index.{version}.json"
         text = self._disk.read(path)
-        if text is None or note["version"][:8] == index_version(text, None):
-            return None if text is None else _Version(note["version"], text)
+        if text is None or version[:8] == index_version(text, None):
+            return None if text is None else _Version(version, text)
         logger.warning(
             "%s: is not what was fetched from %s; fetching it again", path, self._location.remote
         )
@@ -192,10 +181,11 @@ class StreamMetadata:
                 self.fetched.append(len(text))
                 are_hashed = all(shard.is_hashed for shard in parsed[-1].shards)
                 version = index_version(text, None if are_hashed else state)
-                note = {"remote": location.identity, "version": version}
                 self._disk.rename(temporary, location.folder / f"index.{version}.json")
                 path = location.folder / NOTES_FOLDER / LAST
-                self._locks.replace(LAST, path, json.dumps(note).encode())
+                self._locks.replace(
+                    LAST, path, f"{version} {location.identity}".encode(errors="surrogateescape")
+                )
         return _Version(version, text)
 
     def length_file_path(self) -> Path | None:

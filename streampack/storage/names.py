@@ -22,11 +22,10 @@ from streampack.storage.filesystem import FileState
 from streampack.storage.locks import note_name
 
 SHARD = re.compile(r".+\.[0-9a-f]{8}(\.zip)?", re.DOTALL)
-FOLDER = re.compile(r"[0-9a-f]{16}")
 VERSION = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{8})?")
 PACKED = ".zip"
 LAST = "last"
-"""The note that names the remote and the last version of its index.json, as JSON."""
+"""The note that names the last version of index.json, and the remote."""
 
 
 def remote_digest(remote: str) -> str:

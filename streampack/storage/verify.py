@@ -68,38 +68,12 @@ def as_data_error(
         raise DataError(f"{path}: {text}", uri=str(path), shard=path.name) from error
 
 
-def expected_hash(file: ShardFile, validate_hash: str | None, uri: str) -> str:
-    """Return the hash that a file must have, as "algorithm:digest"; empty if none is known.
-
-    `file` is its entry in the index.json at `uri`. `validate_hash` is the one of its hashes
-    to use, and a DataError if it has no such hash; by default the cheapest.
-
-    >>> file = ShardFile(basename="a.mds", num_bytes=3, hashes={"md5": "0f", "xxh64": "AB"})
-    >>> expected_hash(file, None, "index.json")
-    'xxh64:ab'
-    """
-    known = sorted(HASHES.keys() & file.hashes)
-    if validate_hash and validate_hash not in known:
-        raise DataError(
-            f"{uri}: {file.basename} has no {validate_hash!r} hash, only "
-            f"{sorted(file.hashes)}; set validate_hash= to one of them, or to None"
-        )
-    cheapest = next((name for name in (*FAST_HASHES, *known) if name in known), None)
-    algorithm = validate_hash or cheapest
-    return f"{algorithm}:{file.hashes[algorithm].lower()}" if algorithm else ""
-
-
 def file_digest(disk: LocalFilesystem, path: Path, expected: str) -> str:
     """Return a file's hash by the algorithm of `expected`; both are "algorithm:digest"."""
     algorithm = expected.partition(":")[0]
     with disk.open(path) as file:
         digest = hashlib.file_digest(file, HASHES[algorithm])
     return f"{algorithm}:{digest.hexdigest()}"
-
-
-def cache_entry(state: FileState, hash_: str) -> CacheEntry:
-    """Return the note of a file with this hash."""
-    return CacheEntry(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=hash_)
 
 
 class FileVerifier:
@@ -119,11 +93,19 @@ class FileVerifier:
     def expected(self, file: ShardFile, *, is_validated: bool = False) -> str:
         """Return the hash that a file must have, as "algorithm:digest"; empty if none is known.
 
-        If `is_validated`, a missing hash of the name in `validate_hash` is an error.
+        It is that of `validate_hash`, or by default the cheapest. If `is_validated`, a missing one
+        is an error.
         """
+        known = sorted(HASHES.keys() & file.hashes)
         # A shard's two files may have different hashes; only the fetched one must have this hash.
-        is_used = is_validated or self.validate_hash in file.hashes
-        return expected_hash(file, self.validate_hash if is_used else None, self._index_uri)
+        if is_validated and self.validate_hash and self.validate_hash not in known:
+            raise DataError(
+                f"{self._index_uri}: {file.basename} has no {self.validate_hash!r} hash, only "
+                f"{sorted(file.hashes)}; set validate_hash= to one of them, or to None"
+            )
+        wanted = (self.validate_hash, *FAST_HASHES, *known)
+        algorithm = next((name for name in wanted if name in known), None)
+        return f"{algorithm}:{file.hashes[algorithm].lower()}" if algorithm else ""
 
     def verify(self, path: Path, file: ShardFile, *, is_cached: bool = True) -> FileState | None:
         """Return the state of a file that matches index.json; None if it is missing or damaged.
@@ -144,7 +126,8 @@ class FileVerifier:
         return state
 
     def _is_verified(self, path: Path, state: FileState, expected: str, is_cached: bool) -> bool:
-        locks, entry = FileLocks(path.parent, self._disk), cache_entry(state, expected)
+        locks = FileLocks(path.parent, self._disk)
+        entry = CacheEntry(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=expected)
         if is_cached and locks.read_entry(path.name) == entry:
             return True
         if file_digest(self._disk, path, expected) != expected:

@@ -42,6 +42,7 @@ WAITS_PER_BUDGET = 20
 MAX_DAMAGED = 3
 # A machine's own credentials also come from a network service, which may miss a call.
 MAX_WITHOUT_CREDENTIALS = 3
+SLOWEST_BYTES_PER_S = 1_000_000
 ATTEMPT_S, BUDGET_S = 120.0, 300.0
 """Limits of a request of at most some MB."""
 LISTING_S = 600.0
@@ -198,6 +199,7 @@ def request(
     *,
     way_out: str = "",
     attempt_s: float = ATTEMPT_S,
+    num_bytes: int = 0,
 ) -> _T:
     """Return the result of an operation on a store, which is retried for five minutes.
 
@@ -207,10 +209,12 @@ def request(
         operation: One attempt.
         way_out: What to do about failures that have no way out of their own.
         attempt_s: Time limit of one attempt.
+        num_bytes: Bytes that it transfers, if they are many; they raise the limit.
 
     Raises:
         DataError: If it fails; its `__cause__` is the library's exception.
     """
+    attempt_s += num_bytes / SLOWEST_BYTES_PER_S
     retries = Retries(url, attempt_s=attempt_s, budget_s=max(BUDGET_S, attempt_s))
     attempt = partial(within_time, partial(retries.use_store, operation))
     try:

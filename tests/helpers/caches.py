@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from streampack.mds.index import Shard
 from streampack.mds.length_file import length_file_pieces
+from streampack.storage.decompress import decompress_pieces
 from streampack.storage.materialize import Downloader
-from streampack.storage.names import FOLDER
 from tests.helpers import builders
 
 NOTES = ".streampack"
+FOLDER = re.compile(r"[0-9a-f]{16}")  # of a remote
 
 
 def cache_of(local: Path) -> Path:
@@ -57,6 +59,12 @@ def at_once(function: Any, arguments: list[Any]) -> list[Any]:
         job.join()
     assert [job.exitcode for job in jobs] == [0] * len(jobs)
     return [results.get() for _ in jobs]
+
+
+def decompressed(path: Path, shard: Shard) -> bytes:
+    """Return the raw bytes of a shard's compressed file."""
+    with path.open("rb") as file:
+        return b"".join(bytes(piece) for piece in decompress_pieces(file, str(path), shard))
 
 
 def read_all(opened: Any) -> list[list[int]]:

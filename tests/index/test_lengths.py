@@ -15,10 +15,9 @@ from streampack.mds.length_file import (
     open_length_file,
     write_length_file,
 )
-from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
-from tests.helpers.caches import read_all
+from tests.helpers.caches import decompressed, read_all
 from tests.helpers.verbs import call_verb
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(40)]
@@ -50,7 +49,7 @@ def raw_shards(path) -> list[bytes]:
     return [
         (path / shard.raw.basename).read_bytes()
         if shard.packed is None
-        else decompress_shard(path / shard.packed.basename, shard)
+        else decompressed(path / shard.packed.basename, shard)
         for shard in index.shards
     ]
 

@@ -13,7 +13,7 @@ import pytest
 import streaming
 
 from streampack import PackedStreamingDataset, Packing
-from streampack.errors import DataError
+from streampack.errors import ConfigError, DataError
 from streampack.index import write_lengths
 from streampack.mds.index import INDEX_FILE
 from streampack.mds.length_file import LENGTH_FILE
@@ -64,15 +64,15 @@ def poisoned(folder: Path, tmp_path) -> None:
 
 
 @needs_root
-def test_a_folder_that_another_user_made_first_is_not_used(tmp_path, temporary):
+@pytest.mark.usefixtures("temporary")
+def test_a_folder_that_another_user_made_first_is_not_used(tmp_path):
     path, samples = write_bare(tmp_path / "r", seed=0)
     stream = Stream(remote=str(path))
     taken = StreamLocation.of(stream)
     poisoned(taken.folder, tmp_path)
-    assert folder_of(stream) == folder_of(Stream(remote=str(path))) != taken.folder
-    assert_reads(open_stream(stream, 0), samples)
-    root = temporary / folder_of(stream).relative_to(temporary).parts[0]
-    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    with pytest.raises(ConfigError, match=r"belongs to another user.*; set local= or TMPDIR"):
+        StreamLocation.of(stream)
+    assert_reads(open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0), samples)
 
     # A folder that was chosen before the other user came is refused by name.
     message = r"belongs to another user.*set local="
@@ -117,10 +117,10 @@ def test_the_temporary_folder_of_another_user_is_not_used(tmp_path, temporary, k
     else:
         (tmp_path / "elsewhere").mkdir()
         root.symlink_to(tmp_path / "elsewhere")
-    assert_reads(open_stream(Stream(remote=str(path)), 0), samples)
+    with pytest.raises(ConfigError, match=r"belongs to another user, .*; set local= or TMPDIR"):
+        open_stream(Stream(remote=str(path)), 0)
     assert not list(root.rglob("*"))
-    (own,) = [each for each in temporary.iterdir() if each != root]
-    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert_reads(open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0), samples)
 
 
 def test_a_folder_of_ours_that_others_could_write_is_closed(tmp_path, temporary):

@@ -14,7 +14,6 @@ import pytest
 
 from streampack.errors import ConfigError, DataError
 from streampack.mds.index import INDEX_FILE, parse_index
-from streampack.storage.decompress import decompress_shard
 from streampack.streams import Stream, open_stream
 from streampack.write import write_stream
 from tests.helpers import builders, caches
@@ -51,13 +50,13 @@ def test_no_flipped_bit_of_a_written_zstd_shard_is_delivered(tmp_path):
     write_stream(samples_of()[:3], path, compression="zstd", hashes=())
     file = next(path.glob("*.zstd"))
     shard = parse_index((path / "index.json").read_bytes(), "x").shards[0]
-    whole, raw = file.read_bytes(), decompress_shard(file, shard)
+    whole, raw = file.read_bytes(), caches.decompressed(file, shard)
     for place in range(len(whole)):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8
         file.write_bytes(flipped)
         with suppress(DataError):  # most flips are errors, and some change nothing
-            assert decompress_shard(file, shard) == raw, place
+            assert caches.decompressed(file, shard) == raw, place
 
 
 def test_lists_and_dicts_are_taken_and_other_columns_kept(tmp_path):
