@@ -93,10 +93,10 @@ class _Shown:
         name = os.path.basename(out.rstrip("/"))
         self._task = self.bar.add_task(name, total=None, counts="")
         self._begin = self._last_line = time.monotonic()
-        self._first: write.JobProgress | None = None
-        self._last: write.JobProgress | None = None
+        self._first: write.Written | None = None
+        self._last: write.Written | None = None
 
-    def show(self, progress: write.JobProgress) -> None:
+    def show(self, progress: write.Written) -> None:
         self._first = self._first or progress
         self._last = progress
         now = time.monotonic()
@@ -120,7 +120,7 @@ class _Shown:
             "again for the others"
         )
 
-    def _counts(self, progress: write.JobProgress, seconds: float) -> str:
+    def _counts(self, progress: write.Written, seconds: float) -> str:
         tokens = progress.num_tokens - (self._first or progress).num_tokens
         bad = f", {progress.num_bad_rows:,} bad rows" if progress.num_bad_rows else ""
         return (

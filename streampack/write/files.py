@@ -46,7 +46,7 @@ from streampack.write.job import (
     start_job,
 )
 from streampack.write.job_output import Output, open_output
-from streampack.write.options import JobProgress, WriteOptions, Written
+from streampack.write.options import WriteOptions, Written
 from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row
 from streampack.write.plan import plan_job
 from streampack.write.sample_writer import Counts
@@ -58,7 +58,7 @@ def write_texts(
     paths: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     options: WriteOptions,
-    progress: Callable[[JobProgress], None] | None = None,
+    progress: Callable[[Written], None] | None = None,
 ) -> Written:
     """Write files as one stream; if a former call was interrupted, only what is missing.
 
@@ -91,14 +91,14 @@ def write_job(
     output: Output,
     job: Job,
     options: WriteOptions,
-    progress: Callable[[JobProgress], None] | None = None,
+    progress: Callable[[Written], None] | None = None,
 ) -> Written:
     """Write what is missing of a job that was begun; see `write_texts`."""
     results = finished_parts(output, job)
     _write_missing(output, job, options, results, progress or (lambda _: None))
     if len(results) == len(job.parts):
         commit(output, job, results)
-    return _summary(output, job, results)
+    return _summary(output, job)(_counts_of(results), len(results))
 
 
 def _check_place(output: Output, inputs: Sequence[str]) -> None:
@@ -136,7 +136,7 @@ def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Writt
     if max_bad_rows is not None:
         _check_budget(_counts_of(results), max_bad_rows, is_skipping=True)
     commit(output, job, results)
-    return _summary(output, job, results)
+    return _summary(output, job)(_counts_of(results), len(results))
 
 
 def _write_missing(
@@ -144,9 +144,8 @@ def _write_missing(
     job: Job,
     options: WriteOptions,
     results: dict[str, PartResult],
-    progress: Callable[[JobProgress], None],
+    progress: Callable[[Written], None],
 ) -> None:
-    most = options.max_bad_rows if options.on_bad_row == "skip" else 0
     # Every n-th part, so that large and small files are spread over the shares.
     share = parse_share(options.part or "1/1")
     parts = [(part, file.versions) for file in job.files for part in file.parts]
@@ -156,15 +155,13 @@ def _write_missing(
             settings=job.settings,
             versions=versions,
             part=part,
-            rows=options.rows,
-            split=options.split,
-            max_bad_rows=most,
+            options=options,
         )
         for part, versions in parts[share]
         if part.id not in results
     ]
-    total_bytes = sum(part.num_bytes for part in job.parts)
     before, running = _counts_of(results), dict[str, Counts]()
+    summary = _summary(output, job)
 
     def report(event: Event | None = None) -> None:
         """Show the progress, unless there are too many bad rows."""
@@ -176,18 +173,8 @@ def _write_missing(
             running.pop(event.part_id, None)
             before = Counts.total([before, event.counts])
         counts = Counts.total([before, *running.values()])
-        _check_budget(counts, most, is_skipping=most > 0)
-        progress(
-            JobProgress(
-                num_bytes=counts.num_bytes,
-                total_bytes=total_bytes,
-                num_samples=counts.num_samples,
-                num_tokens=counts.num_tokens,
-                num_bad_rows=counts.num_bad_rows,
-                num_parts=len(results),
-                total_parts=len(job.parts),
-            )
-        )
+        _check_budget(counts, options.most_bad_rows, is_skipping=options.on_bad_row == "skip")
+        progress(summary(counts, len(results)))
 
     report()
     with closing(write_parts(tasks, options)) as events:
@@ -209,18 +196,16 @@ def _check_budget(counts: Counts, most: int, *, is_skipping: bool) -> None:
         )
 
 
-def _summary(output: Output, job: Job, results: dict[str, PartResult]) -> Written:
-    counts = asdict(_counts_of(results))
-    del counts["num_bytes"]
+def _summary(output: Output, job: Job) -> Callable[[Counts, int], Written]:
+    """Return what makes a summary of counts and a number of parts."""
     is_url = output.url.startswith("s3://")
-    return Written(
-        **counts,
-        path=output.url if is_url else Path(output.url),
-        num_shards=sum(len(result.shards) for result in results.values()),
-        tokenizer=job.settings["tokenizer_facts"],
-        num_parts=len(results),
-        total_parts=len(job.parts),
-    )
+    known = {
+        "path": output.url if is_url else Path(output.url),
+        "tokenizer": job.settings["tokenizer_facts"],
+        "total_bytes": sum(part.num_bytes for part in job.parts),
+        "total_parts": len(job.parts),
+    }
+    return lambda counts, num: Written(**asdict(counts), **known, num_parts=num)
 
 
 def finished_parts(output: Output, job: Job) -> dict[str, PartResult]:

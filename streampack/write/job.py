@@ -29,16 +29,15 @@ JOB_FILE = "job.json"
 PARTS = "parts"
 PART_FILE = "part.json"
 SAMPLES_FILE = "samples.bin"
-JOB_VERSION = 4
+JOB_VERSION = 5
 LIBRARIES = ("tokenizers", "zstandard")
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
 ENCODING = ("special_tokens", "backend", "train_on", "chat_template", "max_seq_len")
-IF_SET = ("template_kwargs", "context_roles", "ignore_fields")  # older jobs do not have them
+ENCODING += ("template_kwargs", "context_roles", "ignore_fields")
 Settings: TypeAlias = dict[str, Any]
 """Everything but the input that the bytes of parts depend on, as JSON has it: the fields of
-`SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING` and, unless they are
-empty, in `IF_SET`, `part_bytes`, and the
+`SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING`, `part_bytes`, and the
 `tokenizer` as a digest and as `tokenizer_facts`, which are those of `Written.tokenizer`."""
 
 T = TypeVar("T")

@@ -17,23 +17,8 @@ OnBadRow = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobProgress:
-    """Progress of a job, finished parts of earlier runs included."""
-
-    num_bytes: int
-    """Bytes of the input that were read, at rest."""
-    total_bytes: int
-    num_samples: int
-    num_tokens: int
-    num_bad_rows: int
-    num_parts: int
-    """Parts that are done."""
-    total_parts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Summary of a written stream."""
+    """Summary of a written stream, or of what is written so far."""
 
     path: Path | str
     """The stream's folder; in a store, its URL."""
@@ -52,6 +37,9 @@ class Written:
     """Number of special tokens that texts spell and that were written as ids."""
     tokenizer: dict[str, Any] | None = None
     """Its name, size, BOS and EOS, and the tokens that its template adds `before` and `after`."""
+    num_bytes: int = 0
+    """Bytes of the input files that were read, at rest."""
+    total_bytes: int = 0
     num_parts: int = 1
     """Number of parts that are done."""
     total_parts: int = 1
@@ -96,6 +84,11 @@ class WriteOptions:
     """What a row that cannot become a sample does: raise an error, or be counted and omitted."""
     max_bad_rows: int = 1000
     """Number of bad rows that may be skipped."""
+
+    @property
+    def most_bad_rows(self) -> int:
+        """Bad rows that may be skipped; 0: none."""
+        return self.max_bad_rows if self.on_bad_row == "skip" else 0
 
     def __post_init__(self) -> None:
         if self.num_workers is not None:

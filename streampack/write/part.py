@@ -26,9 +26,8 @@ from streampack.philox import held_out
 from streampack.texts.inputs.read import read_rows, with_contents
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
-from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
+from streampack.texts.rows import LOSS_MASK, RowEncoder
 from streampack.texts.samples import SampleSchema
-from streampack.types import Split
 from streampack.write.job import (
     PART_FILE,
     SAMPLES_FILE,
@@ -39,6 +38,7 @@ from streampack.write.job import (
     setting,
 )
 from streampack.write.job_output import Output
+from streampack.write.options import WriteOptions
 from streampack.write.sample_writer import Counts, SampleWriter
 
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
@@ -54,12 +54,7 @@ class PartTask:
     versions: Versions
     """The versions that must write it."""
     part: Part
-    rows: RowFormat
-    """Where the tokenizer is on this machine."""
-    split: Split | None
-    """The side of a split by rows to write, and its fraction."""
-    max_bad_rows: int
-    """Bad rows that may be skipped; 0: none."""
+    options: WriteOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +110,8 @@ def write_part(task: PartTask) -> Iterator[Event]:
     done = read_result(task.output, task.part)
     if done is None:
         writer = _PartWriter(task)
-        selection, skips_damage = setting(RowSelection, task.settings), task.max_bad_rows > 0
+        selection = setting(RowSelection, task.settings)
+        skips_damage = task.options.on_bad_row == "skip"
         for one, contents in with_contents(task.part.slices):
             before = writer.counts.num_bytes
             batches = read_rows(one, selection, contents=contents, skips_damage=skips_damage)
@@ -132,7 +128,7 @@ class _PartWriter:
     def __init__(self, task: PartTask) -> None:
         self._task = task
         schema = setting(SampleSchema, task.settings)
-        self._rows = RowEncoder(task.rows, schema, task.settings["tokenizer"])
+        self._rows = RowEncoder(task.options.rows, schema, task.settings["tokenizer"])
         self._samples = SampleWriter(schema, setting(ShardLayout, task.settings), self._put)
         self._bad_rows: list[dict[str, Any]] = []
         self.counts = self._samples.counts
@@ -140,8 +136,8 @@ class _PartWriter:
     def add(self, batch: RowBatch, part: InputSlice) -> None:
         for bad in batch.bad:
             self._refuse(bad, part)
-        if self._task.split is not None and batch.rows:
-            side, fraction = self._task.split
+        if self._task.options.split is not None and batch.rows:
+            side, fraction = self._task.options.split
             low, high = min(batch.rows), max(batch.rows)
             places = held_out(low, high + 1, fraction, f"rows {self._task.part.id}")
             batch = batch.take(np.isin(batch.rows, places) == (side == "held_out"))
@@ -192,7 +188,7 @@ class _PartWriter:
             described["after_byte"] = part.start  # its number is counted from there
         if len(self._bad_rows) < MAX_LISTED:
             self._bad_rows.append(described)
-        num_bad_rows, most = self.counts.num_bad_rows, self._task.max_bad_rows
+        num_bad_rows, most = self.counts.num_bad_rows, self._task.options.most_bad_rows
         if num_bad_rows <= most:
             return
         where = shown_row(described)

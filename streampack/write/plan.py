@@ -29,7 +29,7 @@ from streampack.texts.inputs.values import RowSelection
 from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.texts.samples import TARGETS, SampleSchema, is_per_token, list_dtype
 from streampack.texts.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
-from streampack.write.job import ENCODING, IF_SET, Settings
+from streampack.write.job import ENCODING, Settings
 from streampack.write.options import WriteOptions
 
 HASHES = ("xxh64",)
@@ -79,7 +79,6 @@ def plan_job(
         **asdict(schema),
         **asdict(selection),
         **{name: getattr(rows, name) for name in ENCODING},
-        **{name: value for name in IF_SET if (value := getattr(rows, name))},
         "tokenizer": digest,
         "tokenizer_facts": None if rows.tokenizer is None else describe_tokenizer(rows.tokenizer),
         "part_bytes": part_bytes,

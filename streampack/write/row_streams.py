@@ -50,7 +50,7 @@ from streampack.types import Split
 from streampack.write.files import write_job
 from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions, installed
 from streampack.write.job_output import open_output
-from streampack.write.options import JobProgress, OnBadRow, WriteOptions, Written
+from streampack.write.options import OnBadRow, WriteOptions, Written
 from streampack.write.plan import plan_job
 from streampack.write.shards import LOCK, partial_folder
 
@@ -232,7 +232,7 @@ def _write(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("tokenizing", total=None)
 
-        def show(progress: JobProgress) -> None:
+        def show(progress: Written) -> None:
             bar.update(task, completed=progress.num_bytes, total=progress.total_bytes)
 
         return write_job(output, Job(files=(file,)), options, show)

@@ -28,6 +28,7 @@ class Counts:
     """Bytes of the input at rest that were read."""
     num_samples: int = 0
     num_tokens: int = 0
+    num_shards: int = 0
     num_skipped: int = 0
     """Samples without tokens."""
     num_without_targets: int = 0
@@ -86,3 +87,4 @@ class SampleWriter:
         if shard is not None:
             self._put(shard.name, shard.data)
             self.entries.append(shard.entry)
+            self.counts.num_shards += 1

@@ -20,7 +20,7 @@ import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from glob import escape
 from pathlib import Path
@@ -179,14 +179,7 @@ def _write_all(
         text, parse_index(text, str(out)), writer.schema.column, lengths, edges
     )
     write_length_file(folder / LENGTH_FILE, pieces)
-    return Written(
-        path=out,
-        num_samples=writer.counts.num_samples,
-        num_tokens=writer.counts.num_tokens,
-        num_shards=len(writer.entries),
-        num_skipped=num_skipped,
-        num_without_targets=writer.counts.num_without_targets,
-    )
+    return Written(**asdict(replace(writer.counts, num_skipped=num_skipped)), path=out)
 
 
 def _schema_of(row: Mapping[str, Any], layout: ShardLayout, names: Sequence[str]) -> SampleSchema:
