@@ -28,7 +28,6 @@ DOCUMENTS = ".documents"
 HASH = "xxh3_64"
 MAGIC = b"SPTOKENS"
 VERSION = 2
-"""In version 1, an EOS of a file with a table split the file, and not its rows."""
 HEAD = struct.Struct("<8sQQQQQ8s")
 SHARD = "<u8,<u8,<u8"
 DOCUMENT = "<u8,<u4,<u4,<u4"
@@ -76,7 +75,7 @@ def open_documents(name: str, num_bytes: int, index: Path, *, split_at: int | No
             head = file.read(HEAD.size).ljust(HEAD.size)
             magic, version, split, size, num_shards, num_documents, kind = HEAD.unpack(head)
             dtype = kind.rstrip(b"\0").decode(errors="replace")
-            if magic != MAGIC or version not in (1, VERSION) or dtype not in DTYPES:
+            if magic != MAGIC or version != VERSION or dtype not in DTYPES:
                 raise DataError(f"{path}: is not an index of tokens; {way_out}", uri=str(path))
             begin = HEAD.size + np.dtype(SHARD).itemsize * num_shards
             expected = begin + np.dtype(DOCUMENT).itemsize * num_documents
@@ -94,9 +93,8 @@ def open_documents(name: str, num_bytes: int, index: Path, *, split_at: int | No
         raise DataError(
             f"{path}: is of {size} bytes of tokens, but {name} has {num_bytes}; {way_out}"
         )
-    if split_at is not None and (split != split_at + 1 or version < VERSION):
+    if split_at is not None and split != split_at + 1:
         made = f"for eos_id={split - 1}" if split else "without an eos_id"
-        made += " by an earlier version, which joined rows" * (version < VERSION)
         raise DataError(f"{path}: was made {made}, but split_at={split_at}; {way_out}")
     table = Table(path=path, dtype=DOCUMENT, offset=begin, count=num_documents)
     return TokenFile(

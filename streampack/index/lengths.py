@@ -34,9 +34,8 @@ from streampack.mds.columns import Spans
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, length_file_pieces, write_length_file
 from streampack.storage.cache import ShardCache
-from streampack.storage.download import SLOWEST_BYTES_PER_S
 from streampack.storage.location import StreamLocation
-from streampack.stores.retries import ATTEMPT_S, request
+from streampack.stores.retries import request
 from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection, check_columns
 from streampack.streams.mds_shards import MdsShards
@@ -223,9 +222,8 @@ def edges_of(data: ByteArray, spans: Spans, where: str) -> UInt32Array:
 def _upload(file: Path, url: str, *, is_kept: bool) -> None:
     """Upload a length file; on failure keep it, so that the stream need not be reread."""
     data = file.read_bytes()
-    limit_s = ATTEMPT_S + len(data) / SLOWEST_BYTES_PER_S
     try:
-        request(url, "written", lambda store: store.write(url, data), attempt_s=limit_s)
+        request(url, "written", lambda store: store.write(url, data), num_bytes=len(data))
     except DataError as error:
         if not is_kept:
             file = Path(shutil.move(file, tempfile.mkdtemp(prefix="streampack-lengths-")))

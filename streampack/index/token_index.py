@@ -18,11 +18,11 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,8 +48,7 @@ from streampack.index.lengths import edges_of
 from streampack.mds.columns import Spans
 from streampack.mds.dtype_check import MAX_BYTES, check_tokens_dtype
 from streampack.mds.length_file import NO_TOKEN
-from streampack.storage.download import SLOWEST_BYTES_PER_S
-from streampack.stores.retries import ATTEMPT_S, request
+from streampack.stores.retries import request
 from streampack.streams.flat_opening import FoundFiles, find_files, open_found
 from streampack.streams.flat_parts import with_masks
 from streampack.streams.stream import Stream
@@ -61,16 +60,13 @@ SPLIT_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 Read = Callable[[int, int], bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexedTokens:
-    """What was found in one token file."""
+class IndexedTokens(NamedTuple):
+    """What was found in one token file: `num_left` tokens belong to no document."""
 
     name: str
     num_documents: int
     num_tokens: int
-    """Tokens of its documents."""
     num_left: int
-    """Tokens that belong to no document, which are not read."""
 
 
 def stream_of(source: str | Sequence[str], **options: Any) -> Stream:
@@ -138,9 +134,7 @@ def _counts(found: FoundFiles, name: str, out: Path) -> IndexedTokens:
     num_tokens = int(file.boundaries.lengths(np.arange(num_documents)).sum())
     # An Arrow file has other bytes between the tokens.
     num_left = 0 if found.form.name == "arrow" else file.num_tokens - num_tokens
-    return IndexedTokens(
-        name=name, num_documents=num_documents, num_tokens=num_tokens, num_left=num_left
-    )
+    return IndexedTokens(name, num_documents, num_tokens, num_left)
 
 
 def _index_file(
@@ -277,12 +271,11 @@ def _reader(found: FoundFiles, name: str) -> Read:
             with path.open("rb") as file:
                 file.seek(start)
                 return file.read(stop - start)
-        limit_s = ATTEMPT_S + (stop - start) / SLOWEST_BYTES_PER_S
         return request(
             url,
             "read",
             lambda store: store.read(url, start, stop, version=version),
-            attempt_s=limit_s,
+            num_bytes=stop - start,
         )
 
     return _read
