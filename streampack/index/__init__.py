@@ -1,4 +1,11 @@
-"""index: write what is missing next to streams: length files, and indexes of token files."""
+"""What streams of others lack: length files of shards, and indexes of token files, with hashes.
+
+In: folders, files or URLs of streams. Out: a length file beside each index.json, or files in a
+folder of the user's choice. May import `streams` and every room before it. Streams that `write`
+made have all of it.
+
+Cost: one read of the tokens, and their hash; 12 or 20 bytes a sample on disk.
+"""
 
 from streampack.index.lengths import Indexed, write_lengths
 

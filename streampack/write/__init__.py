@@ -8,11 +8,10 @@ Cost: about 10 us a sample, compression, and the tokenizer's time over all cores
 """
 
 from streampack.write.files import merge, verify, write_texts
-from streampack.write.options import JobProgress, WriteOptions, Written
+from streampack.write.options import WriteOptions, Written
 from streampack.write.shards import write_stream
 
 __all__ = [
-    "JobProgress",
     "WriteOptions",
     "Written",
     "merge",
