@@ -16,7 +16,7 @@ from rich.console import Console
 from streampack.cli.console import counted, output_console, progress
 from streampack.cli.verbs import Index
 from streampack.errors import ConfigError
-from streampack.index import Indexed, write_lengths
+from streampack.index import write_lengths
 from streampack.index.token_index import index_files, stream_of
 from streampack.streams.flat_opening import is_flat
 
@@ -31,7 +31,6 @@ def run_index(options: Index) -> None:
     if options.out is not None and is_flat(stream_of(sources, format=options.format)):
         _index_tokens(console, options, sources)
         return
-    written: list[Indexed] = []
     given = vars(options).copy()
     for option in ("bos_id", "format", "trailing", "part", "resume", "num_workers"):
         if given.pop(option) not in (None, False, "1/1"):
@@ -45,14 +44,13 @@ def run_index(options: Index) -> None:
     with progress("shards read") as show:
         done = count(1)
         for path in given.pop("paths"):
-            written += write_lengths(path, progress=lambda _: show(next(done)), **given)
-    for stream in written:
-        console.out(
-            f"{stream.path}: {counted(stream.num_samples, 'sample')}, "
-            f"{counted(stream.num_tokens, 'token')} in {counted(stream.num_shards, 'shard')}, "
-            f"column {stream.column!r}",
-            highlight=False,
-        )
+            for stream in write_lengths(path, progress=lambda _: show(next(done)), **given):
+                console.out(
+                    f"{stream.path}: {counted(stream.num_samples, 'sample')}, "
+                    f"{counted(stream.num_tokens, 'token')} in "
+                    f"{counted(stream.num_shards, 'shard')}, column {stream.column!r}",
+                    highlight=False,
+                )
 
 
 def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:

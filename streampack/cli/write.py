@@ -67,67 +67,49 @@ def write_with_progress(
     console: Console,
 ) -> write.Written:
     """Write a stream, with a progress bar, or lines where the output is not a terminal."""
-    shown = _Shown(str(out), console)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[counts]}"),
+        TimeRemainingColumn(),
+    )
+    # In a file or a pipe, a transient bar would leave an empty line.
+    bar = ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task(os.path.basename(str(out).rstrip("/")), total=None, counts="")
+    begin = last_line = time.monotonic()
+    seen: list[write.Written] = []  # the first and the last
+
+    def show(now: write.Written) -> None:
+        nonlocal last_line
+        seen[1:] = [now]
+        seconds = time.monotonic() - begin
+        counts = _counts(seen[0], now, seconds)
+        bar.update(task, completed=now.num_bytes, total=now.total_bytes, counts=counts)
+        if not console.is_terminal and begin + seconds - last_line >= LINE_S:
+            last_line = begin + seconds
+            num_bytes, num_left = now.num_bytes - seen[0].num_bytes, now.total_bytes - now.num_bytes
+            left = f", {num_left * seconds / num_bytes / 60:,.0f} min left" if num_bytes else ""
+            console.out(f"{out}: {counts}{left}", highlight=False)
+
     try:
-        with shown.bar, terminable():
-            return write.write_texts(paths, out, options, shown.show)
+        with bar, terminable():
+            return write.write_texts(paths, out, options, show)
     except KeyboardInterrupt as interrupt:
-        interrupt.args = (shown.where_it_ended(),)
+        where = "nothing was written"
+        if seen:
+            where = f"{seen[-1].num_parts:,} of {seen[-1].total_parts:,} parts are done and kept"
+            where += "; run the same command again for the others"
+        interrupt.args = (f"{out}: {where}",)
         raise
 
 
-class _Shown:
-    def __init__(self, out: str, console: Console) -> None:
-        self._out = out
-        self._console = console
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.fields[counts]}"),
-            TimeRemainingColumn(),
-        )
-        # In a file or a pipe, a transient bar would leave an empty line.
-        self.bar = ProgressBar(
-            *columns, console=console, transient=True, disable=not console.is_terminal
-        )
-        name = os.path.basename(out.rstrip("/"))
-        self._task = self.bar.add_task(name, total=None, counts="")
-        self._begin = self._last_line = time.monotonic()
-        self._first: write.Written | None = None
-        self._last: write.Written | None = None
-
-    def show(self, progress: write.Written) -> None:
-        self._first = self._first or progress
-        self._last = progress
-        now = time.monotonic()
-        counts = self._counts(progress, now - self._begin)
-        self.bar.update(
-            self._task, completed=progress.num_bytes, total=progress.total_bytes, counts=counts
-        )
-        if not self._console.is_terminal and now - self._last_line >= LINE_S:
-            self._last_line = now
-            num_bytes = progress.num_bytes - self._first.num_bytes
-            seconds = (progress.total_bytes - progress.num_bytes) * (now - self._begin)
-            left = f", {seconds / num_bytes / 60:,.0f} min left" if num_bytes else ""
-            self._console.out(f"{self._out}: {counts}{left}", highlight=False)
-
-    def where_it_ended(self) -> str:
-        if self._last is None:
-            return f"{self._out}: nothing was written"
-        done, total = self._last.num_parts, self._last.total_parts
-        return (
-            f"{self._out}: {done:,} of {total:,} parts are done and kept; run the same command "
-            "again for the others"
-        )
-
-    def _counts(self, progress: write.Written, seconds: float) -> str:
-        tokens = progress.num_tokens - (self._first or progress).num_tokens
-        bad = f", {progress.num_bad_rows:,} bad rows" if progress.num_bad_rows else ""
-        return (
-            f"{progress.num_parts:,} of {progress.total_parts:,} parts, "
-            f"{progress.num_samples:,} rows, {progress.num_tokens:,} tokens, "
-            f"{tokens / max(seconds, 1e-9):,.0f} tokens/s{bad}"
-        )
+def _counts(first: write.Written, now: write.Written, seconds: float) -> str:
+    bad = f", {now.num_bad_rows:,} bad rows" if now.num_bad_rows else ""
+    return (
+        f"{now.num_parts:,} of {now.total_parts:,} parts, "
+        f"{now.num_samples:,} rows, {now.num_tokens:,} tokens, "
+        f"{(now.num_tokens - first.num_tokens) / max(seconds, 1e-9):,.0f} tokens/s{bad}"
+    )
 
 
 def show_summary(

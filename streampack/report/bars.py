@@ -44,8 +44,7 @@ def pack_lines(bars: Sequence[Bar], row_tokens: int, width: int) -> Text:
     >>> print(pack_lines([np.array([[0, 4], [1, 2]])], row_tokens=8, width=8))
     ███▌█▌··  2 segments
     """
-    lines = [_draw(bar, row_tokens, width) for bar in bars]
-    return Text("\n").join(lines)
+    return Text("\n").join(_draw(bar, row_tokens, width) for bar in bars)
 
 
 def _draw(bar: Bar, row_tokens: int, width: int) -> Text:

@@ -140,7 +140,9 @@ def run_facts(
     if not is_whole:
         epoch = [s.chosen_tokens / max(s.num_tokens, 1) for s in recipe.streams]
         nodes = NodeReads(engine).expected(curves[2][-1] if has_chapters else np.array(epoch))
-    at, streams, source = _delivered(dataset, state, affordable * stride * recipe.row_tokens)
+    at, streams, source = _delivered(
+        dataset, engine, state, affordable * stride * recipe.row_tokens
+    )
     waits = NOT_MEASURED
     if stats is not None:
         streams, source = _streams_in(stats), "measured by loader.stats()"
@@ -165,9 +167,8 @@ def _streams_in(stats: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _delivered(
-    dataset: PackedStreamingDataset, state: State | None, affordable: float
+    dataset: PackedStreamingDataset, engine: PlanEngine, state: State | None, affordable: float
 ) -> tuple[float | None, Mapping[str, Any], str]:
-    engine = engine_of(dataset)
     if state is None:
         return None, {}, "not known: give a state or statistics"
     before = 0

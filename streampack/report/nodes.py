@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from streampack.gather.lookup_kernels import find_shards
 from streampack.plan.device_plan import sharing_of, touched_lanes
@@ -112,10 +112,8 @@ def node_rows(nodes: Sequence[Mapping[str, int]]) -> list[list[str]]:
 
 def node_table(nodes: Sequence[Mapping[str, int]]) -> Table:
     """Return a table of what each node reads, for a terminal."""
-    table = Table(box=box.SIMPLE_HEAD)
     names, *rows = node_rows(nodes)
-    for name in names:
-        table.add_column(name, justify="right")
+    table = Table(*(Column(name, justify="right") for name in names), box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
     return table

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def write_texts(
     paths: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     options: WriteOptions,
-    progress: Callable[[Written], None] | None = None,
+    progress: Callable[[Written], None] = lambda _: None,
 ) -> Written:
     """Write files as one stream; if a former call was interrupted, only what is missing.
 
@@ -91,14 +92,42 @@ def write_job(
     output: Output,
     job: Job,
     options: WriteOptions,
-    progress: Callable[[Written], None] | None = None,
+    progress: Callable[[Written], None] = lambda _: None,
 ) -> Written:
     """Write what is missing of a job that was begun; see `write_texts`."""
-    results = finished_parts(output, job)
-    _write_missing(output, job, options, results, progress or (lambda _: None))
+    results, summary = finished_parts(output, job), _summary(output, job)
+    # Every n-th part, so that large and small files are spread over the shares.
+    share = parse_share(options.part or "1/1")
+    parts = [(part, file.versions) for file in job.files for part in file.parts]
+    common = partial(PartTask, output=output, settings=job.settings, options=options)
+    tasks = [
+        common(versions=versions, part=part)
+        for part, versions in parts[share]
+        if part.id not in results
+    ]
+    before, running = _counts_of(results), dict[str, Counts]()
+
+    def report(event: Event | None = None) -> Written:
+        """Show and return the progress, unless there are too many bad rows."""
+        nonlocal before
+        if event is not None:
+            running[event.part_id] = event.counts
+        if event is not None and event.result is not None:
+            results[event.part_id] = event.result
+            before = Counts.total([before, running.pop(event.part_id)])
+        counts = Counts.total([before, *running.values()])
+        _check_budget(counts, options.most_bad_rows, is_skipping=options.on_bad_row == "skip")
+        written = summary(counts, len(results))
+        progress(written)
+        return written
+
+    written = report()
+    with closing(write_parts(tasks, options)) as events:
+        for event in events:
+            written = report(event)
     if len(results) == len(job.parts):
         commit(output, job, results)
-    return _summary(output, job)(_counts_of(results), len(results))
+    return written
 
 
 def _check_place(output: Output, inputs: Sequence[str]) -> None:
@@ -137,49 +166,6 @@ def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Writt
         _check_budget(_counts_of(results), max_bad_rows, is_skipping=True)
     commit(output, job, results)
     return _summary(output, job)(_counts_of(results), len(results))
-
-
-def _write_missing(
-    output: Output,
-    job: Job,
-    options: WriteOptions,
-    results: dict[str, PartResult],
-    progress: Callable[[Written], None],
-) -> None:
-    # Every n-th part, so that large and small files are spread over the shares.
-    share = parse_share(options.part or "1/1")
-    parts = [(part, file.versions) for file in job.files for part in file.parts]
-    tasks = [
-        PartTask(
-            output=output,
-            settings=job.settings,
-            versions=versions,
-            part=part,
-            options=options,
-        )
-        for part, versions in parts[share]
-        if part.id not in results
-    ]
-    before, running = _counts_of(results), dict[str, Counts]()
-    summary = _summary(output, job)
-
-    def report(event: Event | None = None) -> None:
-        """Show the progress, unless there are too many bad rows."""
-        nonlocal before
-        if event is not None and event.result is None:
-            running[event.part_id] = event.counts
-        elif event is not None and event.result is not None:
-            results[event.part_id] = event.result
-            running.pop(event.part_id, None)
-            before = Counts.total([before, event.counts])
-        counts = Counts.total([before, *running.values()])
-        _check_budget(counts, options.most_bad_rows, is_skipping=options.on_bad_row == "skip")
-        progress(summary(counts, len(results)))
-
-    report()
-    with closing(write_parts(tasks, options)) as events:
-        for event in events:
-            report(event)
 
 
 def _counts_of(results: dict[str, PartResult]) -> Counts:
@@ -275,11 +261,8 @@ def verify(out: str | os.PathLike[str]) -> int:
             "that began it again, or `streampack merge` once all its parts are done"
         )
     index = parse_index(text, f"{output.url}/{INDEX_FILE}")
-    damaged = []
-    for shard in index.shards:
-        fault = _fault(output, shard.stored)
-        if fault:
-            damaged.append(f"{shard.stored.basename} ({fault})")
+    files = (shard.stored for shard in index.shards)
+    damaged = [f"{file.basename} ({fault})" for file in files if (fault := _fault(output, file))]
     if damaged:
         raise DataError(
             f"{output.url}: {len(damaged)} of {len(index.shards)} shards are damaged: "

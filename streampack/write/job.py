@@ -33,8 +33,10 @@ JOB_VERSION = 5
 LIBRARIES = ("tokenizers", "zstandard")
 Versions: TypeAlias = dict[str, str | None]
 ANOTHER = "repeat the command that began it, or name another folder"
-ENCODING = ("special_tokens", "backend", "train_on", "chat_template", "max_seq_len")
-ENCODING += ("template_kwargs", "context_roles", "ignore_fields")
+ENCODING = (
+    *("special_tokens", "backend", "train_on", "chat_template", "max_seq_len"),
+    *("template_kwargs", "context_roles", "ignore_fields"),
+)
 Settings: TypeAlias = dict[str, Any]
 """Everything but the input that the bytes of parts depend on, as JSON has it: the fields of
 `SampleSchema`, `ShardLayout` and `RowSelection`, the options in `ENCODING`, `part_bytes`, and the
