@@ -44,6 +44,20 @@ def test_indexing_gives_the_file_and_leaves_nothing_else(tmp_path, compression, 
     assert opened.total_tokens() == (sum(LENGTHS), "lengths")
 
 
+def test_shards_are_read_where_they_lie_as_far_as_they_are_decompressed(tmp_path):
+    path, _ = builders.write_stream_files(
+        tmp_path / "s", LENGTHS, compression="zstd", lengths_file=False
+    )
+    shard = parse_index((path / "index.json").read_bytes(), "x").shards[1]
+    packed = path / shard.stored.basename
+    (path / shard.raw.basename).write_bytes(decompressed(packed, shard))
+    packed.unlink()
+    before = {file.name for file in path.iterdir()}
+    (indexed,) = write_lengths(path)
+    assert {file.name for file in path.iterdir()} == before | {"lengths.bin"}
+    assert indexed.num_tokens == sum(LENGTHS)
+
+
 def raw_shards(path) -> list[bytes]:
     index = parse_index((path / "index.json").read_bytes(), "x")
     return [
