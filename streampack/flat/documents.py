@@ -43,16 +43,13 @@ class Documents:
 
     def begins(self, samples: Int64Array) -> Int64Array:
         # Sums with larger ones would overflow; these are past the end of any file, too.
-        begins: Int64Array = np.minimum(self._table.take(samples)["f0"], MAX_VALUE).astype(np.int64)
-        return begins
+        return np.asarray(np.minimum(self._table.take(samples)["f0"], MAX_VALUE), np.int64)
 
     def lengths(self, samples: Int64Array) -> Int64Array:
-        lengths: Int64Array = self._table.take(samples)["f1"].astype(np.int64)
-        return lengths
+        return np.asarray(self._table.take(samples)["f1"], np.int64)
 
     def neighbours(self, first: int, stop: int) -> Int64Array:
-        lengths: Int64Array = self._table.view(first, stop)["f1"].astype(np.int64)
-        return lengths
+        return np.asarray(self._table.view(first, stop)["f1"], np.int64)
 
     def edges(self, samples: Int64Array) -> Int64Array:
         """Return the first and last token of documents, shape (n, 2)."""

@@ -77,9 +77,8 @@ def _run(facts: RunFacts) -> Drawn:
     words = {"unit": _unit_of(recipe, facts.num_chapters), "tokens": draw.shown(tokens[-1])}
     in_chapters = f" in {facts.num_chapters} chapters; tokens and repeats are expected ones"
     words["chapters"] = in_chapters if facts.num_chapters else ""
-    figure = _draw_run(facts)
     legend = [(colour(number), name) for number, name in enumerate(recipe.names)]
-    return Drawn(figure, rows, legend, words)
+    return Drawn(_draw_run(facts), rows, legend, words)
 
 
 def _unit_of(recipe: Recipe, num_chapters: int) -> str:
