@@ -18,7 +18,7 @@ OnBadRow = Literal["error", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """Summary of a written stream, or of what is written so far."""
+    """Summary of a written stream, or of one that is being written."""
 
     path: Path | str
     """The stream's folder; in a store, its URL."""
