@@ -23,7 +23,6 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from streampack.mix.apportion import scaled_shares
 from streampack.mix.draw import (
@@ -173,27 +172,26 @@ class SampleOrder:
         return drawn
 
     def _draw_by_tokens(self, most: int) -> Draws:
-        """Draw by running token deficit; streams that end give way to the others."""
-        # Peek one sample further than is drawn, to know whether the stream ends there.
-        looks = self._looks
-        self._begin_draws(self._scaled)
-        taken = [part.peek(look + 1) for part, look in zip(self._cursors, looks, strict=True)]
-        num_known = np.array([len(part) for part in taken])
-        lengths = [
-            self._recipe.weigh(part[:look, TOKENS]) for part, look in zip(taken, looks, strict=True)
-        ]
-        shares = self._scaled * (num_known > 0)
-        return self._draw_known(shares, lengths, num_known <= looks, most)
+        return self._draw_known(self._scaled, self._looks, most)
 
-    def _draw_known(
-        self,
-        shares: Int64Array,
-        lengths: list[Int64Array],
-        is_all: npt.NDArray[np.bool_],
-        most: int,
-    ) -> Draws:
-        known = (lengths, is_all, most, self.tokens_left)
-        counts, places, self.tokens_left = draw_known(shares, self._due, *known)
+    def _draw_known(self, shares: Int64Array, looks: Sequence[int], most: int) -> Draws:
+        """Draw by running token deficit; streams that end give way to the others."""
+        self._begin_draws(shares)
+        # One sample further than is drawn tells whether the stream ends there.
+        known = [
+            self._lengths(number, look + 1 if share else 0)
+            for number, (look, share) in enumerate(zip(looks, shares.tolist(), strict=True))
+        ]
+        num_known = np.array(list(map(len, known)))
+        lengths = [own[:look] for own, look in zip(known, looks, strict=True)]
+        counts, places, self.tokens_left = draw_known(
+            shares * (num_known > 0),
+            self._due,
+            lengths,
+            num_known <= looks,
+            most,
+            self.tokens_left,
+        )
         return counts, places
 
     def _begin_draws(self, shares: Int64Array) -> None:
@@ -224,13 +222,8 @@ class SampleOrder:
             self._chunk += 1
             return counts, places
         scaled = np.array([int(share * TOKEN_SCALE) for share in shares])
-        self._begin_draws(scaled)
         looks = lookaheads([float(share) for share in shares], self._sizes())
-        lengths = [
-            self._lengths(number, look if share else 0)
-            for number, (look, share) in enumerate(zip(looks, scaled.tolist(), strict=True))
-        ]
-        return self._draw_known(scaled, lengths, scaled == 0, most)
+        return self._draw_known(scaled, looks, most)
 
     def _sizes(self) -> list[tuple[int, int]]:
         return [(own.stream.num_samples, own.stream.num_tokens) for own in self.streams]
