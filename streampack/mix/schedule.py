@@ -43,8 +43,7 @@ from streampack.types import Int64Array
 
 CHUNK = 1024  # minimum number of slots computed together
 HORIZON = 64  # minimum number of slots for which deadlines are checked ahead, with lanes
-CHUNKS_PER_STATE = 64  # from such a state, a schedule can resume
-OWED_STEP = 28  # there, and where chapters meet, debts of lanes are rounded to 2**-4 of a unit
+OWED_STEP = 28  # where chapters meet, debts of lanes are rounded to 2**-4 of a unit
 
 
 class LinearShares:
@@ -110,7 +109,7 @@ def fixed_shares(amounts: Sequence[int]) -> LinearShares:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduleState:
-    """The position of a schedule, to resume it; nothing in it grows with the run."""
+    """The position of a schedule; nothing in it grows with the run."""
 
     slot: int = 0
     """Slots before it."""
@@ -136,8 +135,7 @@ class Schedule:
         seed_path: Identifies the schedule, such as ("epoch", 0).
         num_lanes: Number of lanes that take the slots in turn.
         run: Consecutive slots of a lane.
-        start: Where to begin. Then debts of lanes are rounded at every slot in `resumable_slots`,
-            from which the schedule can be resumed. None: at slot 0.
+        start: Where to begin. None: at slot 0.
 
     >>> blocks = Schedule([2, 1, 1], block=4, seed=17, seed_path=("epoch", 0)).blocks()
     >>> sorted(next(blocks).tolist())
@@ -161,15 +159,9 @@ class Schedule:
         self._seed_path = seed_path
         self._num_lanes = num_lanes
         self._lane_turn = lane_turn
-        self._is_resumable = start is not None
         self._width = -(-CHUNK // block) * block  # several whole blocks, for speed
         self.now = self._beginning() if start is None else start.copy()
         """Where the next chunk begins."""
-
-    @property
-    def resumable_slots(self) -> int:
-        """Slots between two states from which the schedule can be resumed."""
-        return CHUNKS_PER_STATE * self._width
 
     def _beginning(self) -> ScheduleState:
         num_streams = len(self._shares.at(0)[0])
@@ -235,11 +227,9 @@ class Schedule:
         now, first = self.now, self.now.slot
         now.slot += num_slots
         now.lags += self._shares.due(first, now.slot)
-        if self._is_resumable and now.slot % self.resumable_slots == 0:
-            now.owed = rounded_debts(now.owed)
         return first
 
 
 def rounded_debts(owed: Int64Array) -> Int64Array:
-    """Return debts of lanes as a state keeps them: rounded to 2**-4 of a unit."""
+    """Return debts of lanes as the next chapter begins with them: rounded to 2**-4 of a unit."""
     return (owed + (1 << OWED_STEP - 1)) >> OWED_STEP << OWED_STEP

@@ -19,7 +19,6 @@ Cost: the pack queues, and a few us a batch.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,7 +35,6 @@ from streampack.plan.device_plan import (
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.shard_tracker import ShardDelta, ShardTracker
 from streampack.plan.slot_kernels import QUEUE
-from streampack.plan.slots import WalkState
 from streampack.plan.span_slots import SpanSlots
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress
@@ -48,9 +46,8 @@ TOGETHER = 512  # maximum number of packs gathered together, in whole batches
 class PackSequence:
     """One device's batches of an epoch or of the chapters of a run, from a position on.
 
-    `walk` is what `walk_state` returned at `start`. Steps of the run in `skips`, ranges
-    [first, stop), are not delivered. An epoch is delivered alone.
-    Without snapshots in `start`, the lanes are planned from the start of the epoch or the run.
+    Steps of the run in `skips`, ranges [first, stop), are not delivered. An epoch is delivered
+    alone. Without snapshots in `start`, lanes are planned from the start of the epoch or the run.
 
     Attributes:
         epoch: The epoch, or the chapter of a run.
@@ -64,7 +61,6 @@ class PackSequence:
         run: RunPlan,
         start: Progress | None = None,
         *,
-        walk: WalkState | None = None,
         skips: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._run = run
@@ -76,17 +72,16 @@ class PackSequence:
         # Each lane is counted by one device, although several may plan it.
         counted = range(view.place, run.recipes[0].num_lanes, view.num_devices)
         self._queues = PackQueues(run, number, start.snapshots, counted)
-        self._walk_states: dict[int, deque[WalkState]] = {}
         self._substituted_before = 0  # in chapters before, without those before the start
         self.num_skipped = 0
-        self._begin(number, start.position, walk)
+        self._begin(number, start.position)
         self._dropped_before = self._queues.dropped
         self._substituted_before -= self._at.substituted
         slots = self._span.num_slots
         if slots is not None and start.position >= slots and number + 1 < self.stop:
             self._start_chapter()
 
-    def _begin(self, number: int, position: int, walk: WalkState | None = None) -> None:
+    def _begin(self, number: int, position: int) -> None:
         self._span = self._run.span(number)
         self._recipe = recipe = self._span.recipe
         self._view = view = self._run.view(number)
@@ -104,10 +99,7 @@ class PackSequence:
         self._num_looked = -1  # num_changes when shards_ahead last compared; -1: never
         self._watch = ShardTracker(recipe)
         is_dealt = self._dealer is not None
-        self._at = SpanSlots(
-            self._run, self._span, position, view, self._queues, walk=walk, is_dealt=is_dealt
-        )
-        self._walk_states[number] = self._at.walk.states
+        self._at = SpanSlots(self._run, self._span, position, view, self._queues, is_dealt=is_dealt)
         self._skip_to(position)
         self._at.note_delivered()
 
@@ -338,8 +330,3 @@ class PackSequence:
         lanes = touched_lanes(recipe, self._run.view(number), 0, self._run.lane_offset(number))
         self._queues.start_chapter(recipe, lanes)
         self._begin(number, 0)
-
-    def walk_state(self, chapter: int, position: int) -> WalkState | None:
-        """Return the last known state at or before a position from which the walk resumes."""
-        known = [state for state in self._walk_states.get(chapter, ()) if state.slot <= position]
-        return known[-1] if known else None

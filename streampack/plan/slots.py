@@ -14,7 +14,6 @@ Cost: about 10 ns a slot. Memory: a few thousand slots.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -28,16 +27,13 @@ from streampack.types import Int64Array
 
 ENDLESS = 1 << 62  # number of packs of a queue that never ends
 NO_SLOTS = np.zeros((0, 4), np.int64)
-KEPT_STATES = 4
 PIECE = 4096  # slots walked together, and wanted queues computed together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WalkState:
-    """The position of a walk, at a slot from which it can resume."""
+    """Where a chapter begins or ends."""
 
-    slot: int
-    """Slots of the chapter before it."""
     served: Int64Array
     """Packs of the run taken from each queue before it, shape (num_lanes, num_queues)."""
     turn: Int64Array
@@ -66,7 +62,6 @@ class SlotWalker:
         known: Lower bound on the packs of each queue; same shape, to be raised in place.
         slot: Slots of the epoch or chapter so far.
         complete: 1 if `known` is the exact number of packs; same shape, to be set in place.
-        states: The last states of a chapter from which its walk can resume.
     """
 
     def __init__(
@@ -88,12 +83,10 @@ class SlotWalker:
         self._sizes = (recipe.lane_turn, shapes.slots_together, size if is_whole else 0, least)
         self._turn = np.array([recipe.num_lanes - 1, 0, -1, 0, -1], np.int64)
         self._asked = np.zeros(0, np.int64)  # wanted queues of the next slots
-        self.states: deque[WalkState] = deque(maxlen=KEPT_STATES)
         self.slot = 0
         self._schedule = self._make_schedule(epoch, start)
         self._wanted = self._wanted_queues()
         if start is not None:
-            self.slot = start.slot
             self.served[:], self._turn[:] = start.served, start.turn
             self.end_at(None)
 
@@ -155,7 +148,6 @@ class SlotWalker:
         done = 0
         while done < num_slots:
             if not len(self._asked):
-                self._note_state()
                 self._asked = next(self._wanted)
             filled, lane, queue = walk_slots(
                 self._asked,
@@ -175,20 +167,12 @@ class SlotWalker:
         return out[:done]
 
     def state(self) -> WalkState:
-        """Return the position of the walk. A chapter's can resume only from some states."""
+        """Return the position of the walk, where a chapter ends."""
         return WalkState(
-            slot=self.slot,
             served=self.served.copy(),
             turn=self._turn.copy(),
             schedule=self._schedule.now.copy() if self._schedule else None,
         )
-
-    def _note_state(self) -> None:
-        schedule = self._schedule
-        if schedule is None or schedule.now.slot % schedule.resumable_slots:
-            return
-        if schedule.now.slot * self._recipe.choice_slots == self.slot:
-            self.states.append(self.state())
 
     def _make_schedule(self, epoch: int, start: WalkState | None) -> Schedule | None:
         """Return the streams of the choices of an epoch, or of a chapter from a state on."""

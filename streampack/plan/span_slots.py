@@ -20,7 +20,7 @@ from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
 from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
-from streampack.plan.slots import NO_SLOTS, WalkState
+from streampack.plan.slots import NO_SLOTS
 from streampack.plan.spans import RunPlan, Span
 from streampack.types import State
 
@@ -30,8 +30,8 @@ AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to
 class SpanSlots:
     """The slots of a span that are walked, and its end.
 
-    It begins before `position`, where `skip_to` moves. `walk` is a state from which its walk
-    resumes. With `is_dealt`, the packs of a global batch are needed together until its last step.
+    It begins before `position`, where `skip_to` moves. With `is_dealt`, the packs of a global batch
+    are needed together until its last step.
 
     Attributes:
         slots: Walked slots that are not yet recorded as delivered, shape (n, 4).
@@ -53,7 +53,6 @@ class SpanSlots:
         view: DeviceView,
         queues: PackQueues,
         *,
-        walk: WalkState | None = None,
         is_dealt: bool = False,
     ) -> None:
         self._recipe = recipe = span.recipe
@@ -71,7 +70,7 @@ class SpanSlots:
         self._own_lanes = touched_lanes(recipe, view, position, run.lane_offset(span.number))
         if span.num_slots is not None:
             self._set_total(span.num_slots)
-        self.walk = run.walker(span, position, self._extend_queue, walk)
+        self.walk = run.walker(span, position, self._extend_queue)
         self.first = self.num_walked = self.asked = self._released = self.walk.slot
         queues.delivered[:] = self.walk.served // recipe.shapes.slots_per_pack
         self._open_queues()

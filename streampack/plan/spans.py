@@ -163,28 +163,21 @@ class RunPlan:
         return first_lane * recipe.lane_turn
 
     def walker(
-        self,
-        span: Span,
-        position: int,
-        extend_queue: Callable[[int, int], None],
-        walk: WalkState | None = None,
+        self, span: Span, position: int, extend_queue: Callable[[int, int], None]
     ) -> SlotWalker:
-        """Return the walk of an epoch, or of a chapter on the way to `position`.
-
-        It begins at `walk`, if that is known.
-        """
+        """Return the walk of an epoch, or of a chapter on the way to `position`."""
         number, recipe = span.number, span.recipe
         if not self.chapters:
             walker = SlotWalker(recipe, 0 if recipe.is_endless else number, extend_queue)
             if recipe.is_endless:
                 walker.go_to_epoch(number)
             return walker
-        walker = SlotWalker(recipe, 0, extend_queue, walk or self.start(number))
+        walker = SlotWalker(recipe, 0, extend_queue, self.start(number))
         if self._last_slots is not None and number + 1 == len(self):
             walker.end_at(self.start(number).served + self._last_slots)
         elif recipe.is_mixed:
             size = recipe.global_batch_size
-            walker.skip(position // size * size - walker.slot)
+            walker.skip(position // size * size)
         return walker
 
     def start(self, chapter: int) -> WalkState:
@@ -248,7 +241,6 @@ def start_of_run(recipe: Recipe) -> WalkState:
         owed = owed >> OWED_STEP << OWED_STEP
         schedule = ScheduleState(lags=np.zeros(len(names), np.int64), owed=owed)
     return WalkState(
-        slot=0,
         served=np.zeros((num_lanes, recipe.num_queues), np.int64),
         turn=np.array([num_lanes - 1, 0, -1, 0, -1], np.int64),
         schedule=schedule,
@@ -261,10 +253,9 @@ def start_after(end: WalkState, before: Recipe, after: Recipe) -> WalkState:
     if schedule is not None:
         is_alike = before.choice_tokens == after.choice_tokens
         lags = _lags_after(schedule.lags, after) if is_alike else 0 * schedule.lags
-        # A saved state may hold this, and it has rounded debts.
         schedule = ScheduleState(lags=lags, owed=rounded_debts(schedule.owed))
     turn = np.array([end.turn[TURN], 0, -1, 0, -1], np.int64)
-    return WalkState(slot=0, served=end.served.copy(), turn=turn, schedule=schedule)
+    return WalkState(served=end.served.copy(), turn=turn, schedule=schedule)
 
 
 def _lags_after(lags: Int64Array, after: Recipe) -> Int64Array:

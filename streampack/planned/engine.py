@@ -163,9 +163,7 @@ class PlanEngine(ReadableRun):
                     "PackedDataLoader, or load dataset.state_after(batch) before the loop"
                 )
             at = self.state.start if num_workers else self._reached
-            latest, skips = self.state.latest, self.state.skips
-            walk = latest.walk_state(at.epoch, at.position) if latest else None
-            sequence = PackSequence(self.run, at, walk=walk, skips=skips)
+            sequence = PackSequence(self.run, at, skips=self.state.skips)
             state = self._in(self.state, after_edge(self.run, at).epoch)
         else:
             sequence, state = self._next_sequence(number, key), self.state

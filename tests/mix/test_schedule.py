@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack.mix.schedule import LinearShares, Schedule, ScheduleState, rounded_debts
+from streampack.mix.schedule import LinearShares, Schedule, ScheduleState
 from streampack.mix.schedule_kernels import SCALE, _most_owed
 from tests.helpers.examples import examples
 
@@ -125,29 +125,6 @@ def test_a_schedule_resumes_from_a_state_far_into_a_run():
         order = np.concatenate(list(islice(schedule.blocks(), 5000)))
         counts = np.cumsum(order == 1)[7::8]
         assert np.abs(counts - np.arange(8, len(order) + 1, 8) / 100).max() < 1 + 1e-6
-
-
-def test_a_schedule_continues_from_its_states_as_if_it_had_not_stopped():
-    shares = LinearShares(
-        [Fraction(1, 2), Fraction(1, 2)], [Fraction(1, 4), Fraction(3, 4)], 1 << 18
-    )
-    options = {"block": 8, "seed": 3, "seed_path": ("run",), "num_lanes": 4, "lane_turn": 2}
-    start = ScheduleState(lags=np.zeros(2, np.int64), owed=np.zeros((4, 2), np.int64))
-    schedule = Schedule(shares, start=start, **options)
-    rest = {}
-    chunks = []
-    for chunk in schedule.chunks():
-        chunks.append(chunk)
-        if schedule.now.slot % schedule.resumable_slots == 0:
-            rest[len(chunks)] = schedule.now.copy()
-    assert len(rest) > 2
-    for number, state in rest.items():
-        assert (state.owed == rounded_debts(state.owed)).all()  # a saved state keeps no more
-        if state.slot < 1 << 18:
-            resumed = Schedule(shares, start=state, **options)
-            assert all(
-                (a == b).all() for a, b in zip(resumed.chunks(), chunks[number:], strict=True)
-            )
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])

@@ -145,8 +145,7 @@ def test_a_resume_anywhere_gives_the_rest(tune, run, method, num_lanes, part, is
     at = (sequence.epoch, sequence.position)
     snapshots = [] if is_bare else sequence.snapshots()
     start = Progress(epoch=at[0], position=at[1], snapshots=snapshots)
-    walk = None if is_bare else sequence.walk_state(*at)
-    rest = device_packs(PackSequence(plan.seen(views), start, walk=walk), views)
+    rest = device_packs(PackSequence(plan.seen(views), start), views)
     assert got + rest == run_packs(plan, [RUN] * len(plan))
 
 
