@@ -25,7 +25,7 @@ def import_extra(module: str, extra: str, purpose: str, otherwise: str = "") -> 
 
 def is_from(source: object, library: str, name: str) -> bool:
     """Return whether a source is an instance of a library's class, without importing it."""
-    return any(
-        base.__name__ == name and base.__module__.partition(".")[0] == library
-        for base in type(source).__mro__
-    )
+    for base in type(source).__mro__:
+        if base.__name__ == name and base.__module__.partition(".")[0] == library:
+            return True
+    return False

@@ -10,6 +10,7 @@ Every worker has the same plan; its `WorkerSlice` selects its part of the source
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from streampack.config import Bucketing, Mixing, Packing
@@ -26,7 +27,7 @@ Steps: TypeAlias = int | Literal["equal"]
 """Steps of a loop: as many on every rank, or until the first rank has delivered its epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class FlowPlan:
     """The options that decide the batches of every worker."""
 
@@ -53,26 +54,26 @@ class FlowPlan:
             return f"max_tokens={self.bucketing.max_tokens}"
         return f"{self.packing.size}, batch_size={self.batch_size}"
 
-    @property
+    @cached_property
     def pack_tokens(self) -> int:
         """Token slots of a pack; of bucketing, which counts a batch as one pack, at most."""
         return self.packing.row_tokens if self.bucketing is None else self.bucketing.most_slots
 
-    @property
+    @cached_property
     def batch_tokens(self) -> int:
         """Token slots of a batch; of bucketing at most."""
         return self.batch_size * self.pack_tokens
 
-    @property
+    @cached_property
     def has_labels(self) -> bool:
         """Whether the samples of any stream have labels, a mask or slots without a target."""
         return any(stream.has_labels for stream in self.streams)
 
-    @property
+    @cached_property
     def has_extras(self) -> bool:
         return any(stream.has_extras for stream in self.streams)
 
-    @property
+    @cached_property
     def num_packers(self) -> int:
         """Packers of a worker: one for each stream, unless batches mix them at random."""
         return 1 if self.mixing.batching_method == "random" else len(self.streams)

@@ -105,15 +105,16 @@ class SourceSlice:
         self._replay = replay
         self._source: Any = source
         self._sharded = sharded
-        self._splits_itself = bool(sharded) or is_mosaic(source) or is_hugging_face(source)
-        if is_hugging_face(source):
+        from_hub, self._is_mosaic = is_hugging_face(source), is_mosaic(source)
+        self._splits_itself = bool(sharded) or self._is_mosaic or from_hub
+        if from_hub:
             # Workers would share the epoch, which is in torch's shared memory. Not copy.copy, whose
             # result would have the same __dict__.
             self._source = object.__new__(type(source))
             self._source.__dict__ = source.__dict__ | {"_epoch": 0}
         # Not for one rank: a concatenation that was split cannot load its state in workers.
         has_others = worker_slice.num_devices > 1 and getattr(source, "_distributed", None) is None
-        if is_hugging_face(source) and not sharded and has_others:
+        if from_hub and not sharded and has_others:
             split = import_module("datasets.distributed").split_dataset_by_node
             self._source = split(
                 source, rank=worker_slice.device, world_size=worker_slice.num_devices
@@ -129,7 +130,7 @@ class SourceSlice:
         # A StreamingDataset's state counts over all workers as if they advanced in step.
         self._has_state = (
             own_state
-            and not (replay or self.has_index or is_mosaic(source))
+            and not (replay or self.has_index or self._is_mosaic)
             and not has_unsaved_shuffle_buffer(source)
         )
         self._has_begun = False
@@ -214,7 +215,7 @@ class SourceSlice:
             )
 
     def _set_pass(self, pass_: int) -> None:
-        if is_mosaic(self._source):
+        if self._is_mosaic:
             # All workers write the same number before they meet at its barrier.
             self._source.next_epoch = pass_
         elif hasattr(self._source, "set_epoch"):
