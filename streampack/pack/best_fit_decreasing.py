@@ -151,7 +151,7 @@ def place_segments(
 
 
 @compiled
-def write_packs(
+def write_placed(
     rows: Int64Array, order: Int64Array, place_of: Int64Array, ends: Int64Array, out: Int64Array
 ) -> None:
     """Write the rows, in this order, into their packs of `out`; those of a negative place stay.
@@ -264,7 +264,7 @@ class WindowPacker(BufferedPacker):
         sizes = np.bincount(place_of[leaves], minlength=len(openers) - len(waiting))
         ends = np.cumsum(sizes) - sizes
         out = np.empty((int(sizes.sum()), NUM_COLUMNS), np.int64)
-        write_packs(rows, placed.order, place_of, ends, out)
+        write_placed(rows, placed.order, place_of, ends, out)
         self._buffered = without_padding(rows[~leaves], self._limits.multiple)
         waited = np.zeros(len(rows), np.int64)
         waited[: len(self._waited)] = self._waited

@@ -90,7 +90,7 @@ KERNELS = {
     "streampack.gather.lookup_kernels.find_rows",
     "streampack.order.shuffle._put_rows",
     "streampack.pack.best_fit_decreasing.place_segments",
-    "streampack.pack.best_fit_decreasing.write_packs",
+    "streampack.pack.best_fit_decreasing.write_placed",
     "streampack.pack.overflow._count",
     "streampack.pack.overflow._write",
     "streampack.plan.pack_order.copy_packs",
