@@ -20,7 +20,7 @@ from itertools import islice
 from multiprocessing import get_all_start_methods
 from typing import Any
 
-from streampack._checks import is_weight, read_integer, show_number
+from streampack._checks import read_integer
 from streampack._layout import process_group
 from streampack.batch.batch import Batch
 from streampack.config import Mixing
@@ -29,7 +29,7 @@ from streampack.online.dataset import FlowDataset
 from streampack.online.loading import OnlineLoading
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.loading import PlannedLoading
-from streampack.runtime.arguments import with_hints
+from streampack.runtime.arguments import check_timeout, with_hints
 from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import check_first_batch, gather_values, group_of
@@ -41,8 +41,6 @@ from streampack.types import State
 from streampack.world import World
 
 logger = logging.getLogger(__name__)
-
-MAX_WAIT_S = 10**6  # the system's waits accept at most 2**31 ms
 
 
 class PackedDataLoader:
@@ -119,7 +117,7 @@ class PackedDataLoader:
             pin_memory=pin_memory,
             persistent_workers=persistent_workers,
             multiprocessing_context=multiprocessing_context,
-            timeout=_check_timeout(timeout, num_workers),
+            timeout=check_timeout(timeout, num_workers),
         )
         self._loading = _loading(dataset, options)
         self._checks_ranks = check_ranks
@@ -301,10 +299,9 @@ class PackedDataLoader:
 
         report = self._loading.stats(by_device)
         reports, devices = gather_values(report, ranks), by_device(report)
-        loading, summed = self._loading, ["padding_packs", "substituted"]
-        if isinstance(loading, PlannedLoading):
-            summed.remove("substituted")  # each rank counts the slots of all
-        for key in set(summed) & set(report):
+        # Each rank of a planned dataset counts the substituted slots of all.
+        is_planned = isinstance(self._loading, PlannedLoading)
+        for key in {"padding_packs" if is_planned else "substituted"} & set(report):
             report[key] = sum(each[key] for each in devices)
         for key in {"shards", "buffers"} & set(report):
             for name in report[key]:
@@ -382,20 +379,6 @@ def _join(states: Sequence[State]) -> State:
             snapshots.setdefault((snapshot["lane"], snapshot["queue"]), snapshot)
     joined = [snapshots[key] for key in sorted(snapshots)]
     return first | {"snapshots": json.dumps(joined, separators=(",", ":"))}
-
-
-def _check_timeout(timeout: float | None, num_workers: int) -> float:
-    if timeout is not None and not (is_weight(timeout) and timeout <= MAX_WAIT_S):
-        raise ConfigError(
-            f"timeout={show_number(timeout)} must be a number of seconds, at least 0 and at most "
-            f"{MAX_WAIT_S}; 0 or None waits for ever"
-        )
-    if timeout and not num_workers:
-        raise ConfigError(
-            f"timeout={timeout} is for worker processes, and num_workers=0 has none; omit it, "
-            "or set num_workers: threads cannot be ended while they wait"
-        )
-    return float(timeout or 0)
 
 
 def _loading(dataset: Any, options: WorkerOptions) -> PlannedLoading | OnlineLoading:

@@ -114,7 +114,7 @@ def planned_rows(world: RunWorld, packs: Sequence[SlotPack], position: int) -> I
 def _dealt(
     engine: PlanEngine, number: int, world: RunWorld, packs: Sequence[SlotPack]
 ) -> Iterator[Row]:
-    balance = engine.balance
+    balance = engine.spec.balance
     if balance is None or balance.digest() != world.cost:
         raise ConfigError(
             f"the step was dealt with a Balance of within={world.within!r} and another cost than "

@@ -190,7 +190,9 @@ class Passes:
 
     def shards_in(self, number: int) -> Int64Array:
         """Return the shards of a block in the order in which the block reads them, shape (n,)."""
-        return self._extents_of(number).shards
+        passes, block = divmod(number, self._blocks_per_pass)
+        start = block * self._block_size
+        return self._order_of(passes).between(start, start + self._block_size).shards
 
     def most_bytes(self, shard_bytes: Int64Array, lookahead: int) -> int:
         """Return an upper bound on the bytes of shards needed at the same time, in any pass.
@@ -299,9 +301,10 @@ class Passes:
         block = self._block
         if block is not None and block.first <= cursor < block.first + len(block.rows):
             return block
-        number = self.block_of(cursor)
-        extents = self._extents_of(number)
-        passes, block_of_pass = divmod(number, self._blocks_per_pass)
+        passes, inside = divmod(cursor, self.num_samples)
+        block_of_pass = inside // self._block_size
+        start = block_of_pass * self._block_size
+        extents = self._order_of(passes).between(start, start + self._block_size)
         length = extents.num_samples
         if self._room is None:
             self._room = np.empty((self._block_size, 2), np.int64)
@@ -315,14 +318,8 @@ class Passes:
             self._fill(scratch.rows[:length], extents)
             seed_path = ("block", *self._seed_path, passes, block_of_pass)
             shuffle_rows(length, scratch, rows, self._seed, *seed_path)
-        first = passes * self.num_samples + block_of_pass * self._block_size
-        self._block = _Block(passes=passes, first=first, rows=rows)
+        self._block = _Block(passes=passes, first=cursor - inside + start, rows=rows)
         return self._block
-
-    def _extents_of(self, number: int) -> Extents:
-        passes, block = divmod(number, self._blocks_per_pass)
-        start = block * self._block_size
-        return self._order_of(passes).between(start, start + self._block_size)
 
     def _order_of(self, passes: int) -> Extents:
         if self._seed < 0 or len(self._extents.shards) == 1:

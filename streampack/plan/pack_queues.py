@@ -17,6 +17,7 @@ at the start of a chapter, two windows a queue.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -49,14 +50,15 @@ class PackQueues:
         self._run = run
         self._first_epoch = 0 if recipe.is_endless else number
         delivered = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
-        self._loaded = {(saved["lane"], saved["queue"]): saved for saved in snapshots}
+        self._loaded: dict[tuple[int, int], State] = {}
         # Packs of a queue before each chapter from one on, as far as they are known.
-        self._chapter_begins = {
-            key: dict(enumerate(saved.get("begins", ()), saved.get("chapter", 0) + 1))
-            for key, saved in self._loaded.items()
-        }
+        self._chapter_begins: dict[tuple[int, int], dict[int, int]] = {}
         # Samples skipped by queues that are parked. Their snapshots may lack the last.
-        self._parked_dropped = {key: saved["dropped"] for key, saved in self._loaded.items()}
+        self._parked_dropped: dict[tuple[int, int], Any] = {}
+        for saved in snapshots:
+            key, first = (saved["lane"], saved["queue"]), saved.get("chapter", 0) + 1
+            self._chapter_begins[key] = dict(enumerate(saved.get("begins", ()), first))
+            self._loaded[key], self._parked_dropped[key] = saved, saved["dropped"]
         self._queues: dict[tuple[int, int], PackQueue] = {}
         self._planned = np.zeros_like(delivered)  # known packs of each queue
         self._crossings = np.full_like(
@@ -211,7 +213,17 @@ class PackQueues:
 
     def gather(self, slots: Int64Array) -> Packs:
         """Return the packs that begin in some slots, in order; all are known, see `know`."""
-        return self._packs(self._begins(slots))
+        slots = self._begins(slots)
+        groups = self._by_queue(slots)
+        begins, sizes = np.empty((2, len(slots)), np.int64)
+        for pack_queue, rows in groups:
+            begins[rows], sizes[rows] = pack_queue.places(slots[rows, PACK])
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        out = np.empty((int(ends[-1]), NUM_COLUMNS), np.int64)
+        for pack_queue, rows in groups:
+            copy_packs(pack_queue.segments, begins[rows], sizes[rows], starts[rows], out)
+        return Packs(segments=out, ends=ends)
 
     def know(self, slots: Int64Array, num_slots: int) -> int:
         """Plan the first `num_slots` slots; return how many are known, with those after them."""
@@ -229,18 +241,6 @@ class PackQueues:
         slots = slots[slots[:, PACK] % self._recipe.shapes.slots_per_pack[slots[:, QUEUE]] == 0]
         slots[:, PACK] = self._recipe.shapes.packs_before(slots[:, QUEUE], slots[:, PACK])
         return slots
-
-    def _packs(self, slots: Int64Array) -> Packs:
-        groups = self._by_queue(slots)
-        begins, sizes = np.empty((2, len(slots)), np.int64)
-        for pack_queue, rows in groups:
-            begins[rows], sizes[rows] = pack_queue.places(slots[rows, PACK])
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        out = np.empty((int(ends[-1]), NUM_COLUMNS), np.int64)
-        for pack_queue, rows in groups:
-            copy_packs(pack_queue.segments, begins[rows], sizes[rows], starts[rows], out)
-        return Packs(segments=out, ends=ends)
 
     def _by_queue(self, slots: Int64Array) -> list[tuple[PackQueue, Int64Array]]:
         """Group slots by queue; return each queue and the rows of its slots, in order."""

@@ -211,7 +211,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             ConfigError: If the segment is of no sample of this dataset.
             DataError: If the sample's shard is unavailable or damaged.
         """
-        return read_document(self._engine.opened, segment, tokenizer)
+        return read_document(self._engine.spec.streams, segment, tokenizer)
 
     @property
     def batch_size(self) -> int:

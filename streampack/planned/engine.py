@@ -118,9 +118,7 @@ class PlanEngine(ReadableRun):
 
     @property
     def next_epoch(self) -> int:
-        """The epoch or chapter of the next iteration, without beginning it."""
-        if self.run.chapters:
-            return after_edge(self.run, self._reached).epoch
+        """The epoch of the next iteration, without beginning it; of a run without chapters."""
         start = self._next_start
         position, stride = start.position, self.state.view.stride
         if not position:
@@ -147,9 +145,9 @@ class PlanEngine(ReadableRun):
     def end_of_shape(self, number: int) -> int:
         """Return the epoch or chapter after those from one on whose batches have its shape."""
         chapters = self.state.chapters[number:]
-        shapes = (chapter_spec(self._whole, each.chapter).shape for each in chapters)
-        first = next(shapes, None)
-        return number + 1 + sum(1 for _ in takewhile(lambda shape: shape == first, shapes))
+        shapes = [chapter_spec(self._whole, each.chapter).shape for each in chapters]
+        alike = takewhile(lambda shape: shape == shapes[0], shapes)
+        return number + max(len(list(alike)), 1)
 
     def _begin(self, worker: TorchWorker, key: str) -> RunState:
         number, num_workers, _ = worker

@@ -77,7 +77,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         no_drops = np.zeros(len(recipe.streams), np.int64)
         self._totals = Totals(dropped=no_drops)  # without those of `_last`
         self._most_waiting = 0
-        self._first_fetched = len(self.engine.fetched_for_lengths)
+        self._first_fetched = len(self.engine.spec.fetched_for_lengths)
         # Before the current iteration.
         self._fetched: dict[str, Any] = dict.fromkeys(NO_FETCHES, 0)
 
@@ -184,7 +184,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
     def _iterate(self) -> Generator[Batch, None, bool]:
         """Deliver an iteration; return whether a change of the run cut it short."""
         engine = self.engine
-        num_fetched = len(engine.fetched_for_lengths)
+        num_fetched = len(engine.spec.fetched_for_lengths)
         num_changes = engine.state.changes
         with engine.iteration() as sequence, closing(sequence):
             sequence.stop = engine.end_of_shape(sequence.epoch)
@@ -192,7 +192,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                 self._fit()
             plans = self._begin(sequence, num_fetched)
             ahead, tally, num_moves = plans.ahead, self._tally, engine.state.moves
-            origin_of = engine.provenances()
+            origin_of = partial(engine.provenance, engine.recipe, engine.spec.context)
             with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):
@@ -264,7 +264,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
 
     def state_dict(self) -> State:
         """Return the state after the batch last delivered, as JSON."""
-        if self._plans is not None and self.engine.is_current(self._plans.sequence):
+        if self._plans is not None and self._plans.sequence is self.engine.state.current:
             return self.engine.state_here()  # ignoring other processes
         return self.engine.state_dict()
 
@@ -306,10 +306,10 @@ class PlannedLoading(LoaderSession[PlanEngine]):
 
     def _shards(self) -> dict[str, Any]:
         counts = self._fetched_ahead()
-        for_lengths = self.engine.fetched_for_lengths[self._first_fetched :]
+        for_lengths = self.engine.spec.fetched_for_lengths[self._first_fetched :]
         counts["fetched"] += len(for_lengths)
         counts["fetched_bytes"] += sum(for_lengths)
-        tables = [sum(stream.cache.metadata.fetched) for stream in self.engine.opened]
+        tables = [sum(stream.cache.metadata.fetched) for stream in self.engine.spec.streams]
         return counts | {"index_bytes": sum(tables)}
 
     def _fetched_ahead(self) -> dict[str, Any]:

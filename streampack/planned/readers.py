@@ -36,7 +36,6 @@ from streampack.runtime.memory_budget import MemoryFootprint, max_prefetch
 from streampack.runtime.provenance import Provenance
 from streampack.runtime.rank_digest import RankView
 from streampack.runtime.resumable import ResumableRun
-from streampack.streams import TokenStream
 
 
 class ReadableRun(ResumableRun[PackSequence, Progress]):
@@ -49,11 +48,8 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
     ) -> None:
         super().__init__(spec.world, finds_world=finds_world)
         self.buffers = buffers
-        self.balance = spec.balance
         self._whole = spec  # the dataset's arguments, without those of chapters
         self._digests = digests_of(spec)
-        self.fetched_for_lengths = spec.fetched_for_lengths
-        """Bytes of each shard that this process fetched to learn its lengths; grows."""
         self._convert = convert
         self._needs: dict[tuple[Recipe, int], CacheWorkingSet] = {}  # by phase of a `lane_cycle`
         self.state = first_state(spec)
@@ -101,11 +97,6 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
     def fingerprint(self) -> dict[str, Any]:
         return run_fingerprint(self.run, self._digests)
 
-    @property
-    def opened(self) -> tuple[TokenStream, ...]:
-        """The streams as they are opened."""
-        return self._whole.streams
-
     def rank_view(self) -> RankView:
         """Return the streams and options that every rank must share."""
         spec, streams = self.spec, []
@@ -150,13 +141,10 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
         readers = [self.reader(state=state) for state in states]
         return lambda plan: readers[plan.epoch](plan)
 
-    def provenances(self) -> Callable[[DevicePlan, int], Provenance]:
-        """Return what makes the provenance of a batch of a plan, in the running chapter."""
-        return partial(self._provenance, self.recipe, self.spec.context)
-
-    def _provenance(
+    def provenance(
         self, recipe: Recipe, context: ContextSlice | None, plan: DevicePlan, number: int
     ) -> Provenance:
+        """Return where the tokens of a batch of a plan come from, by its chapter's recipe."""
         packing, epoch, position = recipe.packing, plan.epoch, plan.positions[number]
         return Provenance(
             epoch=epoch,

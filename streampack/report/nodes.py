@@ -41,7 +41,7 @@ class NodeReads:
         # Whether a node reads the batches of a place, shape (num_nodes, num_devices).
         self._places = np.zeros((world.num_nodes, world.num_devices), np.bool_)
         for own in map(world.at, world.loading):
-            self._places[own.node, list(sharing_of(own, engine.balance))] = True
+            self._places[own.node, list(sharing_of(own, engine.spec.balance))] = True
         streams = engine.recipe.streams
         self._firsts = np.concatenate([stream.first_sample for stream in streams])
         # Where each stream's shards begin among all; like `first_sample`, one more than there are.

@@ -134,8 +134,8 @@ class _Waits:
 
     def __init__(self, engine: PlanEngine) -> None:
         self._world = world = engine.world
-        self._balance = engine.balance or Balance()
-        self._is_dealt = engine.balance is not None
+        self._balance = engine.spec.balance or Balance()
+        self._is_dealt = engine.spec.balance is not None
         ranks = map(world.at, range(world.num_ranks))
         groups = {sharing_of(rank, self._balance) for rank in ranks}
         self._groups = [list(places) for places in sorted(groups)]

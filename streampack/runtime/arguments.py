@@ -8,7 +8,7 @@ from functools import wraps
 from inspect import signature
 from typing import ParamSpec
 
-from streampack._checks import MAX_EPOCH, read_count, read_integer
+from streampack._checks import MAX_EPOCH, is_weight, read_count, read_integer, show_number
 from streampack.balance import Balance
 from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
 from streampack.config.packing import MAX_BATCH_TOKENS
@@ -16,6 +16,8 @@ from streampack.errors import ConfigError, short_text, suggest
 from streampack.world import World
 
 P = ParamSpec("P")
+
+MAX_WAIT_S = 10**6  # the system's waits accept at most 2**31 ms
 
 CONFIGS = {
     "bucketing": Bucketing,
@@ -108,3 +110,18 @@ def check_epoch(epoch: object) -> int:
     if not 0 <= number <= MAX_EPOCH:
         raise ConfigError(f"epoch={number} must be at least 0 and at most {MAX_EPOCH}")
     return number
+
+
+def check_timeout(timeout: float | None, num_workers: int) -> float:
+    """Return the seconds to wait for a worker; 0: no limit."""
+    if timeout is not None and not (is_weight(timeout) and timeout <= MAX_WAIT_S):
+        raise ConfigError(
+            f"timeout={show_number(timeout)} must be a number of seconds, at least 0 and at most "
+            f"{MAX_WAIT_S}; 0 or None waits for ever"
+        )
+    if timeout and not num_workers:
+        raise ConfigError(
+            f"timeout={timeout} is for worker processes, and num_workers=0 has none; omit it, "
+            "or set num_workers: threads cannot be ended while they wait"
+        )
+    return float(timeout or 0)

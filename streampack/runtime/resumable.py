@@ -146,9 +146,6 @@ class ResumableRun(Generic[Iteration, Position]):
             self.counter.put_back(worker, word)
             self.state = state
 
-    def is_current(self, iteration: Iteration | None) -> bool:
-        return iteration is not None and iteration is self.state.current
-
     @property
     def is_elsewhere(self) -> bool:
         """Whether another process's workers have begun an iteration since this one's last."""

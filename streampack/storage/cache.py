@@ -29,7 +29,7 @@ from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.materialize import Downloader, ShardMaterializer, lock_s
 from streampack.storage.metadata import StreamMetadata
 from streampack.storage.names import PACKED, shard_name
-from streampack.storage.verify import FileVerifier, as_data_error, attach_uri, raise_if_changed
+from streampack.storage.verify import FileVerifier, as_data_error, raise_if_changed
 from streampack.types import ByteArray
 
 TOUCH_S = 1.0
@@ -236,8 +236,7 @@ class ShardCache:
         basename = shard.raw.basename
         for _ in range(MAX_REMOVED):
             try:
-                with attach_uri(self.location.uri(basename), basename):
-                    return call(shard)
+                return call(shard)
             except FileNotFoundError as error:
                 failure = error
         raise DataError(

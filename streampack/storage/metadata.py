@@ -215,9 +215,8 @@ class StreamMetadata:
         If our copy was deleted, or is damaged, it is refetched first.
         """
         path = self.length_path
-        with as_data_error(path):
-            before = self._disk.state(path)
         try:
+            before = self._disk.state(path)
             return read()
         except (DataError, OSError, RuntimeError) as failure:
             with attach_uri(path), as_data_error(path):

@@ -126,15 +126,16 @@ class FileVerifier:
         return state
 
     def _is_verified(self, path: Path, state: FileState, expected: str, is_cached: bool) -> bool:
+        if not is_cached:
+            return file_digest(self._disk, path, expected) == expected
         locks = FileLocks(path.parent, self._disk)
         entry = CacheEntry(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=expected)
-        if is_cached and locks.read_entry(path.name) == entry:
+        if locks.read_entry(path.name) == entry:
             return True
         if file_digest(self._disk, path, expected) != expected:
             return False
-        if is_cached:
-            with suppress(OSError):  # only an optimization
-                locks.write_entry(path.name, entry)
+        with suppress(OSError):  # only an optimization
+            locks.write_entry(path.name, entry)
         return True
 
     def raise_if_rewritten(self, shard: Shard) -> None:

@@ -125,6 +125,23 @@ def test_a_shard_cut_short_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        (0, "0 bytes, but its columns add up to"),
+        (2, "2 bytes, but its columns add up to"),
+        (4, "a value of 0 bytes has a shape of"),
+    ],
+)
+def test_a_last_sample_without_its_columns_or_its_shape_is_refused(tmp_path, left, message):
+    data, shard, _ = write_shard(tmp_path / "s", [30, 40])
+    offsets = data[4:16].view(np.uint32)
+    offsets[2] = offsets[1] + left
+    data[offsets[1] : offsets[1] + 4] = 0  # the size of its only column
+    with pytest.raises(DataError, match=f"sample 1 of the shard: {message}"):
+        spans_of(data[: offsets[2]], shard)
+
+
+@pytest.mark.parametrize(
     ("dtypes", "message"),
     [
         (["float32"], "holds float32, but must hold one of"),
