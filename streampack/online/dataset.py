@@ -38,7 +38,7 @@ from streampack.streams import IterableStream
 from streampack.streams.registry import check_streams, unique_names
 from streampack.world import World
 
-BUFFER_SAMPLES = 1024  # of a packer; a window has as many
+MOST_WAITING = 1024  # samples for each packer; a window has as many
 
 
 class FlowDataset(ResumableDataset[OnlineEngine]):
@@ -226,7 +226,7 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
         given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
         check_combination({"steps": steps, **given})
     _check_fields(streams, packing, bucketing)
-    limit = packing.buffer_samples or BUFFER_SAMPLES
+    limit = packing.buffer_samples or MOST_WAITING
     packing = replace(packing.resolved(), buffer_samples=limit)
     check_max_cost(packing)
     names = unique_names(

@@ -30,9 +30,9 @@ from streampack.online.sample_store_kernels import (
     NUM_PLACE,
     NUMBER,
     OFFSET,
+    copy_to_rows,
     encode,
     keep,
-    write_packs,
 )
 from streampack.special_ids import adds_ids, special_ids
 from streampack.types import (
@@ -178,7 +178,7 @@ class SampleStore:
 
     @property
     def samples(self) -> tuple[Int64Array, int, Int32Array, Int32Array]:
-        """What `write_packs` reads."""
+        """What `copy_to_rows` reads."""
         return self._places, self._first, self._tokens, self._labels
 
 
@@ -210,7 +210,7 @@ class BatchWriter:
         nexts = np.empty(len(segments), np.int64)
         found = np.empty((len(segments), 2), np.int64)
         for number in dict.fromkeys(queues.tolist()):
-            write_packs(
+            copy_to_rows(
                 self._stores[number].samples,
                 (segments, packs.ends, queues),
                 number,

@@ -225,7 +225,7 @@ def keep(
 
 
 @compiled
-def write_packs(
+def copy_to_rows(
     held: tuple[Int64Array, int, Int32Array, Int32Array],
     packs: tuple[Int64Array, Int64Array, Int64Array],
     own: int,
