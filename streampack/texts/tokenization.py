@@ -22,13 +22,13 @@ import os
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 from unicodedata import normalize
 
 import numpy as np
-import tokenizers
 
 from streampack._extras import import_extra
 from streampack._paths import local_path
@@ -76,7 +76,7 @@ def _without(path: Path, *names: str) -> None:
         path.write_text(json.dumps({k: v for k, v in fields.items() if k not in names}))
 
 
-def load_tokenizer(path: Path, special_tokens: SpecialTokens = "ids") -> tokenizers.Tokenizer:
+def load_tokenizer(path: Path, special_tokens: SpecialTokens = "ids") -> Any:
     """Load a tokenizer file, once per process and contents; refuse one that varies its ids."""
     file = tokenizer_file(path)
     if not file.is_file():
@@ -88,9 +88,10 @@ def load_tokenizer(path: Path, special_tokens: SpecialTokens = "ids") -> tokeniz
 
 
 @lru_cache(maxsize=2)
-def _loaded(path: Path, data: bytes, special_tokens: SpecialTokens) -> tokenizers.Tokenizer:
+def _loaded(path: Path, data: bytes, special_tokens: SpecialTokens) -> Any:
     try:
-        loaded = tokenizers.Tokenizer.from_buffer(data)
+        # By name: most processes that read a stream tokenize nothing.
+        loaded = import_module("tokenizers").Tokenizer.from_buffer(data)
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded ({error}); give a tokenizer.json file"
@@ -124,7 +125,7 @@ def describe_tokenizer(path: Path) -> dict[str, Any]:
     return {**facts, "before": before, "after": after}
 
 
-def special_ids_of(tokenizer: tokenizers.Tokenizer) -> UInt32Array:
+def special_ids_of(tokenizer: Any) -> UInt32Array:
     """Return the ids of special tokens that a text can spell, sorted."""
     tokens = tokenizer.get_added_tokens_decoder()
     unknown = getattr(tokenizer.model, "unk_token", None)  # stands for other words too

@@ -28,14 +28,13 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import orjson
 from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import Progress
 
 from streampack._extras import is_from
 from streampack._paths import is_url
@@ -228,8 +227,9 @@ def _write(
     parts = tuple(Part(id=f"{number:05}", slices=(one,)) for number, one in enumerate(slices))
     file = JobFile(settings=settings, versions=current_versions(rows.backend), parts=parts)
     output.put_new(JOB_FILE, file.encode())
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    console = import_module("rich.console").Console(stderr=True)
+    progress = import_module("rich.progress").Progress
+    with progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("tokenizing", total=None)
 
         def show(progress: Written) -> None:

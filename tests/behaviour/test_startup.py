@@ -103,7 +103,7 @@ NEVER_LOADED = {
     *("paramiko", "requests", "s3fs", "streaming", "urllib3"),
     *("accelerate", "datasets", "lightning", "matplotlib", "pandas", "pyarrow", "ray"),
     *("PIL", "brotli", "snappy", "tokenizers", "torchvision", "transformers"),
-    *("orjson", "pydantic", "rich", "typer"),
+    *("pydantic", "rich", "typer"),
 }
 
 
