@@ -50,7 +50,7 @@ from streampack.write.job_output import Output, open_output
 from streampack.write.options import WriteOptions, Written
 from streampack.write.part import Event, PartResult, PartTask, read_result, shown_row
 from streampack.write.plan import plan_job
-from streampack.write.sample_writer import Counts
+from streampack.write.shards import Counts
 
 NUM_READERS = 16
 

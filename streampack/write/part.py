@@ -39,7 +39,7 @@ from streampack.write.job import (
 )
 from streampack.write.job_output import Output
 from streampack.write.options import WriteOptions
-from streampack.write.sample_writer import Counts, SampleWriter
+from streampack.write.shards import Counts, SampleWriter
 
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
