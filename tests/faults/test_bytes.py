@@ -105,8 +105,8 @@ def test_a_damaged_shard_is_a_typed_error_until_its_origin_is_mended(
     assert outcome.wall_s < 40
     if row not in ("bytes_flip_offsets_nohash",):  # only that one looks complete by index.json
         assert error.uri == store.uri(path.name)
-        # One download and three retries; a worker that has to read it may try once more.
-        assert store.server.count(path.name) in [4 * n for n in range(1, num_workers + 3)]
+        # One download and three retries; a reader may try once more, until the first one fails.
+        assert 4 <= store.server.count(path.name) <= 4 * (num_workers + 2)
         assert error.attempts == 4
         assert not list((store.caches / "ds").rglob("shard.00003.mds.????????"))
         # A terminated worker leaves its file for the next start to remove.

@@ -6,8 +6,6 @@ the reliability table. Tests that wait for a deadline take 4 s, all others about
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 
 from streampack.errors import DataError
@@ -27,18 +25,6 @@ SMALL = {"num_samples": 600}
 """9 shards."""
 GRACE_S = 30.0
 """In addition to an object's time budget: 10 in the guarantee, and a busy machine's own."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_collections():
-    """Collect garbage now, because a collection after many tests may take a second.
-
-    A client makes enough objects to start one, in the middle of a timed attempt.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def run(store, dataset, num_workers=0, *, limit_s=60.0, on_batch=None, **options):
