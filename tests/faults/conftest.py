@@ -62,10 +62,13 @@ def store(proxy: tuple[Path, FaultServer], tmp_path: Path) -> Iterator[harness.S
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled(dataset: Callable[..., harness.DataSet]) -> None:
-    """Run an epoch without a store, since tests measure time and kernels compile at first use."""
+    """Run an epoch without a store, since tests measure time and kernels compile at first use.
+
+    In a fresh clone on a busy machine, that takes more than a minute.
+    """
     known = dataset(num_samples=200)
     stream = Stream(local=str(known.folder))
-    harness.run_epoch(lambda: harness.make_loader(stream), known).assert_exact()
+    harness.run_epoch(lambda: harness.make_loader(stream), known, limit_s=600).assert_exact()
 
 
 @pytest.fixture(scope="session")
