@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from streampack.online.source_view import source_view
 from streampack.online.state import (
     LoopPosition,
     Position,
+    Standing,
     check_slice,
     check_state,
     flow_fingerprint,
@@ -65,21 +66,6 @@ SAME_ON_ALL_RANKS = ("seed", "shuffle_block_size", "max_seq_len", "method", "bat
 
 Delivery: TypeAlias = tuple[int, Batch, State]
 """A worker, its native batch, and what has changed in its state since the batch before."""
-
-
-class Standing(NamedTuple):
-    """Where the iterations of a dataset stand; see `ResumableRun`."""
-
-    start: Position | None = None
-    """A loaded position, until an iteration begins there."""
-    at: Position | None = None
-    current: Position | None = None
-    epoch_after: int = 0
-    moves: int = 0
-    last: Position = Position(0)
-    """The position of the batch last delivered, or loaded, for statistics."""
-    loop: LoopPosition = LoopPosition(0, 0)
-    """This rank's position in loops of `steps`."""
 
 
 class OnlineEngine(ResumableRun[Position, Position]):

@@ -253,6 +253,21 @@ class Position:
         }
 
 
+class Standing(NamedTuple):
+    """Where the iterations of a dataset stand; see `ResumableRun`."""
+
+    start: Position | None = None
+    """A loaded position, until an iteration begins there."""
+    at: Position | None = None
+    current: Position | None = None
+    epoch_after: int = 0
+    moves: int = 0
+    last: Position = Position(0)
+    """The position of the batch last delivered, or loaded, for statistics."""
+    loop: LoopPosition = LoopPosition(0, 0)
+    """This rank's position in loops of `steps`."""
+
+
 def read_workers(state: State, num_workers: int) -> tuple[list[State], int]:
     """Return the states of a loader's workers, which are checked elsewhere, and the next worker."""
     if not isinstance(state, dict) or state.get("kind") != KIND or "workers" not in state:
