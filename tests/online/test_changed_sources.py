@@ -200,7 +200,7 @@ def test_a_source_that_is_shorter_or_takes_no_state_is_refused():
 def test_a_state_of_an_earlier_version_is_refused_with_what_to_do():
     state = dataset(rows_of(0, LENGTHS)).state_dict() | {"version": 2}
 
-    with pytest.raises(ResumeError, match=r"version 2, this release reads 7; .*release that saved"):
+    with pytest.raises(ResumeError, match=r"version 2, this release reads 8; .*release that saved"):
         dataset(rows_of(0, LENGTHS)).load_state_dict(state)
 
 
