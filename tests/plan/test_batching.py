@@ -133,7 +133,7 @@ def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_la
     for lane in range(num_lanes):
         first = SampleOrder(r, lane, 0, epoch)
         rows = first.next(1)
-        due = np.array(first.state()[3:6]) / TOKEN_SCALE
+        due = np.array(first.state()[2:5]) / TOKEN_SCALE
         begin = due + np.bincount(rows[:, 0], rows[:, 3], 3) - rows[:, 3].sum() * shares
         rows = arriving(r, lane, epoch)
         got = np.cumsum((rows[:, 0, None] == np.arange(3)) * rows[:, 3, None], axis=0)
