@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import islice
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -108,6 +109,19 @@ def test_shares_that_change_are_met_by_their_running_integral(
     first, last = (np.array([float(share) for share in shares]) for shares in (begin, end))
     due = first * slots + (last - first) * slots**2 / (2 * num_slots)
     assert np.abs(counts - due)[block - 1 :: block].max() < 1 + 1e-6
+
+
+def test_the_order_over_lanes_stays_that_of_its_seed():
+    """It depends on how far ahead deadlines are seen, and must not change between releases."""
+    schedule = Schedule(
+        [997, 613, 211, 101, 53, 11],
+        block=32,
+        seed=17,
+        seed_path=("run",),
+        num_lanes=4,
+    )
+    order = np.concatenate(list(islice(schedule.blocks(), 8)))
+    assert crc32(order.astype("<i8").tobytes()) == 3848353584
 
 
 def test_a_schedule_resumes_from_a_state_far_into_a_run():

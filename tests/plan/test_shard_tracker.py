@@ -172,22 +172,15 @@ def test_after_a_resume_the_shards_of_buffered_samples_are_needed_too(method):
         needed = needed if needs is None else set(keys(needs.ahead))
 
 
-@examples(60)
-@given(
-    counts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
-    block=st.integers(1, 60),
-    seed=st.integers(-1, 5),
-    data=st.data(),
-)
-def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data):
-    num_bytes = np.array([data.draw(st.integers(1, 10_000)) for _ in counts])
+def passes_of(counts: list[int], block: int, seed: int) -> Passes:
+    """Passes over shards with so many samples, of a token each."""
     extents = Extents(
         shards=np.arange(len(counts)),
         firsts=np.zeros(len(counts), np.int64),
         counts=np.array(counts),
     )
     first_sample = np.concatenate([[0], np.cumsum(counts)])
-    passes = Passes(
+    return Passes(
         extents,
         Lengths(
             first_sample=first_sample,
@@ -198,6 +191,18 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
         seed=seed,
         seed_path=(0,),
     )
+
+
+@examples(60)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    block=st.integers(1, 60),
+    seed=st.integers(-1, 5),
+    data=st.data(),
+)
+def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data):
+    num_bytes = np.array([data.draw(st.integers(1, 10_000)) for _ in counts])
+    passes = passes_of(counts, block, seed)
     most = passes.most_bytes(num_bytes, 0)
     assert most <= passes.most_bytes(num_bytes, 7) <= num_bytes.sum()
     last = passes.block_of(3 * sum(counts) - 1)
@@ -205,3 +210,9 @@ def test_two_blocks_never_take_more_bytes_than_stated(counts, block, seed, data)
         shards = set(passes.shards_in(number).tolist()) | set(passes.shards_in(number + 1).tolist())
         assert num_bytes[list(shards)].sum() <= most
     assert most <= num_bytes.sum()
+
+
+def test_of_small_shards_two_blocks_are_stated_to_take_a_cut_one_more_at_each_end():
+    passes, num_bytes = passes_of([1] * 300, 10, 3), np.full(300, 100)
+    assert passes.most_bytes(num_bytes, 0) == 100 * (2 * 10 + 2)
+    assert passes.most_bytes(num_bytes, 7) == 100 * (2 * 10 + 7 + 2)

@@ -158,6 +158,23 @@ def test_the_limit_is_the_nodes_whatever_its_ranks_read(tmp_path):
     assert least[0] < least[1] < least[2]
 
 
+def test_room_for_a_shard_in_flight_is_that_of_the_largest_of_all_streams(tmp_path):
+    lengths = np.random.default_rng(6).integers(20, 60, 900).tolist()
+    paths = [
+        conformance.write_streams(tmp_path / name, [lengths], size_limit=size_limit).paths[0]
+        for name, size_limit in [("large", 2**15), ("small", 2**12)]
+    ]
+    largest = [max(file.stat().st_size for file in path.glob("shard.*")) for path in paths]
+    assert largest[0] > 4 * largest[1]
+    for number, order in enumerate((paths, paths[::-1])):
+        folder = tmp_path / f"local{number}"
+        streams = [Stream(remote=str(path), local=str(folder / path.parent.name)) for path in order]
+        engine = engine_of(
+            PackedStreamingDataset(streams, packing=Packing(max_seq_len=64), batch_size=2)
+        )
+        assert cache_needs(engine.spec, engine.recipe).shard_bytes == largest[0]
+
+
 def test_lanes_that_move_between_nodes_with_carry_count_in_every_epoch(tmp_path):
     lengths = [40] * 200 + [1] * 200 + [20] * 200
     written = conformance.write_streams(tmp_path / "remote", [lengths], compression="zstd")

@@ -11,6 +11,9 @@ import pytest
 
 from streampack.errors import DataError
 from streampack.storage import verify as checked_module
+from streampack.storage.download import budget_s
+from streampack.storage.location import StreamLocation
+from streampack.storage.materialize import LEAST_LOCK_S, lock_s
 from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
@@ -51,6 +54,12 @@ def test_what_unpacks_to_other_bytes_than_the_raw_hash_says_is_refused(tmp_path)
     with pytest.raises(DamagedError, match=message):
         opened.fetch(0)
     assert not cached_shards(tmp_path / "l")
+
+
+def test_a_file_s_lock_is_waited_for_while_its_holder_downloads_and_unpacks(tmp_path):
+    location = StreamLocation.of(remote(tmp_path, download_timeout=5, download_retry=1))
+    for num_bytes in (None, 10**9):
+        assert lock_s(location, num_bytes) == budget_s(location, num_bytes) + LEAST_LOCK_S
 
 
 @pytest.fixture
