@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack import PackedDataLoader
-from streampack.errors import ResumeError
+from streampack.errors import ConfigError, ResumeError
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.report import simulate
 from tests.helpers.conformance import (
@@ -51,6 +51,11 @@ def shaped(
         mixing=mixing,
         **{"batch_size": BATCH, **options},
     )
+
+
+def test_a_batch_of_no_whole_rows_is_refused_with_the_name_of_the_longest_stream(written):
+    with pytest.raises(ConfigError, match=r"^stream 's2': "):
+        shaped(written, batch_size=4)
 
 
 @pytest.mark.parametrize("method", METHODS)
