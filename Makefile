@@ -2,7 +2,7 @@
 # make test    the tests                     make check   format, lint, types and the tests
 # make quick   the rooms' own tests          make slow    tests that take minutes each
 # make docs    the site, in build/site
-# make bench   speed, in six minutes         make bench-peers   the same beside its peers
+# make bench   speed, in 6 to 18 minutes     make bench-peers   the same beside its peers
 # make forkserver   worker processes, started as Python 3.14 does      make coverage   of the tests
 # make mutants   do the tests notice changes of single lines?
 #
