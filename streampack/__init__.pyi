@@ -9,6 +9,8 @@ from streampack.chapters import Ramp as Ramp
 from streampack.cli.build import from_config as from_config
 from streampack.config import Bucketing as Bucketing
 from streampack.config import Buffers as Buffers
+from streampack.config import Download as Download
+from streampack.config import HeldOut as HeldOut
 from streampack.config import Mixing as Mixing
 from streampack.config import Order as Order
 from streampack.config import PackCost as PackCost
@@ -24,11 +26,18 @@ from streampack.lookback.where import where as where
 from streampack.online.dataset import BucketedIterableDataset as BucketedIterableDataset
 from streampack.online.dataset import PackedIterableDataset as PackedIterableDataset
 from streampack.planned.chats import chat_dataset as chat_dataset
+from streampack.planned.chats import chat_datasets as chat_datasets
 from streampack.planned.dataset import PackedStreamingDataset as PackedStreamingDataset
 from streampack.runtime.provenance import by_stream as by_stream
 from streampack.streams import IterableStream as IterableStream
+from streampack.streams import Payloads as Payloads
 from streampack.streams import Stream as Stream
+from streampack.streams.registry import register_source as register_source
 from streampack.streams.registry import register_stream as register_stream
+from streampack.streams.sources.chats import Chats as Chats
+from streampack.streams.sources.shards import Shards as Shards
+from streampack.streams.sources.texts import Texts as Texts
+from streampack.streams.sources.token_files import TokenFiles as TokenFiles
 from streampack.world import World as World
 
 __version__: str

@@ -47,19 +47,17 @@ class AttentionCost:
 
     hidden_size: int = 4096
     """Width of the model."""
-    sliding_window: int | None = None
+    window: int | None = None
     """Tokens that a token attends to, itself included. None: all before it in its sample."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden_size", read_count("hidden_size", self.hidden_size))
-        if self.sliding_window is not None:
-            object.__setattr__(
-                self, "sliding_window", read_count("sliding_window", self.sliding_window)
-            )
+        if self.window is not None:
+            object.__setattr__(self, "window", read_count("window", self.window))
 
     def __call__(self, lengths: Int64Array) -> npt.NDArray[np.float64]:
         """Return the cost of samples of these lengths, shape (n,)."""
-        near = lengths if self.sliding_window is None else np.minimum(lengths, self.sliding_window)
+        near = lengths if self.window is None else np.minimum(lengths, self.window)
         pairs = near * (2 * lengths - near)
         costs: npt.NDArray[np.float64] = lengths + pairs / (DENSE_PER_HIDDEN * self.hidden_size)
         return costs

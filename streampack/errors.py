@@ -143,6 +143,6 @@ def raise_if_limited(error: OSError | RuntimeError, way_out: str = "") -> None:
 
 def short_text(value: object) -> str:
     """Return a short repr: strings and numbers by value, other objects by their type."""
-    if isinstance(value, str | int | float | None) or type(value) is dict:
+    if isinstance(value, str | int | float | slice | None) or type(value) is dict:
         return short_repr(value)
     return value.__name__ if isinstance(value, type) else f"<{type(value).__name__}>"

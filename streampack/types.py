@@ -14,7 +14,7 @@ sample if start + length equals total. Cost: 48 bytes a segment.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 State: TypeAlias = dict[str, Any]
-Side = Literal["train", "held_out"]
-Split: TypeAlias = tuple[Side, float]
-"""A side, and the fraction that is held out."""
 
 STREAM, PASS, SAMPLE, START, LENGTH, TOTAL = range(6)
 NUM_COLUMNS = 6

@@ -11,8 +11,6 @@ from streampack.chapters import Chapter, Ramp
 from streampack.cli.config import AS_WRITTEN, ChapterConfig, RampConfig, RunConfig, read_config
 from streampack.errors import ConfigError
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.streams import Stream
-from streampack.streams.registry import make_named_stream
 from streampack.world import World
 
 
@@ -73,13 +71,8 @@ def build_streams(config: RunConfig) -> list[Any]:
     """Return the streams that a config describes; an error names its stream."""
     streams: list[Any] = []
     for number, described in enumerate(config.streams):
-        arguments, more = described.arguments(), described.stream_config
         try:
-            if described.stream_name is None and more is None:
-                streams.append(Stream(**arguments))
-            else:
-                name = described.stream_name or "streampack"
-                streams.append(make_named_stream(name, dict(more or {}), arguments))
+            streams.append(described.build())
         except ConfigError as error:
             raise ConfigError(f"streams.{number}: {error}", option=error.option) from error
     return streams

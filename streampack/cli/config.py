@@ -25,10 +25,15 @@ from streampack._paths import local_path
 from streampack.balance import AttentionCost, Within
 from streampack.chapters import Chapter, Ramp
 from streampack.config import Buffers, Mixing, Order, PackCost, Packing
+from streampack.config.download import Download
+from streampack.config.held_out import HeldOut
+from streampack.config.moved import line_of
 from streampack.config.packing import refuse_gone
 from streampack.errors import ConfigError, suggest
 from streampack.planned.config_text import ENVIRONMENT
 from streampack.streams import Stream
+from streampack.streams.registry import SOURCES, make_named_stream, source_named
+from streampack.streams.stream import OPTIONS
 from streampack.world import World
 
 MAX_BYTES = 2**24  # a mix may name tens of thousands of files
@@ -41,9 +46,20 @@ class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+PATHS: dict[str, Any] = dict.fromkeys(
+    ("local", "remote", "tokenizer", "index", "format"), str | None
+)
+PLAIN: dict[str, Any] = {
+    "only": tuple[int | None, int | None] | None,
+    "files": str | list[str],
+    **PATHS,
+}
+"""Types of options that are other ones in Python."""
+
+
 def _keys_of(kind: Any, leave: Sequence[str] = (), **types: Any) -> Any:
     """Return a base class with the arguments of a class as keys, of their types or of `types`."""
-    types = get_type_hints(kind.__init__) | types
+    types = get_type_hints(kind.__init__) | PLAIN | types
     parameters = [p for name, p in signature(kind).parameters.items() if name not in leave]
     keys: Any = {
         p.name: (types[p.name], ... if p.default is p.empty else p.default) for p in parameters
@@ -51,31 +67,55 @@ def _keys_of(kind: Any, leave: Sequence[str] = (), **types: Any) -> Any:
     return create_model(kind.__name__, __base__=_Keys, **keys)
 
 
-PARTS = dict.fromkeys(("shards", "samples"), tuple[int | None, int | None] | None)
-PLACES = dict.fromkeys(("rows", "tokenizer", "index", "format"), str | None)
-PLACES |= dict.fromkeys(("remote", "local"), str | list[str] | None)
+SECTIONS: dict[str, Any] = {name: _keys_of(kind) for name, kind in SOURCES.items()}
+"""The sections of sources, one of which a stream has."""
 
 
 class StreamConfig(
-    _keys_of(Stream, ["unknown"], **PARTS, **PLACES)  # type: ignore[misc]
+    create_model(  # type: ignore[misc]
+        "StreamConfig",
+        __base__=(_keys_of(Stream, ["source", "shards"]), SECTIONS["shards"]),
+        **{name: (kind | None, None) for name, kind in SECTIONS.items()},
+    )
 ):
-    """One stream: the arguments of ``streampack.Stream``, or of the class in `stream_name`."""
+    """One stream: its source in one section, and the arguments of ``streampack.Stream``.
 
+    The keys of ``shards`` may also be written without their section.
+    """
+
+    source: dict[str, dict[str, Any]] | None = None
+    """A source of others: the name that `register_source` or an entry point gave it, and its
+    options."""
     stream_name: str | None = None
     """A class that an installed package registers for the entry point ``streampack.streams``, or
     in MosaicML's ``streams_registry``."""
     stream_config: dict[str, Any] | None = None
     """Further arguments of that class."""
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the keys that were set, as arguments of ``Stream`` or of the named class."""
-        values: dict[str, Any] = self.model_dump(
-            exclude_unset=True, exclude={"stream_name", "stream_config"}
-        )
-        for option in PARTS:
-            if values.get(option) is not None:
-                values[option] = slice(*values[option])
-        return values
+    def build(self) -> Any:
+        """Return the stream, of `Stream` or of the named class."""
+        given = _stated(self)
+        sources = {name: given.pop(name) for name in SOURCES if name in given}
+        sources |= given.pop("source", None) or {}
+        name, more = given.pop("stream_name", None), given.pop("stream_config", None)
+        options = {key: given.pop(key) for key in OPTIONS if key in given}
+        if len(sources) + bool(given) > 1:
+            found = [*sources, *given]
+            raise ConfigError(f"{', '.join(found)}: a stream has one source; keep one of them")
+        if name is not None or more is not None:
+            return make_named_stream(name or "streampack", {**(more or {}), **options}, given)
+        for kind, values in sources.items():
+            if not isinstance(values, BaseModel):
+                return Stream(source_named(kind)(**values), **options)
+            return Stream(source_named(kind)(**_stated(values)), **options)
+        return Stream(**options, **given)
+
+
+def _stated(keys: BaseModel) -> dict[str, Any]:
+    stated = {key: getattr(keys, key) for key in keys.model_fields_set}
+    if stated.get("only") is not None:
+        stated["only"] = slice(*stated["only"])
+    return stated
 
 
 class BalanceConfig(_keys_of(AttentionCost)):  # type: ignore[misc]
@@ -135,6 +175,9 @@ AS_WRITTEN = ("packing", "mixing", "order", "buffers", "batch_size", "batch_form
 CLASSES: tuple[type, ...] = (
     RunConfig,
     StreamConfig,
+    *SECTIONS.values(),
+    HeldOut,
+    Download,
     Packing,
     PackCost,
     Mixing,
@@ -245,7 +288,9 @@ def _explain(mistake: Any) -> str:
         except ConfigError as error:
             return f"{where}: {error}"
     match mistake["type"]:
-        case "extra_forbidden" | "unexpected_keyword_argument":
+        case "extra_forbidden" | "unexpected_keyword_argument" | "model_type":
+            if "streams" in place and (line := line_of(str(place[-1]), given, is_yaml=True)):
+                return f"{where}: no key of this section {got}; write {line}"
             return f"{where}: unknown key {got}{suggest(str(place[-1]), KEYS)}"
         case "missing":
             return f"{where}: is missing; it has no default"

@@ -16,23 +16,23 @@ from rich.console import Console
 from streampack.cli.console import counted, output_console, progress
 from streampack.cli.verbs import Index
 from streampack.errors import ConfigError
+from streampack.flat.files import is_flat
 from streampack.index import write_lengths
-from streampack.index.token_index import index_files, stream_of
-from streampack.streams.flat_opening import is_flat
+from streampack.index.token_index import index_files
 
-OF_TOKENS = ("eos_id", "bos_id", "part", "resume", "num_workers")
-OF_STREAM = ("format", "tokens", "tokens_dtype", "check_dtypes", "trailing")
+OF_TOKENS = ("eos_id", "bos_id", "part", "resume", "num_workers", "check_dtypes")
+OF_FILES = ("format", "tokens", "dtype", "trailing")
 
 
 def run_index(options: Index) -> None:
     """Write the missing length files, and print a line for each."""
     console = output_console()
     sources = options.paths[0] if len(options.paths) == 1 else options.paths
-    if options.out is not None and is_flat(stream_of(sources, format=options.format)):
+    if options.out is not None and is_flat(sources, options.format):
         _index_tokens(console, options, sources)
         return
     given = vars(options).copy()
-    for option in ("bos_id", "format", "trailing", "part", "resume", "num_workers"):
+    for option in ("bos_id", "dtype", "format", "trailing", "part", "resume", "num_workers"):
         if given.pop(option) not in (None, False, "1/1"):
             raise ConfigError("is for token files; omit it, or set --out", option=option)
     if (options.out is None) != (options.eos_id is None):
@@ -54,7 +54,7 @@ def run_index(options: Index) -> None:
 
 
 def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:
-    given = {option: getattr(options, option) for option in (*OF_TOKENS, *OF_STREAM)}
+    given = {option: getattr(options, option) for option in (*OF_TOKENS, *OF_FILES)}
     with progress("files indexed") as show:
         for number, file in enumerate(index_files(sources, options.out or "", **given), 1):
             console.out(

@@ -25,12 +25,12 @@ from streampack.cli.verbs import Inspect
 from streampack.config import Packing
 from streampack.errors import ConfigError
 from streampack.gather.gather import Gatherer
-from streampack.index.token_index import stream_of
 from streampack.mds.index import INDEX_FILE
 from streampack.pack import fit_samples, make_packer
 from streampack.report.bars import colour, pack_lines
 from streampack.report.lengths import histogram_table, length_quantiles
-from streampack.streams import TokenStream, open_mds
+from streampack.streams import Stream, TokenStream, open_stream
+from streampack.streams.sources.shards import Shards
 from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.tokenization import load_tokenizer
 from streampack.types import LENGTH, SAMPLE, START, TOTAL, Int64Array, IntArray, Packs
@@ -55,16 +55,16 @@ def run_inspect(options: Inspect) -> None:
     For an unfinished stream, only the parts are printed.
     """
     console = output_console()
-    given = ("split", "tokens", "tokens_dtype", "check_dtypes")
-    described = stream_of(
-        folder_of(options.path) or options.path, **{name: getattr(options, name) for name in given}
-    )
+    path = folder_of(options.path)
+    given = {name: getattr(options, name) for name in ("split", "tokens", "check_dtypes")}
+    given["remote" if path is None else "local"] = path or options.path
+    described = Stream(Shards(**given))
     lines, is_complete = _job_progress(options)
     for line in lines:
         console.out(line, highlight=False)
     if not is_complete:
         return
-    stream = open_mds(described, 0, has_targets=False)
+    stream = open_stream(described, 0, has_targets=False)
     console.print(_shard_table(stream))
     num_read = stream.num_shards
     if not stream.has_length_file:

@@ -18,8 +18,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 Config = Annotated[Path, Argument(help="A run's YAML, such as run.yaml.")]
-Tokens = Annotated[str, Option(help="Column of the token ids; by default input_ids works too.")]
-TokensDtype = Annotated[str | None, Option(help="Integer type of the ids in a column of bytes.")]
+Tokens = Annotated[
+    str,
+    Option(help="Column of the token ids, by default input_ids too; of bytes: NAME:uint16."),
+]
 CheckDtypes = Annotated[
     bool, Option(help="Whether to refuse a type that values in a column of bytes contradict.")
 ]
@@ -133,7 +135,6 @@ class ColumnOptions:
     """Options of the verbs that read streams."""
 
     tokens: Tokens = "tokens"
-    tokens_dtype: TokensDtype = None
     check_dtypes: CheckDtypes = True
 
 
@@ -151,10 +152,13 @@ class Index(ColumnOptions):
         Path | None,
         Option(help="Folder for an index of token files, or of documents, with hashes."),
     ] = None
-    format: Annotated[str | None, Option(help="Format of token files, as of Stream.")] = None
+    format: Annotated[str | None, Option(help="Format of token files, as of TokenFiles.")] = None
+    dtype: Annotated[
+        str | None, Option(help="Integer type of the ids of raw token files, such as uint16.")
+    ] = None
     trailing: Annotated[
         str | None,
-        Option(help="What of tokens after the last document of a table, as of Stream: ignore."),
+        Option(help="What of tokens after the last document of a table, as of TokenFiles: ignore."),
     ] = None
     part: Annotated[
         str, Option(help="Of token files: every n-th file from the i-th on, as i/n.")

@@ -46,8 +46,8 @@ def one_of(name: str, *values: Any) -> Option:
 def listed(options: Options) -> tuple[Option, ...]:
     """Return the options of a rule one by one.
 
-    >>> listed(("rows", one_of("unit", "sample")))
-    (Option(name='rows', values=()), Option(name='unit', values=('sample',)))
+    >>> listed(("index", one_of("unit", "sequence")))
+    (Option(name='index', values=()), Option(name='unit', values=('sequence',)))
     """
     several = (options,) if isinstance(options, str | Option) else options
     return tuple(Option(each) if isinstance(each, str) else each for each in several)
@@ -242,41 +242,16 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "stream, or set steps in place of passes"
         ),
     },
-    "Rows": {
-        Excludes("rows", ("remote", "split")): "the stream is made of its rows",
-        Needs(("tokenizer", "chat", "on_bad_row"), "rows"): "it is about making samples of rows",
-        Needs("chat", "tokenizer"): (
-            "a chat template makes the tokens of a conversation; set tokenizer to one that has a "
-            "template, or omit chat for rows of token ids"
-        ),
-        Excludes("tokenizer", ("labels", "loss_mask")): (
-            "they have a value for each token, and the tokenizer decides how many there are; leave "
-            "one of them out; the loss mask of a conversation is made by chat"
-        ),
-    },
-    "Token files": {
+    "Sources": {
         Needs("split_at", "index"): (
             "where documents end is learnt once; run `streampack index DATA --eos-id ID --out "
             "FOLDER`, and set index=FOLDER"
         ),
-        Excludes("split_at", ("rows", "labels", "loss_mask")): (
+        Excludes("split_at", ("labels", "loss_mask")): (
             "only the tokens of a row are split; omit split_at, or write documents: streampack "
             "write"
         ),
         Excludes("index", one_of("unit", "sequence")): "an index has documents",
-    },
-    "Held-out splits": {
-        Needs("part", "fraction"): "it is split by a share; set fraction=0.005, for example",
-        Needs("part", one_of("unit", "shard", "sample")): (
-            "whole shards are held out, or samples of every shard; set unit='shard' for a remote, "
-            "unit='sample' for a stream on a disk, and the same in both parts"
-        ),
-        Needs(
-            ("fraction", one_of("unit", "shard", "sample")), "part"
-        ): "it describes a split; set part='train' or 'held_out', or omit it",
-        Excludes(
-            "part", "samples"
-        ): "a slice changes the numbers of samples; omit samples, or choose with shards",
     },
     "Iterables": {
         Excludes(

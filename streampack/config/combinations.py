@@ -23,7 +23,6 @@ from streampack.errors import ConfigError
 NOT_SET = {
     "context_parallel": 1,
     "epoch_end": "pad",
-    "on_bad_row": "error",
     "pack_shuffle": 0,
     "sampling_method": "balanced",
     "stop": "all_exhausted",

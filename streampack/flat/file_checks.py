@@ -64,7 +64,7 @@ def check_end(path: Path, end: int, file: FoundFile, options: Options) -> None:
     """Refuse a table of a format whose files end with their last document, at the byte `end`.
 
     Raises:
-        DataError: If the file is shorter, or longer and `Stream(trailing=)` does not allow it.
+        DataError: If the file is shorter, or longer and `TokenFiles(trailing=)` does not allow it.
     """
     if end > file.num_bytes or (end < file.num_bytes and not options.ignores_trailing):
         way_out = f", or {TAKE_THEM}" if end < file.num_bytes else ""

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 
-from streampack._paths import is_url
+from streampack._paths import is_url, walk_linked
 from streampack.errors import ConfigError, DataError
 from streampack.flat.arrow import Arrow
 from streampack.flat.datatrove import Datatrove
 from streampack.flat.megatron import Megatron
 from streampack.flat.olmo import Olmo
 from streampack.flat.token_file import TokenFormat
+from streampack.mds.index import INDEX_FILE
 
 ENTRY_POINTS = "streampack.formats"
 DATASET_DICT, DATASET_STATE = "dataset_dict.json", "state.json"
@@ -49,8 +50,36 @@ def format_named(name: str | TokenFormat) -> TokenFormat:
         if entry.name == name:
             registered: TokenFormat = entry.load()()
             return registered
-    names = ["mds", "litdata", *(each.name for each in FORMATS), *(entry.name for entry in found)]
+    names = [*(each.name for each in FORMATS), *(entry.name for entry in found)]
     raise ConfigError(f"format={name!r}: is not one of {', '.join(names)}; write one of them")
+
+
+def names_token_files(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path that is not a folder is a glob, or ends as token files do.
+
+    >>> names_token_files("s3://bucket/*.npy"), names_token_files("s3://bucket/web")
+    (True, False)
+    """
+    text = os.fspath(path)
+    is_glob = bool(GLOB & set(os.path.basename(text)))
+    is_named = is_glob or text.endswith(tuple(each.suffix for each in FORMATS))
+    return is_named and not os.path.isdir(text)
+
+
+def is_flat(source: str | Sequence[str], form: str | None) -> bool:
+    """Return whether a path is of token files rather than of shards with an index.json."""
+    if not isinstance(source, str) or form is not None or names_token_files(source):
+        return True
+    if is_url(source) or os.path.exists(os.path.join(source, INDEX_FILE)):
+        return False
+    endings = tuple(each.suffix for each in FORMATS)
+    if not os.path.isdir(source):
+        return any(os.path.exists(f"{source}{ending}") for ending in endings)
+    # A folder with an index.json has shards, whatever their names.
+    return any(
+        INDEX_FILE not in names and any(name.endswith(endings) for name in names)
+        for _, _, names in walk_linked(source)
+    )
 
 
 def choose(

@@ -27,8 +27,8 @@ from streampack.types import Int64Array
 MAX_LINE = 65_536
 TYPES = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
 INDEX_IT = (
-    "find the ends once with `streampack index FILES --eos-id ID --tokens-dtype TYPE "
-    "--out FOLDER`, and set Stream(index=FOLDER)"
+    "find the ends once with `streampack index FILES --eos-id ID --dtype TYPE "
+    "--out FOLDER`, and set TokenFiles(files, index=FOLDER)"
 )
 
 
@@ -57,7 +57,7 @@ class Olmo:
     def open(self, file: FoundFile, options: Options) -> TokenFile:
         if options.dtype is None:
             raise ConfigError(
-                f"{file.name}: the type of its tokens is in no file; set tokens_dtype='uint16' or "
+                f"{file.name}: the type of its tokens is in no file; set dtype='uint16' or "
                 "'uint32', as in the config that wrote it"
             )
         stem, itemsize = file.name.removesuffix(".npy"), np.dtype(options.dtype).itemsize
@@ -85,9 +85,9 @@ def _check_type(
         others = others or [TYPES[size] for size in fitting]
     if num_tokens <= 0 or left[itemsize] < 0 or file.num_bytes % itemsize or others:
         way_out = (
-            f"set tokens_dtype={others[0]!r}, in which they end with the file"
+            f"set dtype={others[0]!r}, in which they end with the file"
             if others
-            else "set tokens_dtype= to the type that the tokenizer's ids were written in"
+            else "set dtype= to the type that the tokenizer's ids were written in"
         )
         raise DataError(
             f"{table}: has documents up to token {num_tokens}, but {file.name} has "

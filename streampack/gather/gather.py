@@ -194,20 +194,18 @@ class Gatherer:
 
 def _other_reason(stream: TokenStream, problem: int) -> str:
     """Return what an option may have to do with a problem, and the way out; or an empty text."""
-    names = ("begins_with_bos", "ends_with_eos")
-    ends = [(name, getattr(stream.shards, name, None)) for name in names]
-    said = " and ".join(f"{name}={value}" for name, value in ends if value is not None)
-    if problem == kernels.BAD_LENGTH and said:
+    said = getattr(stream.shards, "has", None)
+    if problem == kernels.BAD_LENGTH and said is not None:
         return (
-            f"Stream({said}) does not hold for it, or does not for the bos_id and eos_id of the "
+            f"has={said} does not hold for it, or does not for the bos_id and eos_id of the "
             "packing: correct it, or omit it and learn it from the tokens: `streampack index FILES "
-            "--out FOLDER`, and set Stream(index=FOLDER)"
+            "--out FOLDER`, and set TokenFiles(files, index=FOLDER)"
         )
     if problem == kernels.BAD_VALUE:
         dtypes = " or ".join(sorted(map(str, stream.shards.token_dtypes)))
-        names = ("tokens_dtype", "labels_dtype")
-        stated = [name for name in names if getattr(stream.columns, name) is not None]
-        correct = f"correct {' or '.join(stated)}, or " if stated else ""
+        names = ("tokens", "labels")
+        stated = [name for name in names if getattr(stream.columns, f"{name}_dtype") is not None]
+        correct = f"correct the type in {' or '.join(stated)}, or " if stated else ""
         return f"its tokens are read as {dtypes}: {correct}rewrite them with ids of 0 and more"
     mask = stream.columns.loss_mask
     if problem == kernels.BAD_MASK and mask is not None:

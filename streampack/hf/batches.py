@@ -52,7 +52,8 @@ def format_for(dataset: Any, model_format: BatchFormat) -> BatchFormat:
 def tokenizer_of(dataset: Any) -> Any:
     """Return the tokenizer of transformers that made all rows of a dataset, or None."""
     streams = getattr(dataset, "streams", ())
-    found = [getattr(stream, "row_tokenizer", None) for stream in streams]
+    sources = [getattr(stream, "source", None) for stream in streams]
+    found = [getattr(source, "tokenizer", None) for source in sources]
     if not found or any(each is not found[0] and each != found[0] for each in found):
         return None
     if isinstance(found[0], str | os.PathLike):

@@ -34,11 +34,10 @@ from streampack.mds.columns import Spans
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.mds.length_file import LENGTH_FILE, NO_TOKEN, length_file_pieces, write_length_file
 from streampack.storage.cache import ShardCache
-from streampack.storage.location import StreamLocation
 from streampack.stores.retries import request
-from streampack.streams import Stream
 from streampack.streams.column_selection import ColumnSelection, check_columns
 from streampack.streams.mds_shards import MdsShards
+from streampack.streams.sources.shards import Shards
 from streampack.streams.split_rows import SPLIT_FILE, document_lengths, split_spans, with_counts
 from streampack.types import ByteArray, UInt32Array
 
@@ -59,7 +58,6 @@ class Indexed:
 def write_lengths(
     path: str | os.PathLike[str],
     tokens: str = "tokens",
-    tokens_dtype: str | None = None,
     progress: Callable[[int], None] = lambda _: None,
     *,
     local: Path | None = None,
@@ -71,13 +69,13 @@ def write_lengths(
     Args:
         path: A stream's folder, or one that contains such folders; or the URL of one stream, in any
             store that can be read and written.
-        tokens: The token column; for the default, "input_ids" is accepted too.
-        tokens_dtype: Type of the values if the column is stored as `bytes`.
+        tokens: The token column; for the default, "input_ids" is accepted too. The type of values
+            that are stored as `bytes` is written with it: "tokens:uint16".
         progress: Called with 1 after each shard.
         local: Folder that keeps the shards and the length file of a URL; temporary if None.
-        check_dtypes: Whether to refuse a type that the values contradict, as `Stream` does.
+        check_dtypes: Whether to refuse a type that the values contradict, as `Shards` does.
         documents: A folder, anywhere, and the token that ends a document: write the lengths of the
-            documents in the rows of one stream there, for `Stream(split_at=...)`.
+            documents in the rows of one stream there, for `Shards(split_at=...)`.
 
     Returns:
         The length files, in the order of their paths.
@@ -88,7 +86,7 @@ def write_lengths(
             contradict their type, or the store cannot be written. A finished length file is then
             kept, and the error names it.
     """
-    given = {"tokens": tokens, "tokens_dtype": tokens_dtype, "check_dtypes": check_dtypes}
+    given = {"tokens": tokens, "check_dtypes": check_dtypes}
     eos_id = split_file = None
     if documents is not None:
         out, eos_id = documents
@@ -158,7 +156,7 @@ def _index(
         is_hashed = all(shard.raw.hashes for shard in index.shards)
         for number, info in enumerate(index.shards):
             reader = shards if shards.cache.is_here(info) else elsewhere[1]
-            opened = reader.open(number)
+            opened = reader.read(number)
             # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
             if not number & (number - 1):
                 reader.check_values(opened, number)
@@ -186,9 +184,9 @@ def _index(
 
 
 def _open(**given: Any) -> tuple[bytes, MdsShards]:
-    """Return the index.json of a `Stream`, and its shards without their length file."""
-    stream = Stream(**given)
-    cache = ShardCache(StreamLocation.of(stream))
+    """Return the index.json of a `Shards`, and its shards without their length file."""
+    source = Shards(**given)
+    cache = ShardCache(source.location())
     text = cache.metadata.index_bytes()
     index = parse_index(text, cache.location.index_uri)
     if not cache.is_remote:
@@ -198,10 +196,10 @@ def _open(**given: Any) -> tuple[bytes, MdsShards]:
         name=name,
         digest=repr(given),
         index=index,
-        columns=ColumnSelection.of(stream),
+        columns=ColumnSelection.of(source),
         cache=cache,
         length_file=None,
-        checks_dtypes=stream.check_dtypes,
+        checks_dtypes=source.check_dtypes,
     )
 
 

@@ -29,7 +29,7 @@ import numpy.typing as npt
 import xxhash
 
 from streampack._checks import parse_share
-from streampack._paths import is_url, local_path, replaced
+from streampack._paths import local_path, replaced
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import (
     DOCUMENT,
@@ -41,7 +41,6 @@ from streampack.flat.documents import (
     open_documents,
 )
 from streampack.flat.file_checks import START_BYTES, check_start
-from streampack.flat.files import format_named
 from streampack.flat.olmo import DocumentTable
 from streampack.flat.token_file import Ends, FoundFile, NoTableError, TokenFile
 from streampack.index.lengths import edges_of
@@ -51,7 +50,7 @@ from streampack.mds.length_file import NO_TOKEN
 from streampack.stores.retries import request
 from streampack.streams.flat_opening import FoundFiles, find_files, open_found
 from streampack.streams.flat_parts import with_masks
-from streampack.streams.stream import Stream
+from streampack.streams.sources.token_files import TokenFiles
 
 PIECE_BYTES = 32 << 20
 LARGE_BYTES = 1 << 30
@@ -69,13 +68,6 @@ class IndexedTokens(NamedTuple):
     num_left: int
 
 
-def stream_of(source: str | Sequence[str], **options: Any) -> Stream:
-    """Return the stream of these files, on this machine or in a store."""
-    is_remote = is_url(source if isinstance(source, str) else source[0])
-    options["remote" if is_remote else "local"] = source
-    return Stream(**options)
-
-
 def index_files(
     source: str | Sequence[str],
     out: str | os.PathLike[str],
@@ -87,25 +79,25 @@ def index_files(
     num_workers: int | None = 1,
     **options: Any,
 ) -> Iterator[IndexedTokens]:
-    """Write an index of token files into a folder, for `Stream(index=out)`; yield each when done.
+    """Write an index of token files into a folder, for `TokenFiles(index=...)`; yield each file.
 
     Documents are those of the files' tables. With `eos_id`, one also ends after this token, where
     `bos_id` follows if it is given; files without a table then have no other ends. `source` and the
-    options, such as `format` and `tokens_dtype`, are those of a `Stream`. A ConfigError refuses a
-    type or an id, a DataError a file without a document.
+    options, such as `format` and `dtype`, are those of `TokenFiles`, and `check_dtypes`. A
+    ConfigError refuses a type or an id, a DataError a file without a document.
 
     `part` "2/8" is every eighth file from the second on, for several machines with one folder.
     With `resume`, files that an interrupted call finished are kept. With several `num_workers`,
     each indexes a file in a process of its own, which imports the caller's script; None is one for
     each core if the files are large.
     """
-    stream, folder = stream_of(source, **options), local_path(out, "out")
-    form = None if stream.format is None else format_named(stream.format)
-    found = find_files(stream, form)
+    checks_dtypes = options.pop("check_dtypes", True)
+    files, folder = TokenFiles(source, **options), local_path(out, "out")
+    found = find_files(files)
     names = list(found.names)[parse_share(part)]
     todo = [name for name in names if not (resume and _is_indexed(found, name, eos_id, folder))]
     yield from (_counts(found, name, folder) for name in sorted(set(names) - set(todo)))
-    index_one = partial(_index_file, stream, found, (eos_id, bos_id), folder)
+    index_one = partial(_index_file, files, found, (eos_id, bos_id, checks_dtypes), folder)
     if num_workers is None:
         is_large = sum(found.file(name).num_bytes for name in todo) > LARGE_BYTES
         num_workers = (os.cpu_count() or 1) if is_large else 1
@@ -138,18 +130,25 @@ def _counts(found: FoundFiles, name: str, out: Path) -> IndexedTokens:
 
 
 def _index_file(
-    stream: Stream, found: FoundFiles, ids: tuple[int | None, int | None], out: Path, name: str
+    files: TokenFiles,
+    found: FoundFiles,
+    options: tuple[int | None, int | None, bool],
+    out: Path,
+    name: str,
 ) -> IndexedTokens:
     """Write the index of a file; of a store, an Arrow file is on this disk meanwhile."""
-    eos_id, bos_id = ids
+    eos_id, bos_id, checks_dtypes = options
     read = _reader(found, name)
     check_start(name, read(0, START_BYTES))
     try:
-        file, has_table = open_found(stream, found, name)[0], True
+        file, has_table = open_found(files, found, name)[0], True
     except NoTableError:
         if eos_id is None:
             raise
-        file, has_table = _without_table(found.file(name), stream, read), False
+        file, has_table = (
+            _without_table(found.file(name), files.dtype, read, checks=checks_dtypes),
+            False,
+        )
     if eos_id is not None:
         file = _split(file, read, (eos_id, bos_id), has_table=has_table)
     [file] = with_masks([file], found.stored)
@@ -164,16 +163,15 @@ def _index_file(
     return _counts(found, name, out)
 
 
-def _without_table(file: FoundFile, stream: Stream, read: Read) -> TokenFile:
-    """Return a file as one document, if its first values fit the type that the stream states."""
-    dtype = stream.tokens_dtype
+def _without_table(file: FoundFile, dtype: str | None, read: Read, *, checks: bool) -> TokenFile:
+    """Return a file as one document, if its first values fit the type that was stated."""
     if dtype not in SPLIT_DTYPES:
         raise ConfigError(
-            f"tokens_dtype={dtype}: {file.name} has no table, and the type of its tokens is in no "
+            f"dtype={dtype}: {file.name} has no table, and the type of its tokens is in no "
             f"file; set it to one of {', '.join(SPLIT_DTYPES)}",
-            option="tokens_dtype",
+            option="dtype",
         )
-    if stream.check_dtypes:
+    if checks:
         data = np.frombuffer(read(0, CHECKED_BYTES), np.uint8)
         begins = np.arange(0, len(data) - MAX_BYTES + 1, MAX_BYTES)
         check_tokens_dtype(data, begins, np.full(len(begins), MAX_BYTES), dtype, file.name)
@@ -202,7 +200,7 @@ def _split(
     if not len(ends):
         raise DataError(
             f"{rows.name}: none of its {lengths.sum()} tokens of {dtype} is the EOS {ids[0]}; "
-            "correct --eos-id or --tokens-dtype"
+            "correct --eos-id or --dtype"
         )
     if has_table:
         ends = np.union1d(ends, stops[lengths > 0])

@@ -143,9 +143,10 @@ def find_column(
     elif dtype is None:
         option = option if option in ("labels", "loss_mask") else "tokens"
         raise DataError(
-            f"{where}: column {name!r} is stored as 'bytes', which state no dtype; set {option}_"
-            f"dtype= to what it was written with, one of {', '.join(DTYPES)}: another one reads "
-            "other values. Older scripts of LLM-Foundry write int64; newer ones state it"
+            f"{where}: column {name!r} is stored as 'bytes', which state no dtype; write "
+            f"{option}='{name}:TYPE' with what it was written with, one of {', '.join(DTYPES)}: "
+            "another one reads other values. Older scripts of LLM-Foundry write int64; newer ones "
+            "state it"
         )
     else:
         column = Column(name=name, number=number, dtype=dtype, is_untyped=True)
@@ -263,8 +264,8 @@ def sample_spans(
     if misfits.any() and column.is_untyped:  # so the requested dtype may be wrong
         likely = LIKELY[itemsize_of(sizes)]
         hint = (
-            f" (if that is not how it was written, set its dtype, to {likely!r} by the sizes of "
-            "all samples)"
+            f" (if that is not how it was written, set its type: '{column.name}:{likely}' by the "
+            "sizes of all samples)"
         )
     _refuse_first(
         misfits,

@@ -5,7 +5,7 @@
     written as int64, read as int32     7 0 912 0 33 0      error: the upper halves are zeros
     written as int32, read as int64     30 bytes            error: not a multiple of 8
 
-A stream with unusual but correct values can be read with ``Stream(check_dtypes=False)``.
+A stream with unusual but correct values can be read with ``Shards(check_dtypes=False)``.
 
 Cost: once per stream and process, 256 bytes of each of the first 1,000 samples of a shard; 15 ms.
 """
@@ -47,9 +47,9 @@ def check_tokens_dtype(
         if wider > width and size % wider == 0 and (text := _of_wider(words, wider, width)):
             likely = LIKELY[wider]
             raise DataError(
-                f"{where}: is read as tokens_dtype={dtype!r}, but was likely written as {likely}: "
-                f"{text}; set tokens_dtype={likely!r}, or, if {dtype} is right, "
-                "check_dtypes=False"
+                f"{where}: is read as {dtype}, but was likely written as {likely}: {text}; "
+                f"write that type with the column, tokens='tokens:{likely}', or, for token files, "
+                f"dtype={likely!r}; if {dtype} is right, set check_dtypes=False"
             )
 
 

@@ -256,7 +256,7 @@ def _check_fields(
     """Refuse extra fields that cannot share a batch, or that the packing method would cut."""
     dtypes: dict[str, str] = {}
     for stream in streams:
-        if bucketing is not None and "seq_lens" in {*stream.token_fields, *stream.payloads}:
+        if bucketing is not None and "seq_lens" in {*stream.token_fields, *stream.objects}:
             raise ConfigError(
                 f"stream {stream.name!r} has an extra field 'seq_lens', which is a key of "
                 "every batch already; give it another name in the source"
@@ -267,5 +267,5 @@ def _check_fields(
                     f"token_fields: {name!r} is {dtypes[name]!r} in one stream and {dtype!r} in "
                     "another; a batch has one array for both, so give it one dtype"
                 )
-        payloads = dict(stream.payloads) or None
+        payloads = dict(stream.objects) or None
         check_combination({"Stream(payloads)": payloads, "method": packing.method})

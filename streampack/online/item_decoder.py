@@ -100,7 +100,7 @@ class ItemDecoder:
         self._stream = stream = plan.streams[number]
         self._packing = plan.packing
         self._has_labels, self._has_extras = plan.has_labels, plan.has_extras
-        self._skips = stream.on_bad_sample == "skip"
+        self._skips = stream.skips_bad_rows
         self._is_bare = not (stream.has_labels or stream.has_extras)
 
     def columns(self, tokens: list[Any], *others: list[Any]) -> Columns:
@@ -130,7 +130,7 @@ class ItemDecoder:
             row = item.get(stream.text if is_text else stream.tokens, item.get("input_ids"))
         size = len(row) if isinstance(row, Sized) else 1
         # Parsing copies what has payloads, and it is read alone.
-        return own_copy(item) if self._copies and not stream.payloads else item, size
+        return own_copy(item) if self._copies and not stream.objects else item, size
 
     def decode(self, items: Sequence[Any], numbers: Sequence[int]) -> tuple[Int64Array, Columns]:
         """Return the tokens of each item as it is packed, shape (n,), and the columns.
@@ -176,7 +176,7 @@ class ItemDecoder:
             length = encoded_length(sample.tokens, packing) + sample.extra_cost
             extras = None
             if stream.has_extras:
-                where, may_split = stream.where(number), stream.split_payloads
+                where, may_split = stream.where(number), stream.may_split
                 extras = extras_of(sample, length, packing, where, may_split=may_split)
         except DataError as error:
             return 0, error, None, None, None
@@ -203,7 +203,7 @@ class ItemDecoder:
         if not isinstance(ids, str):
             return ids
         where = self._stream.where(number)
-        return DataError(f"{where}: {ids}; fix the text or set on_bad_sample='skip'")
+        return DataError(f"{where}: {ids}; fix the text or set on_bad_row='skip'")
 
 
 def limit_tokenizer_threads(streams: Iterable[IterableStream]) -> None:
@@ -259,8 +259,8 @@ def extras_of(
         if packing.overflow == "split" and not may_split:
             raise DataError(
                 f"{where} has payloads, so it is not cut, and does not fit max_seq_len="
-                f"{packing.max_seq_len}; set split_payloads=True in its stream, overflow to "
-                "truncate or drop, or raise max_seq_len"
+                f"{packing.max_seq_len}; set Payloads(..., split=True) in its stream, overflow "
+                "to truncate or drop, or raise max_seq_len"
             )
         ends = _cuts(length, packing, spans, where)
         if packing.overflow == "truncate":

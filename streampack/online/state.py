@@ -43,9 +43,7 @@ STREAM_FIELDS = (
     "labels",
     "labels_shifted",
     "loss_mask",
-    "split_payloads",
     "sharded",
-    "on_bad_sample",
 )
 
 
@@ -75,7 +73,9 @@ def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
             {name: np.dtype(dtype).name for name, dtype in stream.token_fields.items()}
             for stream in streams
         ],
-        "payloads": [dict(stream.payloads) for stream in streams],
+        "split_payloads": [stream.may_split for stream in streams],
+        "on_bad_sample": ["skip" if stream.skips_bad_rows else "raise" for stream in streams],
+        "payloads": [dict(stream.objects) for stream in streams],
         "length_fns": [stream.length_fn is not None for stream in streams],
     }
 

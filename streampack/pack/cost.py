@@ -24,7 +24,7 @@ from streampack.types import Int64Array
 
 def cost_of(cost: PackCost) -> AttentionCost:
     """Return the cost function of a bound."""
-    return AttentionCost(hidden_size=cost.hidden_size, sliding_window=cost.window)
+    return AttentionCost(hidden_size=cost.hidden_size, window=cost.window)
 
 
 def check_max_cost(packing: Packing) -> None:

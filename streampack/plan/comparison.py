@@ -53,9 +53,9 @@ FIELDS = {
     "chapters.": Field(EDIT, LATER),
     "chapters.steps": Field(EDIT, RUNNING),
     "chapters.streams": Field(
-        "resume with what the run began with; if shards were appended, pass Stream(name={name!r}, "
-        "shards=slice(0, n)) and Stream(name='{name}2', shards=slice(n, None)) with the former "
-        "number n of shards"
+        "resume with what the run began with; if shards were appended, pass Stream(Shards(..., "
+        "only=slice(0, n)), name={name!r}) and Stream(Shards(..., only=slice(n, None)), "
+        "name='{name}2') with the former number n of shards"
     ),
 }
 

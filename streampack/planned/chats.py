@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import fields
+from typing import Any
 
 from streampack.config import Packing
-from streampack.errors import ConfigError
+from streampack.config.held_out import HeldOut
+from streampack.config.packing import Overflow
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream
-from streampack.streams.stream import OF_CHATS
+from streampack.streams.sources.chats import Chats
 
 
 def chat_dataset(
@@ -18,16 +18,14 @@ def chat_dataset(
     tokenizer: Any,
     *,
     packing: Packing,
-    chat: bool | str | Mapping[str, Any] = True,
     name: str | None = None,
-    local: str | os.PathLike[str] | None = None,
-    on_bad_row: Literal["error", "skip"] = "error",
+    held_out: HeldOut | None = None,
     **arguments: Any,
 ) -> PackedStreamingDataset:
     """Return a dataset of conversations, which are tokenized once and kept on this node.
 
-    It is a `PackedStreamingDataset` of one `Stream` of rows. To mix several, pass their streams to
-    `PackedStreamingDataset`; the options of conversations go into `Stream(chat={...})` there.
+    It is a `PackedStreamingDataset` of one ``Stream(Chats(...))``. To mix several, pass their
+    streams to `PackedStreamingDataset`.
 
     Args:
         rows: A list, a table of pandas or pyarrow, a `Dataset` of Hugging Face, or the path of
@@ -35,27 +33,40 @@ def chat_dataset(
         tokenizer: A tokenizer of transformers with a chat template, or the path of one.
         packing: How samples share packs. With ``overflow="truncate"``, a conversation that is cut
             before its first target is omitted.
-        chat: See `Stream`.
         name: See `Stream`.
-        local: See `Stream`.
-        on_bad_row: See `Stream`.
-        arguments: ``train_on``, ``chat_template``, ``template_kwargs``, ``context_roles`` and
-            ``ignore_fields`` of `ChatEncoder`, and other arguments of `PackedStreamingDataset`. A
+        held_out: See `Stream`; `chat_datasets` returns both sides.
+        arguments: Options of `Chats`, such as ``train_on``, and of `PackedStreamingDataset`. A
             trainer sets those of `with_batches` that are left open.
 
     Raises:
         ConfigError: If the arguments cannot work together.
         DataError: If a row is not a conversation.
     """
-    options = {name: arguments.pop(name) for name in OF_CHATS if name in arguments}
-    given = chat if isinstance(chat, Mapping) else {} if chat is True else {"chat": chat}
-    if twice := options.keys() & given.keys():
-        raise ConfigError(f"{min(twice)}= is also in chat={chat!r}; keep one of them")
-    if packing.overflow == "truncate":  # what is cut before its first target is omitted
-        options["max_seq_len"] = packing.max_seq_len
-    if options:
-        chat = {**options, **given}
-    stream = Stream(
-        rows=rows, tokenizer=tokenizer, chat=chat, name=name, local=local, on_bad_row=on_bad_row
-    )
+    names = {field.name for field in fields(Chats)} & arguments.keys()
+    source = Chats(rows, tokenizer, **{option: arguments.pop(option) for option in names})
+    # What is cut before its first target is omitted, which only a stream of its own rule knows.
+    own: Overflow | None = "truncate" if packing.overflow == "truncate" else None
+    stream = Stream(source, name=name, held_out=held_out, overflow=own)
     return PackedStreamingDataset([stream], packing=packing, **arguments)
+
+
+def chat_datasets(
+    rows: Any, tokenizer: Any, *, held_out: float, **arguments: Any
+) -> tuple[PackedStreamingDataset, PackedStreamingDataset]:
+    """Return a dataset to train on and a held-out one, of the same conversations.
+
+    Args:
+        rows: See `chat_dataset`.
+        tokenizer: See `chat_dataset`.
+        held_out: The share of the conversations that is held out, such as 0.05.
+        arguments: Further arguments of `chat_dataset`, for both.
+
+    Raises:
+        ConfigError: If the arguments cannot work together, or one side has no conversation.
+        DataError: If a row is not a conversation.
+    """
+    train, held = (
+        chat_dataset(rows, tokenizer, held_out=HeldOut(side, held_out, by="row"), **arguments)
+        for side in ("train", "held_out")
+    )
+    return train, held

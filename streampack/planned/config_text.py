@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from fractions import Fraction
-from inspect import signature
 from numbers import Integral, Real
 from typing import Any
 
 import yaml
 
 from streampack.balance import AttentionCost, Balance
-from streampack.errors import ConfigError
+from streampack.errors import ConfigError, short_text
 from streampack.streams import Stream
+from streampack.streams.registry import SOURCES, SOURCES_OF_OTHERS
+from streampack.streams.sources.values import is_paths
+from streampack.streams.stream import OPTIONS
 
-DEFAULTS = {name: p.default for name, p in signature(Stream).parameters.items()}
 OF_RANKS = ("dp_rank", "dp_size", "dp_ranks", "cp_rank", "group")
 ENVIRONMENT = ("rank", "num_ranks", "ranks_per_node", *OF_RANKS)
 """Fields of a world that no config of a run has."""
@@ -47,13 +48,27 @@ def _stream(place: str, stream: Any) -> dict[str, Any]:
             f"{place} is a {type(stream).__name__}, and YAML describes objects of Stream; use a "
             "Stream, or write the class as stream_name, with stream_config, into a file of your own"
         )
-    # Of rows, what was asked for, rather than the shards that they were written to.
-    values = {**vars(stream), **stream.asked}
-    stated = {name: values[name] for name in DEFAULTS if name in values}
-    return {
+    source, known = stream.source, [*SOURCES.items(), *SOURCES_OF_OTHERS.items()]
+    name = next((name for name, kind in known if kind is type(source)), None)
+    if name is None or not is_dataclass(source):
+        raise ConfigError(
+            f"{place}: its source is a {type(source).__name__}, which YAML has no key for; "
+            "use Shards, TokenFiles, Texts or Chats, or register a dataclass by "
+            "streampack.register_source(name, make)"
+        )
+    for option in ("files", "tokenizer"):
+        value = getattr(source, option, "")
+        if name in SOURCES and not is_paths(value) and value != "":
+            raise ConfigError(
+                f"{place}.{option}={short_text(value)} is in memory, and YAML has paths; save it "
+                "to files, and name these"
+            )
+    options = {name: getattr(stream, name) for name in OPTIONS}
+    written = {name: _plain(place, source)}
+    return (written if name in SOURCES else {"source": written}) | {
         name: _plain(f"{place}.{name}", value)
-        for name, value in stated.items()
-        if value not in (DEFAULTS[name], "")
+        for name, value in options.items()
+        if value is not None
     }
 
 
@@ -89,7 +104,7 @@ def _plain(place: str, value: Any) -> Any:
         return {
             name: _plain(f"{place}.{name}", option)
             for name, option in stated.items()
-            if name not in ENVIRONMENT and option != defaults[name]
+            if name not in ENVIRONMENT and option not in (defaults[name], {})
         }
     raise _unwritable(place, value)
 

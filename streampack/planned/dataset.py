@@ -36,8 +36,9 @@ from streampack.planned.spec import DatasetSpec
 from streampack.planned.stream_lengths import warn_of_open_texts, with_own_overflow
 from streampack.runtime.arguments import check_batch_size, check_configs, with_hints
 from streampack.runtime.resumable import ResumableDataset
-from streampack.streams import open_streams
+from streampack.streams import TokenStream, open_streams
 from streampack.streams.registry import resolve_streams
+from streampack.streams.row_streams import without_memory
 from streampack.types import State
 from streampack.world import World
 
@@ -114,15 +115,13 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         location = {"remote": remote, "local": local, "split": split}
         streams = resolve_streams(streams, location, stream_name, stream_config)
         self.buffers = buffers or Buffers()
-        engine = _make_engine(streams, self.arguments, self.buffers)
-        super().__init__(engine, list(streams), engine.recipe.names)
+        opened = OpenedStreams.of(streams, self.buffers, packing)
+        engine = _make_engine(opened, self.arguments, self.buffers)
+        super().__init__(engine, opened, engine.recipe.names)
+        self.streams: OpenedStreams = opened
 
     def __getstate__(self) -> dict[str, Any]:
-        # A downloader may hold a client, which cannot be pickled; a tokenizer is of no use there.
-        streams = [copy.copy(stream) for stream in self.streams]
-        for stream in streams:
-            stream._downloader = stream.row_tokenizer = None
-        return self.__dict__ | {"streams": streams}
+        return self.__dict__ | {"streams": self.streams.without_memory()}
 
     def with_batches(
         self,
@@ -238,8 +237,35 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         return self._engine.state_after(batch)
 
 
+class OpenedStreams(list[Any]):
+    """The streams that were passed, and what they opened to: a copy of a dataset opens nothing."""
+
+    opened: tuple[TokenStream, ...]
+    options: tuple[Any, ...]
+    """What the streams were opened with."""
+
+    @classmethod
+    def of(cls, streams: Sequence[Any], buffers: Buffers, packing: Packing) -> Self:
+        """Return streams with what they open to, which may be known."""
+        options = (buffers.cache_bytes, packing.max_seq_len)
+        made = cls(streams)
+        made.options = options
+        if isinstance(streams, OpenedStreams) and streams.options == options:
+            made.opened = streams.opened
+        else:
+            # When a run resumes, shards of streams that it no longer uses may be deleted.
+            made.opened = open_streams(streams, cache_limit=options[0], packing=packing)
+        return made
+
+    def without_memory(self) -> Self:
+        """Return the streams without clients, rows and tokenizers, which no worker needs."""
+        made = copy.copy(self)
+        made[:] = map(without_memory, self)
+        return made
+
+
 def _make_engine(
-    streams: Sequence[Any], arguments: Mapping[str, Any], buffers: Buffers
+    streams: OpenedStreams, arguments: Mapping[str, Any], buffers: Buffers
 ) -> PlanEngine:
     packing, world, chapters = (arguments[name] for name in ("packing", "world", "chapters"))
     size, batch_format = arguments["batch_size"], arguments["batch_format"]
@@ -247,10 +273,8 @@ def _make_engine(
     batch_format = "native" if batch_format is None else batch_format
     finds_world = world is None
     world = world or World.from_env(os.environ)
-    # When a run resumes, shards of streams that it no longer uses may be deleted.
-    opened = open_streams(streams, cache_limit=buffers.cache_bytes)
-    warn_of_open_texts(streams, packing)
-    opened, packing = with_own_overflow(opened, packing)
+    warn_of_open_texts(streams, streams.opened, packing)
+    opened, packing = with_own_overflow(streams.opened, packing)
     convert = check_format(batch_format, packing, batch_size)
     spec = DatasetSpec(
         streams=opened,
@@ -264,7 +288,7 @@ def _make_engine(
         skip=check_skip(arguments["skip"], has_chapters=chapters is not None),
         cache_limit=buffers.cache_bytes,
         loss_weights=loss_weights_of(streams, convert),
-        keeps_packed=tuple(bool(getattr(stream, "keep_zip", False)) for stream in streams),
+        keeps_packed=tuple(bool(each.cache.location.download.keep_zip) for each in opened),
     )
     spec = replace(spec, context=spec.slice_for(convert))
     if spec.chapters:

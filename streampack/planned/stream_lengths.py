@@ -25,6 +25,7 @@ from streampack.pack.cost import sizes_in_pack
 from streampack.pack.overflow import kept_tokens
 from streampack.special_ids import adds_ids, num_added
 from streampack.streams import TokenStream
+from streampack.streams.sources.texts import Texts
 from streampack.types import LENGTH, TOKENS, Int64Array
 
 KEPT_SHARDS = 64  # shards with lengths that are cached, per stream
@@ -50,7 +51,7 @@ class StreamLengths:
             raise ConfigError(
                 f"stream {stream.name!r}: bos_id={packing.bos_id} and eos_id={packing.eos_id} are "
                 "added to samples without them, and token files do not say which those are; set "
-                "Stream(begins_with_bos=..., ends_with_eos=...) to True or False, or leave the ids "
+                "TokenFiles(files, has=...) to what they have of ('bos', 'eos'), or leave the ids "
                 "out"
             )
         is_lazy = stream.cache.needs_fetch and not stream.has_length_file
@@ -120,13 +121,14 @@ class StreamLengths:
         return np.where(lengths > 0, lengths + added, 0)  # an empty sample stays one
 
 
-def warn_of_open_texts(streams: Iterable[Any], packing: Packing) -> None:
-    """Warn of each stream whose rows are texts that no token ends, once."""
-    for stream in streams:
-        asked = getattr(stream, "asked", {})
-        is_text = asked.get("tokenizer") is not None and not asked.get("chat")
+def warn_of_open_texts(
+    streams: Iterable[Any], opened: Iterable[TokenStream], packing: Packing
+) -> None:
+    """Warn of each stream of texts that no token ends, once."""
+    for stream, own in zip(streams, opened, strict=True):
+        is_text = isinstance(getattr(stream, "source", None), Texts)
         if is_text and stream.eos_id is None and packing.eos_id is None:
-            _warn_of_open_text(stream.name)
+            _warn_of_open_text(own.name)
 
 
 @cache

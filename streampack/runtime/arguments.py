@@ -45,7 +45,8 @@ PLACES = {
     ),
     **dict.fromkeys(("proportion", "repeat", "choose"), "each stream"),
     **dict.fromkeys(
-        ("download_retry", "download_timeout", "validate_hash", "keep_zip"), "each Stream"
+        ("download_retry", "download_timeout", "validate_hash", "keep_zip"),
+        "download=Download(...) of each source",
     ),
 }
 

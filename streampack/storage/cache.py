@@ -39,7 +39,9 @@ HASH_SHARDS = (
     "let `streampack index` write hashes into the length file, or write the stream with hashes, "
     "e.g. write_stream(hashes=['xxh64'])"
 )
-HASH_PARTS = "let `streampack index FILES --out FOLDER` write them, and set Stream(index=FOLDER)"
+HASH_PARTS = (
+    "let `streampack index FILES --out FOLDER` write them, and set index=FOLDER of TokenFiles"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +111,7 @@ class ShardCache:
         """Remove leftovers of dead processes, and compare the local files with index.json.
 
         All files of a local stream must exist with the sizes in index.json; one `stat` each. A
-        DataError says that a file is missing or has another size, or that `validate_hash` names a
+        DataError says that a file is missing or has another size, or that `Download(hash=)` names a
         hash that index.json lacks.
         """
         self._names = {}

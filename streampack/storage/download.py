@@ -24,7 +24,7 @@ from streampack.stores.retries import SLOWEST_BYTES_PER_S, Retries
 from streampack.stores.store import Store
 from streampack.stores.threads import is_abandoned, within_time
 
-WAY_OUT = "check the path and the access to it, or raise download_retry= and download_timeout="
+WAY_OUT = "check the path and the access to it, or raise retry and timeout of Download"
 TRANSIENT = (FailureKind.TRANSIENT, FailureKind.CHANGED)
 
 logger = logging.getLogger(__name__)
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 def attempt_s(location: StreamLocation, num_bytes: int | None = None) -> float:
     """Return the time limit of one attempt at an object; its size may be unknown."""
-    return float(location.stream.download_timeout) + (num_bytes or 0) / SLOWEST_BYTES_PER_S
+    return float(location.download.timeout) + (num_bytes or 0) / SLOWEST_BYTES_PER_S
 
 
 def budget_s(location: StreamLocation, num_bytes: int | None = None) -> float:
-    """Return the time limit of all attempts at an object: D * (download_retry + 1)."""
-    num_attempts = max(0, int(location.stream.download_retry)) + 1
+    """Return the time limit of all attempts at an object: D * (retry + 1)."""
+    num_attempts = location.download.retry + 1
     return num_attempts * attempt_s(location, num_bytes)
 
 
@@ -109,7 +109,7 @@ class _Download:
             self.uri,
             attempt_s=attempt_s(location, num_bytes),
             budget_s=budget_s(location, num_bytes),
-            timeout_s=float(location.stream.download_timeout),
+            timeout_s=float(location.download.timeout),
             retried=retried,
             target=str(to),
         )

@@ -2,12 +2,11 @@
 
 ::
 
-    Stream(remote, local, split, ...) --copied--> StreamLocation --> download.py, cache.py
+    Shards(remote, local, split, ...) --> StreamLocation --> download.py, cache.py
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -17,19 +16,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from streampack._paths import folder_of
+from streampack.config.download import Download
 from streampack.errors import ConfigError
 from streampack.mds.index import INDEX_FILE
 from streampack.storage.filesystem import private_root
-from streampack.storage.mosaicml import (
-    MOSAICML_SCHEMES,
-    NOT_CALLED,
-    adopt,
-    is_mosaicml_stream,
-    own_download,
-)
 from streampack.storage.names import remote_digest
 
-DEFAULTS = {"download_retry": 2, "download_timeout": 60.0, "keep_zip": False}
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
 
@@ -47,14 +39,18 @@ class ShardPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLocation:
-    """Where a stream's files are and how to fetch them: a `Stream`'s arguments and defaults."""
+    """Where the files of a stream are, and how to fetch them."""
 
-    stream: Any
-    """A copy of the `Stream`, with defaults set; the user's object is never modified."""
     folder: Path
-    """Folder of its local files: of a remote stream, the remote's own folder in `local`."""
+    """Folder of its local files: of a remote stream, the remote's own folder in `root`."""
     remote: str | None
-    """Its remote folder, including the split; None if that is `local` with the split."""
+    """Its remote folder, including the split; None if that is `root` with the split."""
+    root: Path
+    """The folder that was named, or chosen, for its local files."""
+    split: str = ""
+    download: Download = field(default_factory=Download)
+    check_remote: bool = False
+    """Whether to ask for index.json again at every start."""
     temporary_root: Path | None = None
     """The folder under the system's temporary one that was chosen for an unset `local`."""
     own_download: Callable[[str, Path], None] | None = None
@@ -64,36 +60,31 @@ class StreamLocation:
     """The shards that are parts of objects, by name."""
 
     @classmethod
-    def of(cls, stream: Any) -> StreamLocation:
-        """Copy the relevant arguments of a `Stream`, ours or MosaicML's, without changing it.
+    def of(
+        cls, *, remote: str | None = None, local: str | None = None, split: str = "", **options: Any
+    ) -> StreamLocation:
+        """Return the location of a folder and its copies; `options` are further fields.
 
-        A ConfigError names the methods that its class overrides, but that are never called here,
-        or the library that its remote needs.
+        Raises:
+            ConfigError: If an unset `local` has no folder of this user.
         """
-        copied, is_theirs = copy.copy(stream), is_mosaicml_stream(stream)
-        root = adopt(stream, copied) if is_theirs else _resolve(stream, copied)
-        for option, default in DEFAULTS.items():
-            if getattr(copied, option, None) is None:
-                setattr(copied, option, default)
-        copied.safe_keep_zip = copied.keep_zip or copied.remote in (None, copied.local)
-        split = copied.split or ""
-        remote = copied.remote and os.path.join(copied.remote, split).rstrip("/")
-        folder = Path(copied.local, split)
-        is_needed = urlsplit(remote or "").scheme in MOSAICML_SCHEMES
-        download = own_download(stream, copied, is_needed=is_needed)
+        root = Path(default_root() if local is None else local)
+        if local is None:
+            options["temporary_root"] = root
+        folder = root / split
+        remote = remote and os.path.join(remote, split).rstrip("/")
         if remote:
             identity = remote_identity(remote)
-            if download is None and identity == os.path.realpath(folder):
+            if options.get("own_download") is None and identity == os.path.realpath(folder):
                 remote = None
             else:
-                folder = Path(copied.local, remote_digest(identity))
-        return cls(
-            stream=copied,
-            folder=folder,
-            remote=remote,
-            temporary_root=root,
-            own_download=download,
-        )
+                folder = root / remote_digest(identity)
+        return cls(folder=folder, remote=remote or None, root=root, split=split, **options)
+
+    @property
+    def keeps_zip(self) -> bool:
+        """Whether a compressed file stays: as said, or because it is the stream itself."""
+        return bool(self.download.keep_zip) or self.remote is None
 
     def uri(self, basename: str) -> str:
         """Return the origin of one of the stream's files, for messages."""
@@ -116,22 +107,12 @@ class StreamLocation:
         return None if folder is None else Path(folder)
 
 
-def _resolve(stream: Any, copied: Any) -> Path | None:
-    defined = [n for n in ("_download_file", *NOT_CALLED) if hasattr(type(stream), n)]
-    if defined:
-        raise ConfigError(
-            f"{type(stream).__name__} defines {', '.join(defined)}, which streampack never calls "
-            "on a streampack.Stream; derive the class from streaming.Stream, whose _download_file "
-            "may be overridden, or copy the files to where streampack can fetch them"
-        )
-    if stream.local is not None:
-        return None
+def default_root() -> Path:
+    """Return the folder of this user for an unset `local`, or raise a ConfigError."""
     try:
-        root = private_root()
+        return Path(private_root())
     except PermissionError as error:
         raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
-    copied.local = str(root)
-    return root
 
 
 def remote_identity(remote: str) -> str:

@@ -84,7 +84,7 @@ class FileLocks:
                     if state == before:
                         raise DataError(
                             f"{path}: another process has held this lock for {timeout_s:.0f} s; "
-                            "check whether it hangs, or raise download_timeout= if its downloads "
+                            "check whether it hangs, or raise Download(timeout=) if its downloads "
                             "are only slow"
                         ) from error
                     before = state

@@ -82,7 +82,7 @@ class ShardMaterializer:
                 is_new = self._bring(shard, packed, new, new_packed)
                 self.verifier.raise_if_rewritten(shard)
                 self.publish(new, raw, self.verifier.expected(shard.raw))
-                if self.location.stream.safe_keep_zip and self.disk.state(new_packed) is not None:
+                if self.location.keeps_zip and self.disk.state(new_packed) is not None:
                     self.publish(new_packed, packed, self.verifier.expected(shard.stored))
         finally:
             for path in incoming:

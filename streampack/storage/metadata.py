@@ -79,8 +79,9 @@ class StreamMetadata:
             if (local := self._disk.read(path)) is None:
                 raise DataError(
                     f"{path}: does not exist; {self._split_hint()}give the folder of an MDS "
-                    "stream as local=, or set remote= to where it can be fetched; `streampack "
-                    "write` makes a stream of text, rows or token ids"
+                    "stream as local=, set remote= to where it can be fetched, or name token "
+                    "files in Stream(TokenFiles(files)); `streampack write` makes a stream of "
+                    "text, rows or token ids"
                 )
             return local
 
@@ -99,9 +100,8 @@ class StreamMetadata:
             ) from error
 
     def _split_hint(self) -> str:
-        folder = Path(self._location.stream.local)
-        split = self._location.stream.split
-        if split is not None and (folder / INDEX_FILE).exists():
+        folder, split = self._location.root, self._location.split
+        if split and (folder / INDEX_FILE).exists():
             return f"omit split={split!r}, as {folder} has an index.json; or "
         splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX_FILE}"))
         options = " or ".join(f"split={name!r}" for name in splits[:NAMED_SPLITS])
@@ -122,7 +122,7 @@ class StreamMetadata:
             return self._fetch(state, lambda last: text is not None and _is_same(last, text, state))
         if last is None:
             return self._fetch(None, lambda _: True)
-        if not getattr(self._location.stream, "check_remote", False):
+        if not self._location.check_remote:
             return last
         try:
             return self._fetch(None, lambda _: False)

@@ -2,7 +2,7 @@
 
 ::
 
-    streams=[streaming.Stream(...)]    remote="oci://..."    adopt, own_download
+    streams=[streaming.Stream(...)]    remote="oci://..."    own_download, client_of
     stream_name="..."                                        registered_streams
 
 The package is imported when a stream needs it, and streams are recognized without it.
@@ -19,6 +19,7 @@ from functools import partial
 from inspect import getattr_static
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from streampack._extras import import_extra, is_from
 from streampack.errors import ConfigError
@@ -67,56 +68,55 @@ def _download(stream: Any, basename: str, to: Path) -> None:
             client.clean_up()
 
 
-def adopt(stream: Any, copied: Any) -> Path | None:
-    """Complete the copy of a `streaming.Stream`; return its temporary root."""
-    for name in ("proportion", "repeat", "choose"):
-        # Under the public names, `apply_weights` writes what it computed.
-        setattr(copied, name, getattr(stream, f"_{name}", None))
-    # A downloader may hold a client, which must not be shared with another thread or process.
-    copied._downloader = None
+def temporary_root(stream: Any) -> Path | None:
+    """Return MosaicML's folder for an unset `local`; a subclass may choose another one itself."""
     if stream.remote is None or getattr(stream, "_local", "") is not None:
         return None
-    # MosaicML's choice. A subclass may choose another folder, which is its own responsibility.
     root, local = Path(tempfile.gettempdir()), Path(stream.local)
-    is_mosaicml = local == Path(stream._get_temporary_directory()) and local.is_relative_to(root)
-    return root / local.relative_to(root).parts[0] if is_mosaicml else None
+    is_theirs = local == Path(stream._get_temporary_directory()) and local.is_relative_to(root)
+    return root / local.relative_to(root).parts[0] if is_theirs else None
 
 
-def own_download(
-    stream: Any, copied: Any, *, is_needed: bool
-) -> Callable[[str, Path], None] | None:
-    """Return what fetches a stream by MosaicML's rules, or by those of a user's class.
+def own_download(stream: Any, timeout: float) -> Callable[[str, Path], None] | None:
+    """Return what fetches a `streaming.Stream` by MosaicML's rules, or by those of its class.
 
-    None unless it `is_needed`, the class of a `streaming.Stream` overrides `_download_file`, or its
-    downloader is one that a user registered. `copied` is a copy with defaults set. A ConfigError
-    names the overrides that would be ignored, or the missing library of a store.
+    None unless nothing else reads its store, its class overrides `_download_file`, or its
+    downloader is one that a user registered. A ConfigError names the overrides that would be
+    ignored, or the missing library of a store.
     """
-    if not is_mosaicml_stream(stream):
-        return partial(_download, _theirs(copied)) if is_needed else None
     _check_overrides(stream)
     client = type(getattr(stream, "_downloader", None))
+    is_needed = urlsplit(stream.remote or "").scheme in MOSAICML_SCHEMES
     is_registered = client is not type(None) and not client.__module__.startswith("streaming.")
     is_own = "_download_file" in _overridden(stream, ("_download_file",))
-    return partial(_download, copied) if is_needed or is_registered or is_own else None
+    if not (is_needed or is_registered or is_own):
+        return None
+    copied = copy.copy(stream)
+    # A downloader may hold a client, which must not be shared with another thread or process.
+    copied._downloader, copied.download_timeout = None, timeout
+    return partial(_download, copied)
 
 
-def _theirs(stream: Any) -> Any:
-    """Return a `streaming.Stream` without a client, for the location of a `streampack.Stream`."""
-    names = ("remote", "local", "split", "download_timeout")
-    made_of = import_extra(STREAMS, "mosaicml", f"remote={stream.remote!r}").Stream
+def client_of(remote: str, local: str, split: str, timeout: float) -> Callable[[str, Path], None]:
+    """Return what fetches from a store that only MosaicML's downloaders can read.
+
+    Raises:
+        ConfigError: If the client of the store cannot be made, such as without its library.
+    """
+    made_of = import_extra(STREAMS, "mosaicml", f"remote={remote!r}").Stream
     try:
-        made = made_of(**{name: getattr(stream, name) for name in names})
+        made = made_of(remote=remote, local=local, split=split or None, download_timeout=timeout)
         made._downloader.clean_up()
     except Exception as error:  # each client raises its own exceptions
-        extra = EXTRAS.get(stream.remote.partition(":")[0])
+        extra = EXTRAS.get(remote.partition(":")[0])
         package = f"'mosaicml-streaming[{extra}]'" if extra else "mosaicml-streaming"
         way_out = f"pip install {package}" if isinstance(error, ImportError) else "set it up"
         raise ConfigError(
-            f"remote={stream.remote!r}: the client of this store cannot be made "
+            f"remote={remote!r}: the client of this store cannot be made "
             f"({type(error).__name__}: {error}); {way_out}"
         ) from error
     made._downloader = None
-    return made
+    return partial(_download, made)
 
 
 def _check_overrides(stream: Any) -> None:

@@ -80,7 +80,7 @@ class FileVerifier:
     """Compares the local files of one stream with index.json; safe to pickle."""
 
     def __init__(self, location: StreamLocation, disk: LocalFilesystem) -> None:
-        self.validate_hash: str | None = location.stream.validate_hash or None
+        self.validate_hash = location.download.hash or None
         self._index_uri = location.index_uri
         self.opened: tuple[Path, FileState] | None = None
         """The index.json that the stream was opened with, where checking it is free."""
@@ -101,7 +101,7 @@ class FileVerifier:
         if is_validated and self.validate_hash and self.validate_hash not in known:
             raise DataError(
                 f"{self._index_uri}: {file.basename} has no {self.validate_hash!r} hash, only "
-                f"{sorted(file.hashes)}; set validate_hash= to one of them, or to None"
+                f"{sorted(file.hashes)}; set Download(hash=) to one of them, or to None"
             )
         wanted = (self.validate_hash, *FAST_HASHES, *known)
         algorithm = next((name for name in wanted if name in known), None)

@@ -8,7 +8,8 @@ Cost: opening a stream with a length file takes milliseconds, whatever its size.
 """
 
 from streampack.streams.iterable_stream import IterableSample, IterableStream
-from streampack.streams.opening import open_mds, open_stream, open_streams
+from streampack.streams.opening import open_stream, open_streams
+from streampack.streams.payloads import Payloads
 from streampack.streams.shard_pool import OpenShard
 from streampack.streams.stream import Stream
 from streampack.streams.token_stream import TokenStream
@@ -17,9 +18,9 @@ __all__ = [
     "IterableSample",
     "IterableStream",
     "OpenShard",
+    "Payloads",
     "Stream",
     "TokenStream",
-    "open_mds",
     "open_stream",
     "open_streams",
 ]

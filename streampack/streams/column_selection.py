@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from streampack.errors import DataError
-from streampack.mds.columns import Column, find_column, token_names
+from streampack.errors import ConfigError, DataError, suggest
+from streampack.mds.columns import DTYPES, Column, find_column, token_names
 from streampack.mds.index import Layout, MdsIndex
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSelection:
-    """The columns of a stream that are read, as documented in `Stream`; hashable."""
+    """The columns of a stream that are read, and the types of those stored as `bytes`; hashable."""
 
     tokens: str = "tokens"
     tokens_dtype: str | None = None
@@ -25,10 +25,17 @@ class ColumnSelection:
     loss_mask_dtype: str | None = None
 
     @classmethod
-    def of(cls, stream: Any) -> ColumnSelection:
-        """Read the selection from a `Stream`; MosaicML's class has none and gets the defaults."""
-        names = [field.name for field in fields(cls) if hasattr(stream, field.name)]
-        return cls(**{name: getattr(stream, name) for name in names})
+    def of(cls, source: Any) -> ColumnSelection:
+        """Read the selection from a source, where a column's type is written with its name.
+
+        Raises:
+            ConfigError: If a type is unknown.
+        """
+        chosen: dict[str, Any] = {"labels_shifted": source.labels_shifted}
+        for option in ("tokens", "labels", "loss_mask"):
+            if (column := getattr(source, option)) is not None:
+                chosen[option], chosen[f"{option}_dtype"] = split_type(column, option)
+        return cls(**chosen)
 
     def find(self, layout: Layout, where: str) -> dict[str, Column]:
         """Return the columns of "tokens", and of "labels" and "loss_mask" if they are read."""
@@ -40,6 +47,22 @@ class ColumnSelection:
                 dtype = getattr(self, f"{option}_dtype") or self.tokens_dtype
                 columns[option] = find_column(layout, names, dtype, where, option)
         return columns
+
+
+def split_type(column: str, option: str) -> tuple[str, str | None]:
+    """Return the name of a column, and the type that is written with it.
+
+    >>> split_type("ids:uint16", "tokens"), split_type("ids", "tokens")
+    (('ids', 'uint16'), ('ids', None))
+    """
+    name, _, dtype = column.rpartition(":")
+    if name and dtype not in DTYPES:
+        raise ConfigError(
+            f"{option}={column!r}: the type {dtype!r} of its values is not one of "
+            f"{'|'.join(DTYPES)}{suggest(dtype, DTYPES)}",
+            option=option,
+        )
+    return name or column, dtype if name else None
 
 
 def check_columns(index: MdsIndex, columns: ColumnSelection, name: str) -> str:

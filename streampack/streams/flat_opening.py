@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import os
@@ -17,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from streampack._paths import folder_of, local_path, walk_linked
+from streampack.config.download import Download
+from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError, DataError
 from streampack.flat.documents import open_documents
 from streampack.flat.file_checks import check_trailing
 from streampack.flat.files import (
     DATASET_DICT,
     DATASET_STATE,
-    FORMATS,
-    GLOB,
     choose,
     format_named,
     mask_of,
@@ -51,58 +50,29 @@ from streampack.streams.flat_parts import cached_shards, with_masks
 from streampack.streams.flat_shards import FlatShards, version_of
 from streampack.streams.label_columns import TARGET_COLUMNS
 from streampack.streams.parts import Numbering, SamplePart, chosen_part, chosen_shards, digest_text
-from streampack.streams.token_stream import TokenStream
+from streampack.streams.token_stream import Opening, TokenStream
 
 logger = logging.getLogger(__name__)
 
-SHARD_FORMATS = ("mds", "litdata")
 OPENING_THREADS = 16  # tables of a store wait for it
 
 
-def is_flat(stream: Any) -> bool:
-    """Return whether a `Stream` is token files rather than shards with an index.json."""
-    form = getattr(stream, "format", None)
-    if form is not None:
-        return form not in SHARD_FORMATS
-    remote, local = stream.remote, stream.local
-    source = local if remote is None else remote
-    if source is None or getattr(stream, "split", None):
-        return False
-    if not isinstance(source, str):
-        return not hasattr(source, "__fspath__")
-    endings = tuple(each.suffix for each in FORMATS)
-    if not os.path.isdir(source) and (
-        source.endswith(endings) or GLOB & set(os.path.basename(source))
-    ):
-        return True
-    if remote is not None or os.path.exists(os.path.join(source, INDEX_FILE)):
-        return False
-    if os.path.isdir(source):
-        # A folder with an index.json has shards, whatever their names.
-        return any(
-            INDEX_FILE not in names and any(name.endswith(endings) for name in names)
-            for _, _, names in walk_linked(source)
-        )
-    return any(os.path.exists(f"{source}{ending}") for ending in endings)
-
-
-def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> TokenStream:
-    """Open a `Stream` of token files.
+def open_flat(source: Any, opening: Opening) -> TokenStream:
+    """Open the token files of a `TokenFiles`.
 
     Raises:
         ConfigError: If no format, or several, fit the files.
         DataError: If a table is missing, or does not fit its tokens.
     """
-    _check_options(stream)
-    form = None if stream.format is None else format_named(stream.format)
-    found = find_files(stream, form, disk)
+    disk = opening.disk
+    found = find_files(source, disk)
     location, folder = found.location, found.folder
-    name = stream.name or found.default_name
-    opened = open_files(stream, found)
-    if found.form.name != "arrow" and stream.trailing is None:  # other bytes are in Arrow's files
+    name = opening.name or found.default_name
+    opened = open_files(source, found)
+    if found.form.name != "arrow" and source.trailing is None:  # other bytes are in Arrow's files
         check_trailing(name, opened, folder)
     files = with_masks([file for file, _ in opened], found.stored)
-    virtual, part = _cut(opened, stream, name)
+    virtual, part = _cut(opened, source, opening.held_out, name)
     for column in TARGET_COLUMNS:
         if column in files[0].columns:
             logger.warning(
@@ -112,9 +82,9 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
                 column,
             )
     cache = ShardCache(location, disk)
-    index = MdsIndex(uri=str(stream.remote), shards=())
+    index = MdsIndex(uri=str(location.remote), shards=())
     if folder is None:
-        index, parts = cached_shards(files, virtual, str(stream.remote))
+        index, parts = cached_shards(files, virtual, str(location.remote))
         cache = ShardCache(replace(location, parts=parts), disk)
         cache.check(index)
         cache.metadata.fetched += found.fetched
@@ -124,30 +94,22 @@ def open_flat(stream: Any, number: int, disk: LocalFilesystem | None = None) -> 
         root=folder or location.folder,
         files=files,
         virtual=virtual,
-        begins_with_bos=stream.begins_with_bos,
-        ends_with_eos=stream.ends_with_eos,
+        has=source.has,
     )
-    digest = _digest(found.form.name, _unit(stream), files, virtual, part)
-    columns = ColumnSelection.of(stream)
+    digest = _digest(found.form.name, source.unit, files, virtual, part)
+    columns = ColumnSelection.of(source)
     if (mask := files[0].mask) is not None:
         columns = replace(columns, loss_mask=mask.name)
-    own = {"digest": digest, "entries_digest": digest, "columns": columns}
-    return TokenStream.of(stream, number, name, shards, part, **own)
-
-
-def _check_options(stream: Any) -> None:
-    for option in ("labels", "loss_mask"):
-        if (column := getattr(stream, option)) is not None:
-            raise ConfigError(
-                f"{option}={column!r}: token files have no such columns, and a loss mask beside "
-                "them is found by its name; omit it, or write a stream that has it: streampack "
-                "write"
-            )
-    if stream.split:
-        raise ConfigError(
-            f"split={stream.split!r}: token files have no splits; name the subfolder in local= or "
-            "remote=, or hold out samples with part="
-        )
+    return TokenStream.of(
+        opening,
+        name,
+        shards,
+        part,
+        columns=columns,
+        split_at=source.split_at,
+        digest=digest,
+        entries_digest=digest,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,16 +171,16 @@ class FoundFiles:
                     self.disk.rename(temporary, path)
 
 
-def find_files(
-    stream: Any, form: TokenFormat | None, disk: LocalFilesystem | None = None
-) -> FoundFiles:
-    """Return the token files of a stream, of one format; errors as of `open_flat`."""
-    source = stream.local if stream.remote is None else stream.remote
-    root, listed, pattern = split_source(source)
-    copied = copy.copy(stream)
-    here = root if stream.remote is None else folder_of(root)
-    copied.remote, copied.local = (root, stream.local) if here is None else (None, here)
-    location = StreamLocation.of(copied)
+def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
+    """Return the token files of a `TokenFiles`, of one format; errors as of `open_flat`."""
+    form = None if source.format is None else format_named(source.format)
+    root, listed, pattern = split_source(source.files)
+    here = folder_of(root)
+    location = StreamLocation.of(
+        remote=root if here is None else None,
+        local=source.local if here is None else here,
+        download=source.download or Download(),
+    )
     disk = disk or LocalFilesystem()
     ShardCache(location, disk).metadata.make_root_private()
     folder = location.folder if location.remote is None else None
@@ -228,7 +190,13 @@ def find_files(
         else _found_in_folder(folder, listed, disk)
     )
     names = matching(of_name, pattern) if listed is None else listed
-    form, chosen = choose(names, str(source), form)
+    if form is None and listed is None and INDEX_FILE in names:
+        word = "local" if location.remote is None else "remote"
+        raise ConfigError(
+            f"{location.uri('')}: has an index.json: its files are shards, which "
+            f"are another source; write Stream(Shards({word}={str(source.files)!r}))"
+        )
+    form, chosen = choose(names, str(source.files), form)
     if listed is not None and len(chosen) < len(listed):
         other = next(name for name in listed if name not in set(chosen))
         raise ConfigError(
@@ -248,7 +216,7 @@ def find_files(
         if found.path_of(DATASET_DICT) is not None:
             split = location.uri(os.path.dirname(chosen[0]))
             raise ConfigError(
-                f"{source}: has the splits of a DatasetDict; name the folder of one, such as "
+                f"{source.files}: has the splits of a DatasetDict; name the folder of one, such as "
                 f"{split}"
             )
         state = found.path_of(DATASET_STATE)
@@ -296,66 +264,65 @@ def _found_in_store(
     }
 
 
-def _unit(stream: Any) -> str:
-    """Return what a sample of Megatron's files is; a `Stream` also says by `unit` how to split."""
-    return "sequence" if stream.unit == "sequence" else "document"
-
-
-def open_files(stream: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualShards]]:
-    """Open the token files of a stream, and cut them; errors as of `open_flat`."""
-    if stream.unit == "sequence" and found.form.name in ("olmo", "datatrove", "arrow"):
+def open_files(source: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualShards]]:
+    """Open token files, and cut them; errors as of `open_flat`."""
+    if source.unit == "sequence" and found.form.name in ("olmo", "datatrove", "arrow"):
         raise ConfigError(
             f"unit='sequence': {found.form.name} has documents alone; omit it, as it is for "
             "Megatron's files"
         )
-    open_one = partial(open_found, stream, found)
+    open_one = partial(open_found, source, found)
     if found.folder is not None:
         return list(map(open_one, found.names))
-    if stream.index is None and found.form.name == "arrow":
-        sources = stream.remote if isinstance(stream.remote, str) else " ".join(stream.remote)
+    if source.index is None and found.form.name == "arrow":
+        files = source.files if isinstance(source.files, str) else " ".join(source.files)
         raise ConfigError(
-            f"remote={stream.remote!r}: the boundaries of Arrow files are between their tokens, so "
-            "they would be fetched whole to be planned; run `streampack index "
-            f"{sources} --format arrow --out FOLDER` once, and set Stream(index=FOLDER)"
+            f"files={source.files!r}: the boundaries of Arrow files are between their tokens, so "
+            f"they would be fetched whole to be planned; run `streampack index {files} --format "
+            "arrow --out FOLDER` once, and set TokenFiles(files, index=FOLDER)"
         )
     with ThreadPoolExecutor(OPENING_THREADS) as threads:
         return list(threads.map(open_one, found.names))
 
 
-def open_found(stream: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
-    """Return one token file of a stream with its virtual shards; errors as of `open_flat`."""
-    file = found.file(name)
+def open_found(source: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
+    """Return one token file with its virtual shards; errors as of `open_flat`."""
+    file, columns = found.file(name), ColumnSelection.of(source)
+    dtype = source.dtype or columns.tokens_dtype
     with as_data_error(Path(found.location.uri(name)), is_retried=False), tables_mapped():
-        if stream.index is None:
+        if source.index is None:
             options = Options(
-                tokens=token_names(ColumnSelection.of(stream).tokens),
-                dtype=stream.tokens_dtype,
-                unit=_unit(stream),
-                ignores_trailing=stream.trailing == "ignore",
+                tokens=token_names(columns.tokens),
+                dtype=dtype,
+                unit=source.unit,
+                ignores_trailing=source.trailing == "ignore",
             )
             opened = found.form.open(file, options)
         else:
-            index = local_path(stream.index, "index")
-            opened = open_documents(name, file.num_bytes, index, split_at=stream.split_at)
+            index = local_path(source.index, "index")
+            opened = open_documents(name, file.num_bytes, index, split_at=source.split_at)
         shards = opened.cut(0, opened.boundaries.num_samples)
-    if stream.tokens_dtype not in (None, opened.dtype):
+    if dtype not in (None, opened.dtype):
         raise ConfigError(
-            f"tokens_dtype={stream.tokens_dtype!r}: {found.location.uri(name)} has tokens of "
-            f"{opened.dtype}; omit tokens_dtype, or correct it"
+            f"dtype={dtype!r}: {found.location.uri(name)} has tokens of {opened.dtype}; omit "
+            "dtype, or correct it"
         )
     return opened if file.version is None else replace(opened, version=file.version), shards
 
 
 def _cut(
-    opened: Sequence[tuple[TokenFile, VirtualShards]], stream: Any, name: str
+    opened: Sequence[tuple[TokenFile, VirtualShards]],
+    source: Any,
+    held: HeldOut | None,
+    name: str,
 ) -> tuple[VirtualShards, SamplePart | None]:
-    """Return the virtual shards of files, of the samples or shards that a `Stream` chooses."""
+    """Return the virtual shards of files, of the samples that are chosen."""
     counts = [file.boundaries.num_samples for file, _ in opened]
     first, stop = 0, sum(counts)
     if not stop:
         raise DataError(f"stream {name!r}: its token files have no documents; copy them again")
-    if stream.samples is not None:
-        first, stop = chosen_part(stream.samples, stop, "samples", name)
+    if source.only is not None:
+        first, stop = chosen_part(source.only, stop, "samples", name)
     before = np.cumsum([0, *counts])
     chosen = [n for n in range(len(opened)) if before[n] < stop and first < before[n + 1]]
     parts = [
@@ -368,7 +335,7 @@ def _cut(
     names = np.array([os.path.basename(file.name) for file, _ in opened], np.object_)
     counts_of = np.diff(shards.first_sample)
     numbering = Numbering(names[shards.file], shards.cells, shards.first_document, counts_of)
-    numbers, part = chosen_shards(stream, numbering, name)
+    numbers, part = chosen_shards(held, numbering, name)
     return shards if numbers is None else shards.take(numbers), part
 
 

@@ -45,9 +45,8 @@ class FlatShards:
     root: Path
     files: tuple[TokenFile, ...]
     virtual: VirtualShards
-    begins_with_bos: bool | None
-    """Whether every document begins with the BOS id, or None if the `Stream` does not say."""
-    ends_with_eos: bool | None
+    has: Sequence[str] | None
+    """Which of "bos" and "eos" every document has at its ends, or None if that is not said."""
     known: list[tuple[Int64Array, str]] = field(default_factory=list)
     """What the tables of documents say, once they were read."""
 
@@ -105,25 +104,21 @@ class FlatShards:
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:
         """Return whether `edges` knows where these ids are without reading the tokens."""
-        if self._has_edges:
-            return True
-        is_known = bos_id is None or self.begins_with_bos is not None
-        return is_known and (eos_id is None or self.ends_with_eos is not None)
+        return self._has_edges or self.has is not None or (bos_id is None and eos_id is None)
 
     def edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> Int64Array:
         first, stop = self._documents(shard)
         boundaries = self._file(shard).boundaries
         if self._has_edges and isinstance(boundaries, Documents):
             return boundaries.edges(np.arange(first, stop))
-        first_id = bos_id if bos_id is not None and self.begins_with_bos else -1
-        last_id = eos_id if eos_id is not None and self.ends_with_eos else -1
+        first_id = bos_id if bos_id is not None and "bos" in (self.has or ()) else -1
+        last_id = eos_id if eos_id is not None and "eos" in (self.has or ()) else -1
         return np.tile(np.array([first_id, last_id], np.int64), (stop - first, 1))
 
     @property
     def _has_edges(self) -> bool:
-        """Whether an index has the edges, and the `Stream` does not say otherwise."""
-        is_said = (self.begins_with_bos, self.ends_with_eos) != (None, None)
-        return not is_said and isinstance(self.files[0].boundaries, Documents)
+        """Whether an index has the edges, and `has` does not say otherwise."""
+        return self.has is None and isinstance(self.files[0].boundaries, Documents)
 
     def _file(self, shard: int) -> TokenFile:
         return self.files[int(self.virtual.file[shard])]
@@ -148,7 +143,7 @@ class FlatShards:
         versions = (file.version, file.mask, self._hash(shard), self.lengths_digest())
         return self.root / file.name, *versions
 
-    def open(self, shard: int) -> OpenShard:
+    def read(self, shard: int) -> OpenShard:
         file, is_gone, masks, loss_mask = self._file(shard), None, None, None
         (start, stop), version = self.virtual.extents[shard].tolist(), self.version(shard)
         first_byte, itemsize = start, np.dtype(file.dtype).itemsize

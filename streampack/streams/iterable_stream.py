@@ -25,6 +25,7 @@ from streampack._checks import MAX_ID, check_choice, is_weight, read_integer, sh
 from streampack.errors import ConfigError, DataError
 from streampack.padding import PADDING_MASK, is_padded, padded_range
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
+from streampack.streams.payloads import Payloads
 from streampack.streams.sample_fields import (
     ENCODE_CHATS,
     cast_values,
@@ -42,7 +43,8 @@ from streampack.texts.source_traits import MapStyle, check_not_table, is_one_sho
 from streampack.texts.tokenization import check_tokenizer
 from streampack.types import Int64Array
 
-OnBadSample = Literal["raise", "skip"]
+BAD_ROWS = {"error": 0, "skip": 100}
+"""Samples that may be skipped, per worker and epoch."""
 Plain: TypeAlias = tuple[Any, Any, Any]
 """Token ids, and labels and a loss mask if the stream has them, each of shape (num_tokens,)."""
 # Reserved keys of a batch: no field may have one of these names.
@@ -105,34 +107,34 @@ class IterableStream:
     """Field of the text in dicts, with a tokenizer."""
     token_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields with one value per token, and the dtypes of their arrays in a batch."""
-    payloads: Mapping[str, str | None] = field(default_factory=dict)
-    """Fields with objects of a sample, such as images, each with the field of their token spans.
-
-    A span is a pair of the first token and one past the last. None as the field of spans: the
-    objects belong to the whole sample.
-    """
-    length_fn: Callable[[Any], int] | None = None
-    """Token slots that an item's payloads take beyond its tokens. The slots follow the tokens as
-    padding."""
-    split_payloads: bool = False
-    """Whether a sample with payloads may be split between spans if it is longer than a pack."""
+    payloads: Payloads | Mapping[str, str | None] = field(default_factory=dict)
+    """Fields with objects of a sample, such as images, each with the field of their token spans;
+    `Payloads` has more options."""
     sharded: bool | None = None
     """Whether the source gives each worker of each rank its own samples. None: it does not, and is
     refused if it asks which worker it is in. False: it is told that it is in none."""
     replay: bool = False
     """Whether to resume by replaying the source, even if it has a state_dict."""
-    on_bad_sample: OnBadSample = "raise"
-    """Handling of a sample that is malformed or cannot be tokenized: raise or skip."""
-    max_bad_samples: int = 100
-    """Maximum number of samples that each worker skips per epoch before it raises."""
+    on_bad_row: Literal["error", "skip"] | int = "error"
+    """What a sample that is malformed or cannot be tokenized does: raise an error, or be skipped
+    and counted. "skip": up to 100 per worker and epoch; a number: as many."""
+    objects: Mapping[str, str | None] = field(init=False)
+    length_fn: Callable[[Any], int] | None = field(init=False)
+    may_split: bool = field(init=False)
+    max_bad_samples: int = field(init=False)
+    """Samples that each worker skips per epoch before it raises."""
 
     def __post_init__(self) -> None:
         self._check_source()
         self._check_weights()
-        check_choice("on_bad_sample", self.on_bad_sample, OnBadSample)
-        most = read_integer("max_bad_samples", self.max_bad_samples, "write a whole number")
-        if most < 0:
-            raise ConfigError(f"max_bad_samples={most} is negative; 0 skips none")
+        self._set_payloads()
+        given: Any = self.on_bad_row
+        most = BAD_ROWS.get(given, given)
+        if isinstance(most, str):
+            check_choice("on_bad_row", most, tuple(BAD_ROWS))
+        if read_integer("on_bad_row", most, "write 'skip', or how many may be skipped") < 0:
+            raise ConfigError(f"on_bad_row={most} is negative; 0 skips none")
+        object.__setattr__(self, "max_bad_samples", int(most))
         if self.tokenizer is not None:
             check_tokenizer(self.tokenizer)
         self._check_fields()
@@ -158,6 +160,12 @@ class IterableStream:
                 f"source={self.source!r} cannot be iterated; give a list, a generator or a dataset"
             )
 
+    def _set_payloads(self) -> None:
+        given = self.payloads if isinstance(self.payloads, Payloads) else Payloads(self.payloads)
+        object.__setattr__(self, "objects", given.payloads)
+        object.__setattr__(self, "length_fn", given.cost)
+        object.__setattr__(self, "may_split", given.split)
+
     def _check_weights(self) -> None:
         if self.proportion is not None and not is_weight(self.proportion):
             raise ConfigError(
@@ -173,7 +181,7 @@ class IterableStream:
                 )
 
     def _check_fields(self) -> None:
-        for name, value in (("token_fields", self.token_fields), ("payloads", self.payloads)):
+        for name, value in (("token_fields", self.token_fields), ("payloads", self.objects)):
             if not isinstance(value, Mapping):
                 example = "{'weight': 'float32'}" if name == "token_fields" else "{'images': None}"
                 raise ConfigError(f"{name}={value!r} is not a dict; write {name}={example}")
@@ -191,6 +199,11 @@ class IterableStream:
                     f"token_fields: {name!r} is to be {dtype!r}, which is not a dtype; "
                     "write 'int64' or 'float32', for example"
                 ) from None
+
+    @property
+    def skips_bad_rows(self) -> bool:
+        """Whether a bad sample is skipped, rather than raises an error."""
+        return self.on_bad_row != "error"
 
     def where(self, number: int) -> str:
         """Return a sample's description for messages."""
@@ -238,7 +251,7 @@ class IterableStream:
         if len(tokens) == 0:
             raise DataError(
                 f"{where}: 0 tokens, but a sample needs 1 or more; drop it from the source, or "
-                "set on_bad_sample='skip'"
+                "set on_bad_row='skip'"
             )
         self.check_ids(number, tokens)
         labels, loss_mask = (
@@ -264,7 +277,7 @@ class IterableStream:
             raise DataError(f"{where}: {error}") from error
         if kept is None:
             return item, tokens
-        if kept.start and any(self.payloads.values()):
+        if kept.start and any(self.objects.values()):
             raise DataError(
                 f"{where}: its {PADDING_MASK!r} marks padding before the tokens, which the spans "
                 "of payloads would count; pad on the right, or not at all"
@@ -344,7 +357,7 @@ class IterableStream:
     @property
     def has_extras(self) -> bool:
         """Whether samples have more than tokens and targets: fields, payloads or their length."""
-        return bool(self.length_fn is not None or self.token_fields or self.payloads)
+        return bool(self.length_fn is not None or self.token_fields or self.objects)
 
     @property
     def _is_tokens_only(self) -> bool:
@@ -357,17 +370,17 @@ class IterableStream:
             name: cast_values(item, name, np.dtype(dtype), len(sample.tokens), where)
             for name, dtype in self.token_fields.items()
         }
-        payloads = {name: payload_objects(item.get(name)) for name in self.payloads}
+        payloads = {name: payload_objects(item.get(name)) for name in self.objects}
         spans = {
             name: payload_spans(item, span_field, len(payloads[name]), len(sample.tokens), where)
-            for name, span_field in self.payloads.items()
+            for name, span_field in self.objects.items()
             if span_field is not None
         }
         extra = 0 if self.length_fn is None else self.length_fn(item)
         if not isinstance(extra, int | np.integer) or extra < 0:
             raise DataError(
-                f"{where}: length_fn says {extra!r}, but must return how many token slots the "
-                "payloads take beyond the tokens: a whole number of 0 or more"
+                f"{where}: the cost of payloads is {extra!r}, but must be the token slots that "
+                "they take beyond the tokens: a whole number of 0 or more"
             )
         return replace(
             sample, token_fields=fields, payloads=payloads, spans=spans, extra_cost=int(extra)

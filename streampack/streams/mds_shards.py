@@ -155,7 +155,7 @@ class MdsShards:
         """Return what identifies a shard's file, which is fetched if necessary."""
         return self.cache.file(self.index.shards[shard])
 
-    def open(self, shard: int) -> OpenShard:
+    def read(self, shard: int) -> OpenShard:
         """Map a shard, with its version as the key, and locate the values of all its samples."""
         info = self.index.shards[shard]
         mapped = self.cache.map(info)

@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError
 from streampack.philox import held_out
-from streampack.types import Int64Array, Side
+from streampack.types import Int64Array
 
 AT_ONCE = 1 << 24  # samples
 
@@ -38,7 +39,7 @@ def chosen_part(chosen: slice, count: int, option: str, name: str) -> tuple[int,
     first, stop, step = chosen.indices(count)
     if step != 1 or stop <= first:
         raise ConfigError(
-            f"stream {name!r}: {option}={chosen} selects none of its {count} {option}, or not "
+            f"stream {name!r}: only={chosen} selects none of its {count} {option}, or not "
             f"neighbouring ones; write slice(first, stop) with 0 <= first < stop <= {count}"
         )
     return first, stop
@@ -76,10 +77,11 @@ class Numbering(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SamplePart:
-    """One side of a split by samples: which samples of each shard belong to it."""
+    """The samples of a part: which samples of each shard belong to it."""
 
-    side: Side
-    fraction: float
+    held_out: HeldOut | None
+    only: tuple[int, int] | None
+    """The first sample of the stream and one past the last; None: all."""
     numbering: Numbering
     own: Int64Array
     tokens: Int64Array | None = None
@@ -94,8 +96,14 @@ class SamplePart:
         """Return the places in a shard of its own samples, in ascending order."""
         of, count = self.numbering, int(self.numbering.counts[shard])
         first = int(of.begins[shard])
-        places = held_out(first, first + count, self.fraction, of.names[shard]) - first
-        return places if self.side == "held_out" else np.delete(np.arange(count), places)
+        places = np.arange(count)
+        if self.held_out is not None:
+            held = held_out(first, first + count, self.held_out.fraction, of.names[shard]) - first
+            places = held if self.held_out.side == "held_out" else np.delete(places, held)
+        if self.only is not None:
+            low, high = self.only
+            places = places[(places >= low - first) & (places < high - first)]
+        return places
 
     def with_tokens(self, lengths_of: Callable[[int], Int64Array | None]) -> SamplePart:
         """Return the part with its tokens, from the lengths of all samples of a shard, if known."""
@@ -116,47 +124,60 @@ def digest_text(part: SamplePart | None) -> bytes:
     """Return what a part adds to its stream's digest, which covers the shards."""
     if part is None:
         return b""
+    text = b"" if part.only is None else repr(("only", *part.only)).encode()
+    if part.held_out is None:
+        return text
     by_file = ("by file",) if any(part.numbering.names) else ()
-    return repr((part.side, part.fraction, *by_file)).encode()
+    return text + repr((part.held_out.side, part.held_out.fraction, *by_file)).encode()
 
 
 def chosen_shards(
-    stream: Any, numbering: Numbering, name: str
+    held: HeldOut | None,
+    numbering: Numbering,
+    name: str,
+    only: slice | None = None,
+    samples: slice | None = None,
 ) -> tuple[Int64Array | None, SamplePart | None]:
-    """Return the shards that a `Stream` chooses, and which samples of them.
+    """Return the shards of a part of a stream, and which samples of them.
 
-    `numbering` is that of all shards. None: all shards, and all their samples.
+    `numbering` is that of all shards. `only` selects shards, and `samples` samples of the stream.
+    None: all shards, and all their samples.
 
     Raises:
         ConfigError: If the choice is empty.
     """
     first, stop = 0, len(numbering.names)
-    chosen, side = getattr(stream, "shards", None), getattr(stream, "part", None)
-    if chosen is not None:
-        first, stop = chosen_part(chosen, stop, "shards", name)
+    if only is not None:
+        first, stop = chosen_part(only, stop, "shards", name)
+    bounds = samples and chosen_part(samples, int(numbering.counts.sum()), "samples", name)
     numbers, part = np.arange(first, stop), None
-    if side is None:
-        return (None if chosen is None else numbers), None
+    if held is None and bounds is None:
+        return (None if only is None else numbers), None
     numbering = numbering.take(numbers)
-    if stream.unit == "shard":
+    if held is not None and held.by == "shard":
         is_held = np.zeros(len(numbers), np.bool_)
         for file, places in numbering.files():
             low, high = numbering.shards[places][[0, -1]].tolist()
-            held = held_out(low, high + 1, stream.fraction, file)
-            is_held[places] = np.isin(numbering.shards[places], held)
-        numbers = numbers[is_held == (side == "held_out")]
-    else:
-        counts = _held_out_counts(stream.fraction, numbering)
-        own = counts if side == "held_out" else numbering.counts - counts
-        part = SamplePart(side=side, fraction=stream.fraction, numbering=numbering, own=own)
-        places = np.flatnonzero(part.own)
-        numbers, part = numbers[places], part.take(places)
+            found = held_out(low, high + 1, held.fraction, file)
+            is_held[places] = np.isin(numbering.shards[places], found)
+        own = np.flatnonzero(is_held == (held.side == "held_out"))
+        numbers, numbering = numbers[own], numbering.take(own)
+    by_row = held if held is not None and held.by == "row" else None
+    if len(numbers) and (by_row is not None or bounds is not None):
+        counts = numbering.counts.copy()
+        if by_row is not None:
+            counts = _held_out_counts(by_row.fraction, numbering)
+            counts = counts if by_row.side == "held_out" else numbering.counts - counts
+        part = SamplePart(held_out=by_row, only=bounds, numbering=numbering, own=counts)
+        for shard in range(len(numbers)) if bounds is not None else ():
+            counts[shard] = len(part.rows(shard))
+        places = np.flatnonzero(counts)
+        numbers, part = numbers[places], replace(part, own=counts).take(places)
     if not len(numbers):
-        way_out = "set unit='sample', or another" if stream.unit == "shard" else "set another"
+        way_out = "set by='row', or another" if held and held.by == "shard" else "set another"
         raise ConfigError(
-            f"stream {name!r}: part={side!r} has none of its {stop - first} shards and "
-            f"{numbering.counts.sum()} samples with fraction={stream.fraction} "
-            f"by unit={stream.unit!r}; {way_out} fraction in both parts"
+            f"stream {name!r}: {held} has none of its {stop - first} shards and "
+            f"{numbering.counts.sum()} samples; {way_out} fraction on both sides"
         )
     return numbers, part
 

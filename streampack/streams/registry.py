@@ -21,13 +21,46 @@ from typing import Any
 
 from streampack.errors import ConfigError, short_text, suggest
 from streampack.storage.mosaicml import is_mosaicml_stream, registered_streams
-from streampack.streams import Stream
-from streampack.write.row_streams import written_rows
+from streampack.streams.sources.chats import Chats
+from streampack.streams.sources.shards import Shards
+from streampack.streams.sources.texts import Texts
+from streampack.streams.sources.token_files import TokenFiles
+from streampack.streams.stream import Stream
 
 ENTRY_POINTS = "streampack.streams"
-
+OF_SOURCES = "streampack.sources"
+SOURCES: dict[str, Callable[..., Any]] = {
+    "shards": Shards,
+    "token_files": TokenFiles,
+    "texts": Texts,
+    "chats": Chats,
+}
+"""Sources by the names that a YAML config gives them."""
+SOURCES_OF_OTHERS: dict[str, Callable[..., Any]] = {}
+"""Those that were registered, which a YAML config has in `source`."""
 
 _registered: dict[str, Callable[..., Any]] = {"streampack": Stream}
+
+
+def register_source(name: str, make: Callable[..., Any]) -> None:
+    """Register a source of your own, so that a YAML config can name it.
+
+    Args:
+        name: The name, as in ``source: {name: {folder: data}}``. An entry point of the group
+            `streampack.sources` registers one of an installed package.
+        make: The class, or a function that returns an object of it. It is called with the options
+            in the config.
+
+    >>> register_source("more_shards", Shards)
+    """
+    SOURCES_OF_OTHERS[name] = make
+
+
+def source_named(name: str) -> Callable[..., Any]:
+    """Return what makes a source: one that was registered, or that an entry point names."""
+    here = SOURCES_OF_OTHERS | SOURCES
+    way_out = "register it: streampack.register_source(name, make)"
+    return _found("source", name, here, OF_SOURCES, way_out)
 
 
 def register_stream(name: str, make: Callable[..., Any]) -> None:
@@ -67,7 +100,7 @@ def resolve_streams(
                 f"so {way_out}"
             )
         check_streams(streams, Stream)
-        return [_written(stream) for stream in streams]
+        return streams
     if stream_name is None and stream_config is None:
         return [Stream(**location)]
     return [make_named_stream(stream_name or "streampack", {**(stream_config or {})}, location)]
@@ -91,34 +124,29 @@ def make_named_stream(name: str, config: dict[str, Any], location: Mapping[str, 
         given = ", ".join(sorted(config))
         raise ConfigError(f"stream_name={name!r} cannot be made of {given}: {error}") from error
     check_streams([stream], Stream)
-    return _written(stream)
-
-
-def _written(stream: Any) -> Any:
-    """Return the stream that a stream of rows is written to; any other one as it is."""
-    if getattr(stream, "rows", None) is None:
-        return stream
-    return written_rows(stream)
+    return stream
 
 
 def _named(name: str) -> Callable[..., Any]:
-    if name in _registered:
-        return _registered[name]
-    installed = entry_points(group=ENTRY_POINTS)
-    if name in installed.names:
-        make: Callable[..., Any] = installed[name].load()
-        return make
-    theirs: dict[str, Callable[..., Any]] = {}
-    way_out = "register the class: streampack.register_stream(name, make)"
+    here, way_out = _registered, "register the class: streampack.register_stream(name, make)"
     if find_spec("streaming") is None:
         way_out += "; MosaicML's classes need pip install 'streampack[mosaicml]'"
-    else:
-        theirs = registered_streams(f"stream_name={name!r}")
-    if name in theirs:
-        return theirs[name]
-    known = sorted({*_registered, *installed.names, *theirs})
+    elif name not in {*_registered, *entry_points(group=ENTRY_POINTS).names}:
+        here = _registered | registered_streams(f"stream_name={name!r}")
+    return _found("stream_name", name, here, ENTRY_POINTS, way_out)
+
+
+def _found(
+    option: str, name: str, here: Mapping[str, Callable[..., Any]], group: str, way_out: str
+) -> Callable[..., Any]:
+    """Return the class that was registered here, or by an entry point of a package."""
+    installed = entry_points(group=group)
+    if name in here or name in installed.names:
+        make: Callable[..., Any] = here[name] if name in here else installed[name].load()
+        return make
+    known = sorted({*here, *installed.names})
     raise ConfigError(
-        f"stream_name={name!r} is not one of {'|'.join(known)}{suggest(name, known)}; {way_out}"
+        f"{option}={name!r} is not one of {'|'.join(known)}{suggest(name, known)}; {way_out}"
     )
 
 
@@ -167,11 +195,15 @@ def _is_a(value: object, stream_type: type) -> bool:
 
 def _way_out(value: object, stream_type: type) -> str:
     kind = stream_type.__name__
+    if kind == "Stream" and type(value) in SOURCES.values():
+        name = type(value).__name__
+        return f"a source has its weight in a stream: [Stream({name}(...), proportion=...)]"
     if kind == "Stream" and isinstance(value, str):
         return "pass a path as remote= or local=, or [Stream(local=...)]"
     if kind == "Stream" and not _is_a(value, stream_type) and hasattr(type(value), "__iter__"):
         return (
-            "Stream reads MDS shards; PackedIterableDataset([IterableStream(...)]) packs anything "
-            "else that can be iterated, or write it as MDS once: write_stream(samples, folder)"
+            "a list of ids or texts is a source: Stream(TokenFiles(rows)), or Stream(Texts(rows, "
+            "tokenizer)); PackedIterableDataset([IterableStream(...)]) packs anything that can be "
+            "iterated"
         )
     return f"pass a list of {kind} objects: [{kind}(...)]"

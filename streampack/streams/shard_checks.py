@@ -79,7 +79,8 @@ class ShardChecker:
             hint = self._dtype_hint(shard.tokens, stated, "tokens")
             if LIKELY[itemsize_of(_byte_ranges(shard.tokens)[1])] == shard.tokens.dtype:
                 hint = ""  # the file is wrong
-            typed = f" --tokens-dtype {shard.tokens.dtype}" * self.columns["tokens"].is_untyped
+            column = self.columns["tokens"]
+            typed = f" --tokens {column.name}:{shard.tokens.dtype}" * column.is_untyped
             raise DataError(
                 f"{self._sample(sample)}: {counts[sample]} tokens, but {self.length_file} says "
                 f"{stated[sample]}; rewrite it: streampack index {self.length_file.parent}"
@@ -96,7 +97,8 @@ class ShardChecker:
             if is_fit and self.columns[option].is_untyped:
                 # -100 does not fit in an unsigned type.
                 likely = "int16" if (option, dtype) == ("labels", "uint16") else dtype
-                return f"; as {likely} the numbers agree: if so, set {option}_dtype={likely!r}"
+                column = f"{option}='{self.columns[option].name}:{likely}'"
+                return f"; as {likely} the numbers agree: if so, write {column}"
         return ""
 
 

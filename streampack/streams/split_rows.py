@@ -1,4 +1,4 @@
-"""Rows of joined documents as a stream of documents: `Stream(split_at=eos_id, index=folder)`.
+"""Rows of joined documents as a stream of documents: `Shards(split_at=eos_id, index=folder)`.
 
 ::
 
@@ -30,15 +30,15 @@ from streampack.types import ByteArray, Int64Array
 SPLIT_FILE = "documents-{eos_id}.bin"
 
 
-def open_split(stream: Any, text: bytes, rows: MdsIndex) -> tuple[MdsIndex, LengthFile]:
+def open_split(source: Any, text: bytes, rows: MdsIndex) -> tuple[MdsIndex, LengthFile]:
     """Return the index of a stream's documents, and their length file.
 
     Raises:
         DataError: If the folder has none for this stream and this EOS.
     """
-    folder = local_path(stream.index, "index")
-    path = folder / SPLIT_FILE.format(eos_id=stream.split_at)
-    way_out = f"streampack index {Path(rows.uri).parent} --eos-id {stream.split_at} --out {folder}"
+    folder = local_path(source.index, "index")
+    path = folder / SPLIT_FILE.format(eos_id=source.split_at)
+    way_out = f"streampack index {Path(rows.uri).parent} --eos-id {source.split_at} --out {folder}"
     if not path.is_file():
         raise DataError(
             f"{path}: does not exist, so the documents of {rows.uri} are not known; run {way_out}"

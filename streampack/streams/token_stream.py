@@ -2,16 +2,17 @@
 
 ::
 
-    open_stream(stream) --> index.json and the length file's header, or tables   (immediately)
+    source.open(opening) --> index.json and the length file's header, or tables  (immediately)
     shard_lengths(7)    --> length file or table, else the shard's own header    (when planned)
     open_shard(7)       --> shard 7 mapped, and its spans                        (when read)
 
-A stream has the shards of one format: MdsShards, or FlatShards for token files of other programs.
-They know lengths, edges and files; everything else is written once, here. `plan`, `gather` and
-`batch` see integers and mapped bytes, so a new format changes none of them.
+A stream has the shards of one source: MdsShards, FlatShards for token files of other programs, or
+OtherShards for sources of others. They know lengths, edges and files; everything else is written
+once, here. `plan`, `gather` and `batch` see integers and mapped bytes, so a new source changes none
+of them.
 
-The `Stream` is copied and never modified. Open shards belong to the process and are reopened after
-a fork; shard_pool.py limits them and says their cost.
+Open shards belong to the process and are reopened after a fork; shard_pool.py limits them and says
+their cost.
 """
 
 from __future__ import annotations
@@ -23,25 +24,44 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from streampack.config import Packing
+from streampack.config.held_out import HeldOut
 from streampack.config.packing import Overflow
 from streampack.errors import DataError
 from streampack.storage.cache import ShardCache
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.materialize import Downloader
 from streampack.storage.verify import attach_uri
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_shards import FlatShards
 from streampack.streams.mds_shards import MdsShards
+from streampack.streams.other_shards import OtherShards
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.types import Int64Array
 
-Shards: TypeAlias = MdsShards | FlatShards
-OPTIONS = (
-    "proportion",
-    "repeat",
-    "choose",
-    "max_seq_len",
-    "split_at",
-)
+OpenedShards: TypeAlias = MdsShards | FlatShards | OtherShards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Opening:
+    """What a source is opened for."""
+
+    stream: Any
+    """The `Stream`, whose weights and ends it gets."""
+    number: int
+    """The place of the stream in its dataset."""
+    name: str | None = None
+    """The name of the stream; None: that of the source."""
+    held_out: HeldOut | None = None
+    """The side of a split to use, or None for all samples."""
+    cut_to: int | None = None
+    """Tokens that samples are cut to, if those without a target in them are to be left out."""
+    disk: LocalFilesystem | None = None
+    """None: that of this machine."""
+    store: Downloader | None = None
+    """None: the sources' own downloaders."""
+    has_targets: bool = True
+    """Whether columns that may hold targets, but are not selected, cause a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +71,6 @@ class StreamEnds:
     bos_id: int | None = None
     eos_id: int | None = None
     overflow: Overflow | None = None
-
-    @classmethod
-    def of(cls, stream: Any) -> StreamEnds:
-        """Read them from a `Stream`; MosaicML's class has none."""
-        return cls(**{name: getattr(stream, name, None) for name in cls.__slots__})
 
     def packing_of(self, packing: Packing) -> Packing:
         stated = {name: value for name, value in asdict(self).items() if value is not None}
@@ -93,7 +108,7 @@ class TokenStream:
     """Whether the stream has only some of its shards or samples."""
     part: SamplePart | None = None
     """Its samples, or None for all of its shards."""
-    shards: Shards
+    shards: OpenedShards
     cache: ShardCache = field(init=False)
     num_samples: int = field(init=False)
     num_shards: int = field(init=False)
@@ -123,26 +138,29 @@ class TokenStream:
     @classmethod
     def of(
         cls,
-        stream: Any,
-        number: int,
+        opening: Opening,
         name: str,
-        shards: Shards,
+        shards: OpenedShards,
         part: SamplePart | None,
         **own: Any,
     ) -> TokenStream:
-        """Return a `Stream` with its shards; MosaicML's class has fewer options.
+        """Return the stream that a source was opened for; `own` are further fields.
 
         Raises:
             DataError: If none of its samples has tokens.
         """
+        stream = opening.stream
         opened = cls(
             name=name,
-            number=number,
-            ends=StreamEnds.of(stream),
+            number=opening.number,
+            proportion=stream.proportion,
+            repeat=stream.repeat,
+            choose=stream.choose,
+            max_seq_len=stream.max_seq_len,
+            ends=StreamEnds(bos_id=stream.bos_id, eos_id=stream.eos_id, overflow=stream.overflow),
             shards=shards,
             part=part and part.with_tokens(shards.lengths),
-            **{option: getattr(stream, option) for option in OPTIONS if hasattr(stream, option)},
-            **{"columns": ColumnSelection.of(stream), **own},
+            **own,
         )
         tokens = None if opened.part is None else opened.part.tokens
         if shards.is_empty() if tokens is None else not tokens.sum():
@@ -226,7 +244,7 @@ class TokenStream:
             # Neither the path nor the digest distinguishes two versions of a file.
             opened = pool.get((self.shards.version(shard), self.digest, shard))
             if opened is None:
-                opened = self.shards.open(shard)
+                opened = self.shards.read(shard)
                 opened = replace(opened, key=(opened.key, self.digest, shard))
                 if self.part is not None:
                     opened = opened.take(self.part.rows(shard))

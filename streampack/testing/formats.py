@@ -15,6 +15,7 @@ from streampack.flat.token_file import TokenFormat
 from streampack.loader.loader import PackedDataLoader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.streams import Stream, open_stream
+from streampack.streams.sources.token_files import TokenFiles
 from streampack.streams.token_stream import TokenStream
 from streampack.testing.runs import assert_resumes
 from streampack.types import IntArray
@@ -30,7 +31,7 @@ def assert_format(form: TokenFormat | str, write: Write, **options: Any) -> None
         form: The format, or its name.
         write: Writes documents, arrays of uint16, into a folder as one file, or one group of files.
             It is called as ``write(folder, documents, name)``; the files' names begin with `name`.
-        options: Further arguments of `Stream`, such as ``tokens_dtype="uint16"``.
+        options: Further options of `TokenFiles`, such as ``dtype="uint16"``.
 
     Raises:
         AssertionError: If documents differ from those that were written, in whole or in a part; if
@@ -44,15 +45,15 @@ def assert_format(form: TokenFormat | str, write: Write, **options: Any) -> None
         folder = Path(name)
 
         def stream(**more: Any) -> Stream:
-            return Stream(local=folder, format=form, **options, **more)
+            return Stream(TokenFiles(folder, format=form, **options, **more))
 
         write(folder, documents[:NUM_FIRST], "a")
         before = open_stream(stream(), 0)
         write(folder, documents[NUM_FIRST:], "b")
         _compare(open_stream(stream(), 0), documents, "all documents")
         part = slice(NUM_FIRST // 2, NUM_FIRST + 9)
-        _compare(open_stream(stream(samples=part), 0), documents[part], f"samples={part}")
-        former = open_stream(stream(shards=slice(0, before.num_shards)), 0)
+        _compare(open_stream(stream(only=part), 0), documents[part], f"only={part}")
+        former = open_stream(stream(only=slice(0, NUM_FIRST)), 0)
         if former.growing_digest != before.growing_digest:
             raise AssertionError("the shards of the first file changed when a second was added")
 

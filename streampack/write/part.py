@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,7 @@ class _PartWriter:
         for bad in batch.bad:
             self._refuse(bad, part)
         if self._task.options.split is not None and batch.rows:
-            side, fraction = self._task.options.split
+            side, fraction, _ = astuple(self._task.options.split)
             low, high = min(batch.rows), max(batch.rows)
             places = held_out(low, high + 1, fraction, f"rows {self._task.part.id}")
             batch = batch.take(np.isin(batch.rows, places) == (side == "held_out"))

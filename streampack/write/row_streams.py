@@ -2,10 +2,10 @@
 
 ::
 
-    Stream(rows=..., tokenizer=..., chat=...)
+    Texts(rows, tokenizer)
         |  digest of the rows, the tokenizer's files, the options and the versions
         v
-    CACHE/rows/1f3a9c...   exists --------------------------------------> Stream(local=...)
+    CACHE/rows/1f3a9c...   exists --------------------------------------> Shards(local=...)
         '-- else, under its lock:  CACHE/rows/1f3a9c.x3k9.partial --rename--'
 
 The writer of files writes the stream, so rows in memory first become JSON lines. Parts have numbers
@@ -19,7 +19,6 @@ over all cores, once per node.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import logging
@@ -27,7 +26,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -38,14 +37,14 @@ from filelock import FileLock, Timeout
 
 from streampack._extras import is_from
 from streampack._paths import is_url
+from streampack.config.held_out import HeldOut
 from streampack.errors import BadRowsError, ConfigError, DataError, short_text
 from streampack.mds.index import INDEX_FILE
 from streampack.storage.filesystem import LocalFilesystem, private_root
 from streampack.texts.inputs.listing import list_inputs
-from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
+from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.source_traits import is_one_shot
 from streampack.texts.tokenization import tokenizer_folder
-from streampack.types import Split
 from streampack.write.files import write_job
 from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions, installed
 from streampack.write.job_output import open_output
@@ -63,45 +62,42 @@ COLUMN = "tokens"
 logger = logging.getLogger(__name__)
 
 
-def written_rows(stream: Any) -> Any:
-    """Return the stream on disk of a stream of rows, which is written if this node has none yet.
+def written_rows(
+    rows: Any,
+    row: Mapping[str, Any],
+    *,
+    local: str | os.PathLike[str] | None,
+    on_bad_row: OnBadRow,
+    split: HeldOut | None,
+) -> Path:
+    """Return the folder of the shards of rows, which are written if this node has none yet.
+
+    `row` are options of a `RowFormat`, whose tokenizer may be in memory. Only the rows on the side
+    of a `split` are written.
 
     Raises:
         ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
         DataError: If a row cannot become a sample, or a file cannot be read.
     """
-    root = _root(stream.local)
+    root = _root(local)
     with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
-        tokenizer = tokenizer_folder(stream.tokenizer, Path(temporary))
-        rows = _row_format(stream, tokenizer)
-        split: Split | None = None
-        # Samples of a row share their begin, so a split by samples would train on held-out text.
-        if stream.part is not None and rows.train_on == "each_response":
-            split = (stream.part, stream.fraction)
-        folder = root / _digest(stream, rows, split)
+        tokenizer = tokenizer_folder(row.get("tokenizer"), Path(temporary))
+        writes = WriteOptions(
+            rows=RowFormat(**{**row, "tokenizer": tokenizer}),
+            column=COLUMN,
+            compression=None,
+            part_bytes=PART_BYTES,
+            split=split,
+            on_bad_row=on_bad_row,
+            max_bad_rows=MAX_BAD_ROWS,
+        )
+        folder = root / _digest(rows, writes)
         if not (folder / INDEX_FILE).exists():
-            _build(stream, rows, folder, split)
-    made = copy.copy(stream)
-    asked = {name: getattr(stream, name) for name in ("name", "local", "tokens", "chat", "part")}
-    # Not the rows in memory, which may be large; a class says that there were some.
-    kept = {"rows": stream.rows, "tokenizer": stream.tokenizer, "loss_mask": None}
-    made.asked = asked | {
-        name: value if value is None or _is_path(value) else type(value)
-        for name, value in kept.items()
-    }
-    vars(made).update(
-        dict.fromkeys(("rows", "tokenizer", "chat")),
-        name=stream.name or _default_name(stream.rows),
-        local=str(folder),
-        part=stream.part if split is None else None,
-        tokens=COLUMN,
-        row_tokenizer=stream.tokenizer,  # for the checkpoints of trainers
-        loss_mask=stream.loss_mask if rows.chat is None else LOSS_MASK,
-    )
-    return made
+            _build(rows, writes, folder)
+    return folder
 
 
-def _root(local: str | None) -> Path:
+def _root(local: str | os.PathLike[str] | None) -> Path:
     if local is not None:
         root = Path(os.path.realpath(local))  # as the writer names its inputs
         root.mkdir(parents=True, exist_ok=True)
@@ -115,41 +111,16 @@ def _root(local: str | None) -> Path:
     return root / FOLDER
 
 
-def _default_name(rows: Any) -> str:
-    return Path(rows).name.partition(".")[0] or FOLDER if _is_path(rows) else FOLDER
-
-
 def _is_path(rows: Any) -> bool:
     return isinstance(rows, str | os.PathLike)
 
 
-def _row_format(stream: Any, tokenizer: Path | None) -> RowFormat:
-    columns = [name for name in (stream.labels, stream.loss_mask) if name is not None]
-    options: dict[str, Any] = {
-        "tokenizer": tokenizer,
-        "text": stream.text,
-        "tokens": stream.tokens,
-        "columns": tuple(columns),
-    }
-    if stream.chat:
-        options["chat"] = stream.chat if isinstance(stream.chat, str) else "messages"
-        options |= stream.chat if isinstance(stream.chat, Mapping) else {}
-    try:
-        return RowFormat(**options)
-    except TypeError as error:
-        raise ConfigError(
-            f"chat={stream.chat!r}: {error}; write options of RowFormat, such as "
-            "{'chat': 'messages', 'train_on': 'last_response'}"
-        ) from error
-
-
-def _digest(stream: Any, options: RowFormat, split: Split | None) -> str:
-    rows = stream.rows
-    digest = hashlib.blake2b(digest_size=12)
-    described = asdict(replace(options, tokenizer=None)), tokenizer_digest(options)
-    versions = current_versions(options.backend), options.chat and installed("transformers")
-    digest.update(json.dumps([described, versions, PART_BYTES, stream.on_bad_row]).encode())
-    digest.update(b"" if split is None else json.dumps(split).encode())
+def _digest(rows: Any, writes: WriteOptions) -> str:
+    digest, row = hashlib.blake2b(digest_size=12), writes.rows
+    described = asdict(replace(row, tokenizer=None)), tokenizer_digest(row)
+    versions = current_versions(row.backend), row.chat and installed("transformers")
+    digest.update(json.dumps([described, versions, PART_BYTES, writes.on_bad_row]).encode())
+    digest.update(b"" if writes.split is None else json.dumps(astuple(writes.split)).encode())
     if _is_path(rows):
         for file in list_inputs([os.fspath(rows)]):
             digest.update(json.dumps([file.format, file.compression, file.num_bytes]).encode())
@@ -161,13 +132,12 @@ def _digest(stream: Any, options: RowFormat, split: Split | None) -> str:
     elif is_from(rows, "datasets", "Dataset"):
         digest.update(f"{rows._fingerprint} {rows._format_type}".encode())
     else:
-        for line in _json_lines(rows, options):
+        for line in _json_lines(rows, row):
             digest.update(line)
     return digest.hexdigest()
 
 
-def _build(stream: Any, options: RowFormat, folder: Path, split: Split | None) -> None:
-    rows = stream.rows
+def _build(rows: Any, writes: WriteOptions, folder: Path) -> None:
     lock = FileLock(folder.with_suffix(LOCK))
     try:
         held = lock.acquire(timeout=0)
@@ -181,10 +151,10 @@ def _build(stream: Any, options: RowFormat, folder: Path, split: Split | None) -
             spilled = partial / ROWS_FILE
             if not _is_path(rows):
                 with spilled.open("wb") as file:
-                    file.writelines(_json_lines(rows, options))
+                    file.writelines(_json_lines(rows, writes.rows))
             path = os.fspath(rows) if _is_path(rows) else str(spilled)
             try:
-                written = _write(path, options, partial, stream.on_bad_row, split)
+                written = _write(path, writes, partial)
             except BadRowsError as error:
                 raise DataError(_in_rows(str(error), spilled)) from error
             spilled.unlink(missing_ok=True)
@@ -210,22 +180,11 @@ def _in_rows(text: str, spilled: Path) -> str:
     return f"rows: row {int(found[1]) + before}: {text[found.end() :]}"
 
 
-def _write(
-    path: str, rows: RowFormat, folder: Path, on_bad_row: OnBadRow, split: Split | None
-) -> Written:
-    options = WriteOptions(
-        rows=rows,
-        column=COLUMN,
-        compression=None,
-        part_bytes=PART_BYTES,
-        split=split,
-        on_bad_row=on_bad_row,
-        max_bad_rows=MAX_BAD_ROWS,
-    )
+def _write(path: str, options: WriteOptions, folder: Path) -> Written:
     output = open_output(folder)
     settings, slices = plan_job([path], options, None)
     parts = tuple(Part(id=f"{number:05}", slices=(one,)) for number, one in enumerate(slices))
-    file = JobFile(settings=settings, versions=current_versions(rows.backend), parts=parts)
+    file = JobFile(settings=settings, versions=current_versions(options.rows.backend), parts=parts)
     output.put_new(JOB_FILE, file.encode())
     console = import_module("rich.console").Console(stderr=True)
     progress = import_module("rich.progress").Progress

@@ -34,7 +34,7 @@ from streampack.report.bars import legend, pack_lines
 from streampack.report.lengths import length_quantiles
 from streampack.report.stats import stats_view
 from streampack.runtime.resumable import engine_of
-from streampack.streams import open_mds
+from streampack.streams import open_stream
 from streampack.texts import RowFormat
 from streampack.types import LENGTH, STREAM
 from streampack.write import WriteOptions
@@ -62,7 +62,10 @@ def run_demo(options: Demo) -> None:
 
 def write_streams(described: RunConfig, out: Path, console: Console) -> None:
     """Write the missing streams, and print their sizes."""
-    folders = {stream.name: local_path(stream.local or "", "local") for stream in described.streams}
+    folders = {
+        stream.name: local_path((stream.shards or stream).local or "", "local")
+        for stream in described.streams
+    }
     tokenizer = out / "tokenizer.json"
     with console.status("reading the text of this machine"):
         texts = {name: write_text(name, out / "text") for name in SOURCES}
@@ -81,7 +84,7 @@ def _stream_table(described: RunConfig) -> Table:
     for name in ("stream", "samples", "tokens", "median", "p95", "longest"):
         table.add_column(name, justify="left" if name == "stream" else "right")
     for number, written in enumerate(build_streams(described)):
-        stream = open_mds(written, number)
+        stream = open_stream(written, number)
         lengths = lengths_of(stream, stream.num_shards)
         quantiles = length_quantiles(lengths)
         numbers = (len(lengths), lengths.sum(), *(quantiles[q] for q in ("median", "p95", "most")))

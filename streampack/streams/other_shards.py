@@ -1,0 +1,115 @@
+"""The shards of sources of others, which give lengths first and tokens on demand.
+
+::
+
+    opened.shards        [300, 280]                samples of each shard
+    opened.lengths(0)    int64, shape (300,)       when shard 0 is planned
+    opened.read(0)       ids, one sample after     when it is read
+                         the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.mds.columns import Spans
+from streampack.mds.index import Layout, MdsIndex
+from streampack.storage.cache import ShardCache
+from streampack.streams.shard_pool import OpenShard
+from streampack.types import Int64Array, IntArray
+
+
+class OpenedSource(Protocol):
+    """What the `open` of a source of others returns; it is pickled to workers."""
+
+    name: str
+    """The name of a stream without one of its own."""
+    digest: str
+    """Identifies the contents: a state is refused where it differs."""
+    shards: IntArray
+    """Samples of each shard, shape (num_shards,)."""
+
+    def lengths(self, shard: int) -> IntArray:
+        """Return the tokens of each sample of a shard, shape (num_samples,)."""
+
+    def read(self, shard: int) -> IntArray:
+        """Return the ids of a shard, one sample after the other, shape (num_tokens,)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OtherShards:
+    """The shards of a `TokenStream` of a source of others."""
+
+    name: str
+    opened: OpenedSource
+    cache: ShardCache
+    numbers: Int64Array
+    """The shards of the source that are used, shape (num_shards,)."""
+    first_sample: Int64Array
+    index: MdsIndex
+    """No shards, as nothing is in a cache."""
+    has_lengths: bool = True
+    may_be_empty: bool = True
+
+    @property
+    def raw_bytes(self) -> Int64Array:
+        return self.tokens() * 4
+
+    @property
+    def token_dtypes(self) -> set[str | None]:
+        return {None}
+
+    def lengths_digest(self) -> str:
+        return ""
+
+    def total_tokens(self) -> tuple[int, str]:
+        return int(self.tokens().sum()), "lengths"
+
+    def is_empty(self) -> bool:
+        return not self.tokens().any()
+
+    def tokens(self) -> Int64Array:
+        shards = range(len(self.numbers))
+        return np.array([self.lengths(shard).sum() for shard in shards], np.int64)
+
+    def lengths(self, shard: int) -> Int64Array:
+        return np.asarray(self.opened.lengths(int(self.numbers[shard])), np.int64)
+
+    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
+        return True
+
+    def edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> None:
+        """Return nothing: they are in the tokens alone."""
+
+    def file_of(self, shard: int) -> tuple[str, str]:
+        return self.name, f"shard {shard}"
+
+    def row_layout(self, shard: int) -> Layout | None:  # noqa: ARG002
+        return None
+
+    def version(self, shard: int) -> Hashable:
+        return self.opened.digest, int(self.numbers[shard])
+
+    def read(self, shard: int) -> OpenShard:
+        ids, counts = self.opened.read(int(self.numbers[shard])), self.lengths(shard)
+        ids = np.ascontiguousarray(ids)
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) != counts.sum():
+            raise DataError(
+                f"stream {self.name!r}, shard {shard}: its source reads {ids.dtype} of shape "
+                f"{ids.shape}, but says lengths of {counts.sum()} tokens together; return the ids "
+                "of all samples in one array of integers"
+            )
+        begins = (np.cumsum(counts) - counts) * ids.itemsize
+        return OpenShard(
+            key=self.version(shard),
+            uri=self.name,
+            data=ids.view(np.uint8),
+            tokens=Spans(begins=begins, counts=counts, dtype=ids.dtype.name),
+            labels=None,
+            loss_mask=None,
+        )

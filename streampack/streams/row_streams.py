@@ -1,0 +1,60 @@
+"""Open the rows of a source: written once per node into a cache, and then read as shards."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from streampack.streams.mds_opening import open_mds
+from streampack.streams.sources.shards import Shards
+from streampack.streams.sources.values import is_path, is_paths
+from streampack.streams.token_stream import Opening, TokenStream
+from streampack.texts.rows import LOSS_MASK
+from streampack.write.row_streams import written_rows
+
+
+def open_rows(source: Any, opening: Opening, **row: Any) -> TokenStream:
+    """Return the stream of a source of rows; `row` are options of a `RowFormat`.
+
+    Raises:
+        ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
+        DataError: If a row cannot become a sample, or a file cannot be read.
+    """
+    held, is_chat = opening.held_out, "chat" in row
+    split = None
+    # Samples of a row share their begin, so a split by samples would train on held-out text.
+    if held is not None and held.by == "row" and row.get("train_on") == "each_response":
+        split, opening = held, replace(opening, held_out=None)
+    folder = written_rows(
+        source.files, row, local=source.local, on_bad_row=source.on_bad_row, split=split
+    )
+    shards = Shards(
+        local=folder,
+        labels=getattr(source, "labels", None),
+        labels_shifted=getattr(source, "labels_shifted", None),
+        loss_mask=LOSS_MASK if is_chat else getattr(source, "loss_mask", None),
+    )
+    name = opening.name or _default_name(source.files)
+    return open_mds(shards, shards.location(), replace(opening, name=name), source.only)
+
+
+def without_memory(stream: Any) -> Any:
+    """Return a copy of a stream without a client, and without what its source has in memory."""
+    stream = copy.copy(stream)
+    if hasattr(stream, "_downloader"):
+        stream._downloader = None
+    source = getattr(stream, "source", None)
+    for name in ("files", "tokenizer"):
+        value = getattr(source, name, None)
+        if value is not None and not is_paths(value):
+            source = copy.copy(source)
+            object.__setattr__(source, name, type(value))
+            stream.source = source
+    return stream
+
+
+def _default_name(files: Any) -> str:
+    return Path(os.fspath(files)).name.partition(".")[0] or "rows" if is_path(files) else "rows"

@@ -1,0 +1,78 @@
+"""`Chats`: conversations, tokenized with a chat template once into a cache of the node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from streampack.config.download import Download
+from streampack.config.moved import with_known_options
+from streampack.streams.row_streams import open_rows
+from streampack.streams.sources.values import check_source, refuse_options
+from streampack.streams.token_stream import Opening, TokenStream
+from streampack.texts.rows import OF_CHATS, RowFormat
+
+OPTIONS = ("chat", *(name for name in OF_CHATS if name != "max_seq_len"))
+"""The options of `Chats` that are of conversations."""
+
+
+@with_known_options
+@dataclass(frozen=True, slots=True, eq=False)
+class Chats:
+    """Conversations, which the first process of a node tokenizes into a cache, for later runs too.
+
+    Raises:
+        ConfigError: If an option is invalid.
+
+    >>> Chats("chats.jsonl", "tokenizer", train_on="last_response").chat
+    'messages'
+    """
+
+    files: Any
+    """The rows: the path of files, a list, a table of pandas or pyarrow, or a `Dataset` of Hugging
+    Face."""
+    tokenizer: Any
+    """A tokenizer of transformers with a chat template, or the path of one."""
+    local: str | os.PathLike[str] | None = None
+    """Folder of the cache. None: a folder of this user inside the system's temporary one."""
+    chat: str = "messages"
+    """Field of the conversation, or of the first text of a pair, "prompt" or "instruction"; in rows
+    without it, any that a `ChatEncoder` reads."""
+    train_on: Literal["responses", "last_response", "each_response", "all"] = "responses"
+    """Targets: "responses", "last_response", "each_response", which makes a sample of each, or
+    "all"."""
+    chat_template: str | None = None
+    """A chat template to use instead of the tokenizer's."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments of the template, of types that JSON has."""
+    context_roles: Sequence[str] = ()
+    """More roles that are not learned."""
+    ignore_fields: Sequence[str] = ()
+    """Fields of conversations and their messages that are as if they were not there."""
+    only: slice | None = None
+    """The samples to use, as a slice of neighbouring ones. None: all."""
+    index: str | os.PathLike[str] | None = None
+    """For lengths that are known before the texts are tokenized, which all are before the first
+    batch: refused."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a row that is not a conversation does: raise an error, or be omitted and counted in a
+    warning."""
+    download: Download | None = None
+    """For files that are fetched during a run, and these are read before it: refused."""
+
+    def __post_init__(self) -> None:
+        RowFormat(tokenizer=Path(), **self._options)
+        check_source(self)
+        refuse_options(self, ("index", "download"), "texts, which are tokenized at the start")
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in OPTIONS}
+
+    def open(self, opening: Opening) -> TokenStream:
+        """Tokenize the conversations if this node has not yet, and return the stream."""
+        options = {**self._options, "max_seq_len": opening.cut_to}
+        return open_rows(self, opening, tokenizer=self.tokenizer, **options)

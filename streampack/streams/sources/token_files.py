@@ -1,0 +1,123 @@
+"""`TokenFiles`: token ids that other programs wrote, or rows of token ids."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from streampack._checks import check_choice, check_names
+from streampack.config.download import Download
+from streampack.config.moved import with_known_options
+from streampack.errors import ConfigError
+from streampack.flat.token_file import TokenFormat
+from streampack.mds.columns import DTYPES
+from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.flat_opening import open_flat
+from streampack.streams.row_streams import open_rows
+from streampack.streams.sources.values import check_source, is_paths, refuse_options
+from streampack.streams.token_stream import Opening, TokenStream
+
+OF_ROWS = (".parquet", ".jsonl", ".json")
+ENDS = ("bos", "eos")
+
+
+@with_known_options
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenFiles:
+    """Token ids: files of Megatron, OLMo, datatrove or Arrow, or rows that hold lists of ids.
+
+    Raises:
+        ConfigError: If the options are invalid or contradict each other.
+
+    >>> TokenFiles("s3://bucket/code/*.npy", dtype="uint16", has=("eos",)).unit
+    'document'
+    """
+
+    files: Any
+    """A folder, a file, the part of its name before the ending, a glob, or a list of files. Or rows
+    of token ids: Parquet or JSON lines, a list, a table of pandas or pyarrow, or a `Dataset` of
+    Hugging Face, which the first process of a node writes into the cache."""
+    local: str | os.PathLike[str] | None = None
+    """Folder that caches files of a store, and rows. None: a folder of this user inside the
+    system's temporary one, which is reused."""
+    format: str | TokenFormat | None = None
+    """"megatron", "olmo", "datatrove" or "arrow", one that an entry point registers, or a format of
+    your own. None: found by the files' names."""
+    tokens: str = "tokens"
+    """Column of the tokens, where there are columns; for the default, "input_ids" is accepted too.
+    Its type may be written with it: "tokens:uint16"."""
+    dtype: str | None = None
+    """Type of the ids of raw files, whose tables do not have it, such as "uint16"."""
+    labels: str | None = None
+    """Column of labels in rows, one per token. None: the label of a token is the next token."""
+    labels_shifted: bool | None = None
+    """Whether labels[i] is the target at token i (True), or token i itself or -100 (False). None:
+    detect from the first samples."""
+    loss_mask: str | None = None
+    """Column in rows that marks the targets, 1 or 0 for each token. A mask beside token files is
+    found by its name."""
+    unit: Literal["document", "sequence"] = "document"
+    """A sample of Megatron's files: a "document", or a "sequence" of one."""
+    only: slice | None = None
+    """The samples to use, as a slice of neighbouring ones. None: all."""
+    index: str | os.PathLike[str] | None = None
+    """Folder that `streampack index --out` wrote: where documents begin and end, with hashes. None:
+    the files' own tables."""
+    split_at: int | None = None
+    """The token that ends a document inside of a row, if rows are joined documents. Samples are
+    then documents, which `index` has."""
+    has: Sequence[Literal["bos", "eos"]] | None = None
+    """What every sample has already: ("bos", "eos") that it begins with `Packing.bos_id` and ends
+    with `Packing.eos_id`, () neither. None: known from `index`, or not at all."""
+    trailing: Literal["ignore"] | None = None
+    """Tokens after the last document of a table. None: up to 1 % of a file cause a warning, more an
+    error. "ignore": they are left unread, however many."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """What a row that cannot become a sample does: raise an error, or be omitted and counted in a
+    warning."""
+    download: Download | None = None
+    """How files are fetched, verified and kept. None: `Download()`."""
+
+    def __post_init__(self) -> None:
+        check_choice("unit", self.unit, Literal["document", "sequence"])
+        for name, choices in (("dtype", DTYPES), ("trailing", ("ignore",))):
+            if (value := getattr(self, name)) is not None:
+                check_choice(name, value, choices)
+        if self.has is not None:
+            check_names("has", self.has)
+            for end in self.has:
+                check_choice("has", end, ENDS)
+            object.__setattr__(self, "has", tuple(self.has))
+        if self.dtype is not None and ColumnSelection.of(self).tokens_dtype is not None:
+            raise ConfigError(
+                f"dtype={self.dtype!r} and tokens={self.tokens!r} both have a type; keep one"
+            )
+        check_source(self)
+        if self.is_rows:
+            of_files = ("dtype", "format", "index", "split_at", "has", "trailing", "download")
+            refuse_options(self, of_files, "rows of token ids, and is of token files")
+        else:
+            what = (
+                "token files, which have no such columns, and a loss mask beside them is found by "
+                "its name: write a stream that has it (streampack write)"
+            )
+            refuse_options(self, ("labels", "loss_mask"), what)
+
+    @property
+    def is_rows(self) -> bool:
+        """Whether these are rows of token ids, rather than files that are read where they are."""
+        if not is_paths(self.files):
+            return True
+        files = [self.files] if isinstance(self.files, str) else self.files
+        names = [str(file).removesuffix(".gz").removesuffix(".zst") for file in files]
+        return self.format is None and all(name.endswith(OF_ROWS) for name in names)
+
+    def open(self, opening: Opening) -> TokenStream:
+        """Read the files' tables, or write the rows once, and return the stream."""
+        if not self.is_rows:
+            return open_flat(self, opening)
+        columns = tuple(name for name in (self.labels, self.loss_mask) if name is not None)
+        tokens = ColumnSelection.of(self).tokens
+        return open_rows(self, opening, tokens=tokens, columns=columns)

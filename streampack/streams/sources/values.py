@@ -1,0 +1,89 @@
+"""Checks of the options that several sources have: paths, slices and columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from streampack._checks import check_choice, convert_fields, read_token_id
+from streampack._paths import folder_of, local_path, shown_path
+from streampack.config.combinations import check_combination
+from streampack.config.download import Download
+from streampack.errors import ConfigError, short_text
+from streampack.storage.mosaicml import MOSAICML_SCHEMES
+from streampack.stores.drivers import PACKAGES, is_known
+from streampack.streams.column_selection import ColumnSelection
+
+
+def is_path(value: object) -> bool:
+    """Return whether a value is the text or the object of a path."""
+    return isinstance(value, str | os.PathLike)
+
+
+def is_paths(value: Any) -> bool:
+    """Return whether a value is a path, or a list of paths."""
+    is_list = isinstance(value, list | tuple) and len(value) > 0
+    return is_path(value) or (is_list and all(map(is_path, value)))
+
+
+def read_remote(name: str, remote: str | os.PathLike[str]) -> str:
+    """Return the text of a path or URL that something here can fetch from."""
+    remote = folder_of(shown_path(remote)) or shown_path(remote)
+    scheme = urlsplit(remote).scheme  # as in MosaicML: whatever precedes a colon
+    if scheme and scheme not in MOSAICML_SCHEMES and not is_known(scheme):
+        known = ", ".join(f"{name}:" for name in sorted((*MOSAICML_SCHEMES, *PACKAGES)))
+        raise ConfigError(
+            f"{name}={remote!r}: nothing can fetch from {scheme}:; a remote is a folder, or a "
+            f"url of {known} or file:; copy the files to one of them"
+        )
+    return remote
+
+
+def check_source(source: Any, of_only: str = "samples") -> None:
+    """Check and keep the options that several sources have; `of_only` is what `only` selects."""
+    check_combination({field.name: getattr(source, field.name) for field in fields(source)})
+    if hasattr(source, "on_bad_row"):
+        check_choice("on_bad_row", source.on_bad_row, Literal["error", "skip"])
+    if hasattr(source, "labels"):
+        _check_columns(source)
+    if hasattr(source, "split_at"):
+        convert_fields(source, read_token_id, "split_at")
+    if source.only is not None and not isinstance(source.only, slice):
+        raise ConfigError(
+            f"only={source.only!r:.80} is not a slice of {of_only}; write slice(0, 10), or "
+            "slice(10, None) for those from the tenth on"
+        )
+    if source.download is not None and not isinstance(source.download, Download):
+        raise ConfigError(
+            f"download={short_text(source.download)} is not a Download; write Download(retry=5), "
+            "for example"
+        )
+    if source.local is not None:
+        if not is_path(source.local):
+            raise ConfigError(f"local={short_text(source.local)} is not a path; write one folder")
+        way_out = "set remote= to it, and local= to a folder"
+        object.__setattr__(source, "local", str(local_path(source.local, "local", way_out)))
+    files: Any = getattr(source, "files", None)
+    if is_path(files):
+        object.__setattr__(source, "files", read_remote("files", files))
+    elif is_paths(files):
+        object.__setattr__(source, "files", tuple(read_remote("files", each) for each in files))
+
+
+def refuse_options(source: Any, names: Sequence[str], what: str) -> None:
+    """Refuse options that have no use for what a source holds."""
+    for name in names:
+        if (value := getattr(source, name)) is not None:
+            raise ConfigError(f"{name}={short_text(value)} has no use for {what}; omit it")
+
+
+def _check_columns(source: Any) -> None:
+    ColumnSelection.of(source)
+    if source.labels_shifted is not None and source.labels is None:
+        raise ConfigError(
+            f"labels_shifted={source.labels_shifted} describes a labels column, but labels=None; "
+            "set labels= to its name, or omit labels_shifted"
+        )
