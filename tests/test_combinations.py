@@ -31,7 +31,9 @@ from streampack import (
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
+    Shards,
     Stream,
+    TokenFiles,
     World,
 )
 from streampack.config.combinations import PAIRS, check_combination
@@ -78,8 +80,8 @@ def bucketed(_: Path, **options: Any) -> None:
     BucketedIterableDataset([source], **{"bucketing": bucketing, "world": World(), **options})
 
 
-def one_stream(_: Path, **options: Any) -> None:
-    Stream(**options)
+def one_source(_: Path, kind: Any, **options: Any) -> None:
+    kind(**options)
 
 
 def packing(_: Path, **options: Any) -> None:
@@ -179,33 +181,14 @@ MISTAKES: list[Callable[[Path], Any]] = [
         for name in sorted(set(FORMATS) - {"native", "compact", "megatron"})
     ),
     *(
-        partial(one_stream, local="data", **options)
+        partial(one_source, kind=Shards, local="x", **options)
         for options in (
-            {"part": "train", "unit": "shard"},
-            {"part": "train", "fraction": 0.1},
-            {"fraction": 0.1},
-            {"unit": "sample"},
-            {"part": "train", "fraction": 0.1, "unit": "shard", "samples": slice(0, 9)},
+            {"split_at": 0},
+            {"split_at": 0, "index": "y", "labels": "labels"},
+            {"split_at": 0, "index": "y", "loss_mask": "mask"},
         )
     ),
-    *(
-        partial(one_stream, **options)
-        for options in (
-            {"rows": ROWS, "remote": "elsewhere"},
-            {"rows": ROWS, "split": "train"},
-            {"rows": None, "local": "x", "tokenizer": "tokenizer.json"},
-            {"rows": None, "local": "x", "on_bad_row": "skip"},
-            {"rows": None, "local": "x", "chat": True},
-            {"rows": ROWS, "chat": True},
-            {"rows": ROWS, "tokenizer": "tokenizer.json", "labels": "labels"},
-            {"rows": ROWS, "tokenizer": "tokenizer.json", "loss_mask": "mask"},
-            {"rows": None, "local": "x", "split_at": 0},
-            {"rows": ROWS, "split_at": 0, "index": "y"},
-            {"rows": None, "local": "x", "split_at": 0, "index": "y", "labels": "labels"},
-            {"rows": None, "local": "x", "split_at": 0, "index": "y", "loss_mask": "mask"},
-            {"rows": None, "local": "x", "index": "y", "unit": "sequence"},
-        )
-    ),
+    partial(one_source, kind=TokenFiles, files="x", index="y", unit="sequence"),
     partial(online, mixing=GLOBAL),
     partial(online, mixing=Mixing(max_repeats=2)),
     partial(online, order=Order(num_lanes=2)),

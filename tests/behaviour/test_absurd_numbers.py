@@ -22,6 +22,7 @@ from streampack import (
     Bucketing,
     Buffers,
     ConfigError,
+    Download,
     Mixing,
     Order,
     PackedDataLoader,
@@ -136,7 +137,7 @@ CASES = {f"planned {name}": case for name, case in cases_of(planned).items()}
 CASES |= {f"flow {name}": case for name, case in cases_of(flow).items()}
 CASES |= {
     f"unsized {name}": lambda root, value, name=name: flow(root, Again(ITEMS), stream={name: value})
-    for name in ("repeat", "choose", "proportion", "max_bad_samples")
+    for name in ("repeat", "choose", "proportion", "on_bad_row")
 }
 CASES |= {
     f"mosaicml {name}": lambda root, value, name=name: planned(
@@ -152,8 +153,10 @@ CASES |= {
     for name in ("max_tokens", "max_samples", "max_seq_len", "buffer_samples")
 }
 CASES |= {
-    f"planned {name}": lambda root, value, name=name: planned(root, stream={name: value})
-    for name in ("download_retry", "download_timeout")
+    f"planned {name}": lambda root, value, name=name: planned(
+        root, stream={"download": Download(**{name: value})}
+    )
+    for name in ("retry", "timeout")
 }
 
 

@@ -80,7 +80,7 @@ def test_every_public_name_is_in_the_reference(name):
     assert sorted(listed) == sorted(importlib.import_module(name).__all__)
 
 
-@pytest.mark.parametrize("page", ["config-reference", "combinations"])
+@pytest.mark.parametrize("page", ["config-reference", "combinations", "moved-options"])
 def test_a_generated_page_is_what_its_generator_prints(page):
     script = str(DOCS / "generate.py")
     pages = runpy.run_path(script)["PAGES"]
@@ -147,7 +147,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     assert blocks
     given = NAMES[page]() if page in NAMES else {}
     for code in blocks if page in ALONE else ["\n".join(blocks)]:
-        exec(compile(code, f"{page}.md", "exec"), {"__name__": page, **given})
+        exec(compile(code, f"{page}.md", "exec", dont_inherit=True), {"__name__": page, **given})
 
 
 def test_the_yaml_of_the_first_page_describes_a_run_of_its_streams(tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ from streampack import (
     Buffers,
     Chapter,
     DataError,
+    Download,
     Mixing,
     Order,
     PackedDataLoader,
@@ -430,6 +431,6 @@ def test_faults_of_a_store_that_pass_lose_nothing_and_others_are_errors(all_form
         server.clear()
         server.add("status", path=tokens, status=403)
         for form, own in list(zip(FORMATS, options, strict=True))[::3]:
-            lost = Stream(**own | {"local": tmp_path / "none" / form}, download_retry=0)
+            lost = Stream(download=Download(retry=0), **own | {"local": tmp_path / "none" / form})
             with pytest.raises(DataError):
                 list(PackedStreamingDataset([lost], packing=Packing(max_seq_len=64)))

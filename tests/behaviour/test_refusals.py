@@ -19,6 +19,7 @@ from streampack import (
     BucketedIterableDataset,
     Bucketing,
     Chapter,
+    Download,
     IterableStream,
     Mixing,
     Order,
@@ -27,7 +28,9 @@ from streampack import (
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
+    Shards,
     Stream,
+    TokenFiles,
     World,
     at,
     formats,
@@ -103,12 +106,12 @@ def narrow(folder: Path, dtype: str) -> Any:
     return write_rows(folder, rows=RowFormat(tokenizer=folder / "large.json"), tokens_dtype=dtype)
 
 
-def without_local(folder: Path, **options: Any) -> int:
+def without_local(folder: Path, kind: Any = Shards, **options: Any) -> int:
     """Read a stream without `local` where its temporary folder is a link."""
     (folder / f"streampack-{os.getuid()}").symlink_to(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
-        return packed([Stream(local=None, **options)])
+        return packed([Stream(kind(local=None, **options))])
 
 
 def sample_of(**fields: Any) -> dict[str, Any]:
@@ -197,12 +200,12 @@ STREAMS = [
         r"labels_shifted=True .* but labels=None; set labels= to its name, or omit labels_shifted",
     ),
     (
-        lambda: Stream(local="x", download_retry=-1),
-        r"download_retry=-1 is negative; 0 never tries again",
+        lambda: Stream(local="x", download=Download(retry=-1)),
+        r"retry=-1 is negative; 0 never tries again",
     ),
     (
-        lambda: Stream(local="x", download_timeout=0),
-        r"download_timeout=0 must be a number of seconds, more than 0 and at most \d+",
+        lambda: Stream(local="x", download=Download(timeout=0)),
+        r"timeout=0 must be a number of seconds, more than 0 and at most \d+",
     ),
     (
         lambda: Stream(remote="gopher://x"),
@@ -288,15 +291,15 @@ FILES = [
         r"config.data_format is \['jpeg'\], but only headerless arrays .* can be read: ",
     ),
     (
-        lambda folder: packed([Stream(local=mds(folder), validate_hash="sha1")]),
-        r"shard.00000.* has no 'sha1' hash, only \[.*\]; set validate_hash= to one of them, or to",
+        lambda folder: packed([Stream(local=mds(folder), download=Download(hash="sha1"))]),
+        r"shard.00000.* has no 'sha1' hash, only \[.*\]; set Download\(hash=\) to one",
     ),
     (
         lambda folder: without_local(folder, remote=str(mds(folder))),
         r"local=None: .*streampack-\d+ belongs to .* or is a link; set local= or TMPDIR",
     ),
     (
-        lambda folder: without_local(folder, rows=str(folder / "a.jsonl")),
+        lambda folder: without_local(folder, kind=TokenFiles, files=str(folder / "a.jsonl")),
         r"local=None: .*streampack-\d+ belongs to .* or is a link; set local= or TMPDIR",
     ),
     (

@@ -218,8 +218,8 @@ CHAT = (
 ITERABLES = {
     "a dataset where streams belong": Remedy(
         lambda _: PackedStreamingDataset([Rows()], packing=PACKING),
-        r"Stream reads MDS shards; (PackedIterableDataset)\(\[(IterableStream)\(\.\.\.\)\]\) packs "
-        r"anything else that can be iterated, or write it as MDS once: write_stream\(samples, ",
+        r"is not of type Stream; .*; (PackedIterableDataset)\(\[(IterableStream)\(\.\.\.\)\]\) "
+        r"packs anything that can be iterated",
         lambda folder, dataset, stream: [
             list(
                 getattr(streampack, dataset)([getattr(streampack, stream)(Rows())], packing=PACKING)
@@ -324,8 +324,8 @@ def fields(**values: Any) -> list[dict[str, Any]]:
 
 
 def two(folder: Path, first: dict[str, Any], second: dict[str, Any], **options: Any) -> int:
-    one, other = Stream(local=mds(folder), **first), Stream(local=mds(folder, "ids"), **second)
-    other.tokens = "ids"
+    one = Stream(local=mds(folder), **first)
+    other = Stream(local=mds(folder, "ids"), tokens="ids", **second)
     return packed([one, other], **options)
 
 

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from streampack import (
     Buffers,
+    Chats,
     IterableStream,
     Mixing,
     Order,
@@ -24,6 +25,7 @@ from streampack import (
     PackedStreamingDataset,
     Packing,
     Stream,
+    TokenFiles,
     World,
 )
 from streampack.index.lengths import write_lengths
@@ -229,7 +231,7 @@ def resume_online(state: State, **options: Any) -> None:
 
 
 def bad_rows(most: int) -> IterableStream:
-    return IterableStream([[1], [], [2], [], [3]], on_bad_sample="skip", max_bad_samples=most)
+    return IterableStream([[1], [], [2], [], [3]], on_bad_row=most)
 
 
 def ranked(num_ranks: int, state: State | None = None) -> PackedIterableDataset:
@@ -265,7 +267,7 @@ ITERABLES = {
     ),
     "more bad samples than allowed": Remedy(
         lambda _: flow(bad_rows(1)),
-        r"(max_bad_samples)=1 ",
+        r"(on_bad_row)=1 ",
         lambda _, __: flow(bad_rows(2)),
     ),
     "a generator in a second epoch": Remedy(
@@ -327,12 +329,12 @@ CHATS = {
 
 
 def of_rows(rows: Any, folder: Path, **options: Any) -> int:
-    return packed([Stream(rows=rows, local=folder / "cache", **options)])
+    return packed([Stream(TokenFiles(rows, local=folder / "cache"), **options)])
 
 
 def of_chats(folder: Path, **options: Any) -> int:
     rows = [{"messages": SAID}, {"messages": [{"role": "bot", "content": "a"}]}]
-    return of_rows(rows, folder, tokenizer=chat_tokenizer(), chat=True, **options)
+    return packed([Stream(Chats(rows, chat_tokenizer(), local=folder / "cache", **options))])
 
 
 STREAMS_OF_ROWS = {

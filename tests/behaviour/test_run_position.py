@@ -28,6 +28,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from streampack import (
     ConfigError,
     DataError,
+    Download,
     IterableStream,
     Mixing,
     Order,
@@ -318,7 +319,7 @@ def hidden(origin: Path, keep: int) -> Iterator[None]:
 
 def remote_dataset(origin: Path, **packing: Any) -> PackedStreamingDataset:
     cache = origin.parent / "cache"
-    stream = Stream(remote=str(origin), local=str(cache), download_retry=0, download_timeout=60)
+    stream = Stream(remote=str(origin), local=str(cache), download=Download(retry=0, timeout=60))
     packing = Packing(max_seq_len=64, **packing)
     return PackedStreamingDataset([stream], packing=packing, batch_size=2, world=World())
 

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
-import streaming
 import yaml
 
-from streampack import ConfigError, Mixing, Order, PackCost, Packing, Stream
+import streampack
+from streampack import (
+    Chats,
+    ConfigError,
+    HeldOut,
+    Mixing,
+    Order,
+    PackCost,
+    Packing,
+    Shards,
+    Stream,
+    Texts,
+    TokenFiles,
+)
 from streampack.cli.config import StreamConfig, read_config
+from streampack.config.moved import MOVED, line_of
 from streampack.config.packing import GONE
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +64,7 @@ def test_every_config_that_we_ship_loads_and_names_its_streams(path):
 
     names = [stream.name for stream in config.streams]
     assert len(set(names)) == len(names) > 1
-    assert all(stream.remote or stream.local for stream in config.streams)
+    assert all(stream.build().source for stream in config.streams)
 
 
 def test_keys_become_the_configs_of_the_package(tmp_path):
@@ -62,14 +77,74 @@ def test_keys_become_the_configs_of_the_package(tmp_path):
     assert config.mixing == Mixing(epoch_size=10_000)
     assert config.order == Order(seed=3)
     assert (config.batch_size, config.num_workers) == (None, 0)
-    assert config.streams[0].arguments() == {"local": "data/code", "proportion": 0.7}
+    stream = config.streams[0].build()
+    assert (stream.source.local, stream.proportion) == ("data/code", 0.7)
 
 
-def test_a_stream_in_yaml_has_the_arguments_of_a_stream_in_python():
-    own = set(inspect.signature(Stream).parameters) - {"unknown"}
-    theirs = set(inspect.signature(streaming.Stream).parameters)
-    named = {"stream_name", "stream_config"}  # the parameters of PackedStreamingDataset
-    assert set(StreamConfig.model_fields) == (own | theirs | named)
+def test_a_section_in_yaml_has_the_options_of_its_class():
+    sections = {"shards": Shards, "token_files": TokenFiles, "texts": Texts, "chats": Chats}
+    of_shards = set(inspect.signature(Shards).parameters)
+    own = set(inspect.signature(Stream).parameters) - {"source", "shards"}
+    beside = {*sections, "source", "stream_name", "stream_config"}
+    assert set(StreamConfig.model_fields) == own | of_shards | beside
+    for name, kind in sections.items():
+        section = get_args(StreamConfig.model_fields[name].annotation)[0]
+        assert set(section.model_fields) == set(inspect.signature(kind).parameters), name
+
+
+SOURCES_IN_YAML = [
+    ({"local": "a", "only": [0, 3]}, "Shards(local='a', only=slice(0, 3, None))"),
+    ({"shards": {"remote": "s3://b/a", "only": [1, None]}}, "Shards(remote='s3://b/a', only=sl"),
+    ({"token_files": {"files": ["a.bin", "b.bin"], "has": ["eos"]}}, "TokenFiles(files=('a.bin',"),
+    ({"texts": {"files": "a.jsonl", "tokenizer": "t"}}, "Texts(files='a.jsonl', tokenizer='t')"),
+    ({"chats": {"files": "a.jsonl", "tokenizer": "t", "train_on": "all"}}, "train_on='all'"),
+    ({"local": "a", "download": {"retry": 5}}, "download=Download(retry=5)"),
+]
+
+
+@pytest.mark.parametrize(("stream", "shown"), SOURCES_IN_YAML)
+def test_each_source_has_a_section(tmp_path, stream, shown):
+    path = tmp_path / "x.yaml"
+    held = {"side": "train", "fraction": 0.1, "by": "row"}
+    path.write_text(yaml.safe_dump({**MIX, "streams": [{**stream, "held_out": held}]}))
+    built = read_config(path).streams[0].build()
+    assert shown in repr(built.source)
+    assert built.held_out == HeldOut("train", 0.1, by="row")
+
+
+def test_a_stream_in_yaml_has_one_source(tmp_path):
+    path = tmp_path / "x.yaml"
+    both = {"local": "a", "texts": {"files": "a.jsonl", "tokenizer": "t"}}
+    path.write_text(yaml.safe_dump({**MIX, "streams": [both]}))
+    with pytest.raises(ConfigError, match=r"texts, local: a stream has one source; keep one of"):
+        read_config(path).streams[0].build()
+
+
+KEPT = {*inspect.signature(Shards).parameters, *inspect.signature(Stream).parameters} - {"shards"}
+
+
+def test_what_to_write_for_an_option_that_moved_is_there():
+    for name in MOVED:
+        of_python, of_yaml = (line_of(name, "x", is_yaml=is_yaml) for is_yaml in (False, True))
+        lines = zip(of_python.split(" or "), of_yaml.split(" or "), strict=True)
+        for in_python, in_yaml in lines:
+            kind, options = re.fullmatch(r"(?:\w+=)?(\w+)\((.*)\)", in_python).groups()
+            [[section, keys]] = yaml.safe_load(in_yaml).items()
+            keys = keys[0] if kind == "Stream" else keys
+            known = inspect.signature(getattr(streampack, kind)).parameters
+            assert set(keys) == set(re.findall(r"(\w+)=", options))
+            assert set(keys) <= set(StreamConfig.model_fields if kind == "Stream" else known), name
+            assert section in {*StreamConfig.model_fields, "streams"}
+
+
+@pytest.mark.parametrize("name", sorted(MOVED.keys() - KEPT))
+def test_options_that_moved_are_refused_with_the_line_to_write(refuse, name):
+    with pytest.raises(ConfigError) as refused:
+        Stream(**{"local": "a", name: [0, 9]})
+    assert f"; write {line_of(name, [0, 9])}; it takes" in str(refused.value)
+    [line] = refuse({**MIX, "streams": [{"local": "a", name: [0, 9]}]})
+    written = line_of(name, [0, 9], is_yaml=True)
+    assert line == f"streams.0.{name}: no key of this section (got [0, 9]); write {written}"
 
 
 @pytest.mark.parametrize(
@@ -132,20 +207,20 @@ def test_a_stream_may_take_over_what_another_one_says(tmp_path):
     path = tmp_path / "mix.yaml"
     path.write_text(
         "streams:\n"
-        "  - &code {local: data/code, repeat: 2, keep_zip: true}\n"
+        "  - &code {local: data/code, repeat: 2, check_dtypes: false}\n"
         "  - &docs {<<: *code, local: data/docs}\n"
         "  - {<<: *docs, repeat: 1}\n"
         "packing: {max_seq_len: 8}\n"
     )
 
-    streams = [stream.arguments() for stream in read_config(path).streams]
+    streams = [stream.build() for stream in read_config(path).streams]
 
-    assert [(each["local"], each["repeat"]) for each in streams] == [
+    assert [(each.source.local, each.repeat) for each in streams] == [
         ("data/code", 2),
         ("data/docs", 2),
         ("data/docs", 1),
     ]
-    assert all(each["keep_zip"] for each in streams)
+    assert not any(each.source.check_dtypes for each in streams)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import shutil
 
 import pytest
 
+from streampack import Download
 from streampack.errors import DataError, StreampackError
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
@@ -22,7 +23,7 @@ from tests.helpers.faults.fuzz import changed_bytes
 from tests.helpers.faults.harness import make_loader, run_epoch
 
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
-QUICK = {"download_timeout": 20.0, "download_retry": 1}
+QUICK = {"timeout": 20.0, "retry": 1}
 NUMBER = 3
 
 
@@ -58,18 +59,18 @@ BARE = {"hashes": (), "lengths_file": False, "num_samples": 600}
 REFUSED = {
     # row: options for writing, the damage to the shard, options for reading
     "bytes_empty_shard": (BARE, lambda path: path.write_bytes(b""), {}),
-    "bytes_flip_hash": (HASHED, flip, {"validate_hash": "xxh64"}),
-    "bytes_flip_hash_1worker": (HASHED, flip, {"validate_hash": "xxh64"}),
+    "bytes_flip_hash": (HASHED, flip, {"hash": "xxh64"}),
+    "bytes_flip_hash_1worker": (HASHED, flip, {"hash": "xxh64"}),
     "flip_hash_not_asked_for": (HASHED, flip, {}),
     "bytes_flip_offsets_nohash": (BARE, flip_offsets, {}),
-    "bytes_flip_zstd_hash": (HASHED | {"compression": "zstd"}, flip, {"validate_hash": "xxh64"}),
-    "bytes_trunc_hash": (HASHED, cut, {"validate_hash": "xxh64"}),
+    "bytes_flip_zstd_hash": (HASHED | {"compression": "zstd"}, flip, {"hash": "xxh64"}),
+    "bytes_trunc_hash": (HASHED, cut, {"hash": "xxh64"}),
     "bytes_trunc_nohash": (BARE, cut, {}),
     "bytes_trunc_zstd_nohash": (BARE | {"compression": "zstd"}, cut, {}),
     "bytes_trunc_midsample_bytescol_nohash": (
         BARE | {"encoding": "bytes"},
         cut_last_value,
-        {"tokens_dtype": "int32"},
+        {"tokens": "tokens:int32"},
     ),
     "longer_nohash": (BARE, lambda path: path.write_bytes(path.read_bytes() + b"0"), {}),
 }
@@ -132,7 +133,7 @@ def test_a_missing_shard_is_a_typed_error_soon(store, dataset, row, num_workers)
     ds = store.put(dataset(**HASHED))
     store.put_in_cache(ds, but="shard.00003")
     ds.shards[NUMBER].unlink()
-    outcome = run(store, ds, num_workers, download_timeout=60, download_retry=2)
+    outcome = run(store, ds, num_workers, timeout=60, retry=2)
     error = outcome.assert_refused(store.uri("shard.00003.mds"), within_s=40)
     assert error.uri == store.uri("shard.00003.mds"), row
 
@@ -176,7 +177,7 @@ def test_bytes_flip_nohash_is_warned_of_at_start_and_is_the_documented_limit(
 def test_bytes_hash_asked_not_present_is_refused_at_construction(store, dataset):
     store.put(dataset(**BARE))
     with pytest.raises(DataError, match="sha256") as caught:
-        make_loader(store.stream(validate_hash="sha256", **QUICK))
+        make_loader(store.stream(hash="sha256", **QUICK))
     assert store.uri("index.json") in str(caught.value)
     assert store.server.count("shard") == 0
 
@@ -196,7 +197,7 @@ def another_run_of(store, name, damage):
 @pytest.mark.parametrize(
     ("row", "damage", "options"),
     [
-        ("bytes_local_flip_between_runs_hash", flip, {"validate_hash": "xxh64"}),
+        ("bytes_local_flip_between_runs_hash", flip, {"hash": "xxh64"}),
         ("flip_between_runs_not_asked_for", flip, {}),
         ("bytes_local_rot_between_runs", cut, {}),
         ("emptied_between_runs", lambda path: path.write_bytes(b""), {}),
@@ -252,7 +253,9 @@ def test_no_mutation_of_a_hashed_shard_is_ever_delivered(tmp_path, num_mutations
         file.write_bytes(changed)
         local = tmp_path / f"cache-{number}"
         # A small budget, since waits between attempts are proportional to it.
-        stream = open_stream(Stream(remote=str(path), local=str(local), download_timeout=0.5), 0)
+        stream = open_stream(
+            Stream(remote=str(path), local=str(local), download=Download(timeout=0.5)), 0
+        )
         with pytest.raises(StreampackError):
             stream.open_shard(0)
         assert not cached_shards(local)

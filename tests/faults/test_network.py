@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from streampack import Download
 from streampack.errors import DataError
 from streampack.streams import Stream
 from tests.helpers.faults import harness, servers
@@ -16,7 +17,7 @@ from tests.helpers.faults.harness import make_loader, run_epoch
 
 SHARD = r"shard\.00003"
 WORKERS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
-QUICK = {"download_timeout": 2.0, "download_retry": 1}
+QUICK = {"timeout": 2.0, "retry": 1}
 """For a shard of 64 KB: 2.1 s per attempt, 4.1 s in total."""
 QUICK_BUDGET_S = 4.2
 SEED = 5
@@ -73,7 +74,7 @@ def test_a_fault_that_passes_is_ridden_out(store, dataset, row, num_workers):
     fault = store.server.add(**RIDDEN_OUT[row])
     # If a request hangs, another one follows after its timeout.
     hangs = fault.kind in ("stall_headers", "stall_body", "trickle")
-    options = {"download_timeout": 2.0, "download_retry": 20} if hangs else {}
+    options = {"timeout": 2.0, "retry": 20} if hangs else {}
     if hangs:
         store.put_in_cache(ds, but="shard.00003")  # so that no other file can be late
     run(store, ds, num_workers, **options).assert_exact()
@@ -88,7 +89,7 @@ def test_a_bit_that_flips_in_flight_is_caught_by_the_hash_that_was_asked_for(
     # Row net_flip_in_flight_once_hash.
     ds = store.put(dataset(**SMALL))
     fault = store.server.add("flip", path=SHARD, times=1)
-    run(store, ds, num_workers, validate_hash="xxh64").assert_exact()
+    run(store, ds, num_workers, hash="xxh64").assert_exact()
     assert fault.given == 1
     assert store.server.count(SHARD) == 2
 
@@ -125,7 +126,7 @@ def test_one_request_in_a_hundred_fails_at_random_and_the_epoch_is_exact(
 def test_an_outage_within_the_budget_is_ridden_out(store, dataset, row, seconds, num_workers):
     ds = store.put(dataset())
     fault = store.server.add("down", path="shard", skip=12, seconds=seconds)
-    outcome = run(store, ds, num_workers, limit_s=150, download_timeout=max(20, seconds))
+    outcome = run(store, ds, num_workers, limit_s=150, timeout=max(20, seconds))
     outcome.assert_exact()
     assert outcome.wall_s >= seconds, row
     assert fault.since is not None
@@ -190,7 +191,7 @@ def test_bytes_that_drip_on_do_not_keep_a_download_alive(store, dataset, row, nu
     ds = store.put(dataset(**SMALL))
     store.put_in_cache(ds, but="shard.")
     store.server.add("trickle", path="shard", bytes_per_s=4000)
-    outcome = run(store, ds, num_workers, limit_s=120, download_timeout=3.0, download_retry=0)
+    outcome = run(store, ds, num_workers, limit_s=120, timeout=3.0, retry=0)
     error = outcome.assert_refused("shard.", f"s3://{store.bucket}/ds/", within_s=40)
     assert error.uri.startswith(f"s3://{store.bucket}/ds/shard."), row
     assert outcome.num_batches == 0
@@ -228,7 +229,11 @@ def web(tmp_path, dataset):
     ds = dataset(**SMALL)
     with FaultServer(folder=ds.folder.parent.parent) as server:
         url = f"{server.url}/{ds.folder.parent.name}/{ds.folder.name}"
-        yield ds, server, Stream(remote=url, local=str(tmp_path / "web"), download_timeout=20.0)
+        yield (
+            ds,
+            server,
+            Stream(remote=url, local=str(tmp_path / "web"), download=Download(timeout=20.0)),
+        )
 
 
 @pytest.mark.parametrize("kind", ["status", "reset", "short"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streampack import Stream
+from streampack import Stream, TokenFiles
 from streampack.errors import DataError
 from streampack.streams import open_stream
 from tests.helpers.flat import make_documents, read_documents, write_datatrove
@@ -38,20 +38,20 @@ def test_tokens_of_another_type_are_refused_with_the_one_that_fits(
     written, read, num_after, tmp_path
 ):
     documents = write_olmo(tmp_path, written, num_after)
-    with pytest.raises(DataError, match=f"set tokens_dtype='{written}'"):
-        open_stream(Stream(local=tmp_path, tokens_dtype=read), 0)
-    found = read_documents(Stream(local=tmp_path, tokens_dtype=written))
+    with pytest.raises(DataError, match=f"set dtype='{written}'"):
+        open_stream(Stream(TokenFiles(tmp_path, dtype=read)), 0)
+    found = read_documents(Stream(TokenFiles(tmp_path, dtype=written)))
     assert [each.tolist() for each in found] == documents
     if not num_after:
-        with pytest.raises(DataError, match=f"set tokens_dtype='{written}'"):
-            open_stream(Stream(local=tmp_path, tokens_dtype=read, trailing="ignore"), 0)
+        with pytest.raises(DataError, match=f"set dtype='{written}'"):
+            open_stream(Stream(TokenFiles(tmp_path, trailing="ignore", dtype=read)), 0)
 
 
 @pytest.mark.parametrize("trailing", [None, "ignore"])
 def test_a_few_tokens_after_the_last_document_are_warned_of(trailing, tmp_path, caplog):
     documents = write_olmo(tmp_path, "uint16", 90)
     with caplog.at_level(logging.WARNING):
-        found = read_documents(Stream(local=tmp_path, tokens_dtype="uint16", trailing=trailing))
+        found = read_documents(Stream(TokenFiles(tmp_path, trailing=trailing, dtype="uint16")))
     assert [each.tolist() for each in found] == documents
     num_bytes = (tmp_path / "web.npy").stat().st_size
     shown = f"180 of the {num_bytes} bytes of its files ({18000 / num_bytes:.2g} %) are tokens"
@@ -61,8 +61,8 @@ def test_a_few_tokens_after_the_last_document_are_warned_of(trailing, tmp_path, 
 def test_many_tokens_after_the_last_document_need_trailing(tmp_path):
     documents = write_olmo(tmp_path, "uint16", 3000)
     with pytest.raises(DataError, match=r"6000 of its \d+ bytes \(\d+%\).*trailing='ignore'"):
-        open_stream(Stream(local=tmp_path, tokens_dtype="uint16"), 0)
-    found = read_documents(Stream(local=tmp_path, tokens_dtype="uint16", trailing="ignore"))
+        open_stream(Stream(TokenFiles(tmp_path, dtype="uint16")), 0)
+    found = read_documents(Stream(TokenFiles(tmp_path, trailing="ignore", dtype="uint16")))
     assert [each.tolist() for each in found] == documents
 
 
@@ -72,11 +72,11 @@ def test_datatroves_index_ends_with_its_tokens_or_needs_trailing(tmp_path):
     with (tmp_path / "web.ds").open("ab") as file:
         file.write(b"\7\0" * 5)
     with pytest.raises(DataError, match=r"end at byte \d+, but web.ds has .*trailing='ignore'"):
-        open_stream(Stream(local=tmp_path), 0)
-    assert len(read_documents(Stream(local=tmp_path, trailing="ignore"))) == 300
+        open_stream(Stream(TokenFiles(tmp_path)), 0)
+    assert len(read_documents(Stream(TokenFiles(tmp_path, trailing="ignore")))) == 300
     (tmp_path / "web.ds.metadata").unlink()
     (tmp_path / "web.ds").write_bytes((tmp_path / "web.ds").read_bytes()[:-10] * 2)
-    stream = Stream(local=tmp_path, tokens_dtype="uint16", trailing="ignore")
+    stream = Stream(TokenFiles(tmp_path, trailing="ignore", dtype="uint16"))
     np.testing.assert_array_equal(read_documents(stream)[9], documents[9])
 
 
@@ -85,4 +85,4 @@ def test_a_file_with_a_numpy_header_is_refused(num_documents, tmp_path):
     write_olmo(tmp_path, "uint16", num_documents=num_documents)
     np.save(tmp_path / "web.npy", np.fromfile(tmp_path / "web.npy", "uint16"))
     with pytest.raises(DataError, match=r"web\.npy: begins with a numpy header"):
-        read_documents(Stream(local=tmp_path, tokens_dtype="uint16"))
+        read_documents(Stream(TokenFiles(tmp_path, dtype="uint16")))

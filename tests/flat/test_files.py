@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream, World
+from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream, TokenFiles, World
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.flat import token_file
 from streampack.flat.files import split_source
@@ -20,7 +20,14 @@ from streampack.streams import open_stream
 from streampack.streams.token_stream import TokenStream
 from streampack.write import write_stream
 from tests.helpers.builders import ReadOnlyDisk
-from tests.helpers.flat import Documents, make_documents, options_of, write, write_megatron
+from tests.helpers.flat import (
+    Documents,
+    make_documents,
+    options_of,
+    source_of,
+    write,
+    write_megatron,
+)
 
 FLAT = ("megatron", "olmo", "datatrove", "arrow")
 FILES = {
@@ -37,7 +44,7 @@ def small_cells(monkeypatch):
 
 
 def opened(form: str, folder: Path, **options: Any) -> TokenStream:
-    return open_stream(Stream(local=folder, **options_of(form), **options), 0)
+    return open_stream(Stream(source_of(form, folder, **options)), 0)
 
 
 def read(stream: TokenStream) -> list[list[int]]:
@@ -63,7 +70,7 @@ def test_a_list_may_name_files_of_two_disks_but_not_of_two_stores(tmp_path):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
         for folder in (tmp_path, Path(other)):
             write("megatron", folder, make_documents(20))
-        stream = open_stream(Stream(local=[tmp_path / "web.bin", Path(other, "web.bin")]), 0)
+        stream = open_stream(Stream(TokenFiles([tmp_path / "web.bin", Path(other, "web.bin")])), 0)
         assert (stream.name, stream.num_samples) == ("/", 40)
         assert read(stream) == 2 * as_lists(make_documents(20))
     for urls in (["s3://one/a.ds", "s3://two/b.ds"], ["s3://one/a.ds", "/b.ds"]):
@@ -77,10 +84,10 @@ def test_linked_folders_are_read(source, tmp_path):
         write("megatron", tmp_path / name, make_documents(20))
     (tmp_path / "corpus" / "b").symlink_to(tmp_path / "disk")
     local = f"{tmp_path}/corpus/{source}"
-    assert open_stream(Stream(local=local), 0).num_samples == 40
+    assert open_stream(Stream(TokenFiles(local)), 0).num_samples == 40
     (tmp_path / "disk" / "again").symlink_to(tmp_path / "corpus")
     with pytest.raises(DataError, match=r"again: is a link to a folder that is read as .*corpus"):
-        open_stream(Stream(local=local), 0)
+        open_stream(Stream(TokenFiles(local)), 0)
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -100,9 +107,9 @@ def test_files_that_are_written_again_give_the_new_tokens(form, in_place, tmp_pa
 @pytest.mark.parametrize("form", FLAT)
 def test_hashes_of_an_index_are_compared_again_after_a_change(form, tmp_path):
     folder, index = tmp_path / "data", tmp_path / "index"
-    dtype = options_of(form).get("tokens_dtype")
+    dtype = options_of(form).get("dtype")
     write(form, folder, make_documents(60))
-    list(index_files(str(folder), index, tokens_dtype=dtype))
+    list(index_files(str(folder), index, dtype=dtype))
     assert read(opened(form, folder, index=index)) == as_lists(make_documents(60))
     changed = [each + 1 for each in make_documents(60)]
     write(form, folder, changed)
@@ -123,7 +130,7 @@ def test_files_that_changed_since_they_were_opened_are_refused(form, tmp_path):
 @pytest.mark.parametrize(("form", "which"), [(form, n) for form in FLAT for n in (0, 1)])
 def test_files_that_are_deleted_are_refused(form, which, tmp_path):
     write(form, tmp_path, make_documents(60))
-    loader = loader_of(Stream(local=tmp_path, **options_of(form)))
+    loader = loader_of(Stream(source_of(form, tmp_path)))
     (tmp_path / FILES[form][which]).unlink()
     if (form, which) == ("olmo", 1):  # its table is in memory
         assert len(list(loader)) > 9
@@ -138,7 +145,9 @@ def test_a_whole_cache_is_read_from_a_disk_that_is_read_only(tmp_path):
     write_megatron(tmp_path, documents)
     for name in FILES["megatron"]:
         store.pipe(f"/read-only/web/{name}", (tmp_path / name).read_bytes())
-    remote = Stream(remote="memory://read-only/web/", local=tmp_path / "cache", format="megatron")
+    remote = Stream(
+        TokenFiles("memory://read-only/web/", local=tmp_path / "cache", format="megatron")
+    )
     with pytest.raises(DataError, match="cannot be written"):
         open_stream(remote, 0, disk=ReadOnlyDisk())
     for disk in (None, ReadOnlyDisk()):
@@ -167,8 +176,8 @@ def test_tokens_are_those_of_documents_and_one_digest_covers_lengths(form, tmp_p
     else:
         documents = write_with_gaps(form, tmp_path / "data", documents)
         stream = opened(form, tmp_path / "data")
-        dtype = options_of(form).get("tokens_dtype")
-        list(index_files(str(tmp_path / "data"), tmp_path / "index", tokens_dtype=dtype))
+        dtype = options_of(form).get("dtype")
+        list(index_files(str(tmp_path / "data"), tmp_path / "index", dtype=dtype))
         indexed = opened(form, tmp_path / "data", index=tmp_path / "index")
         assert indexed.full_digest == stream.full_digest
         np.testing.assert_array_equal(indexed.shard_tokens(), stream.shard_tokens())
@@ -193,7 +202,7 @@ def test_tokens_of_megatrons_documents_are_those_of_their_sequences(sequences, t
 def test_a_state_is_refused_once_documents_are_in_another_order(form, tmp_path, monkeypatch):
     monkeypatch.setattr(token_file, "CELL_BYTES", 1 << 20)  # so that shards stay the same
     documents = make_documents(80)
-    stream = Stream(local=tmp_path, **options_of(form))
+    stream = Stream(source_of(form, tmp_path))
     write(form, tmp_path, documents)
     loader = loader_of(stream)
     batches = iter(loader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from streampack import (
     PackedStreamingDataset,
     Packing,
     Stream,
+    TokenFiles,
     World,
 )
 from streampack.errors import ConfigError, DataError
@@ -33,6 +35,7 @@ from tests.helpers.flat import (
     Documents,
     make_documents,
     options_of,
+    source_of,
     write,
     write_arrow,
     write_datatrove,
@@ -119,7 +122,7 @@ def test_the_same_runs_of_documents_give_the_same_packs_in_every_format(
         # In a file of Arrow, other bytes precede the tokens of a run.
         monkeypatch.setattr(token_file, "CELL_BYTES", CELL_BYTES * (2 if form == "arrow" else 1))
         write_runs(form, tmp_path / form, runs)
-        stream = Stream(local=tmp_path / form, **options_of(form))
+        stream = Stream(source_of(form, tmp_path / form))
         sizes = open_stream(stream, 0).raw_bytes
         assert len(sizes) == NUM_RUNS
         assert len(set(sizes.tolist())) == 1
@@ -132,7 +135,7 @@ def test_the_same_runs_of_documents_give_the_same_packs_in_every_format(
 @pytest.mark.parametrize("form", FLAT)
 def test_a_run_resumes_in_another_world(form, tmp_path):
     write(form, tmp_path / form, make_documents())
-    stream = Stream(local=tmp_path / form, **options_of(form))
+    stream = Stream(source_of(form, tmp_path / form))
     mixing = Mixing(global_batch_size=4)
     alone = [row for batch in batches_of(make_dataset(stream, mixing=mixing)) for row in batch]
     loader = PackedDataLoader(make_dataset(stream, mixing=mixing))
@@ -171,13 +174,11 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
     folder, server = bucket
     for name, seed in (("a", 1), ("b", 2)):
         write(form, folder / "tokens", make_documents(seed=seed), name)
-    expected = batches_of(
-        make_dataset(Stream(local=folder / "tokens", **options_of(form)), num_lanes=2)
-    )
+    expected = batches_of(make_dataset(Stream(source_of(form, folder / "tokens")), num_lanes=2))
     urls = [f"s3://bucket/tokens/{name}" for name in names.split(" ")]
-    options: dict[str, Any] = {"remote": urls if len(urls) > 1 else urls[0], "format": form}
-    options |= {"local": tmp_path / "cache", **options_of(form)}
-    remote = Stream(**options)
+    files = urls if len(urls) > 1 else urls[0]
+    options: dict[str, Any] = {"local": tmp_path / "cache", "format": form}
+    remote = Stream(source_of(form, files, **options))
     held = data = sum(each.nbytes for seed in (1, 2) for each in make_documents(seed=seed))
     if form == "arrow":
         with pytest.raises(ConfigError, match="fetched whole") as refused:
@@ -189,7 +190,7 @@ def test_a_remote_is_fetched_once_and_gives_the_packs_of_the_local_files(
         data = sum(path.stat().st_size for path in folder.rglob("*.arrow"))
         assert sum(request.num_bytes for request in whole) == data
         server.start_anew()
-        remote = Stream(index=tmp_path / "index", **options)
+        remote = Stream(source_of(form, files, index=tmp_path / "index", **options))
     first = make_dataset(remote, num_lanes=2)
     assert_same(batches_of(first), expected)
     # A second start on this node finds the tokens and tables in the cache.
@@ -212,7 +213,7 @@ def test_a_file_of_a_remote_is_opened_with_the_files_that_describe_it(form, tmp_
     write(form, bucket[0] / "tokens", make_documents(), "web.v1")
     suffix = {"megatron": "bin", "olmo": "npy", "datatrove": "ds"}[form]
     remote = f"s3://bucket/tokens/web.v1.{suffix}"
-    stream = Stream(remote=remote, local=tmp_path / "cache", format=form, **options_of(form))
+    stream = Stream(source_of(form, remote, local=tmp_path / "cache", format=form))
     assert open_stream(stream, 0).num_samples == 300
 
 
@@ -220,11 +221,7 @@ def test_a_file_of_a_remote_is_opened_with_the_files_that_describe_it(form, tmp_
 def test_an_object_that_changed_is_an_error(tmp_path, bucket, monkeypatch):
     folder, _ = bucket
     write("megatron", folder / "tokens", make_documents())
-    stream = Stream(
-        remote="s3://bucket/tokens",
-        local=tmp_path / "cache",
-        format="megatron",
-    )
+    stream = Stream(TokenFiles("s3://bucket/tokens", local=tmp_path / "cache", format="megatron"))
     dataset = make_dataset(stream)
     write("megatron", folder / "tokens", [each + 1 for each in make_documents()])
     later = time.time() + 100  # rclone's ETag may only have a resolution of seconds
@@ -238,8 +235,8 @@ def test_an_object_that_changed_is_an_error(tmp_path, bucket, monkeypatch):
 def test_a_sample_is_a_document_or_a_sequence(tmp_path):
     documents = make_documents(50)
     write_megatron(tmp_path, documents, sequences=3)
-    whole = open_stream(Stream(local=tmp_path), 0)
-    pieces = open_stream(Stream(local=tmp_path, unit="sequence"), 0)
+    whole = open_stream(Stream(TokenFiles(tmp_path)), 0)
+    pieces = open_stream(Stream(TokenFiles(tmp_path, unit="sequence")), 0)
     assert whole.shard_lengths(0).tolist() == [len(each) for each in documents]
     assert pieces.num_samples == 150
     assert pieces.shard_lengths(0).sum() == whole.shard_lengths(0).sum()
@@ -257,7 +254,7 @@ def test_a_source_is_a_folder_a_file_a_prefix_a_glob_or_a_list(tmp_path):
         ([tmp_path / "b" / "x.ds", tmp_path / "a" / "x.ds"], 40),
     ]
     for source, count in sources:
-        assert open_stream(Stream(local=source), 0).num_samples == count
+        assert open_stream(Stream(TokenFiles(source)), 0).num_samples == count
 
 
 def test_a_saved_dataset_is_read_in_its_own_order(tmp_path):
@@ -267,10 +264,10 @@ def test_a_saved_dataset_is_read_in_its_own_order(tmp_path):
     both = datasets.DatasetDict({"train": dataset, "test": dataset})
     both.save_to_disk(tmp_path / "both", num_shards={"train": 3, "test": 1})
     with pytest.raises(ConfigError, match="splits of a DatasetDict; name the folder") as refused:
-        open_stream(Stream(local=tmp_path / "both"), 0)
+        open_stream(Stream(TokenFiles(tmp_path / "both")), 0)
     folder = refused.value.args[0].rpartition("such as ")[2]
     assert Path(folder).parent == tmp_path / "both"
-    stream = open_stream(Stream(local=tmp_path / "both" / "train"), 0)
+    stream = open_stream(Stream(TokenFiles(tmp_path / "both" / "train")), 0)
     found = [
         opened.tokens.read(opened.data, row).tolist()
         for opened in map(stream.open_shard, range(stream.num_shards))
@@ -284,12 +281,12 @@ def test_padding_and_labels_of_a_dataset_are_noticed(tmp_path, caplog):
     rows = {"input_ids": [[5, 6, 7]] * 9, "attention_mask": [[1, 1, 1]] * 9}
     datasets.Dataset.from_dict({**rows, "labels": [[-100, 6, 7]] * 9}).save_to_disk(tmp_path / "a")
     with caplog.at_level(logging.WARNING):
-        open_stream(Stream(local=tmp_path / "a"), 0)
+        open_stream(Stream(TokenFiles(tmp_path / "a")), 0)
     assert "its column 'labels' is not read, so every token is a target" in caplog.text
     padded = {**rows, "attention_mask": [[1, 1, 0]] + [[1, 1, 1]] * 8}
     datasets.Dataset.from_dict(padded).save_to_disk(tmp_path / "b")
     with pytest.raises(DataError, match="'attention_mask' has zeros, so rows are padded"):
-        open_stream(Stream(local=tmp_path / "b"), 0)
+        open_stream(Stream(TokenFiles(tmp_path / "b")), 0)
 
 
 @pytest.mark.parametrize("item", ["array", "tree", "tensor", "zstd", "tensor, zstd"])
@@ -332,35 +329,34 @@ def test_what_litdata_compresses_in_batches_is_refused_by_name(tmp_path):
     write_litdata(tmp_path, make_documents(20), compression="zstd")
     with pytest.raises(DataError, match="compression_level is 'batch'"):
         open_stream(Stream(local=tmp_path), 0)
+    with pytest.raises(ConfigError, match=r"has an index.json: .* Stream\(Shards\(local="):
+        open_stream(Stream(TokenFiles(tmp_path)), 0)
 
 
 def test_with_eos_a_stream_must_say_whether_its_documents_end_in_it(tmp_path):
     documents = [np.append(each, 7).astype("uint16") for each in make_documents(60)]
     write_megatron(tmp_path, documents)
     packing = Packing(max_seq_len=256, eos_id=7)
-    with pytest.raises(ConfigError, match="ends_with_eos"):
-        make_dataset(Stream(local=tmp_path), packing=packing)
-    said = Stream(local=tmp_path, ends_with_eos=True)
-    plain = batches_of(make_dataset(Stream(local=tmp_path)))
+    with pytest.raises(ConfigError, match=r"TokenFiles\(files, has="):
+        make_dataset(Stream(TokenFiles(tmp_path)), packing=packing)
+    said = Stream(TokenFiles(tmp_path, has=("eos",)))
+    plain = batches_of(make_dataset(Stream(TokenFiles(tmp_path))))
     assert_same(batches_of(make_dataset(said, packing=packing)), plain)
 
 
-@pytest.mark.parametrize(
-    ("option", "end"), [("ends_with_eos=True", []), ("ends_with_eos=False", [7])]
-)
-def test_ends_that_are_not_as_stated_are_blamed_on_the_option(option, end, tmp_path):
+@pytest.mark.parametrize(("has", "end"), [(("eos",), []), ((), [7])])
+def test_ends_that_are_not_as_stated_are_blamed_on_the_option(has, end, tmp_path):
     documents = [np.append(each, end).astype("uint16") for each in make_documents(60)]
     write_megatron(tmp_path, documents)
     packing = Packing(max_seq_len=256, eos_id=7)
-    name, _, value = option.partition("=")
-    wrong = Stream(local=tmp_path, **{name: value == "True"})
-    with pytest.raises(DataError, match=rf"Stream\({option}\) does not hold") as refused:
+    wrong = Stream(TokenFiles(tmp_path, has=has))
+    with pytest.raises(DataError, match=re.escape(f"has={has} does not hold")) as refused:
         batches_of(make_dataset(wrong, packing=packing))
     assert "damaged" not in str(refused.value)
     command = refused.value.args[0].split("`")[1]
     command = command.replace("FILES", str(tmp_path)).replace("FOLDER", str(tmp_path / "index"))
     call_verb(*command.split()[1:])
-    indexed = Stream(local=tmp_path, index=tmp_path / "index")
+    indexed = Stream(TokenFiles(tmp_path, index=tmp_path / "index"))
     assert len(batches_of(make_dataset(indexed, packing=packing))) > 5
 
 
@@ -373,10 +369,10 @@ def test_ids_outside_the_range_are_blamed_on_their_type(form, dtype, value, tmp_
     write(form, tmp_path, documents)
     for option, way_out in (
         ({}, "rewrite them"),
-        ({"tokens_dtype": dtype}, "correct tokens_dtype"),
+        ({"tokens": f"tokens:{dtype}"}, "correct the type in tokens"),
     ):
         with pytest.raises(DataError, match=f"its tokens are read as {dtype}: {way_out}") as bad:
-            batches_of(make_dataset(Stream(local=tmp_path, **option)))
+            batches_of(make_dataset(Stream(TokenFiles(tmp_path, **option))))
         assert "damaged" not in str(bad.value)
 
 
@@ -388,11 +384,11 @@ def test_names_in_stores_may_have_the_characters_of_patterns(remote, tmp_path, b
     for folder in ("a[1]", "b"):
         write("olmo", bucket[0] / folder, make_documents(), "w?b")
     options: dict[str, Any] = {"format": "olmo", **options_of("olmo")}
-    stream = Stream(remote=f"s3://bucket/{remote}", local=tmp_path / "cache", **options)
+    stream = Stream(TokenFiles(f"s3://bucket/{remote}", local=tmp_path / "cache", **options))
     assert open_stream(stream, 0).num_samples == 300
     assert "index.json" not in caplog.text
     assert "streampack index FILES --out FOLDER` write them" in caplog.text
-    here = Stream(local=bucket[0] / remote, **options)
+    here = Stream(TokenFiles(bucket[0] / remote, **options))
     assert open_stream(here, 0).num_samples == 300
 
 
@@ -400,20 +396,20 @@ def test_names_in_stores_may_have_the_characters_of_patterns(remote, tmp_path, b
 def test_a_folder_may_have_the_name_of_a_pattern_or_of_a_file(name, tmp_path):
     (tmp_path / name).mkdir()
     write_megatron(tmp_path / name, make_documents(10))
-    assert open_stream(Stream(local=tmp_path / name), 0).num_samples == 10
+    assert open_stream(Stream(TokenFiles(tmp_path / name)), 0).num_samples == 10
 
 
 def test_files_of_two_formats_need_a_format(tmp_path):
     write_megatron(tmp_path, make_documents(10))
     write_arrow(tmp_path, make_documents(10))
     with pytest.raises(ConfigError, match=r"megatron.*arrow"):
-        open_stream(Stream(local=tmp_path), 0)
-    assert open_stream(Stream(local=tmp_path, format="arrow"), 0).num_samples == 10
+        open_stream(Stream(TokenFiles(tmp_path)), 0)
+    assert open_stream(Stream(TokenFiles(tmp_path, format="arrow")), 0).num_samples == 10
     both = [tmp_path / "web.bin", tmp_path / "web.arrow"]
     with pytest.raises(ConfigError, match=r"web\.bin: is not a \.arrow file of arrow; list only"):
-        open_stream(Stream(local=both, format="arrow"), 0)
+        open_stream(Stream(TokenFiles(both, format="arrow")), 0)
     with pytest.raises(ConfigError, match="'parquet'"):
-        open_stream(Stream(local=tmp_path, format="parquet"), 0)
+        open_stream(Stream(TokenFiles(tmp_path, format="parquet")), 0)
 
 
 @pytest.mark.parametrize("bos", [None, 5])
@@ -428,13 +424,13 @@ def test_documents_are_found_by_their_eos(bos, tmp_path, monkeypatch):
     tokens = np.concatenate([*whole, tail]).astype("uint16")
     (tmp_path / "raw").mkdir()
     tokens.tofile(tmp_path / "raw" / "part.npy")
-    raw = Stream(local=tmp_path / "raw", tokens_dtype="uint16")
+    raw = Stream(TokenFiles(tmp_path / "raw", dtype="uint16"))
     with pytest.raises(DataError, match="streampack index FILES --eos-id"):
         open_stream(raw, 0)
-    arguments = [str(tmp_path / "raw"), "--eos-id", "7", "--tokens-dtype", "uint16"]
+    arguments = [str(tmp_path / "raw"), "--eos-id", "7", "--dtype", "uint16"]
     arguments += ["--out", str(tmp_path / "ends"), *(["--bos-id", "5"] if bos else [])]
     call_verb("index", *arguments)
-    indexed = Stream(local=tmp_path / "raw", tokens_dtype="uint16", index=tmp_path / "ends")
+    indexed = Stream(TokenFiles(tmp_path / "raw", index=tmp_path / "ends", dtype="uint16"))
     stream = open_stream(indexed, 0)
     lengths = [n for shard in range(stream.num_shards) for n in stream.shard_lengths(shard)]
     assert lengths == [len(each) for each in whole]

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import Mixing, PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack import (
+    Download,
+    Mixing,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    TokenFiles,
+)
 from streampack.errors import ConfigError, DataError, StreampackError
 from streampack.flat import token_file
 from streampack.index import token_index
@@ -19,7 +27,7 @@ from streampack.streams import open_stream
 from streampack.testing import assert_resumes, assert_same_in_every_world
 from streampack.write import write_stream
 from tests.helpers.faults import servers
-from tests.helpers.flat import damage, make_documents, options_of, read_documents, write
+from tests.helpers.flat import damage, make_documents, read_documents, source_of, write
 from tests.helpers.verbs import call_verb
 
 FLAT = ("megatron", "olmo", "datatrove", "arrow")
@@ -60,26 +68,26 @@ def test_an_index_has_the_edges_of_documents(form, tmp_path):
     documents = mixed_documents()
     write(form, tmp_path / "data", documents)
     write_stream(documents, tmp_path / "mds", size_limit=4096)
-    types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    types = ["--dtype", "uint16"] if form == "olmo" else []
     shown = index(tmp_path / "data", tmp_path / "index", *types)
     assert "300 documents" in shown
-    indexed = Stream(local=tmp_path / "data", index=tmp_path / "index")
+    indexed = Stream(TokenFiles(tmp_path / "data", index=tmp_path / "index"))
     got = np.concatenate([batch[batch > 0] for batch in batches_of(indexed)])
     expected = np.concatenate(
         [batch[batch > 0] for batch in batches_of(Stream(local=tmp_path / "mds"))]
     )
     assert len(got) == len(expected)
     assert (got == EOS).sum() == (expected == EOS).sum()
-    plain = open_stream(Stream(local=tmp_path / "data", **options_of(form)), 0)
+    plain = open_stream(Stream(source_of(form, tmp_path / "data")), 0)
     assert open_stream(indexed, 0).full_digest == plain.full_digest  # so a run can resume with it
 
 
 @pytest.mark.parametrize("form", FLAT)
 def test_a_byte_that_changed_since_is_an_error(form, tmp_path):
     write(form, tmp_path / "data", make_documents())
-    types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    types = ["--dtype", "uint16"] if form == "olmo" else []
     index(tmp_path / "data", tmp_path / "index", *types)
-    stream = open_stream(Stream(local=tmp_path / "data", index=tmp_path / "index"), 0)
+    stream = open_stream(Stream(TokenFiles(tmp_path / "data", index=tmp_path / "index")), 0)
     place = int(stream.shards.virtual.extents[2, 0]) + 11
     path = tmp_path / "data" / stream.shards.files[0].name
     content = bytearray(path.read_bytes())
@@ -100,23 +108,23 @@ def bucket(tmp_path):
 @pytest.mark.processes
 def test_a_remote_is_verified_with_its_index_and_warned_about_without(tmp_path, bucket, caplog):
     write("megatron", bucket / "tokens", make_documents())
-    options: dict[str, Any] = {"remote": "s3://bucket/tokens", "format": "megatron"}
-    options |= {"local": tmp_path / "cache", "download_retry": 0, "download_timeout": 60}
+    options: dict[str, Any] = {"local": tmp_path / "cache", "format": "megatron"}
+    options |= {"files": "s3://bucket/tokens", "download": Download(retry=0, timeout=60)}
     with caplog.at_level(logging.WARNING):
-        open_stream(Stream(**options), 0)
+        open_stream(Stream(TokenFiles(**options)), 0)
     assert "has no hashes" in caplog.text
     caplog.clear()
     index("s3://bucket/tokens", tmp_path / "index", "--format", "megatron")
     whole = bucket / "tokens" / "web.bin"
     content = whole.read_bytes()
     with caplog.at_level(logging.WARNING):
-        stream = open_stream(Stream(**options, index=tmp_path / "index"), 0)
+        stream = open_stream(Stream(TokenFiles(**options, index=tmp_path / "index")), 0)
         stream.open_shard(0)
     assert "has no hashes" not in caplog.text
     damaged = bytearray(content)
     damaged[int(stream.shards.virtual.extents[1, 0]) + 3] ^= 1
     whole.write_bytes(damaged)
-    reopened = open_stream(Stream(**options, index=tmp_path / "index"), 0)
+    reopened = open_stream(Stream(TokenFiles(**options, index=tmp_path / "index")), 0)
     with pytest.raises(DataError, match=r"web\.bin"):
         reopened.open_shard(1)
 
@@ -130,7 +138,7 @@ def test_a_damaged_index_is_a_typed_error_or_stays_inside_the_file(tmp_path):
     for _ in range(2000):
         path.write_bytes(damage(whole, rng))
         try:
-            stream = open_stream(Stream(local=tmp_path / "data", index=tmp_path / "index"), 0)
+            stream = open_stream(Stream(TokenFiles(tmp_path / "data", index=tmp_path / "index")), 0)
             for shard in range(stream.num_shards):
                 opened = stream.open_shard(shard)
                 ends = opened.tokens.begins + opened.tokens.counts * 2
@@ -143,7 +151,7 @@ def test_a_damaged_index_is_a_typed_error_or_stays_inside_the_file(tmp_path):
 
 def test_an_index_of_other_tokens_or_of_none_is_refused(tmp_path):
     write("datatrove", tmp_path / "data", make_documents(30))
-    stream = Stream(local=tmp_path / "data", index=tmp_path / "index")
+    stream = Stream(TokenFiles(tmp_path / "data", index=tmp_path / "index"))
     with pytest.raises(DataError, match=r"does not exist.*streampack index FILES --out"):
         open_stream(stream, 0)
     index(tmp_path / "data", tmp_path / "index")
@@ -151,7 +159,7 @@ def test_an_index_of_other_tokens_or_of_none_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"is of \d+ bytes of tokens, but web.ds has"):
         open_stream(stream, 0)
     with pytest.raises(ConfigError, match="index does not work with unit"):
-        Stream(local=tmp_path, index=tmp_path, unit="sequence")
+        Stream(TokenFiles(tmp_path, index=tmp_path, unit="sequence"))
 
 
 # Rows of joined documents.
@@ -209,7 +217,7 @@ def test_documents_of_rows_differ_from_the_rows_in_a_saved_run(tmp_path):
     index(tmp_path / "rows", tmp_path / "index", "--eos-id", EOS)
     index(tmp_path / "rows", tmp_path / "index", "--eos-id", 500)
     digests = {
-        open_stream(Stream(local=tmp_path / "rows", shards=shards, **options), 0).full_digest
+        open_stream(Stream(local=tmp_path / "rows", only=shards, **options), 0).full_digest
         for shards in (None, slice(0, 1))
         for options in (
             {},
@@ -237,15 +245,15 @@ def test_rows_of_token_files_are_split_inside_rows(form, piece_bytes, tmp_path, 
     rows, pieces = joined_rows()
     rows = [row.astype("uint16") for row in rows]
     write(form, tmp_path / "data", [*rows, rows[0][:0]])  # the last one is empty
-    options = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    options = ["--dtype", "uint16"] if form == "olmo" else []
     shown = index(tmp_path / "data", tmp_path / "index", "--eos-id", EOS, *options)
     assert f"{len(pieces):,} documents" in shown
     assert f"tokens; {5 if form == 'olmo' else 0} outside of them" in shown
-    stream = Stream(local=tmp_path / "data", split_at=EOS, index=tmp_path / "index")
+    stream = Stream(TokenFiles(tmp_path / "data", split_at=EOS, index=tmp_path / "index"))
     found = read_documents(stream)
     assert [each.tolist() for each in found] == [each.tolist() for each in pieces]
     with pytest.raises(DataError, match="was made for eos_id=7, but split_at=8"):
-        open_stream(Stream(local=tmp_path / "data", split_at=8, index=tmp_path / "index"), 0)
+        open_stream(Stream(TokenFiles(tmp_path / "data", split_at=8, index=tmp_path / "index")), 0)
 
 
 def test_rows_that_an_index_leaves_out_are_in_no_document(tmp_path):
@@ -257,7 +265,7 @@ def test_rows_that_an_index_leaves_out_are_in_no_document(tmp_path):
     table.write_bytes(content)
     index(tmp_path, tmp_path / "out", "--eos-id", EOS, "--trailing", "ignore")
     options = {"split_at": EOS, "index": tmp_path / "out", "trailing": "ignore"}
-    found = read_documents(Stream(local=tmp_path, **options))
+    found = read_documents(Stream(TokenFiles(tmp_path, **options)))
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate([row[:9] for row in rows]))
     assert all((each[:-1] != EOS).all() for each in found)
 
@@ -270,7 +278,7 @@ def test_an_index_of_another_version_is_made_again(tmp_path):
     content = bytearray(path.read_bytes())
     content[8:16] = (1).to_bytes(8, "little")
     path.write_bytes(content)
-    stream = Stream(local=tmp_path, split_at=EOS, index=tmp_path / "out")
+    stream = Stream(TokenFiles(tmp_path, split_at=EOS, index=tmp_path / "out"))
     with pytest.raises(DataError, match="is not an index of tokens") as refused:
         open_stream(stream, 0)
     [command] = re.findall(r"streampack (index .*)$", str(refused.value))
@@ -285,7 +293,7 @@ def test_documents_as_long_as_a_pack_are_no_joined_rows_if_rows_are_split(tmp_pa
     index(tmp_path, tmp_path / "out", "--eos-id", EOS)
     for option, is_warned in (({"split_at": EOS}, False), ({}, True)):
         caplog.clear()
-        stream = Stream(local=tmp_path, name=str(is_warned), index=tmp_path / "out", **option)
+        stream = Stream(TokenFiles(tmp_path, index=tmp_path / "out", **option), name=str(is_warned))
         batches_of(stream, Packing(max_seq_len=64))
         assert ("rows of joined" in caplog.text) == is_warned
 
@@ -294,15 +302,15 @@ def test_documents_as_long_as_a_pack_are_no_joined_rows_if_rows_are_split(tmp_pa
     ("start", "options", "message"),
     [
         (b"", [], "has no web.npy.csv.gz|has no web.csv.gz|the type of its tokens is in no file"),
-        (b"", ["--eos-id", EOS], "set tokens_dtype|set --tokens-dtype"),
-        (b"", ["--eos-id", EOS, "--tokens-dtype", "uint16"], "likely written as int32"),
+        (b"", ["--eos-id", EOS], "set dtype|set --dtype"),
+        (b"", ["--eos-id", EOS, "--dtype", "uint16"], "likely written as int32"),
         (
             b"",
-            ["--eos-id", 70000, "--tokens-dtype", "uint16", "--no-check-dtypes"],
+            ["--eos-id", 70000, "--dtype", "uint16", "--no-check-dtypes"],
             "eos_id=70000 does not fit",
         ),
-        (b"", ["--eos-id", 999, "--tokens-dtype", "uint32"], "is the EOS 999"),
-        (b"\x93NUMPY\1\0", ["--eos-id", EOS, "--tokens-dtype", "uint32"], "a numpy header"),
+        (b"", ["--eos-id", 999, "--dtype", "uint32"], "is the EOS 999"),
+        (b"\x93NUMPY\1\0", ["--eos-id", EOS, "--dtype", "uint32"], "a numpy header"),
     ],
 )
 def test_raw_tokens_are_indexed_by_their_type_and_eos(start, options, message, tmp_path):
@@ -310,13 +318,13 @@ def test_raw_tokens_are_indexed_by_their_type_and_eos(start, options, message, t
     (tmp_path / "web.npy").write_bytes(start + tokens.astype("<u4").tobytes())
     with pytest.raises(StreampackError, match=message) as refused:
         index(tmp_path, tmp_path / "out", *options)
-    assert "tokens_dtype=''" not in str(refused.value)
+    assert "dtype=''" not in str(refused.value)
 
 
 def test_the_type_of_raw_tokens_is_checked_up_to_the_end_of_a_short_file(tmp_path):
     (tmp_path / "web.npy").write_bytes(np.arange(100, 228).astype("<u4").tobytes())
     with pytest.raises(DataError, match="likely written as int32"):
-        index(tmp_path, tmp_path / "out", "--eos-id", EOS, "--tokens-dtype", "uint16")
+        index(tmp_path, tmp_path / "out", "--eos-id", EOS, "--dtype", "uint16")
 
 
 @pytest.mark.parametrize(("magic", "dtype"), [(20240520, "uint16"), (20240801, "uint32")])
@@ -326,13 +334,13 @@ def test_llm_cs_header_is_refused_and_its_tokens_are_read_without_it(magic, dtyp
     head[:3] = magic, 1, sum(map(len, documents))
     path = tmp_path / "web.bin"
     path.write_bytes(head.tobytes() + np.concatenate(documents).tobytes())
-    options = ["--eos-id", EOS, "--tokens-dtype", dtype]
+    options = ["--eos-id", EOS, "--dtype", dtype]
     with pytest.raises(DataError, match=r"llm\.c's header of 1024 bytes.*tail -c") as refused:
         index(path, tmp_path / "out", *options)
     command = str(refused.value).partition("without it: ")[2].replace("COPY", "copy")
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
     index(tmp_path / "copy.bin", tmp_path / "out", *options)
-    found = read_documents(Stream(local=tmp_path / "copy.bin", index=tmp_path / "out"))
+    found = read_documents(Stream(TokenFiles(tmp_path / "copy.bin", index=tmp_path / "out")))
     assert [each.tolist() for each in found] == [each.tolist() for each in documents]
 
 
@@ -382,7 +390,9 @@ def test_files_are_indexed_in_parts_in_processes_and_after_a_kill(tmp_path, monk
     assert kept.stat().st_mtime_ns == before
     index(tmp_path / "data", out, "--resume", "--eos-id", EOS)  # made for another EOS
     assert kept.stat().st_mtime_ns != before
-    assert open_stream(Stream(local=tmp_path / "data", index=out, split_at=EOS), 0).num_samples
+    assert open_stream(
+        Stream(TokenFiles(tmp_path / "data", index=out, split_at=EOS)), 0
+    ).num_samples
 
 
 @pytest.mark.parametrize("part", ["0/2", "3/2", "1", "a/b"])

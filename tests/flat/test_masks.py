@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import PackedDataLoader, PackedStreamingDataset, Packing, Stream
+from streampack import (
+    Download,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    TokenFiles,
+)
 from streampack.errors import DataError
 from streampack.flat import token_file
 from streampack.streams import open_stream
@@ -45,7 +52,7 @@ def write(form: str, folder: Path) -> Path:
 
 
 def options_of(form: str) -> dict[str, Any]:
-    return {"format": form} | ({"tokens_dtype": "uint16"} if form == "olmo" else {})
+    return {"format": form} | ({"dtype": "uint16"} if form == "olmo" else {})
 
 
 @pytest.fixture
@@ -75,12 +82,12 @@ def targets_of(stream: Stream) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mask_gives_the_labels_of_a_loss_mask_column(form, tmp_path, expected):
     write(form, tmp_path / "data")
-    assert targets_of(Stream(local=tmp_path / "data", **options_of(form))) == expected
-    one = Stream(local=tmp_path / "data" / TOKENS[form], **options_of(form))
+    assert targets_of(Stream(TokenFiles(tmp_path / "data", **options_of(form)))) == expected
+    one = Stream(TokenFiles(tmp_path / "data" / TOKENS[form], **options_of(form)))
     assert targets_of(one) == expected
-    types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    types = ["--dtype", "uint16"] if form == "olmo" else []
     call_verb("index", tmp_path / "data", "--out", tmp_path / "index", "--format", form, *types)
-    indexed = Stream(local=tmp_path / "data", index=tmp_path / "index", **options_of(form))
+    indexed = Stream(TokenFiles(tmp_path / "data", index=tmp_path / "index", **options_of(form)))
     assert targets_of(indexed) == expected
 
 
@@ -97,26 +104,26 @@ def test_a_mask_is_fetched_with_its_tokens(form, tmp_path, expected, bucket):
     path = write(form, bucket / "data")
     for name in ("", TOKENS[form]):
         remote = f"s3://bucket/data/{name}"
-        stream = Stream(remote=remote, local=tmp_path / f"cache{name}", **options_of(form))
+        stream = Stream(TokenFiles(remote, local=tmp_path / f"cache{name}", **options_of(form)))
         assert targets_of(stream) == expected
-    types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    types = ["--dtype", "uint16"] if form == "olmo" else []
     out = tmp_path / "index"
     call_verb("index", "s3://bucket/data/", "--out", out, "--format", form, *types)
-    options: dict[str, Any] = {"index": out, "download_retry": 0, **options_of(form)}
+    options: dict[str, Any] = {"index": out, "download": Download(retry=0), **options_of(form)}
     remote = "s3://bucket/data/"
-    assert targets_of(Stream(remote=remote, local=tmp_path / "other", **options)) == expected
+    assert targets_of(Stream(TokenFiles(remote, local=tmp_path / "other", **options))) == expected
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
     with pytest.raises(DataError, match=TOKENS[form]):
-        targets_of(Stream(remote=remote, local=tmp_path / "third", **options))
+        targets_of(Stream(TokenFiles(remote, local=tmp_path / "third", **options)))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mask_that_does_not_fit_is_refused(form, tmp_path):
     path = write(form, tmp_path)
     content = path.read_bytes()
-    stream = Stream(local=tmp_path, **options_of(form))
+    stream = Stream(TokenFiles(tmp_path, **options_of(form)))
     digest = open_stream(stream, 0).full_digest
     path.write_bytes(content[:-1])
     with pytest.raises(DataError, match=rf"{path.name}: has {len(content) - 1} bytes, but .* has"):
@@ -136,7 +143,7 @@ def test_a_mask_of_only_some_files_is_refused(form, tmp_path):
     path = write(form, tmp_path)
     other = "other" if form == "datatrove" else "token_ids_part_0001"
     (write_datatrove if form == "datatrove" else write_olmo)(tmp_path, DOCUMENTS, other)
-    stream = Stream(local=tmp_path, **options_of(form))
+    stream = Stream(TokenFiles(tmp_path, **options_of(form)))
     with pytest.raises(DataError, match=r"has no loss mask .* but other files of the stream have"):
         open_stream(stream, 0)
     missing = {"datatrove": "other.ds.loss", "olmo": "labels_mask_part_0001.npy"}[form]
@@ -147,7 +154,7 @@ def test_a_mask_of_only_some_files_is_refused(form, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_mask_that_changes_while_it_is_read_is_an_error(form, tmp_path):
     path = write(form, tmp_path)
-    stream = open_stream(Stream(local=tmp_path, **options_of(form)), 0)
+    stream = open_stream(Stream(TokenFiles(tmp_path, **options_of(form))), 0)
     stream.open_shard(0)
     path.write_bytes(bytes(reversed(path.read_bytes())))
     with pytest.raises(DataError, match=f"{path.name}: was changed since the stream was opened"):
@@ -157,11 +164,11 @@ def test_a_mask_that_changes_while_it_is_read_is_an_error(form, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_an_index_covers_the_mask(form, tmp_path):
     path = write(form, tmp_path / "data")
-    types = ["--tokens-dtype", "uint16"] if form == "olmo" else []
+    types = ["--dtype", "uint16"] if form == "olmo" else []
     call_verb("index", tmp_path / "data", "--out", tmp_path / "index", "--format", form, *types)
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    stream = Stream(local=tmp_path / "data", index=tmp_path / "index", **options_of(form))
+    stream = Stream(TokenFiles(tmp_path / "data", index=tmp_path / "index", **options_of(form)))
     with pytest.raises(DataError, match=rf"part of {path.name}, are not those that were indexed"):
         open_stream(stream, 0).open_shard(0)

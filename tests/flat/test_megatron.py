@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import Stream
+from streampack import Stream, TokenFiles
 from streampack.errors import DataError
 from streampack.streams import open_stream
 from tests.helpers.flat import Documents, read_documents
@@ -40,14 +40,14 @@ def write(folder: Path, kept: Any, first: Any, modes: bytes = b"") -> Path:
 def test_an_index_that_leaves_documents_out_gives_those_it_has(unit, tmp_path):
     kept = [n for n in range(30) if n % 3]
     write(tmp_path, kept, range(21))
-    found = read_documents(Stream(local=tmp_path, unit=unit))
+    found = read_documents(Stream(TokenFiles(tmp_path, unit=unit)))
     assert [each.tolist() for each in found] == [SEQUENCES[n].tolist() for n in kept]
 
 
 def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
     first = [0, 4, 4, 5, 27, 30, 30]
     write(tmp_path, range(30), first)
-    found = read_documents(Stream(local=tmp_path))
+    found = read_documents(Stream(TokenFiles(tmp_path)))
     whole = [
         [token for each in SEQUENCES[begin:end] for token in each.tolist()]
         for begin, end in itertools.pairwise(first)
@@ -72,8 +72,8 @@ def test_documents_of_several_sequences_and_empty_ones_are_read_whole(tmp_path):
 def test_documents_that_are_not_runs_of_tokens_are_read_by_sequence(kept, first, message, tmp_path):
     write(tmp_path, kept, first)
     with pytest.raises(DataError, match=f"{message}.*unit='sequence'"):
-        read_documents(Stream(local=tmp_path))
-    found = read_documents(Stream(local=tmp_path, unit="sequence"))
+        read_documents(Stream(TokenFiles(tmp_path)))
+    found = read_documents(Stream(TokenFiles(tmp_path, unit="sequence")))
     assert [each.tolist() for each in found] == [SEQUENCES[n].tolist() for n in kept]
 
 
@@ -81,15 +81,15 @@ def test_a_repeating_index_is_refused(tmp_path):
     write(tmp_path, np.repeat(np.arange(30), 2), range(61))
     for unit in ("document", "sequence"):
         with pytest.raises(DataError, match="must begin where the one before ends, or later"):
-            read_documents(Stream(local=tmp_path, unit=unit))
+            read_documents(Stream(TokenFiles(tmp_path, unit=unit)))
 
 
 @pytest.mark.parametrize("unit", ["document", "sequence"])
 def test_an_index_that_ends_before_its_tokens_needs_trailing(unit, tmp_path):
     write(tmp_path, range(20), range(21))
     with pytest.raises(DataError, match=r"end at byte \d+, but web.bin has .*trailing='ignore'"):
-        open_stream(Stream(local=tmp_path, unit=unit), 0)
-    found = read_documents(Stream(local=tmp_path, unit=unit, trailing="ignore"))
+        open_stream(Stream(TokenFiles(tmp_path, unit=unit)), 0)
+    found = read_documents(Stream(TokenFiles(tmp_path, unit=unit, trailing="ignore")))
     assert [each.tolist() for each in found] == [each.tolist() for each in SEQUENCES[:20]]
 
 
@@ -97,6 +97,6 @@ def test_an_index_that_ends_before_its_tokens_needs_trailing(unit, tmp_path):
 def test_images_are_refused_and_text_with_modes_is_read(unit, tmp_path):
     write(tmp_path, range(30), range(31), modes=b"\0" * 29 + b"\1")
     with pytest.raises(DataError, match="sequences of mode 1, which are images"):
-        open_stream(Stream(local=tmp_path, unit=unit), 0)
+        open_stream(Stream(TokenFiles(tmp_path, unit=unit)), 0)
     write(tmp_path, range(30), range(31), modes=b"\0" * 30)
-    assert len(read_documents(Stream(local=tmp_path, unit=unit))) == 30
+    assert len(read_documents(Stream(TokenFiles(tmp_path, unit=unit)))) == 30

@@ -11,11 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streampack import Stream
+from streampack import Stream, TokenFiles
 from streampack.errors import DataError, StreampackError
 from streampack.flat.token_file import Ends, TokenFile, bisect
 from streampack.streams import open_stream
-from tests.helpers.flat import damage, make_documents, options_of, write, write_litdata, write_olmo
+from tests.helpers.flat import (
+    damage,
+    make_documents,
+    source_of,
+    write,
+    write_litdata,
+    write_olmo,
+)
 
 TABLES = {
     "megatron": "web.idx",
@@ -30,7 +37,7 @@ MAX_BYTES = 256 << 20
 
 def read_all(folder: Path, form: str) -> None:
     """Open a stream and read every token that its tables refer to."""
-    stream = open_stream(Stream(local=folder, format=form, **options_of(form)), 0)
+    stream = open_stream(Stream(source_of(form, folder, format=form)), 0)
     for shard in range(stream.num_shards):
         opened = stream.open_shard(shard)
         spans = opened.tokens
@@ -75,13 +82,13 @@ def test_a_missing_table_is_named(form, tmp_path):
     write(form, tmp_path, make_documents(30))
     (tmp_path / TABLES[form]).unlink()
     with pytest.raises(DataError, match=r"web\.(idx|ds\.index|csv\.gz)"):
-        open_stream(Stream(local=tmp_path, **options_of(form)), 0)
+        open_stream(Stream(source_of(form, tmp_path)), 0)
 
 
 def test_tokens_after_olmos_last_document_are_not_read(tmp_path):
     documents = make_documents(20)
     write_olmo(tmp_path, documents)
-    stream = open_stream(Stream(local=tmp_path, tokens_dtype="uint16"), 0)
+    stream = open_stream(Stream(TokenFiles(tmp_path, dtype="uint16")), 0)
     assert stream.total_tokens() == (sum(map(len, documents)), "lengths")
 
 

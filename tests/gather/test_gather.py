@@ -102,7 +102,7 @@ def streams(tmp_path_factory):
     for number, (encoding, dtype, way) in enumerate(STORED):
         folder = tmp_path_factory.mktemp("streams") / f"s{number}"
         encodings = {"a_text": "str", "tokens": encoding, "z_number": "int"}
-        options: dict[str, Any] = {"tokens_dtype": dtype} if encoding == "bytes" else {}
+        options: dict[str, Any] = {"tokens": f"tokens:{dtype}"} if encoding == "bytes" else {}
         if "shifted" in way:
             encodings["labels"] = "ndarray:int32" if way == "unshifted" else "ndarray:int64"
             options["labels"] = "labels"

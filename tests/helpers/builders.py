@@ -82,7 +82,7 @@ def write_stream_files(
                 }
             writer.write(row)
     if lengths_file:
-        write_lengths(folder, tokens=column, tokens_dtype=dtype if encoding == "bytes" else None)
+        write_lengths(folder, tokens=f"{column}:{dtype}" if encoding == "bytes" else column)
     return folder, samples
 
 

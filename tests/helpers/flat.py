@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streampack import Stream
+from streampack import Shards, Stream, TokenFiles
 from streampack.streams import open_stream
 
 Documents = Sequence[npt.NDArray[Any]]
@@ -107,8 +107,16 @@ def write(form: str, folder: Path, documents: Documents, name: str = "web") -> N
     writers[form](folder, documents, name)
 
 
+def source_of(form: str, files: Any, **options: Any) -> Shards | TokenFiles:
+    """Return the source of a format, at a path or a URL."""
+    if form not in ("mds", "litdata"):
+        return TokenFiles(files, **options_of(form), **options)
+    is_remote = "local" in options
+    return Shards(**{"remote" if is_remote else "local": files, **options})
+
+
 def options_of(form: str) -> dict[str, Any]:
-    return {"tokens_dtype": "uint16"} if form == "olmo" else {}
+    return {"dtype": "uint16"} if form == "olmo" else {}
 
 
 def read_documents(stream: Stream) -> Documents:

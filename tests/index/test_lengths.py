@@ -158,28 +158,28 @@ def wide_stream(folder) -> None:
 def test_a_type_that_the_values_contradict_is_refused_and_nothing_is_written(tmp_path):
     wide_stream(tmp_path / "s")
 
-    with pytest.raises(DataError, match=r"likely written as int64: .*set tokens_dtype='int64', or"):
-        write_lengths(tmp_path / "s", tokens_dtype="int32")
+    with pytest.raises(DataError, match=r"likely written as int64: .*tokens='tokens:int64', or"):
+        write_lengths(tmp_path / "s", tokens="tokens:int32")
 
     assert not (tmp_path / "s" / LENGTH_FILE).exists()
-    assert write_lengths(tmp_path / "s", tokens_dtype="int64")[0].num_tokens == 4000
-    indexed = write_lengths(tmp_path / "s", tokens_dtype="int32", check_dtypes=False)
+    assert write_lengths(tmp_path / "s", tokens="tokens:int64")[0].num_tokens == 4000
+    indexed = write_lengths(tmp_path / "s", check_dtypes=False, tokens="tokens:int32")
     assert indexed[0].num_tokens == 8000
 
 
 def test_a_reader_names_the_length_file_that_was_made_with_a_wrong_type(tmp_path):
     wide_stream(tmp_path / "s")
-    write_lengths(tmp_path / "s", tokens_dtype="int32", check_dtypes=False)
+    write_lengths(tmp_path / "s", check_dtypes=False, tokens="tokens:int32")
     file = tmp_path / "s" / LENGTH_FILE
 
-    wrong = Stream(local=str(tmp_path / "s"), tokens_dtype="int32")
-    with pytest.raises(DataError, match=rf"tokens_dtype='int64'.*{file} was made with int32 too"):
+    wrong = Stream(local=str(tmp_path / "s"), tokens="tokens:int32")
+    with pytest.raises(DataError, match=rf"tokens='tokens:int64'.*{file} was made with int32 too"):
         open_stream(wrong, 0).open_shard(0)
-    right = Stream(local=str(tmp_path / "s"), tokens_dtype="int64")
-    message = rf"40 tokens, but {file} says 80; rewrite it: .* --tokens-dtype int64$"
+    right = Stream(local=str(tmp_path / "s"), tokens="tokens:int64")
+    message = rf"40 tokens, but {file} says 80; rewrite it: .* --tokens tokens:int64$"
     with pytest.raises(DataError, match=message):
         open_stream(right, 0).open_shard(0)
-    call_verb("index", tmp_path / "s", "--tokens-dtype", "int64")
+    call_verb("index", tmp_path / "s", "--tokens", "tokens:int64")
     assert open_stream(right, 0).open_shard(0).tokens.counts.tolist()[:2] == [40, 40]
 
 

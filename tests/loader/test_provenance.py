@@ -17,6 +17,7 @@ from streampack import (
     Bucketing,
     Chapter,
     ConfigError,
+    HeldOut,
     IterableStream,
     Mixing,
     Order,
@@ -286,7 +287,7 @@ def test_kept_columns_are_reached_from_a_segment_of_any_format(tmp_path, batch_f
     rows = [{"tokens": t, "url": f"page/{n}", "id": n} for n, t in enumerate(tokens)]
     write_stream(rows, tmp_path / "a", size_limit=600)
     for part, wanted in (("train", range(40, 90)), ("held_out", range(5, 50))):
-        side = Stream(local=tmp_path / "a", part=part, fraction=0.3, unit=unit)
+        side = Stream(local=tmp_path / "a", held_out=HeldOut(part, 0.3, by=unit))
         dataset = PackedStreamingDataset(
             [side], packing=Packing(max_seq_len=32), batch_format=batch_format, world=World()
         )

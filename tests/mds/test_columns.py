@@ -36,7 +36,7 @@ def layout_of(encoding: str, size: int | None = None) -> Any:
             None,
             r"column 'tokens' is stored as 'str' \(column_encodings\), but tokens, labels",
         ),
-        ("bytes", None, "stored as 'bytes', which state no dtype; set tokens_dtype="),
+        ("bytes", None, "stored as 'bytes', which state no dtype; write tokens='tokens:TYPE' with"),
         ("ndarray:float32", None, "holds float32, but must hold one of int8, int16"),
         ("ndarray:int32:4,x", None, r"'ndarray:int32:4,x' \(column_encodings\) has an invalid sh"),
         ("ndarray:int32:4", 8, r"has column_sizes 8, but must have 16; write index"),

@@ -90,7 +90,7 @@ WRONG = [
 def test_a_wrong_type_is_refused_and_the_type_it_names_is_taken(kind, dtype, wrong):
     rng = np.random.default_rng(5)
     shard = stored(rng, kind, dtype, 8 * rng.integers(4, 60, 400))
-    with pytest.raises(DataError, match=rf"tokens_dtype='{wrong}', .*set tokens_dtype='\w+'") as no:
+    with pytest.raises(DataError, match=rf"is read as {wrong}, .*tokens='tokens:\w+'") as no:
         check_tokens_dtype(*shard, wrong, "stream 'x'")
     assert f"was likely written as {dtype}: " in str(no.value)
     check_tokens_dtype(*shard, dtype, "stream 'x'")
@@ -126,19 +126,19 @@ def test_a_dataset_refuses_it_by_name_and_reads_it_as_it_is_told(
     rng = np.random.default_rng(8)
     write(tmp_path / "s", [text(rng, 40, 50_257) for _ in range(100)], dtype)
     if has_lengths:
-        write_lengths(tmp_path / "s", tokens_dtype=dtype)
+        write_lengths(tmp_path / "s", tokens=f"tokens:{dtype}")
     with pytest.raises(
-        DataError, match=r"stream 'web', column of the tokens: .*tokens_dtype='int64'"
+        DataError, match=r"stream 'web', column of the tokens: .*tokens='tokens:int64'"
     ):
-        first_batch(tmp_path / "s", tokens_dtype=wrong)
-    assert first_batch(tmp_path / "s", tokens_dtype=dtype)["segments"][0, 5] == 40
+        first_batch(tmp_path / "s", tokens=f"tokens:{wrong}")
+    assert first_batch(tmp_path / "s", tokens=f"tokens:{dtype}")["segments"][0, 5] == 40
 
 
 def test_data_that_only_looks_so_is_read_if_asked_for(tmp_path):
     rng = np.random.default_rng(9)
     samples = [np.stack([rng.integers(1, 99, 20), np.zeros(20)], 1).ravel() for _ in range(100)]
     write(tmp_path / "s", samples, "int32")
-    with pytest.raises(DataError, match=r"if int32 is right, check_dtypes=False$"):
-        first_batch(tmp_path / "s", tokens_dtype="int32")
-    batch = first_batch(tmp_path / "s", tokens_dtype="int32", check_dtypes=False)
+    with pytest.raises(DataError, match=r"if int32 is right, set check_dtypes=False$"):
+        first_batch(tmp_path / "s", tokens="tokens:int32")
+    batch = first_batch(tmp_path / "s", tokens="tokens:int32", check_dtypes=False)
     assert batch["segments"][0, 5] == 40

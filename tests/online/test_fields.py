@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streampack import DataError, IterableStream, PackedIterableDataset, Packing
+from streampack import DataError, IterableStream, PackedIterableDataset, Packing, Payloads
 from tests.helpers.examples import examples
 
 
@@ -57,7 +57,7 @@ def test_a_payload_is_never_cut_and_lies_where_its_tokens_are(samples, multiple)
             row["tokens"] += [number] * size
             row["images"].append(np.array([number]))
         rows.append(row)
-    stream = IterableStream(rows, payloads={"images": "spans"}, split_payloads=True)
+    stream = IterableStream(rows, payloads=Payloads({"images": "spans"}, split=True))
     packing = {} if multiple is None else {"pad_to_multiple": multiple}
     seen = []
     for batch in dataset(stream, **packing):
@@ -83,7 +83,7 @@ def test_a_payload_without_a_span_belongs_to_all_of_its_sample():
 def test_what_payloads_cost_beyond_their_tokens_takes_room_and_is_no_target():
     rows = [{"tokens": [1, 2], "image": b"y"}, {"tokens": [3, 4, 5]}]
     stream = IterableStream(
-        rows, payloads={"image": None}, length_fn=lambda row: 11 if "image" in row else 0
+        rows, payloads=Payloads({"image": None}, cost=lambda row: 11 if "image" in row else 0)
     )
     [batch] = dataset(stream, padding_id=9)
 
@@ -98,17 +98,17 @@ LONG = {"tokens": [1] * 20, "image": b"x", "span": [14, 18]}
 @pytest.mark.parametrize(
     ("row", "stream", "packing", "message"),
     [
-        (LONG, {}, {}, "has payloads, so it is not cut, .* set split_payloads=True"),
-        (LONG | {"span": [1, 18]}, {"split_payloads": True}, {}, "stands for up to 17 tokens"),
+        (LONG, {}, {}, "has payloads, so it is not cut, .* set Payloads"),
+        (LONG | {"span": [1, 18]}, {"split": True}, {}, "stands for up to 17 tokens"),
         (LONG | {"span": [1, 30]}, {}, {}, r"span \[1, 30\], which is not a part of its 20 tokens"),
         (LONG | {"span": [1, 2, 3, 4]}, {}, {}, "1 payloads, but 2 spans"),
-        (LONG, {"length_fn": lambda _: -1}, {}, "length_fn says -1"),
-        (LONG, {"length_fn": lambda _: 0.5}, {}, "length_fn says 0.5"),
+        (LONG, {"cost": lambda _: -1}, {}, "cost of payloads is -1"),
+        (LONG, {"cost": lambda _: 0.5}, {}, "cost of payloads is 0.5"),
         (LONG, {}, {"overflow": "error"}, "does not fit max_seq_len=16"),
     ],
 )
 def test_bad_payloads_are_named(row, stream, packing, message):
-    source = IterableStream([row], payloads={"image": "span"}, **stream)
+    source = IterableStream([row], payloads=Payloads({"image": "span"}, **stream))
     with pytest.raises(DataError, match=message):
         list(dataset(source, **packing))
 

@@ -19,6 +19,7 @@ from streampack import (
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
+    Payloads,
     ResumeError,
     WorkerError,
 )
@@ -254,9 +255,17 @@ IMAGES = {"payloads": {"images": "spans"}}
             r"token_fields=\[{'w': 'i",
         ),
         (IMAGES, {"payloads": {"images": None}}, r"payloads=\[{'images': 'spans'}\], but .*: None"),
-        (IMAGES, IMAGES | {"split_payloads": True}, r"split_payloads=\[False\], but .*=\[True\]"),
-        (IMAGES, IMAGES | {"length_fn": len}, r"length_fns=\[False\], but .*=\[True\]"),
-        ({}, {"on_bad_sample": "skip"}, r"on_bad_sample=\['raise'\], but .*=\['skip'\]"),
+        (
+            IMAGES,
+            {"payloads": Payloads({"images": "spans"}, split=True)},
+            r"split_payloads=\[False\], but .*=\[True\]",
+        ),
+        (
+            IMAGES,
+            {"payloads": Payloads({"images": "spans"}, cost=len)},
+            r"length_fns=\[False\], but .*=\[True\]",
+        ),
+        ({}, {"on_bad_row": "skip"}, r"on_bad_sample=\['raise'\], but .*=\['skip'\]"),
         ({}, {"sharded": True}, r"sharded=\[False\], but .*=\[True\]"),
         ({"repeat": 1.5}, {"repeat": 2}, r"repeats=\[1.5\], but this dataset has repeats=\[2.0\]"),
         ({"proportion": 3}, {"choose": 3}, r"are_quotas=False, but .*are_quotas=True"),
@@ -277,8 +286,8 @@ def test_a_state_fits_where_what_differs_does_not_decide_the_batches():
     make = lambda **options: PackedIterableDataset(  # noqa: E731
         [IterableStream(Again([]), name="a", **options)], packing=Packing(max_seq_len=32)
     )
-    make(text="body", max_bad_samples=3, repeat=2.0).load_state_dict(
-        make(replay=True, repeat=2).state_dict()
+    make(text="body", on_bad_row=3, repeat=2.0).load_state_dict(
+        make(replay=True, on_bad_row=9, repeat=2).state_dict()
     )
     make(token_fields={"w": "f4"}).load_state_dict(
         make(token_fields={"w": np.dtype("float32")}).state_dict()
@@ -351,7 +360,7 @@ def test_a_resume_counts_no_bad_sample_twice_and_warns_of_none_again(kind, caplo
         rows[number] = [-1]
 
     def loader():
-        stream = IterableStream(kind(rows), name="a", on_bad_sample="skip", max_bad_samples=90)
+        stream = IterableStream(kind(rows), name="a", on_bad_row=90)
         made = PackedIterableDataset([stream], packing=Packing(max_seq_len=32))
         return PackedDataLoader(made, prefetch_threads=0)
 

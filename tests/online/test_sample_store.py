@@ -15,6 +15,7 @@ from streampack import (
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
+    Payloads,
 )
 from tests.helpers.batches import same
 from tests.helpers.examples import examples
@@ -44,7 +45,7 @@ def test_a_token_beyond_int32_is_refused_in_every_format(make, token, options):
     message = rf"stream 'mine', sample 1: token {token} is not a token id; .* 0 to 2147483647"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([IterableStream(rows, name="mine")], packing=packing))
-    stream = IterableStream(rows, on_bad_sample="skip")
+    stream = IterableStream(rows, on_bad_row="skip")
     assert len(pieces(PackedIterableDataset([stream], packing=packing))) == 2
 
 
@@ -62,7 +63,7 @@ def test_a_label_beyond_int32_is_refused_in_every_format(make, label, options, m
     message = rf"stream 'mine', sample 1: 'said' holds {label}, which is outside int32, .* -100"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([IterableStream(rows, name="mine", **stream)], packing=packing))
-    skipping = IterableStream(rows, on_bad_sample="skip", **stream)
+    skipping = IterableStream(rows, on_bad_row="skip", **stream)
     assert len(pieces(PackedIterableDataset([skipping], packing=packing))) == 2
 
 
@@ -165,7 +166,7 @@ def test_payloads_that_left_before_a_state_do_not_count_again():
     ]
 
     def loader() -> PackedDataLoader:
-        stream = IterableStream(rows, payloads={"images": "at"}, split_payloads=True)
+        stream = IterableStream(rows, payloads=Payloads({"images": "at"}, split=True))
         dataset = PackedIterableDataset([stream], packing=Packing(max_seq_len=13), batch_size=8)
         return PackedDataLoader(dataset, prefetch_threads=0)
 

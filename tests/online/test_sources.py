@@ -195,7 +195,7 @@ def test_a_bad_sample_is_skipped_named_in_the_log_and_counted(stream, source, ca
     good = "good" if "tokenizer" in stream else {"tokens": [7] * 4, "y": [7] * 4, "m": [1] * 4}
     rows = MapStyle([*source.rows, good]) if isinstance(source, MapStyle) else [*source, good]
     loader = PackedDataLoader(
-        dataset(IterableStream(rows, name="mine", on_bad_sample="skip", **stream))
+        dataset(IterableStream(rows, name="mine", on_bad_row="skip", **stream))
     )
     batches = iter(loader)
     with caplog.at_level(logging.WARNING):
@@ -211,7 +211,7 @@ def test_an_iterator_that_raises_is_named_with_its_sample_and_never_skipped():
         yield [1, 2]
         raise KeyError("gone")
 
-    broken = IterableStream(source(), name="mine", on_bad_sample="skip")
+    broken = IterableStream(source(), name="mine", on_bad_row="skip")
     with pytest.raises(
         DataError, match=r"'mine': its source \(generator\) raised KeyError: 'gone', .* sample 1"
     ):

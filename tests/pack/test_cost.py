@@ -21,7 +21,7 @@ def packings(draw) -> Packing:
     size = 8 * draw(st.integers(2, 500))
     hidden = draw(st.sampled_from([1, 8, 64, 4096]))
     window = draw(st.sampled_from([None, 1, 100]))
-    longest = float(AttentionCost(hidden_size=hidden, sliding_window=window)(np.array([size]))[0])
+    longest = float(AttentionCost(hidden_size=hidden, window=window)(np.array([size]))[0])
     return Packing(
         max_seq_len=size,
         cost=PackCost(

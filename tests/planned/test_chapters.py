@@ -326,11 +326,11 @@ def test_shards_that_were_appended_are_taken_beside_the_old_ones(tmp_path, has_l
     first = [dataset(Stream(name="web", local=old), chapters=[before]) for _ in range(2)]
     state, whole = state_after(PackedDataLoader(first[0]), 7), keys(PackedDataLoader(first[1]))
     alone = dataset(Stream(name="web", local=merged), chapters=[before])
-    with pytest.raises(ResumeError, match=r"shards=slice\(0, n\)"):
+    with pytest.raises(ResumeError, match=r"only=slice\(0, n\)"):
         alone.load_state_dict(state)
     both = dataset(
-        Stream(name="web", local=merged, shards=slice(0, num_old)),
-        Stream(name="web2", local=merged, shards=slice(num_old, None)),
+        Stream(local=merged, only=slice(0, num_old), name="web"),
+        Stream(local=merged, only=slice(num_old, None), name="web2"),
         chapters=[before, Chapter(weights={"web": 1, "web2": 1}, steps=5)],
     )
     both.load_state_dict(state)

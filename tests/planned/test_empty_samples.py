@@ -36,7 +36,7 @@ def folders(tmp_path):
 
 
 def loader_of(folders, *, packing=None, mixing=None, num_lanes=1, world=None, **options):
-    streams = [Stream(local=str(folder), tokens_dtype="int32") for folder in folders]
+    streams = [Stream(local=str(folder), tokens="tokens:int32") for folder in folders]
     return PackedDataLoader(
         PackedStreamingDataset(
             streams,
@@ -114,7 +114,7 @@ def test_with_several_lanes_a_length_file_has_to_say_where_samples_are_empty(fol
         list(loader_of(folders, num_lanes=2))
 
     for folder in folders:
-        write_lengths(folder, tokens_dtype="int32")
+        write_lengths(folder, tokens="tokens:int32")
 
     assert delivered(loader_of(folders, num_lanes=2)) == expected([LENGTHS, FULL])
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from streampack import Download
 from streampack.errors import DataError
-from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 from tests.helpers.caches import LENGTHS, NOTES, assert_reads, cache_of
+from tests.helpers.locations import location_of
 
 COMPRESSIONS = ["br", "br:3", "bz2", "gz", "gz:1", "snappy", "zstd", "zstd:7"]
 
@@ -43,7 +44,9 @@ def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compressio
     before = names(path)
     local = tmp_path / "local"
     stream = Stream(
-        remote=f"{scheme}{path}", local=str(local), validate_hash="xxh64", keep_zip=keep_zip
+        remote=f"{scheme}{path}",
+        local=str(local),
+        download=Download(hash="xxh64", keep_zip=keep_zip),
     )
 
     opened = open_stream(stream, 0)
@@ -62,7 +65,7 @@ def test_split_is_a_subfolder_of_remote_and_local(tmp_path):
     stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), split="train")
     assert_reads(open_stream(stream, 0), samples)
     same = Stream(remote=str(tmp_path / "r" / "train"), local=str(tmp_path / "l"))
-    assert StreamLocation.of(same).folder == cache_of(tmp_path / "l")
+    assert location_of(same).folder == cache_of(tmp_path / "l")
 
 
 def test_merged_index_with_subfolders_is_read(tmp_path):

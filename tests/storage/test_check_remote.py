@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streampack import Stream
+from streampack import Download, Stream
 from streampack.streams import open_streams
 from streampack.write import write_stream
 from tests.helpers.faults.faultserver import FaultServer
@@ -37,7 +37,7 @@ def bucket(request, tmp_path):
 
 def samples(local: Path, **options: object) -> int:
     stream = Stream(
-        remote="s3://bucket/ds", local=str(local), download_retry=0, download_timeout=60, **options
+        remote="s3://bucket/ds", local=str(local), download=Download(retry=0, timeout=60), **options
     )
     return open_streams([stream])[0].num_samples
 

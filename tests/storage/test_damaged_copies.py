@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streampack import Download
 from streampack.errors import DataError
 from streampack.streams import Stream, open_stream
 from streampack.streams import shard_pool as recent_module
@@ -45,7 +46,9 @@ def test_a_cached_shard_with_damaged_offsets_is_fetched_once_more(
 ):
     path, samples = write_bare(tmp_path / "r", seed=0, compression=compression)
     buckets = Buckets(b=path)
-    stream = Stream(remote="s3://b/r", local=str(tmp_path / "l"), keep_zip=keep_zip)
+    stream = Stream(
+        remote="s3://b/r", local=str(tmp_path / "l"), download=Download(keep_zip=keep_zip)
+    )
     assert_reads(open_stream(stream, 0, store=buckets.store), samples)
     flip_offset(cached(tmp_path / "l", "shard.00000.mds"))
     buckets.asked.clear()

@@ -20,6 +20,7 @@ import pytest
 import streaming
 from botocore.exceptions import NoCredentialsError
 
+from streampack import Download
 from streampack.errors import DataError
 from streampack.storage.download import attempt_s, budget_s, fetch, fetch_if_there
 from streampack.storage.location import StreamLocation
@@ -28,6 +29,7 @@ from streampack.stores.s3 import REQUESTER_PAYS
 from streampack.streams import Stream
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
+from tests.helpers.locations import location_of
 
 CONTENT = bytes(range(256)) * 400
 SPARE_S = 30.0  # an endless wait would take minutes; on a busy machine, anything may take seconds
@@ -46,9 +48,9 @@ bucket_numbers = itertools.count()
 def files_of(remote: str, local: Path, timeout_s: float = 1.0, retry: int = 2) -> StreamLocation:
     local.mkdir(exist_ok=True)
     stream = Stream(
-        remote=remote, local=str(local), download_timeout=timeout_s, download_retry=retry
+        remote=remote, local=str(local), download=Download(retry=retry, timeout=timeout_s)
     )
-    return StreamLocation.of(stream)
+    return location_of(stream)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ def test_twelve_failures_in_a_row_are_ridden_out_and_told_of_now_and_then(
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=waits.append)
     monkeypatch.setattr(retries, "time", clock)  # waits grow with the budget, to seconds
     stream = _Own(tmp_path, [ConnectionResetError(f"the {n}th") for n in range(12)])
-    location = StreamLocation.of(stream)
+    location = location_of(stream)
     attempts = fetch(location, "a.mds", tmp_path / "xyz.tmp")
     assert attempts == 13
     assert len(waits) == 12
@@ -177,7 +179,7 @@ def test_what_does_not_pass_is_an_error_soon_after_the_budget(bucket, kind, opti
     assert (error.uri, error.shard) == (f"{bucket.remote}/a.mds", "a.mds")
     assert 0.4 < error.elapsed_s <= elapsed_s
     assert f"cannot be fetched, {error.attempts} attempt" in str(error)
-    assert "raise download_retry= and download_timeout=" in str(error)
+    assert "raise retry and timeout of Download" in str(error)
     assert os.listdir(bucket.local) == []
 
 
@@ -234,11 +236,11 @@ def test_azure_without_credentials_is_an_error_that_names_them(tmp_path, monkeyp
 def test_credentials_that_come_late_are_waited_for_a_little(tmp_path):
     lost = [NoCredentialsError(), NoCredentialsError()]
     stream = _Own(tmp_path, lost)
-    assert fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp") == 3
+    assert fetch(location_of(stream), "a.mds", tmp_path / "xyz.tmp") == 3
     # Without credentials, one cannot tell whether a length file exists.
     stream.failures = [NoCredentialsError()] * 3
     with pytest.raises(DataError, match="cannot be fetched, 3 attempts in"):
-        fetch_if_there(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+        fetch_if_there(location_of(stream), "a.mds", tmp_path / "xyz.tmp")
 
 
 @only_s3
@@ -293,7 +295,7 @@ class _Late(streaming.Stream):
 def test_an_overdue_attempt_is_left_alone_and_its_late_files_are_removed(tmp_path):
     stream = _Late(tmp_path)
     to = tmp_path / "xyz.tmp"
-    assert fetch(StreamLocation.of(stream), "a.mds", to) >= 2  # the others need 0.2 s by chance
+    assert fetch(location_of(stream), "a.mds", to) >= 2  # the others need 0.2 s by chance
     assert os.listdir(tmp_path) == ["xyz.tmp"]
     assert not stream.late
     stream.free.set()
@@ -332,7 +334,7 @@ class _Own(streaming.Stream):
 def test_what_no_other_attempt_can_change_is_raised_as_it_is(tmp_path, error):
     stream = _Own(tmp_path, [error, error])
     with pytest.raises(type(error), match="no room"):
-        fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+        fetch(location_of(stream), "a.mds", tmp_path / "xyz.tmp")
     assert len(stream.failures) == 1
     assert os.listdir(tmp_path) == []
 
@@ -345,7 +347,7 @@ def test_a_client_that_says_success_and_writes_nothing_is_not_believed(tmp_path)
     stream = Nothing(tmp_path)
     stream.download_timeout = 1
     with pytest.raises(DataError, match=r"client reported success, but wrote no a\.mds"):
-        fetch(StreamLocation.of(stream), "a.mds", tmp_path / "xyz.tmp")
+        fetch(location_of(stream), "a.mds", tmp_path / "xyz.tmp")
 
 
 def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
@@ -375,10 +377,10 @@ def test_what_may_be_missing_is_told_from_what_cannot_be_had(bucket, caplog):
 def test_a_class_of_its_own_may_say_that_there_is_none_with_any_error(tmp_path, caplog):
     stream = _Own(tmp_path, [KeyError("lengths.bin")] * 9)
 
-    assert not fetch_if_there(StreamLocation.of(stream), "lengths.bin", tmp_path / "x.tmp")
+    assert not fetch_if_there(location_of(stream), "lengths.bin", tmp_path / "x.tmp")
     assert "lengths.bin: was refused (KeyError: 'lengths.bin') and is treated as mis" in caplog.text
     stream.failures.clear()
-    assert fetch_if_there(StreamLocation.of(stream), "a.mds", tmp_path / "x.tmp")
+    assert fetch_if_there(location_of(stream), "a.mds", tmp_path / "x.tmp")
 
 
 def test_a_folder_is_fetched_from_without_libraries_of_stores(tmp_path):
@@ -388,12 +390,11 @@ def test_a_folder_is_fetched_from_without_libraries_of_stores(tmp_path):
 import sys
 from pathlib import Path
 from streampack.storage.download import fetch
-from streampack.storage.location import StreamLocation
 from streampack.streams import Stream
 
 for scheme in ("", "file://"):
     stream = Stream(remote=f"{scheme}{sys.argv[1]}/r", local=f"{sys.argv[1]}/l")
-    fetch(StreamLocation.of(stream), "a.mds", Path(sys.argv[1], "l", "a.tmp"))
+    fetch(stream.source.location(), "a.mds", Path(sys.argv[1], "l", "a.tmp"))
 libraries = {"boto3", "botocore", "fsspec", "aiohttp"}
 print(sorted(libraries & set(sys.modules)))
 """

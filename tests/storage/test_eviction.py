@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streampack import Download
 from streampack.errors import ConfigError, DataError
 from streampack.storage.download import fetch, fetch_if_there
 from streampack.storage.filesystem import LocalFilesystem
@@ -177,7 +178,9 @@ def test_an_evicted_shard_that_is_open_is_read_on_and_let_go_at_the_next_opening
 @pytest.mark.parametrize("keep_zip", [False, True])
 def test_a_compressed_file_under_way_counts_for_other_processes_too(tmp_path, keep_zip):
     path, _ = builders.write_stream_files(tmp_path / "r", LENGTHS, compression="zstd")
-    stream = Stream(remote=str(path), local=str(tmp_path / "l"), keep_zip=keep_zip)
+    stream = Stream(
+        remote=str(path), local=str(tmp_path / "l"), download=Download(keep_zip=keep_zip)
+    )
     shards = open_stream(stream, 0).shards.index.shards
     raw = [shard.raw.num_bytes for shard in shards]
     packed = [shard.packed.num_bytes for shard in shards]

@@ -18,10 +18,10 @@ from streampack.index import write_lengths
 from streampack.mds.index import INDEX_FILE
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.cache import ShardCache
-from streampack.storage.location import StreamLocation
 from streampack.streams import Stream, open_stream
 from tests.helpers.builders import write_stream_files
 from tests.helpers.caches import NOTES, assert_reads, write_bare
+from tests.helpers.locations import location_of
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_an_unset_local_is_closed_to_other_users(tmp_path, temporary):
 
 
 def folder_of(stream: Stream) -> Path:
-    return StreamLocation.of(stream).folder
+    return location_of(stream).folder
 
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
@@ -68,10 +68,10 @@ def poisoned(folder: Path, tmp_path) -> None:
 def test_a_folder_that_another_user_made_first_is_not_used(tmp_path):
     path, samples = write_bare(tmp_path / "r", seed=0)
     stream = Stream(remote=str(path))
-    taken = StreamLocation.of(stream)
+    taken = location_of(stream)
     poisoned(taken.folder, tmp_path)
     with pytest.raises(ConfigError, match=r"belongs to another user.*; set local= or TMPDIR"):
-        StreamLocation.of(stream)
+        location_of(stream)
     assert_reads(open_stream(Stream(remote=str(path), local=str(tmp_path / "l")), 0), samples)
 
     # A folder that was chosen before the other user came is refused by name.

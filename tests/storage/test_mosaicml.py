@@ -21,9 +21,9 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.storage.location import StreamLocation
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show
+from tests.helpers.locations import location_of
 
 INSTALL_PAGE = Path(__file__).parents[2] / "docs/install.md"
 
@@ -135,7 +135,7 @@ class Told(streaming.Stream):  # type: ignore[misc]
 def test_a_download_of_a_class_of_its_own_is_sent_to_workers_without_its_client(written, tmp_path):
     stream = Told(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
     stream._downloader.lock = (line for line in "")  # like a client, it cannot be pickled
-    location = pickle.loads(pickle.dumps(StreamLocation.of(stream)))
+    location = pickle.loads(pickle.dumps(location_of(stream)))
 
     location.own_download("index.json", tmp_path / "cache" / "x.tmp")
 
@@ -148,4 +148,4 @@ def test_a_download_of_a_class_of_its_own_is_sent_to_workers_without_its_client(
 def test_a_plain_stream_of_theirs_is_fetched_as_ours_is(written, tmp_path):
     for make in (Stream, streaming.Stream):
         stream = make(remote=str(written.paths[0]), local=str(tmp_path / "cache"))
-        assert StreamLocation.of(stream).own_download is None
+        assert location_of(stream).own_download is None

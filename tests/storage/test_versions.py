@@ -23,6 +23,7 @@ from tests.helpers.caches import (
     write_bare,
 )
 from tests.helpers.examples import examples
+from tests.helpers.locations import location_of
 
 
 def test_hashes_tell_that_a_file_with_another_time_is_the_same(tmp_path):
@@ -240,7 +241,7 @@ def test_one_remote_may_be_written_in_several_ways(tmp_path, one, other, is_same
     (tmp_path / "link").symlink_to(tmp_path / "r")
 
     def location(remote: str, split: str) -> StreamLocation:
-        return StreamLocation.of(
+        return location_of(
             Stream(remote=remote.format(tmp=tmp_path), local=str(tmp_path / "l"), split=split)
         )
 

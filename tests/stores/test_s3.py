@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from streampack import Download
 from streampack.errors import DataError
 from streampack.storage.download import fetch, fetch_if_there
 from streampack.storage.location import StreamLocation
@@ -24,6 +25,7 @@ from streampack.streams import Stream
 from streampack.write.job_output import open_output
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
+from tests.helpers.locations import location_of
 
 CONTENT = bytes(range(256)) * 400
 LARGE = CONTENT * 180  # too large for a single request if it had a hash
@@ -111,8 +113,9 @@ def bucket(tmp_path):
 
 
 def location(tmp_path: Path, **options: int) -> StreamLocation:
-    options = {"download_timeout": 60, "download_retry": 2, **options}
-    return StreamLocation.of(Stream(remote="s3://bucket", local=str(tmp_path / "local"), **options))
+    download = Download(**{"timeout": 60, "retry": 2, **options})
+    local = str(tmp_path / "local")
+    return location_of(Stream(remote="s3://bucket", local=local, download=download))
 
 
 @pytest.mark.parametrize("content", [CONTENT, LARGE], ids=["small", "large"])
@@ -177,7 +180,7 @@ def test_a_store_with_a_private_authority_is_read_over_tls(tmp_path, authority, 
         servers.s3_environment(server.url),
     ):
         with pytest.raises(DataError, match=r"cannot be fetched.*SSLError"):
-            fetch(location(tmp_path, download_timeout=10, download_retry=0), "a.mds", to)
+            fetch(location(tmp_path, timeout=10, retry=0), "a.mds", to)
         monkeypatch.setenv("AWS_CA_BUNDLE", str(authority[0]))
         assert fetch(location(tmp_path), "a.mds", to) == 1
         assert to.read_bytes() == CONTENT

@@ -32,4 +32,4 @@ def test_a_value_out_of_range_is_refused_by_its_sample_or_skipped(make, field, v
 
     with pytest.raises(DataError, match=rf"sample 1: {message}"):
         list(dataset())
-    assert len(pieces(dataset(on_bad_sample="skip"))) == 2
+    assert len(pieces(dataset(on_bad_row="skip"))) == 2

@@ -116,7 +116,7 @@ def test_a_sample_without_tokens_has_a_length_of_0(tmp_path, lengths_file):
     path, samples = builders.write_stream_files(
         tmp_path / "web", lengths, encoding="bytes", lengths_file=lengths_file
     )
-    opened = open_stream(Stream(local=str(path), tokens_dtype="int32"), 0)
+    opened = open_stream(Stream(local=str(path), tokens="tokens:int32"), 0)
 
     found = [opened.shard_lengths(shard) for shard in range(opened.num_shards)]
     edges = np.concatenate([opened.shard_edges(shard) for shard in range(opened.num_shards)])
@@ -154,9 +154,9 @@ def test_labels_and_masks_stored_as_bytes_have_types_of_their_own(tmp_path):
             "labels": [each.tobytes() for each in labels],
         },
     )
-    options = {"local": str(path), "tokens_dtype": "uint16", "labels": "labels"}
+    options = {"local": str(path), "tokens": "tokens:uint16"}
 
-    stream = Stream(**options, labels_dtype="int32", loss_mask="mask", loss_mask_dtype="uint8")
+    stream = Stream(loss_mask="mask:uint8", labels="labels:int32", **options)
     shard = open_stream(stream, 0).open_shard(0)
     for i in range(len(shard.tokens.counts)):
         np.testing.assert_array_equal(shard.tokens.read(shard.data, i), samples[i])
@@ -164,11 +164,11 @@ def test_labels_and_masks_stored_as_bytes_have_types_of_their_own(tmp_path):
         np.testing.assert_array_equal(shard.loss_mask.read(shard.data, i), masks[i])
 
     # Without a type of their own they have the tokens', and are twice as many then.
-    message = r"values in its labels column; .*as int32 .*set labels_dtype='int32'"
+    message = r"values in its labels column; .*as int32 .*labels='labels:int32'"
     with pytest.raises(DataError, match=message):
-        open_stream(Stream(**options, check_dtypes=False), 0).open_shard(0)
-    options |= {"labels_dtype": "int32", "loss_mask": "mask"}
-    with pytest.raises(DataError, match=r"set loss_mask_dtype='uint8'|has \d+ bytes of values"):
+        open_stream(Stream(**options, labels="labels", check_dtypes=False), 0).open_shard(0)
+    options |= {"labels": "labels:int32", "loss_mask": "mask"}
+    with pytest.raises(DataError, match=r"loss_mask='mask:uint8'|has \d+ bytes of values"):
         open_stream(Stream(**options), 0).open_shard(0)
 
 
@@ -183,10 +183,10 @@ def test_the_types_of_a_rewritten_folder_with_an_equal_index_are_checked_again(t
             for row in values:
                 writer.write({"tokens": row.tobytes()})
         written.append((path / "index.json").read_bytes())
-        stream = open_stream(Stream(local=str(path), tokens_dtype="uint16"), 0)
+        stream = open_stream(Stream(local=str(path), tokens="tokens:uint16"), 0)
         if values is tokens:
             stream.open_shard(0)
         else:
-            with pytest.raises(DataError, match="tokens_dtype='int32'"):
+            with pytest.raises(DataError, match="tokens='tokens:int32'"):
                 stream.open_shard(0)
     assert written[0] == written[1]

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from streampack import (
     Chapter,
     ConfigError,
+    HeldOut,
     Mixing,
     Order,
     PackedDataLoader,
     PackedStreamingDataset,
     Packing,
+    Shards,
+    TokenFiles,
     World,
 )
 from streampack.philox import held_out
@@ -46,7 +49,7 @@ def test_each_block_holds_out_one_number_wherever_it_is_looked_up(fraction, stop
 
 
 def written(kind: str, folder: Path, num: int) -> Any:
-    """Return the arguments of a stream with the first samples, and their tokens."""
+    """Return the source of a stream with the first samples, and their tokens."""
     if kind in ("megatron", "olmo", "arrow"):
         documents = flat.make_documents(len(LENGTHS))[:num]
         if kind == "megatron":  # a file is appended
@@ -55,7 +58,7 @@ def written(kind: str, folder: Path, num: int) -> Any:
                 flat.write(kind, folder, documents[200:], "b")
         else:
             flat.write(kind, folder, documents)
-        return {"local": folder, **flat.options_of(kind)}, documents
+        return TokenFiles(folder, **flat.options_of(kind)), documents
     if kind == "split":
         # Of four tokens and more, so that no row begins with an EOS alone: pieces are distinct.
         documents = [
@@ -68,19 +71,19 @@ def written(kind: str, folder: Path, num: int) -> Any:
         write_stream(rows, folder / "rows", size_limit=2000)
         call_verb("index", folder / "rows", "--eos-id", EOS, "--out", folder / "index")
         pieces = [each for row in rows for each in np.split(row, np.flatnonzero(row == EOS) + 1)]
-        options = {"local": folder / "rows", "split_at": EOS, "index": folder / "index"}
-        return options, [each for each in pieces if len(each)]
+        source = Shards(local=folder / "rows", split_at=EOS, index=folder / "index")
+        return source, [each for each in pieces if len(each)]
     if kind == "rows":
         samples = [builders.tokens_of(0, i, n).tolist() for i, n in enumerate(LENGTHS[:num])]
         folder.mkdir()
-        return {"rows": [{"tokens": row} for row in samples], "local": folder}, samples
+        return TokenFiles([{"tokens": row} for row in samples], local=folder), samples
     path, samples = builders.write_stream_files(
         folder,
         LENGTHS[:num],
         lengths_file=kind == "mds",
         compression="zstd" if kind == "zstd" else None,
     )
-    return {"local": path}, samples
+    return Shards(local=path), samples
 
 
 def read(stream: Stream) -> list[tuple[int, ...]]:
@@ -100,17 +103,16 @@ def read(stream: Stream) -> list[tuple[int, ...]]:
     return samples
 
 
-@pytest.mark.parametrize("unit", ["shard", "sample"])
+@pytest.mark.parametrize("by", ["shard", "row"])
 @pytest.mark.parametrize("kind", ["mds", "zstd", "megatron", "olmo", "arrow", "split"])
 def test_the_sides_are_disjoint_and_complete_and_appending_moves_nothing(
-    tmp_path, monkeypatch, kind, unit
+    tmp_path, monkeypatch, kind, by
 ):
     monkeypatch.setattr("streampack.flat.token_file.CELL_BYTES", 2000)
     sides = []
     for num in (200, 300):
-        arguments, samples = written(kind, tmp_path / f"{num}", num)
-        split = {"fraction": 0.2, "unit": unit, **arguments}
-        train, kept = (set(read(Stream(part=side, **split))) for side in SIDES)
+        source, samples = written(kind, tmp_path / f"{num}", num)
+        train, kept = (set(read(Stream(source, held_out=HeldOut(side, 0.2, by)))) for side in SIDES)
         assert not train & kept
         assert train | kept == {tuple(np.asarray(each).tolist()) for each in samples}
         assert 0.1 * len(samples) < len(kept) < 0.3 * len(samples)
@@ -119,15 +121,14 @@ def test_the_sides_are_disjoint_and_complete_and_appending_moves_nothing(
     assert sides[0][1] <= sides[1][1]
 
 
-@pytest.mark.parametrize("part", [None, *SIDES])
-def test_an_epoch_delivers_each_sample_of_its_side_once(tmp_path, part):
-    arguments, samples = written("rows", tmp_path / "rows", 300)
-    if part is not None:
-        arguments |= {"part": part, "fraction": 0.1, "unit": "sample"}
+@pytest.mark.parametrize("side", [None, *SIDES])
+def test_an_epoch_delivers_each_sample_of_its_side_once(tmp_path, side):
+    source, samples = written("rows", tmp_path / "rows", 300)
+    held = None if side is None else HeldOut(side, 0.1, by="row")
     places = held_out(0, 300, 0.1).tolist()
-    own = {None: range(300), "held_out": places, "train": set(range(300)) - set(places)}[part]
+    own = {None: range(300), "held_out": places, "train": set(range(300)) - set(places)}[side]
     dataset = PackedStreamingDataset(
-        [Stream(**arguments)],
+        [Stream(source, held_out=held)],
         packing=Packing(max_seq_len=128, overflow="split"),
         order=Order(num_lanes=2),
         world=World(),
@@ -144,8 +145,8 @@ def test_a_run_of_chapters_resumes_on_one_side_of_a_stream_that_grew(tmp_path):
         path, _ = builders.write_stream_files(tmp_path / f"{num}", LENGTHS[:num])
         # The last shard grows too.
         shards = shards or slice(0, open_stream(Stream(local=path), 0).num_shards - 1)
-        side = {"part": "train", "fraction": 0.1, "unit": "sample"}
-        stream = Stream(name="web", local=path, shards=shards, **side)
+        side = HeldOut("train", 0.1, by="row")
+        stream = Stream(local=path, only=shards, name="web", held_out=side)
         dataset = PackedStreamingDataset(
             [stream],
             packing=Packing(max_seq_len=64),
@@ -166,34 +167,36 @@ def test_a_run_of_chapters_resumes_on_one_side_of_a_stream_that_grew(tmp_path):
 
 def test_a_side_without_samples_is_refused_and_samples_are_the_way_out(tmp_path):
     path, _ = builders.write_stream_files(tmp_path / "s", LENGTHS)
-    split = {"local": path, "part": "held_out", "fraction": 0.01}
     num_shards = open_stream(Stream(local=path), 0).num_shards
     assert not len(held_out(0, num_shards, 0.01))
-    with pytest.raises(ConfigError, match=rf"none of its {num_shards} shards .* set unit='sample'"):
-        open_stream(Stream(unit="shard", **split), 0)
-    assert open_stream(Stream(unit="sample", **split), 0).num_samples == 3
-    with pytest.raises(ConfigError, match="by unit='sample'; set another fraction in both"):
-        open_stream(Stream(unit="sample", **split | {"fraction": 1e-4}), 0)
+    with pytest.raises(ConfigError, match=rf"none of its {num_shards} shards .* set by='row'"):
+        open_stream(Stream(local=path, held_out=HeldOut("held_out", 0.01, "shard")), 0)
+    by_row = Stream(local=path, held_out=HeldOut("held_out", 0.01, "row"))
+    assert open_stream(by_row, 0).num_samples == 3
+    with pytest.raises(ConfigError, match=r"by='row'.*; set another fraction on both"):
+        open_stream(Stream(local=path, held_out=HeldOut("held_out", 1e-4, "row")), 0)
 
 
 def test_any_lists_of_token_files_agree_on_the_sides(tmp_path, monkeypatch):
     monkeypatch.setattr("streampack.flat.token_file.CELL_BYTES", 2000)
     for name in ("a/one", "a/two", "b/three"):
         folder, name = tmp_path / Path(name).parent, Path(name).name
-        documents = [[len(name)] * 3 + each.tolist() for each in flat.make_documents(200)]
+        documents = [[*map(ord, name[:3]), *each.tolist()] for each in flat.make_documents(200)]
         flat.write("megatron", folder, [np.array(each, "uint16") for each in documents], name)
     files = [tmp_path / "a/two.bin", tmp_path / "a/one.bin", tmp_path / "b/three.bin"]
-    for unit in ("sample", "shard"):
-        split = {"fraction": 0.2, "unit": unit}
-        held = [set(read(Stream(local=each, part="held_out", **split))) for each in files]
-        assert len({frozenset(tokens[3:] for tokens in side) for side in held}) == 3
-        for local in (files, tmp_path, f"{tmp_path}/*/*.bin"):
-            assert set(read(Stream(local=local, part="held_out", **split))) == set.union(*held)
-        some = Stream(local=tmp_path, part="held_out", shards=slice(2, 9), **split)
-        assert set(read(some)) < set.union(*held)
+    for by in ("row", "shard"):
+        side = HeldOut("held_out", 0.2, by)
+        held = [set(read(Stream(TokenFiles(each), held_out=side))) for each in files]
+        assert len({frozenset(tokens[3:] for tokens in kept) for kept in held}) == 3
+        for each in (files, tmp_path, f"{tmp_path}/*/*.bin"):
+            assert set(read(Stream(TokenFiles(each), held_out=side))) == set.union(*held)
+        for only in (slice(150, 470), slice(7, 333)):  # of 600, across borders of cells and files
+            whole = read(Stream(TokenFiles(tmp_path)))[only]
+            some = Stream(TokenFiles(tmp_path, only=only), held_out=side)
+            assert read(some) == [each for each in whole if each in set.union(*held)]
 
 
 def test_the_sides_of_mds_are_those_of_earlier_releases(tmp_path):
     path, samples = builders.write_stream_files(tmp_path / "s", LENGTHS)
-    kept = read(Stream(local=path, part="held_out", fraction=0.02, unit="sample"))
+    kept = read(Stream(local=path, held_out=HeldOut("held_out", 0.02, by="row")))
     assert kept == [tuple(samples[n].tolist()) for n in (36, 88, 124, 186, 211, 277)]

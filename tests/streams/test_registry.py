@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import streaming
 
-from streampack.config import Order, Packing
+from streampack.config import Download, Order, Packing
 from streampack.errors import ConfigError
 from streampack.loader.loader import PackedDataLoader
 from streampack.online.dataset import PackedIterableDataset
@@ -78,7 +78,10 @@ def test_a_registered_class_is_found_by_its_name(written, tmp_path, name):
     scheme = "s3://nowhere" if name == "prefixed" else ""
     dataset = dataset_of(
         stream_name=name,
-        stream_config={"prefix": "x"} if name == "prefixed" else {"keep_zip": True},
+        stream_config={
+            "prefixed": {"prefix": "x"},
+            "stream": {"keep_zip": True},
+        }.get(name, {"download": Download(keep_zip=True)}),
         remote=f"{scheme}{written.paths[0]}",
         local=str(tmp_path / "cache"),
     )
@@ -200,9 +203,9 @@ def test_the_streams_of_a_dataset_are_those_that_were_passed(written):
     streams = written.streams()
     dataset = dataset_of(streams)
     assert all(a is b for a, b in zip(dataset.streams, streams, strict=True))
-    assert dataset_of(local=str(written.paths[0])).streams[0].local == str(written.paths[0])
+    assert dataset_of(local=str(written.paths[0])).streams[0].source.local == str(written.paths[0])
     sent = pickle.loads(pickle.dumps(dataset))
-    assert [each.local for each in sent.streams] == [each.local for each in streams]
+    assert [each.source.local for each in sent.streams] == [each.source.local for each in streams]
     rows = IterableStream([[1, 2, 3]], proportion=2.0)
     packed = PackedIterableDataset([rows], packing=Packing(max_seq_len=8))
     assert packed.streams[0].proportion == 2.0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streampack import Stream
+from streampack import Stream, TokenFiles
 from streampack.flat.files import Datatrove, Megatron
 from streampack.flat.token_file import Ends, FoundFile, Options, TokenFile
 from streampack.streams import open_stream
@@ -99,5 +99,5 @@ def test_a_registered_format_is_found_by_its_name(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.tok").write_bytes(np.concatenate(documents).tobytes())
     np.array([len(each) for each in documents], "<u4").tofile(tmp_path / "data" / "a.counts")
-    stream = open_stream(Stream(local=tmp_path / "data", format="counts"), 0)
+    stream = open_stream(Stream(TokenFiles(tmp_path / "data", format="counts")), 0)
     assert stream.shard_lengths(0).tolist() == [len(each) for each in documents]

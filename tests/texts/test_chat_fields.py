@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streampack import PackedStreamingDataset, Stream, chat_dataset
+from streampack import PackedStreamingDataset, Stream, TokenFiles, chat_dataset
 from streampack.errors import ConfigError, DataError
 from streampack.texts import ChatEncoder, chat_fields
 from tests.helpers.chats import CALL, PACKING, TEMPLATE, TOOL, chat_tokenizer, learned, say
@@ -143,7 +143,7 @@ def test_preferences_are_refused_and_the_chosen_answer_can_be_named(tmp_path):
 
 def test_tokens_with_a_mask_are_a_stream_of_their_own(tmp_path):
     rows = [{"input_ids": [5, 6, 7], "assistant_masks": [0, 1, 1]}]
-    stream = Stream(rows=rows, loss_mask="assistant_masks", local=tmp_path)
+    stream = Stream(TokenFiles(rows, loss_mask="assistant_masks", local=tmp_path))
     [batch] = PackedStreamingDataset([stream], packing=PACKING)
     assert batch["labels"][0, :3].tolist() == [6, 7, -100]
 

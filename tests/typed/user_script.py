@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from streampack import (
+    Chats,
     IterableStream,
     Order,
     PackedDataLoader,
@@ -42,7 +43,7 @@ def train(tokenizer: object, chats: list[dict[str, object]]) -> int:
     packing = Packing(max_seq_len=2048, overflow="truncate", eos_id=2)
     streams = [
         Stream(local="data/web", proportion=0.9),
-        Stream(rows=chats, tokenizer=tokenizer, chat={"train_on": "all"}, proportion=0.1),
+        Stream(Chats(chats, tokenizer, train_on="all"), proportion=0.1),
     ]
     dataset = PackedStreamingDataset(streams, packing=packing, order=Order(seed=1), batch_size=2)
     chat_dataset(chats, tokenizer, packing=packing, train_on="last_response", batch_size=1)

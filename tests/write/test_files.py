@@ -171,7 +171,7 @@ def known_of(stream) -> list:
 @pytest.mark.parametrize("shards", [None, slice(1, 3), slice(0, 2)])
 def test_a_reader_keeps_the_stream_that_it_opened_when_that_grows(tmp_path, inputs, shards):
     write_texts(inputs[:1], tmp_path / "s", options_of(tmp_path))
-    opened = open_stream(Stream(local=str(tmp_path / "s"), shards=shards), 0)
+    opened = open_stream(Stream(local=str(tmp_path / "s"), only=shards), 0)
     known = known_of(opened)
 
     write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))

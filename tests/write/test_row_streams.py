@@ -25,11 +25,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from streampack import Order, PackedStreamingDataset, Packing, Stream, chat_dataset
+from streampack import (
+    Chats,
+    HeldOut,
+    Order,
+    PackedStreamingDataset,
+    Packing,
+    Stream,
+    Texts,
+    TokenFiles,
+    chat_dataset,
+    chat_datasets,
+)
 from streampack.errors import ConfigError, DataError
 from streampack.planned import stream_lengths
+from streampack.streams import open_stream
 from streampack.texts import ChatEncoder
-from streampack.write.row_streams import written_rows
 from tests.helpers.chats import LETTERS, PACKING, TEMPLATE, chat_tokenizer, chats, say, words
 from tests.helpers.examples import examples
 
@@ -85,12 +96,33 @@ def test_conversations_are_the_same_stream_in_any_container(tmp_path):
     found = {}
     for name, each in (in_memory(rows) | files_of(rows, tmp_path)).items():
         local = tmp_path / name
-        stream = Stream(rows=each, tokenizer=chat_tokenizer(), chat=True, local=local)
+        stream = Stream(Chats(each, chat_tokenizer(), local=local))
         assert samples_of(stream) == wanted, name
         found[name] = chat_dataset(each, chat_tokenizer(), packing=PACKING, local=local).digest
         assert len([path for path in local.iterdir() if path.is_dir()]) == 1, name
 
     assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("kind", ["texts", "chats", "ids"])
+def test_a_slice_of_rows_has_the_samples_of_the_slice(kind, tmp_path):
+    rows, options = chats(20), {"local": tmp_path / "cache"}
+    make = {
+        "texts": lambda only: Texts(texts(20), words(), only=only, **options),
+        "chats": lambda only: Chats(rows, chat_tokenizer(), only=only, **options),
+        "ids": lambda only: TokenFiles([[n, n + 1] for n in range(20)], only=only, **options),
+    }[kind]
+    wanted = samples_of(Stream(make(None)))
+    for only in (slice(3, 11), slice(15, None), slice(0, 1)):
+        assert samples_of(Stream(make(only))) == wanted[only]
+    folders = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert len(folders) == 1  # tokenized once, whatever the slice
+    with pytest.raises(ConfigError, match=r"only=slice"):
+        samples_of(Stream(make(slice(20, 30))))
+    sides = [HeldOut(side, 0.25, by="row") for side in ("train", "held_out")]
+    parts = [samples_of(Stream(make(slice(4, 20)), held_out=side)) for side in sides]
+    assert sorted(parts[0] + parts[1]) == sorted(wanted[4:20])
+    assert all(parts)
 
 
 def test_texts_and_token_ids_are_rows_too(tmp_path):
@@ -99,12 +131,12 @@ def test_texts_and_token_ids_are_rows_too(tmp_path):
 
     by_name = [{"body": row["text"], "url": b"not JSON"} for row in rows]
     each = [
-        Stream(rows=rows, tokenizer=tokenizer, local=tmp_path),
-        Stream(rows=[row["text"] for row in rows], tokenizer=tokenizer, local=tmp_path),
-        Stream(rows=by_name, tokenizer=tokenizer, text="body", local=tmp_path),
-        Stream(rows=wanted, local=tmp_path),
-        Stream(rows=[np.array(ids) for ids in wanted], local=tmp_path),
-        Stream(rows=datasets.Dataset.from_dict({"input_ids": wanted}), local=tmp_path),
+        Stream(Texts(rows, tokenizer, local=tmp_path)),
+        Stream(Texts([row["text"] for row in rows], tokenizer, local=tmp_path)),
+        Stream(Texts(by_name, tokenizer, text="body", local=tmp_path)),
+        Stream(TokenFiles(wanted, local=tmp_path)),
+        Stream(TokenFiles([np.array(ids) for ids in wanted], local=tmp_path)),
+        Stream(TokenFiles(datasets.Dataset.from_dict({"input_ids": wanted}), local=tmp_path)),
     ]
     for stream in each:
         assert [tokens for tokens, _ in samples_of(stream)] == wanted
@@ -112,21 +144,21 @@ def test_texts_and_token_ids_are_rows_too(tmp_path):
 
 def test_labels_of_token_ids_are_kept(tmp_path):
     rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [-100]}]
-    (tokens, labels), _ = samples_of(Stream(rows=rows, labels="labels", local=tmp_path))
+    (tokens, labels), _ = samples_of(Stream(TokenFiles(rows, labels="labels", local=tmp_path)))
     assert (tokens, labels) == ([5, 6, 7], [6, 7, -100])
 
 
 def test_a_table_of_many_batches_keeps_its_rows_and_their_order(tmp_path):
     rows = [{"input_ids": [number + 1]} for number in range(2500)]
     for name, each in in_memory(rows).items():
-        stream = written_rows(Stream(rows=each, local=tmp_path / name))
+        stream = Stream(TokenFiles(each, local=tmp_path / name))
         assert [tokens for tokens, _ in samples_of(stream)] == [row["input_ids"] for row in rows]
 
 
 def test_a_stream_of_rows_is_a_stream_like_any_other(tmp_path):
     mixed = [
-        Stream(rows=chats(40), tokenizer=chat_tokenizer(), chat=True, local=tmp_path, repeat=1),
-        Stream(rows=texts(90), tokenizer=words(), name="replay", local=tmp_path, choose=10),
+        Stream(Chats(chats(40), chat_tokenizer(), local=tmp_path), repeat=1),
+        Stream(Texts(texts(90), words(), local=tmp_path), name="replay", choose=10),
     ]
     dataset = PackedStreamingDataset(mixed, packing=PACKING, order=Order(seed=3))
     assert dataset.stream_names == ["rows", "replay"]
@@ -145,15 +177,14 @@ def test_a_stream_of_rows_is_a_stream_like_any_other(tmp_path):
 def test_workers_do_not_get_the_rows(tmp_path):
     dataset = chat_dataset(chats(500), chat_tokenizer(), packing=PACKING, local=tmp_path)
     assert len(pickle.dumps(dataset)) < 50_000
-    assert (dataset.streams[0].rows, dataset.streams[0].tokenizer) == (None, None)
+    sent = pickle.loads(pickle.dumps(dataset))
+    assert sent.streams[0].source.files is list
+    assert sent.with_arguments(batch_size=2).digest  # what was opened is not opened again
 
 
-def folder_of(rows: Any, local: Path, tokenizer: Any = None, **options: Any) -> str:
-    options = {"chat": True, **options}
-    made = written_rows(
-        Stream(rows=rows, tokenizer=tokenizer or chat_tokenizer(), local=local, **options)
-    )
-    return str(made.local)
+def folder_of(rows: Any, local: Path, tokenizer: Any = None, kind: Any = Chats, **own: Any) -> str:
+    source = kind(rows, tokenizer or chat_tokenizer(), local=local, **own)
+    return str(open_stream(Stream(source), 0).cache.folder)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +199,7 @@ def test_the_folder_of_rows_is_that_of_their_content(cache, data):
     rows = data.draw(st.lists(st.fixed_dictionaries({"text": text}), min_size=1, max_size=4))
     other = data.draw(st.lists(st.fixed_dictionaries({"text": text}), min_size=1, max_size=4))
     rows, other = [[*each, {"text": "a"}] for each in (rows, other)]
-    folders = [folder_of(each, cache, words(), chat=None) for each in (rows, list(rows), other)]
+    folders = [folder_of(each, cache, words(), kind=Texts) for each in (rows, list(rows), other)]
     assert folders[0] == folders[1]
     assert (folders[0] == folders[2]) == (rows == other)
 
@@ -186,7 +217,7 @@ def test_the_folder_depends_on_all_that_the_tokens_depend_on(tmp_path):
         folder_of(rows[::-1], tmp_path),
         folder_of(rows, tmp_path, other_end),
         folder_of(rows, tmp_path, other_words),
-        folder_of(rows, tmp_path, chat={"train_on": "all"}),
+        folder_of(rows, tmp_path, train_on="all"),
     ]
     assert len(set(folders)) == len(folders)
 
@@ -220,22 +251,18 @@ OPTIONS: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
 @pytest.mark.parametrize(("options", "messages", "expected"), OPTIONS)
 def test_options_of_chats_reach_their_encoder(tmp_path, options, messages, expected):
     packing = replace(PACKING, overflow="truncate")
-    rows = {"rows": [{"messages": messages}], "tokenizer": chat_tokenizer(KEEPS)}
-    streams = [Stream(**rows, chat=options, local=tmp_path / "a")]
-    arguments = {"packing": packing, "local": tmp_path / "b"}
+    rows, tokenizer = [{"messages": messages}], chat_tokenizer(KEEPS)
+    streams = [Stream(Chats(rows, tokenizer, local=tmp_path / "a", **options))]
     for dataset in (
         PackedStreamingDataset(streams, packing=packing),
-        chat_dataset(*rows.values(), **arguments, **options),
-        chat_dataset(*rows.values(), packing=PACKING, local=tmp_path / "a", chat=options),
+        chat_dataset(rows, tokenizer, packing=packing, local=tmp_path / "b", **options),
     ):
         found = samples_of(dataset.streams[0])
         learned = [[label for label in labels if label >= 0] for _, labels in found]
-        assert [rows["tokenizer"].decode(each) for each in learned] == expected
+        assert [tokenizer.decode(each) for each in learned] == expected
     [name] = options
-    with pytest.raises(ConfigError, match=rf"^{name}=.*write it as chat=\{{'{name}': "):
-        Stream(**rows, **options)
-    with pytest.raises(ConfigError, match=rf"^{name}= is also in chat="):
-        chat_dataset(*rows.values(), **arguments, chat=options, **options)
+    with pytest.raises(ConfigError, match=rf"^{name}=.*not an argument of Stream"):
+        Stream(local=tmp_path, **options)
 
 
 @pytest.mark.parametrize(
@@ -245,25 +272,25 @@ def test_options_of_chats_reach_their_encoder(tmp_path, options, messages, expec
         ({"template_kwargs": {"keep": object()}}, "is not an object of JSON"),
         ({"context_roles": "documents"}, r"is one text; write \['documents'\]"),
         ({"ignore_fields": "notes"}, r"is one text; write \['notes'\]"),
-        ({"temperature": 1}, "write options of RowFormat"),
+        ({"temperature": 1}, "temperature=1: not an argument of Chats"),
     ],
 )
 def test_options_of_chats_are_checked(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
-        folder_of(chats(2), tmp_path, chat=options)
+        folder_of(chats(2), tmp_path, **options)
 
 
-@pytest.mark.parametrize("options", [{"eos_id": 4}, {"chat": True}, {}])
+@pytest.mark.parametrize(("kind", "options"), [(Texts, {"eos_id": 4}), (Chats, {}), (Texts, {})])
 @pytest.mark.parametrize("eos_id", [None, 4])
-def test_texts_that_no_token_ends_are_warned_of_once(tmp_path, caplog, options, eos_id):
+def test_texts_that_no_token_ends_are_warned_of_once(tmp_path, caplog, kind, options, eos_id):
     warn = stream_lengths._warn_of_open_text
     warn.cache_clear()
-    rows = chats(3) if "chat" in options else texts(3)
-    stream = Stream(rows=rows, tokenizer=chat_tokenizer(), local=tmp_path, **options)
+    rows = chats(3) if kind is Chats else texts(3)
+    stream = Stream(kind(rows, chat_tokenizer(), local=tmp_path), **options)
     dataset = PackedStreamingDataset([stream], packing=replace(PACKING, eos_id=eos_id))
     dataset.with_arguments(batch_size=2)
     found = [each.getMessage() for each in caplog.records if "no token ends its texts" in each.msg]
-    assert len(found) == (not options and eos_id is None)
+    assert len(found) == (kind is Texts and not options and eos_id is None)
 
 
 def test_a_tokenizer_that_has_padded_is_the_same_one(tmp_path):
@@ -288,13 +315,13 @@ def test_a_file_is_known_by_its_content(tmp_path):
 
 SCRIPT = """
 import logging, sys
-from streampack import Packing, chat_dataset
+from streampack import chat_dataset
 from tests.helpers.chats import PACKING, chat_tokenizer, chats
 
 logging.basicConfig(level=logging.INFO)
 rows = chats(int(sys.argv[2]), most_words=200)
 dataset = chat_dataset(rows, chat_tokenizer(), packing=PACKING, local=sys.argv[1])
-print(dataset.streams[0].local, dataset.digest)
+print(dataset.streams.opened[0].cache.folder, dataset.digest)
 """  # without a guard: a worker that imported it would begin another build
 
 
@@ -355,11 +382,11 @@ def test_the_next_build_removes_what_another_one_left(tmp_path):
 def test_a_bad_row_is_named_as_the_user_counts(tmp_path):
     rows = [*texts(3), {"text": 5}]
     with pytest.raises(DataError, match=r"^rows: row 3: .*text.*; set on_bad_row='skip' to"):
-        folder_of(rows, tmp_path, words(), chat=None)
+        folder_of(rows, tmp_path, words(), kind=Texts)
     long = [{"text": "a " * 500}] * 9000  # in the third part of 4 MiB
     long[8700] = {"text": None}
     with pytest.raises(DataError, match=r"^rows: row 8700: "):
-        folder_of(long, tmp_path, words(), chat=None)
+        folder_of(long, tmp_path, words(), kind=Texts)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
@@ -387,7 +414,7 @@ def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):
 def test_rows_without_a_local_are_kept_in_the_folder_of_this_user(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dataset = chat_dataset(chats(3), chat_tokenizer(), packing=PACKING)
-    folder = Path(dataset.streams[0].local)
+    folder = Path(dataset.streams.opened[0].cache.folder)
     assert folder.parent == tmp_path / f"streampack-{os.getuid()}" / "rows"
     assert folder.parent.parent.stat().st_mode & 0o077 == 0
 
@@ -398,13 +425,13 @@ def test_a_conversation_of_several_samples_is_on_one_side_of_a_split(kind, tmp_p
         return [" ".join(LETTERS[int(digit)] for digit in f"{number:03}"), "a"] * 3
 
     rows = [{"messages": say(*texts_of(number))} for number in range(100)]
-    options: dict[str, Any] = {"rows": {"list": rows, **files_of(rows, tmp_path)}[kind]}
-    options |= {"tokenizer": chat_tokenizer(), "chat": {"train_on": "each_response"}}
-    sides = []
-    for side in (None, "train", "held_out"):
-        split = {"part": side, "fraction": 0.2, "unit": "sample"} if side else {}
-        written = written_rows(Stream(**options, **split, local=tmp_path))
-        sides.append([tuple(tokens[:5]) for tokens, _ in samples_of(written)])
+    files = {"list": rows, **files_of(rows, tmp_path)}[kind]
+    options: dict[str, Any] = {"train_on": "each_response", "local": tmp_path}
+    source = Chats(files, chat_tokenizer(), **options)
+    streams = [Stream(source)]
+    for dataset in chat_datasets(files, chat_tokenizer(), held_out=0.2, packing=PACKING, **options):
+        streams += dataset.streams
+    sides = [[tuple(tokens[:5]) for tokens, _ in samples_of(stream)] for stream in streams]
     whole, train, held = map(set, sides)
     assert sorted(sides[0]) == sorted(sides[1] + sides[2])
     assert (len(sides[0]), len(whole), len(held)) == (300, 100, 20)

@@ -12,6 +12,7 @@ import datasets
 import numpy as np
 import pytest
 
+from streampack import Download
 from streampack.errors import ConfigError, DataError
 from streampack.mds.index import INDEX_FILE, parse_index
 from streampack.streams import Stream, open_stream
@@ -196,7 +197,9 @@ def test_an_error_of_the_source_leaves_nothing(tmp_path):
 
 def test_hashes_are_written_and_hold(tmp_path):
     write_stream(samples_of(), tmp_path / "r", hashes=["sha1", "md5"])
-    stream = Stream(remote=str(tmp_path / "r"), local=str(tmp_path / "l"), validate_hash="md5")
+    stream = Stream(
+        remote=str(tmp_path / "r"), local=str(tmp_path / "l"), download=Download(hash="md5")
+    )
     assert open_stream(stream, 0).open_shard(0).tokens.counts.tolist() == LENGTHS
     assert import_module("streaming.base.format").get_index_basename() == INDEX_FILE
 

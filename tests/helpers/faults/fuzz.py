@@ -306,7 +306,7 @@ def write_good_streams(folder: Path) -> dict[str, tuple[Files, dict[str, Any]]]:
         "dynamic": ({"encoding": "ndarray"}, {}),
         "columns": ({"extra_columns": True, "lengths_file": False}, {}),
         "lengths": ({"lengths_file": True}, {}),
-        "bytes": ({"encoding": "bytes", "dtype": "uint16"}, {"tokens_dtype": "uint16"}),
+        "bytes": ({"encoding": "bytes", "dtype": "uint16"}, {"tokens": "tokens:uint16"}),
         "labels": (
             {
                 "columns": {"labels": "ndarray:int32", "meta": "pkl"},

@@ -29,6 +29,7 @@ from streampack.errors import StreampackError
 from streampack.streams import Stream
 from streampack.world import World
 from tests.helpers import builders
+from tests.helpers.locations import with_download
 
 NUM_SAMPLES = 2000
 SHARD_BYTES = 64 * 1024
@@ -302,7 +303,7 @@ class Store:
 
     def stream(self, name: str = "ds", **options: Any) -> Stream:
         options = {"local": str(self.caches / name), **options}
-        return Stream(remote=f"s3://{self.bucket}/{name}", **options)
+        return Stream(remote=f"s3://{self.bucket}/{name}", **with_download(options))
 
     def uri(self, basename: str) -> str:
         return f"s3://{self.bucket}/ds/{basename}"

@@ -43,6 +43,7 @@ from streampack.streams import Stream
 from streampack.world import World
 from tests.helpers.batches import digest
 from tests.helpers.builders import tokens_of, write_stream_files
+from tests.helpers.locations import with_download
 
 LOG = "log.jsonl"
 
@@ -75,7 +76,7 @@ def num_altered(batch: dict[str, Any]) -> int:
 def make_dataset(config: dict[str, Any]) -> PackedStreamingDataset:
     """Make the dataset that a config asks for; see `tests.helpers.faults.launch.Bench.config`."""
     return PackedStreamingDataset(
-        streams=[Stream(**stream) for stream in config["streams"]],
+        streams=[Stream(**with_download(stream)) for stream in config["streams"]],
         packing=Packing(**config["packing"]),
         mixing=Mixing(**config["mixing"]),
         order=Order(**config["order"]),

@@ -262,7 +262,7 @@ class Bench:
     def streams(
         self, cache: str = "cache", *, s3: bool = True, **options: Any
     ) -> list[dict[str, Any]]:
-        common = {"download_timeout": 10, "download_retry": 2, **options}
+        common = {"timeout": 10, "retry": 2, **options}
         folder = self.datasets[0].folder.parent
         bucket = f"s3://{folder.name}" if s3 else str(folder)
         return [

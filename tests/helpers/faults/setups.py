@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack import Download
 from streampack.config import Mixing, Order, Packing
 from streampack.gather.gather import Gatherer
 from streampack.plan.device_plan import DeviceView
@@ -255,7 +256,11 @@ def open_remote(
 ) -> tuple[TokenStream, ...]:
     """Open a setup's streams from the store, with the length files that are on the real disk."""
     streams = [
-        Stream(remote=f"s3://store/{i}", local=str(folder / str(i)), keep_zip=setup.keep_zip)
+        Stream(
+            remote=f"s3://store/{i}",
+            local=str(folder / str(i)),
+            download=Download(keep_zip=setup.keep_zip),
+        )
         for i in range(setup.num_streams)
     ]
     opened = open_streams(streams, cache_limit=limit, disk=disk, store=store)
