@@ -30,7 +30,7 @@ from streampack import (
     World,
 )
 from streampack.write import write_stream
-from tests.helpers.flat import FORMATS, options_of, write
+from tests.helpers.flat import FORMATS, source_of, write
 
 MAX_SEQ_LEN, BATCH_SIZE = 8192, 8
 
@@ -66,7 +66,7 @@ def main() -> None:
                 write_stream(documents, path)
             else:
                 write(form, path, documents)
-        streams[form] = Stream(local=path, **options_of(form))
+        streams[form] = Stream(source_of(form, path))
     for batch_format in ("native", "compact"):
         rates: dict[str, list[float]] = {form: [] for form in streams}
         for turn in range(args.runs + 1):
