@@ -127,8 +127,8 @@ MOVED_OPTIONS = """\
 
 `Stream` once had all options that sources have now. A source is one of `Shards`, `TokenFiles`,
 `Texts` and `Chats`: where samples are, and what a sample is. `Stream` has what a run does with
-them. The tables have each option that `Stream` and its `chat` had. An error that refuses an option
-has the same line.
+them. The tables have each option that `Stream` and its `chat` had, and those of `IterableStream`
+that became others. An error that refuses an option has the same line.
 
 `Stream(remote=..., local=...)` is short for `Stream(Shards(remote=..., local=...))`, and takes the
 other options of `Shards` too. In YAML a source is the section `shards`, `token_files`, `texts` or

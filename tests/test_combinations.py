@@ -31,6 +31,7 @@ from streampack import (
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
+    Payloads,
     Shards,
     Stream,
     TokenFiles,
@@ -198,7 +199,9 @@ MISTAKES: list[Callable[[Path], Any]] = [
     partial(bucketed, order=Order(pack_shuffle=4)),
     partial(planned, mixing=Mixing(stop="repeat")),
     *(
-        partial(online, packing=replace(PACKING, **options), stream={"payloads": {"id": None}})
+        partial(
+            online, packing=replace(PACKING, **options), stream={"payloads": Payloads({"id": None})}
+        )
         for options in ({"method": "next_fit"}, {"method": "concat"})
     ),
     partial(online, steps="equal", mixing=Mixing(stop="repeat")),

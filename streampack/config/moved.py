@@ -53,8 +53,13 @@ MOVED = {
     "fraction": "held_out=HeldOut(side=..., fraction={value}, by=...)",
     "begins_with_bos": "TokenFiles(has=['bos']) or TokenFiles(has=[])",
     "ends_with_eos": "TokenFiles(has=['eos']) or TokenFiles(has=[])",
+    "length_fn": "IterableStream(source, payloads=Payloads({'images': 'spans'}, cost={value}))",
+    "split_payloads": "IterableStream(source, payloads=Payloads({...}, split={value}))",
+    "on_bad_sample": "IterableStream(source, on_bad_row='skip') or IterableStream(source)",
+    "max_bad_samples": "IterableStream(source, on_bad_row={value})",
 }
-"""What to write for each option that `Stream` had when it was all sources in one."""
+"""What to write for each option that `Stream` had when it was all sources in one, and for those of
+`IterableStream` that became others."""
 CALL = re.compile(r"(?:\w+=)?([A-Z]\w+)\((.*?)\)")
 
 
@@ -65,7 +70,7 @@ def line_of(name: str, value: object, *, is_yaml: bool = False) -> str:
     ('download=Download(retry=5)', 'download: {retry: 5}')
     """
     line, shown = MOVED.get(name, ""), short_text(value)
-    if is_yaml:
+    if is_yaml and not line.startswith("Iterable"):  # YAML has none
         line, shown = CALL.sub(_in_yaml, line), f"{json.dumps(value, default=str):.200}"
     return line.replace("{value}", shown).replace("{bare}", shown.strip("'\""))
 
@@ -107,12 +112,12 @@ def with_known_options(kind: Kind) -> Kind:
         init(self, *args, **options)
 
     def shown(self: Any) -> str:
-        given = {name: getattr(self, name) for name in expected.parameters}
         stated = [
             f"{name}={short_repr(value)}"
-            for name, value in given.items()
+            for name, each in expected.parameters.items()
             # Rows in memory are never compared.
-            if not (isinstance(value, PLAIN) and value in (expected.parameters[name].default, {}))
+            if (value := getattr(self, name)) is not each.default
+            and not (isinstance(value, PLAIN) and value in (each.default, {}))
         ]
         return f"{kind.__name__}({', '.join(stated)})"
 

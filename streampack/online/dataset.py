@@ -225,7 +225,7 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
             steps = read_count("steps", steps, way_out)
         given = {"stop": mixing.stop, "batching_method": mixing.batching_method}
         check_combination({"steps": steps, **given})
-    _check_fields(streams, packing, bucketing)
+    _check_fields(streams, packing)
     limit = packing.buffer_samples or MOST_WAITING
     packing = replace(packing.resolved(), buffer_samples=limit)
     check_max_cost(packing)
@@ -250,22 +250,15 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
     )
 
 
-def _check_fields(
-    streams: Sequence[IterableStream], packing: Packing, bucketing: Bucketing | None
-) -> None:
+def _check_fields(streams: Sequence[IterableStream], packing: Packing) -> None:
     """Refuse extra fields that cannot share a batch, or that the packing method would cut."""
     dtypes: dict[str, str] = {}
     for stream in streams:
-        if bucketing is not None and "seq_lens" in {*stream.token_fields, *stream.objects}:
-            raise ConfigError(
-                f"stream {stream.name!r} has an extra field 'seq_lens', which is a key of "
-                "every batch already; give it another name in the source"
-            )
         for name, dtype in stream.token_fields.items():
             if dtypes.setdefault(name, dtype) != dtype:
                 raise ConfigError(
                     f"token_fields: {name!r} is {dtypes[name]!r} in one stream and {dtype!r} in "
                     "another; a batch has one array for both, so give it one dtype"
                 )
-        payloads = dict(stream.objects) or None
+        payloads = stream.payloads.payloads or None
         check_combination({"Stream(payloads)": payloads, "method": packing.method})

@@ -100,7 +100,7 @@ class ItemDecoder:
         self._stream = stream = plan.streams[number]
         self._packing = plan.packing
         self._has_labels, self._has_extras = plan.has_labels, plan.has_extras
-        self._skips = stream.skips_bad_rows
+        self._skips = stream.most_bad is not None
         self._is_bare = not (stream.has_labels or stream.has_extras)
 
     def columns(self, tokens: list[Any], *others: list[Any]) -> Columns:
@@ -130,7 +130,7 @@ class ItemDecoder:
             row = item.get(stream.text if is_text else stream.tokens, item.get("input_ids"))
         size = len(row) if isinstance(row, Sized) else 1
         # Parsing copies what has payloads, and it is read alone.
-        return own_copy(item) if self._copies and not stream.objects else item, size
+        return own_copy(item) if self._copies and not stream.payloads.payloads else item, size
 
     def decode(self, items: Sequence[Any], numbers: Sequence[int]) -> tuple[Int64Array, Columns]:
         """Return the tokens of each item as it is packed, shape (n,), and the columns.
@@ -169,14 +169,13 @@ class ItemDecoder:
         try:
             if plain is not None:
                 if self._skips:
-                    stream.check_ids(number, plain[0])
-                    stream.check_labels(number, plain[1])
+                    stream.check_values(number, plain[0], plain[1])
                 return encoded_length(plain[0], packing), *plain, None
             sample = stream.sample(item, number, ids)
             length = encoded_length(sample.tokens, packing) + sample.extra_cost
             extras = None
             if stream.has_extras:
-                where, may_split = stream.where(number), stream.may_split
+                where, may_split = stream.where(number), stream.payloads.split
                 extras = extras_of(sample, length, packing, where, may_split=may_split)
         except DataError as error:
             return 0, error, None, None, None

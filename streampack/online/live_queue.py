@@ -242,8 +242,8 @@ class LiveQueue:
         if first_bad < len(rows):
             stream, number = rows[first_bad, [STREAM, SAMPLE]].tolist()
             tokens, labels, *_ = columns
-            self._plan.streams[stream].check_ids(number, tokens[first_bad])
-            self._plan.streams[stream].check_labels(number, labels[first_bad] if labels else None)
+            own = labels[first_bad] if labels else None
+            self._plan.streams[stream].check_values(number, tokens[first_bad], own)
         if self._memory.payloads and not again:
             stream, number = rows[-1, [STREAM, SAMPLE]].tolist()
             self._memory.check(self._plan.streams[stream].where(number))

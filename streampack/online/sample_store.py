@@ -190,7 +190,8 @@ class BatchWriter:
         self._has_labels, self._has_extras = plan.has_labels, plan.has_extras
         self._stores = stores
         self._token_fields = {k: v for each in plan.streams for k, v in each.token_fields.items()}
-        self._payloads = tuple(dict.fromkeys(k for each in plan.streams for k in each.objects))
+        fields = (name for each in plan.streams for name in each.payloads.payloads)
+        self._payloads = tuple(dict.fromkeys(fields))
         self._rows: tuple[Int32Array, Int32Array] | None = None  # reused for each batch
 
     def write(

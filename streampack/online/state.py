@@ -38,13 +38,6 @@ STATE_VERSION = 8
 KIND = "iterable"
 UNCHANGED = "load what state_dict() returned, unchanged"
 MAX_STEP = 2**63 - 1
-# `IterableStream` fields that decide how its samples are read; saved unchanged.
-STREAM_FIELDS = (
-    "labels",
-    "labels_shifted",
-    "loss_mask",
-    "sharded",
-)
 
 
 def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
@@ -67,16 +60,18 @@ def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
         "tokenizers": [stream.tokenizer is not None for stream in streams],
         "text": [None if stream.tokenizer is None else stream.text for stream in streams],
         "tokens": [stream.tokens if stream.tokenizer is None else None for stream in streams],
-        **{key: [getattr(stream, key) for stream in streams] for key in STREAM_FIELDS},
+        "labels": [stream.labels for stream in streams],
+        "labels_shifted": [stream.labels_shifted for stream in streams],
+        "loss_mask": [stream.loss_mask for stream in streams],
         "sharded": [bool(stream.sharded) for stream in streams],
         "token_fields": [
             {name: np.dtype(dtype).name for name, dtype in stream.token_fields.items()}
             for stream in streams
         ],
-        "split_payloads": [stream.may_split for stream in streams],
-        "on_bad_sample": ["skip" if stream.skips_bad_rows else "raise" for stream in streams],
-        "payloads": [dict(stream.objects) for stream in streams],
-        "length_fns": [stream.length_fn is not None for stream in streams],
+        "split_payloads": [stream.payloads.split for stream in streams],
+        "on_bad_sample": ["raise" if stream.most_bad is None else "skip" for stream in streams],
+        "payloads": [dict(stream.payloads.payloads) for stream in streams],
+        "length_fns": [stream.payloads.cost is not None for stream in streams],
     }
 
 

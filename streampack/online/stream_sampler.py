@@ -71,7 +71,7 @@ class StreamSampler:
         self._decoder = ItemDecoder(plan, number, copies=not slice_.is_list)
         self.most_together = CHUNK
         """Items that are read together. Payloads of a group would all be in memory together."""
-        if stream.objects:
+        if stream.payloads.payloads:
             self.most_together = 1
         elif slice_.is_list and stream.tokenizer is None:
             self.most_together = LIST_ITEMS
@@ -225,9 +225,9 @@ class StreamSampler:
                 fit_samples(row, self._packing.max_seq_len, "error", [self._name])
             except DataError as too_long:
                 return too_long
-        elif not self._stream.skips_bad_rows:
+        num_bad, most = int(line[BAD_AT]), self._stream.most_bad
+        if most is None:
             return error
-        num_bad, most = int(line[BAD_AT]), self._stream.max_bad_samples
         if num_bad > most:
             refused = DataError(
                 f"stream {self._name!r}: more than on_bad_row={most} bad samples in a worker; "

@@ -47,6 +47,9 @@ FIELDS = {
         "resume with the run's proportion, repeat or choose of each stream, epoch_size and "
         "weight_unit"
     ),
+    "split_payloads": Field("resume with the run's Payloads(..., split=)"),
+    "length_fns": Field("resume with the run's Payloads(..., cost=), or with none, as it had"),
+    "on_bad_sample": Field("resume with the run's on_bad_row: 'error', or 'skip' or a number"),
     "pack_shuffle": Field("resume with Order(pack_shuffle={first})"),
     PACK_LENGTHS: Field("resume with the max_seq_len of each Stream that the run began with"),
     "shares": Field("they come from length files, or else from bytes: restore the length files"),

@@ -7,9 +7,8 @@ chosen here.
 Cost: opening a stream with a length file takes milliseconds, whatever its size.
 """
 
-from streampack.streams.iterable_stream import IterableSample, IterableStream
+from streampack.streams.iterable_stream import IterableSample, IterableStream, Payloads
 from streampack.streams.opening import open_stream, open_streams
-from streampack.streams.payloads import Payloads
 from streampack.streams.shard_pool import OpenShard
 from streampack.streams.stream import Stream
 from streampack.streams.token_stream import TokenStream

@@ -4,7 +4,7 @@
 
     IterableStream(rows, proportion=0.3)               rows: [5, 6, 7], {"tokens": [5, 6, 7]}, ...
     IterableStream(texts, tokenizer=tokenizer)         "a text", {"text": "a text"}
-    IterableStream(rows, payloads={"images": "spans"})
+    IterableStream(rows, payloads=Payloads({"images": "spans"}))
 
 Cost: about 0.5 us per sample for arrays, 10 ns per token for lists, and 10 us per sample with extra
 fields. The source is read on demand.
@@ -21,11 +21,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from streampack._checks import MAX_ID, check_choice, is_weight, read_integer, show_number
+from streampack._checks import MAX_ID, read_integer
+from streampack.config.moved import with_known_options
 from streampack.errors import ConfigError, DataError
 from streampack.padding import PADDING_MASK, is_padded, padded_range
 from streampack.streams.label_columns import TARGET_COLUMNS, warn_unused_label_column
-from streampack.streams.payloads import Payloads
 from streampack.streams.sample_fields import (
     ENCODE_CHATS,
     cast_values,
@@ -39,17 +39,15 @@ from streampack.streams.sample_fields import (
     token_ids,
     values_per_token,
 )
-from streampack.texts.source_traits import MapStyle, check_not_table, is_one_shot, num_items
+from streampack.texts.source_traits import MapStyle, check_not_table, has_index
 from streampack.texts.tokenization import check_tokenizer
 from streampack.types import Int64Array
 
-BAD_ROWS = {"error": 0, "skip": 100}
-"""Samples that may be skipped, per worker and epoch."""
 Plain: TypeAlias = tuple[Any, Any, Any]
 """Token ids, and labels and a loss mask if the stream has them, each of shape (num_tokens,)."""
 # Reserved keys of a batch: no field may have one of these names.
 BATCH_KEYS = {"tokens", "labels", "input_pos", "document_ids", "cu_seqlens", "max_seqlen"}
-BATCH_KEYS |= {"segments", "epoch", "position", "chunks"}
+BATCH_KEYS |= {"segments", "epoch", "position", "chunks", "seq_lens"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,12 +68,33 @@ class IterableSample:
     """Token slots that the sample takes beyond its tokens."""
 
 
+@with_known_options
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """Objects that samples of an iterable have beside their tokens, such as images.
+
+    >>> Payloads({"images": "spans"}, split=True).split
+    True
+    """
+
+    payloads: Mapping[str, str | None] = field(default_factory=dict)
+    """Fields with objects of a sample, each with the field of their token spans: pairs of the first
+    token and one past the last. None as the field of spans: the objects belong to the whole
+    sample."""
+    cost: Callable[[Any], int] | None = None
+    """Returns the token slots that an item's objects take beyond its tokens. The slots follow the
+    tokens as padding."""
+    split: bool = False
+    """Whether a sample with payloads may be split between spans if it is longer than a pack."""
+
+
+@with_known_options
 @dataclass(frozen=True, slots=True, eq=False)
 class IterableStream:
     """A weighted iterable of samples: token lists, arrays, texts, or dicts that hold them.
 
     Raises:
-        ConfigError: If a value is invalid, alone or for this source.
+        ConfigError: If a value is invalid. The dataset checks the weights.
 
     >>> IterableStream([[5, 6], [7]], proportion=0.3).sample([5, 6], 0).tokens.tolist()
     [5, 6]
@@ -107,9 +126,8 @@ class IterableStream:
     """Field of the text in dicts, with a tokenizer."""
     token_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields with one value per token, and the dtypes of their arrays in a batch."""
-    payloads: Payloads | Mapping[str, str | None] = field(default_factory=dict)
-    """Fields with objects of a sample, such as images, each with the field of their token spans;
-    `Payloads` has more options."""
+    payloads: Payloads = Payloads()
+    """Objects of a sample beside its tokens, such as images."""
     sharded: bool | None = None
     """Whether the source gives each worker of each rank its own samples. None: it does not, and is
     refused if it asks which worker it is in. False: it is told that it is in none."""
@@ -118,23 +136,12 @@ class IterableStream:
     on_bad_row: Literal["error", "skip"] | int = "error"
     """What a sample that is malformed or cannot be tokenized does: raise an error, or be skipped
     and counted. "skip": up to 100 per worker and epoch; a number: as many."""
-    objects: Mapping[str, str | None] = field(init=False)
-    length_fn: Callable[[Any], int] | None = field(init=False)
-    may_split: bool = field(init=False)
-    max_bad_samples: int = field(init=False)
-    """Samples that each worker skips per epoch before it raises."""
 
     def __post_init__(self) -> None:
         self._check_source()
-        self._check_weights()
-        self._set_payloads()
-        given: Any = self.on_bad_row
-        most = BAD_ROWS.get(given, given)
-        if isinstance(most, str):
-            check_choice("on_bad_row", most, tuple(BAD_ROWS))
-        if read_integer("on_bad_row", most, "write 'skip', or how many may be skipped") < 0:
-            raise ConfigError(f"on_bad_row={most} is negative; 0 skips none")
-        object.__setattr__(self, "max_bad_samples", int(most))
+        if self.on_bad_row not in ("error", "skip"):
+            way_out = "write 'error', 'skip', or how many samples may be skipped"
+            read_integer("on_bad_row", self.on_bad_row, way_out, least=0)
         if self.tokenizer is not None:
             check_tokenizer(self.tokenizer)
         self._check_fields()
@@ -153,42 +160,26 @@ class IterableStream:
                 f"{names}; pass one of its values, such as source['train'], or a list of rows"
             )
         check_not_table(self.source, "source")
-        if not isinstance(self.source, Iterable) and not (
-            hasattr(self.source, "__getitem__") and num_items(self.source) is not None
-        ):
+        if not isinstance(self.source, Iterable) and not has_index(self.source):
             raise ConfigError(
                 f"source={self.source!r} cannot be iterated; give a list, a generator or a dataset"
             )
 
-    def _set_payloads(self) -> None:
-        given = self.payloads if isinstance(self.payloads, Payloads) else Payloads(self.payloads)
-        object.__setattr__(self, "objects", given.payloads)
-        object.__setattr__(self, "length_fn", given.cost)
-        object.__setattr__(self, "may_split", given.split)
-
-    def _check_weights(self) -> None:
-        if self.proportion is not None and not is_weight(self.proportion):
-            raise ConfigError(
-                f"proportion={show_number(self.proportion)}: a weight must be a number of 0 or "
-                "more; 0 leaves the stream out"
-            )
-        for key in ("repeat", "choose"):
-            if getattr(self, key) is not None and is_one_shot(self.source):
-                raise ConfigError(
-                    f"{key}={show_number(getattr(self, key))} needs a source that has a length or "
-                    f"can be iterated again, and a {type(self.source).__name__} is neither; pass a "
-                    "list, a dataset, or an object whose __iter__ makes a new generator"
-                )
-
     def _check_fields(self) -> None:
-        for name, value in (("token_fields", self.token_fields), ("payloads", self.objects)):
+        if not isinstance(self.payloads, Payloads):
+            raise ConfigError(
+                f"payloads={short_repr(self.payloads)} is not a Payloads; write "
+                "Payloads({'images': 'spans'}), for example"
+            )
+        given = {"token_fields": self.token_fields, "payloads": self.payloads.payloads}
+        for name, value in given.items():
             if not isinstance(value, Mapping):
                 example = "{'weight': 'float32'}" if name == "token_fields" else "{'images': None}"
                 raise ConfigError(f"{name}={value!r} is not a dict; write {name}={example}")
             taken = sorted(BATCH_KEYS & set(value))
             if taken:
                 raise ConfigError(
-                    f"{name} has a field {taken[0]!r}, which is a key of every batch already; "
+                    f"{name} has a field {taken[0]!r}, which is a key of batches already; "
                     "give it another name in the source"
                 )
         for name, dtype in self.token_fields.items():
@@ -201,9 +192,10 @@ class IterableStream:
                 ) from None
 
     @property
-    def skips_bad_rows(self) -> bool:
-        """Whether a bad sample is skipped, rather than raises an error."""
-        return self.on_bad_row != "error"
+    def most_bad(self) -> int | None:
+        """Bad samples that a worker skips per epoch before one is an error; None: each is one."""
+        given = self.on_bad_row
+        return {"error": None, "skip": 100}[given] if isinstance(given, str) else int(given)
 
     def where(self, number: int) -> str:
         """Return a sample's description for messages."""
@@ -223,9 +215,7 @@ class IterableStream:
                 way_out = f"set text= to the field that holds it: {' or '.join(map(repr, fields))}"
         if is_chat(item):
             way_out = ENCODE_CHATS
-        elif isinstance(item, Mapping) and plain_row(self._field_of(dict(item))) is not None:
-            way_out = "omit tokenizer=, as its samples hold token ids"
-        elif not isinstance(item, Mapping) and plain_row(item) is not None:
+        elif plain_row(self._field_of(item) if isinstance(item, Mapping) else item) is not None:
             way_out = "omit tokenizer=, as its samples are token ids"
         raise DataError(f"{self.where(number)}: {what}, but a tokenizer takes text; {way_out}")
 
@@ -253,12 +243,11 @@ class IterableStream:
                 f"{where}: 0 tokens, but a sample needs 1 or more; drop it from the source, or "
                 "set on_bad_row='skip'"
             )
-        self.check_ids(number, tokens)
         labels, loss_mask = (
             None if name is None else values_per_token(tokens, item, name, where)
             for name in (self.labels, self.loss_mask)
         )
-        self.check_labels(number, labels)
+        self.check_values(number, tokens, labels)
         if loss_mask is not None and not is_mask(loss_mask):
             value = loss_mask[(loss_mask != 0) & (loss_mask != 1)][0]
             raise DataError(
@@ -277,7 +266,7 @@ class IterableStream:
             raise DataError(f"{where}: {error}") from error
         if kept is None:
             return item, tokens
-        if kept.start and any(self.objects.values()):
+        if kept.start and any(self.payloads.payloads.values()):
             raise DataError(
                 f"{where}: its {PADDING_MASK!r} marks padding before the tokens, which the spans "
                 "of payloads would count; pad on the right, or not at all"
@@ -287,8 +276,8 @@ class IterableStream:
         cut = {name: row[kept] for name, row in rows.items() if len(row) == len(tokens)}
         return {**item, **cut}, tokens[kept]
 
-    def check_ids(self, number: int, tokens: Int64Array) -> None:
-        """Refuse invalid token ids with a DataError that names the first."""
+    def check_values(self, number: int, tokens: Int64Array, labels: Int64Array | None) -> None:
+        """Refuse invalid token ids and labels with a DataError that names the first."""
         if len(wrong := invalid_token_ids(tokens)):
             what = f"is not a token id; they go from 0 to {MAX_ID}; tokenize the sample again"
             if wrong[0] < 0:
@@ -297,9 +286,6 @@ class IterableStream:
                     "labels or a loss mask"
                 )
             raise DataError(f"{self.where(number)}: token {wrong[0]} {what}")
-
-    def check_labels(self, number: int, labels: Int64Array | None) -> None:
-        """Refuse invalid labels with a DataError that names the first."""
         if labels is not None and len(wrong := invalid_labels(labels)):
             raise DataError(
                 f"{self.where(number)}: {self.labels!r} holds {wrong[0]}, which is outside int32, "
@@ -344,7 +330,7 @@ class IterableStream:
                 return None
         return None if mask is not None and not is_mask(mask) else (tokens, labels, mask)
 
-    def _field_of(self, item: dict[str, Any]) -> Any:
+    def _field_of(self, item: Mapping[str, Any]) -> Any:
         if self.tokens == "tokens" and "tokens" not in item:
             return item.get("input_ids")
         return item.get(self.tokens)
@@ -352,12 +338,13 @@ class IterableStream:
     @property
     def has_labels(self) -> bool:
         """Whether a sample's labels may differ from the next tokens."""
-        return not self._is_tokens_only or self.length_fn is not None
+        return not self._is_tokens_only or self.payloads.cost is not None
 
     @property
     def has_extras(self) -> bool:
         """Whether samples have more than tokens and targets: fields, payloads or their length."""
-        return bool(self.length_fn is not None or self.token_fields or self.objects)
+        given = self.payloads
+        return bool(given.cost is not None or self.token_fields or given.payloads)
 
     @property
     def _is_tokens_only(self) -> bool:
@@ -370,13 +357,13 @@ class IterableStream:
             name: cast_values(item, name, np.dtype(dtype), len(sample.tokens), where)
             for name, dtype in self.token_fields.items()
         }
-        payloads = {name: payload_objects(item.get(name)) for name in self.objects}
+        payloads = {name: payload_objects(item.get(name)) for name in self.payloads.payloads}
         spans = {
             name: payload_spans(item, span_field, len(payloads[name]), len(sample.tokens), where)
-            for name, span_field in self.objects.items()
+            for name, span_field in self.payloads.payloads.items()
             if span_field is not None
         }
-        extra = 0 if self.length_fn is None else self.length_fn(item)
+        extra = 0 if self.payloads.cost is None else self.payloads.cost(item)
         if not isinstance(extra, int | np.integer) or extra < 0:
             raise DataError(
                 f"{where}: the cost of payloads is {extra!r}, but must be the token slots that "

@@ -28,6 +28,7 @@ from streampack import (
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
+    Payloads,
     World,
     expand,
     merge_slices,
@@ -238,7 +239,7 @@ def test_slices_of_iterables_merge_into_the_whole_batch(layout):
 
     def batches(world: World) -> Any:
         stream = IterableStream(
-            samples, token_fields={"weight": "float32"}, payloads={"name": None}
+            samples, token_fields={"weight": "float32"}, payloads=Payloads({"name": None})
         )
         packing = Packing(max_seq_len=96, pad_to_multiple=8, overflow="drop")
         dataset = PackedIterableDataset([stream], packing=packing, batch_size=2, world=world)

@@ -19,6 +19,7 @@ from streampack import (
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
+    Payloads,
     Stream,
 )
 from streampack.write import write_stream
@@ -121,9 +122,9 @@ def test_padding_between_tokens_is_refused(tmp_path):
 def test_padding_before_spans_of_payloads_is_refused():
     row = padded("left")[0] | {"images": ["x"], "spans": [[5, 6]]}
     with pytest.raises(DataError, match=r"padding before the tokens.*pad on the right"):
-        list(of_source([row], payloads={"images": "spans"}))
+        list(of_source([row], payloads=Payloads({"images": "spans"})))
     row = padded("right")[0] | {"images": ["x"], "spans": [[0, 2]]}
-    batch = next(iter(of_source([row], payloads={"images": "spans"})))
+    batch = next(iter(of_source([row], payloads=Payloads({"images": "spans"}))))
 
     assert batch["images_at"].tolist() == [[0, 0, 2]]
 

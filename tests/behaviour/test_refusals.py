@@ -16,7 +16,6 @@ import torch
 
 from streampack import (
     Balance,
-    BucketedIterableDataset,
     Bucketing,
     Chapter,
     Download,
@@ -28,6 +27,7 @@ from streampack import (
     PackedIterableDataset,
     PackedStreamingDataset,
     Packing,
+    Payloads,
     Shards,
     Stream,
     TokenFiles,
@@ -212,23 +212,20 @@ STREAMS = [
         r"remote='gopher://x': nothing can fetch from gopher:; .*copy the files to one of them",
     ),
     (
-        lambda: IterableStream(ROWS, proportion=-1),
-        r"proportion=-1: a weight must be a number of 0 or more; 0 leaves the stream out",
+        lambda: packed([IterableStream(ROWS, proportion=-1)]),
+        r"'stream-0'.: proportion=-1 must be a number of at least 0; 0 leaves the stream out",
     ),
     (
         lambda: IterableStream(ROWS, token_fields={"tokens": "int32"}),
-        r"token_fields has a field 'tokens', which is a key of every batch .* another name",
+        r"token_fields has a field 'tokens', which is a key of batches .* another name",
     ),
     (
         lambda: packed([IterableStream(ROWS, choose=0), IterableStream(ROWS, choose=0)]),
         r"the weights choose 0 samples of 2 streams; raise repeat or choose, or pass sources",
     ),
     (
-        lambda: BucketedIterableDataset(
-            [IterableStream([sample_of()], name="a", token_fields={"seq_lens": "int32"})],
-            bucketing=Bucketing(max_tokens=64),
-        ),
-        r"stream 'a' has an extra field 'seq_lens', which is a key of .* another name",
+        lambda: IterableStream(ROWS, payloads=Payloads({"seq_lens": None})),
+        r"payloads has a field 'seq_lens', which is a key of batches .* another name",
     ),
     (
         lambda: packed(

@@ -17,6 +17,7 @@ from streampack import (
     Mixing,
     Order,
     PackedDataLoader,
+    Payloads,
     World,
 )
 from tests.helpers.examples import examples
@@ -116,7 +117,9 @@ def test_extra_fields_and_objects_stay_with_their_rows():
         {"tokens": [4, 5, 6], "weight": [1, 2, 3], "image": "x"},
         {"tokens": [7], "weight": [4], "image": "y"},
     ]
-    stream = IterableStream(rows, token_fields={"weight": "float32"}, payloads={"image": None})
+    stream = IterableStream(
+        rows, token_fields={"weight": "float32"}, payloads=Payloads({"image": None})
+    )
 
     (batch,) = BucketedIterableDataset([stream], bucketing=Bucketing(max_tokens=6))
 

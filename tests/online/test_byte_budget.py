@@ -22,6 +22,7 @@ from streampack import (
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
+    Payloads,
 )
 from streampack.batch.formats.others import to_megatron
 from streampack.batch.formats.registry import FORMATS
@@ -159,7 +160,7 @@ class Images:
 def image_loader(limit, sizes, prefetch_factor):
     """Packs of 8 samples, and 32 samples that wait at most."""
     dataset = PackedIterableDataset(
-        [IterableStream(Images(sizes), payloads={"image": None}, name="pictures")],
+        [IterableStream(Images(sizes), payloads=Payloads({"image": None}), name="pictures")],
         packing=Packing(max_seq_len=SIZE, buffer_samples=32),
         buffers=Buffers(worker_bytes=limit),
     )
@@ -239,7 +240,7 @@ def test_few_payloads_are_packed_together():
             drawn.append(number)
             yield {"text": "abcdefgh", "image": np.zeros(9, np.uint8)}
 
-    stream = IterableStream(source(), tokenizer=ByChar(), payloads={"image": None})
+    stream = IterableStream(source(), tokenizer=ByChar(), payloads=Payloads({"image": None}))
     packing = Packing(max_seq_len=SIZE)
     next(iter(PackedIterableDataset([stream], packing=packing)))
     assert len(drawn) == 64

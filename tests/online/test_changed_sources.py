@@ -19,6 +19,7 @@ from streampack import (
     PackedDataLoader,
     PackedIterableDataset,
     Packing,
+    Payloads,
     ResumeError,
 )
 from tests.helpers.batches import same
@@ -104,7 +105,7 @@ def test_what_lies_beside_the_tokens_is_looked_at_too(field):
         "labels": {"labels": "labels", "labels_shifted": False},
         "mask": {"loss_mask": "mask"},
         "weight": {"token_fields": {"weight": "float32"}},
-        "span": {"payloads": {"image": "span"}},
+        "span": {"payloads": Payloads({"image": "span"})},
     }[field]
     state = state_after(dataset(rows, **options), 9)
     number = read_again(state)[5]

@@ -31,7 +31,9 @@ def test_values_for_each_token_stay_beside_their_tokens(lengths):
 
 def test_an_added_bos_or_eos_has_no_value_and_shifts_spans():
     row = {"tokens": [5, 6, 7], "weight": [1, 2, 3], "image": b"x", "span": [1, 3]}
-    stream = IterableStream([row], token_fields={"weight": "int64"}, payloads={"image": "span"})
+    stream = IterableStream(
+        [row], token_fields={"weight": "int64"}, payloads=Payloads({"image": "span"})
+    )
     [batch] = dataset(stream, max_seq_len=6, bos_id=1, eos_id=2)
 
     assert batch["weight"][0].tolist() == [0, 1, 2, 3, 0, 0]
@@ -74,7 +76,7 @@ def test_a_payload_is_never_cut_and_lies_where_its_tokens_are(samples, multiple)
 
 def test_a_payload_without_a_span_belongs_to_all_of_its_sample():
     rows = [{"tokens": [1] * 5}, {"tokens": [2] * 6, "image": b"y"}]
-    [batch] = dataset(IterableStream(rows, payloads={"image": None}))
+    [batch] = dataset(IterableStream(rows, payloads=Payloads({"image": None})))
 
     assert batch["image"] == [b"y"]
     assert batch["image_at"].tolist() == [[0, 5, 11]]
@@ -114,7 +116,9 @@ def test_bad_payloads_are_named(row, stream, packing, message):
 
 
 def test_a_truncated_sample_ends_before_a_payload_that_would_be_cut():
-    [batch] = dataset(IterableStream([LONG], payloads={"image": "span"}), overflow="truncate")
+    [batch] = dataset(
+        IterableStream([LONG], payloads=Payloads({"image": "span"})), overflow="truncate"
+    )
 
     assert batch["segments"][:, 5].tolist() == [14]
     assert batch["image"] == []
@@ -122,7 +126,7 @@ def test_a_truncated_sample_ends_before_a_payload_that_would_be_cut():
 
 def test_a_dropped_sample_takes_its_payloads_with_it():
     rows = [LONG, {"tokens": [7]}]
-    [batch] = dataset(IterableStream(rows, payloads={"image": None}), overflow="drop")
+    [batch] = dataset(IterableStream(rows, payloads=Payloads({"image": None})), overflow="drop")
 
     assert batch["image"] == []
     assert batch["segments"][:, 3].tolist() == [1]

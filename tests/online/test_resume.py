@@ -238,7 +238,7 @@ def test_a_state_is_refused_where_workers_of_another_loader_iterate(has_iterated
 
 TEXTS = {"tokenizer": ByChar()}
 LABELS = {"labels": "labels", "labels_shifted": False}
-IMAGES = {"payloads": {"images": "spans"}}
+IMAGES = {"payloads": Payloads({"images": "spans"})}
 
 
 @pytest.mark.parametrize(
@@ -254,18 +254,26 @@ IMAGES = {"payloads": {"images": "spans"}}
             {"token_fields": {"w": "f4"}},
             r"token_fields=\[{'w': 'i",
         ),
-        (IMAGES, {"payloads": {"images": None}}, r"payloads=\[{'images': 'spans'}\], but .*: None"),
+        (
+            IMAGES,
+            {"payloads": Payloads({"images": None})},
+            r"payloads=\[{'images': 'spans'}\], but .*: None",
+        ),
         (
             IMAGES,
             {"payloads": Payloads({"images": "spans"}, split=True)},
-            r"split_payloads=\[False\], but .*=\[True\]",
+            r"split_payloads=\[False\], but .*=\[True\]; .* Payloads\(\.\.\., split=\)",
         ),
         (
             IMAGES,
             {"payloads": Payloads({"images": "spans"}, cost=len)},
-            r"length_fns=\[False\], but .*=\[True\]",
+            r"length_fns=\[False\], but .*=\[True\]; .* Payloads\(\.\.\., cost=\)",
         ),
-        ({}, {"on_bad_row": "skip"}, r"on_bad_sample=\['raise'\], but .*=\['skip'\]"),
+        (
+            {},
+            {"on_bad_row": "skip"},
+            r"on_bad_sample=\['raise'\], but .*=\['skip'\]; .* on_bad_row:",
+        ),
         ({}, {"sharded": True}, r"sharded=\[False\], but .*=\[True\]"),
         ({"repeat": 1.5}, {"repeat": 2}, r"repeats=\[1.5\], but this dataset has repeats=\[2.0\]"),
         ({"proportion": 3}, {"choose": 3}, r"are_quotas=False, but .*are_quotas=True"),

@@ -18,6 +18,7 @@ from streampack import (
     Order,
     PackedIterableDataset,
     Packing,
+    Payloads,
 )
 from streampack.compat.torchdata import MaxTokenBucketizer
 from streampack.compat.torchtune import PackedDataset
@@ -102,10 +103,13 @@ OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "looked at": (("tokens", "targets"), {"labels": "targets"}),
     "mask": (("tokens", "loss_mask"), {"loss_mask": "loss_mask"}),
     "fields": (("tokens", "weight"), {"token_fields": {"weight": "float32"}}),
-    "payloads": (("tokens", "images"), {"payloads": {"images": None}}),
+    "payloads": (("tokens", "images"), {"payloads": Payloads({"images": None})}),
     "text": (("text",), {"tokenizer": Words()}),
     "text, mask": (("text", "loss_mask"), {"tokenizer": Words(), "loss_mask": "loss_mask"}),
-    "text, payloads": (("text", "images"), {"tokenizer": Words(), "payloads": {"images": None}}),
+    "text, payloads": (
+        ("text", "images"),
+        {"tokenizer": Words(), "payloads": Payloads({"images": None})},
+    ),
 }
 
 

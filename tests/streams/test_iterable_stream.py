@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
-from streampack import DataError, IterableStream, PackedIterableDataset, Packing
+from streampack import ConfigError, DataError, IterableStream, PackedIterableDataset, Packing
+from streampack.config.moved import OF_ITERABLES, line_of
 from tests.helpers.iterables import pieces
 
 
@@ -33,3 +36,24 @@ def test_a_value_out_of_range_is_refused_by_its_sample_or_skipped(make, field, v
     with pytest.raises(DataError, match=rf"sample 1: {message}"):
         list(dataset())
     assert len(pieces(dataset(on_bad_row="skip"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({name: 7}, rf"{name}=7: .*; write {re.escape(line_of(name, 7))};")
+            for name in OF_ITERABLES
+        ),
+        ({"payload": {}}, "payload={}: not an argument .* did you mean 'payloads'"),
+        (
+            {"payloads": {"images": "at"}},
+            r"payloads={'images': 'at'} is not a Payloads; write Payl",
+        ),
+        ({"on_bad_row": "skp"}, "on_bad_row='skp' .*; write 'error', 'skip', or how many samples"),
+        ({"on_bad_row": -1}, "on_bad_row=-1 must be at least 0; write 'error', 'skip', or how"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_to_write(options, message):
+    with pytest.raises(ConfigError, match=message):
+        IterableStream([[1, 2]], **options)

@@ -134,6 +134,8 @@ def wrong(tokenizer: object) -> None:
     HeldOut("test", 0.1, "row")  # type: ignore[arg-type]
     Download(retries=3)  # type: ignore[call-arg]
     IterableStream([], remote="a")  # type: ignore[call-arg]
+    IterableStream([], on_bad_row="raise")  # type: ignore[arg-type]
+    IterableStream([], payloads={"images": None})  # type: ignore[arg-type]
     Payloads({}, spans="a")  # type: ignore[call-arg]
     chat_datasets([], tokenizer)  # type: ignore[call-arg]
     register_source(Shards, "shards")  # type: ignore[arg-type]
