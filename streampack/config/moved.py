@@ -53,8 +53,8 @@ MOVED = {
     "fraction": "held_out=HeldOut(side=..., fraction={value}, by=...)",
     "begins_with_bos": "TokenFiles(has=['bos']) or TokenFiles(has=[])",
     "ends_with_eos": "TokenFiles(has=['eos']) or TokenFiles(has=[])",
-    "length_fn": "IterableStream(source, payloads=Payloads({'images': 'spans'}, cost={value}))",
-    "split_payloads": "IterableStream(source, payloads=Payloads({...}, split={value}))",
+    "length_fn": "IterableStream(source, payloads=Payloads({'images': 'at'}, cost={value}))",
+    "split_payloads": "IterableStream(source, payloads=Payloads({'images': 'at'}, split={value}))",
     "on_bad_sample": "IterableStream(source, on_bad_row='skip') or IterableStream(source)",
     "max_bad_samples": "IterableStream(source, on_bad_row={value})",
 }

@@ -123,8 +123,11 @@ def test_a_stream_in_yaml_has_one_source(tmp_path):
 KEPT = {*inspect.signature(Shards).parameters, *inspect.signature(Stream).parameters} - {"shards"}
 
 
+OF_ITERABLES = {name for name, line in MOVED.items() if line.startswith("IterableStream(")}
+
+
 def test_what_to_write_for_an_option_that_moved_is_there():
-    for name in MOVED:
+    for name in MOVED.keys() - OF_ITERABLES:
         of_python, of_yaml = (line_of(name, "x", is_yaml=is_yaml) for is_yaml in (False, True))
         lines = zip(of_python.split(" or "), of_yaml.split(" or "), strict=True)
         for in_python, in_yaml in lines:

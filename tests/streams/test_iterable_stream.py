@@ -7,8 +7,15 @@ import re
 import numpy as np
 import pytest
 
-from streampack import ConfigError, DataError, IterableStream, PackedIterableDataset, Packing
-from streampack.config.moved import OF_ITERABLES, line_of
+from streampack import (
+    ConfigError,
+    DataError,
+    IterableStream,
+    PackedIterableDataset,
+    Packing,
+    Payloads,
+)
+from streampack.config.moved import line_of
 from tests.helpers.iterables import pieces
 
 
@@ -38,13 +45,13 @@ def test_a_value_out_of_range_is_refused_by_its_sample_or_skipped(make, field, v
     assert len(pieces(dataset(on_bad_row="skip"))) == 2
 
 
+FORMER = ("length_fn", "split_payloads", "on_bad_sample", "max_bad_samples")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(
-            ({name: 7}, rf"{name}=7: .*; write {re.escape(line_of(name, 7))};")
-            for name in OF_ITERABLES
-        ),
+        *(({name: 7}, rf"{name}=7: .*; write {re.escape(line_of(name, 7))};") for name in FORMER),
         ({"payload": {}}, "payload={}: not an argument .* did you mean 'payloads'"),
         (
             {"payloads": {"images": "at"}},
@@ -57,3 +64,10 @@ def test_a_value_out_of_range_is_refused_by_its_sample_or_skipped(make, field, v
 def test_a_wrong_option_is_refused_with_what_to_write(options, message):
     with pytest.raises(ConfigError, match=message):
         IterableStream([[1, 2]], **options)
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_what_to_write_for_a_former_option_can_be_written(name):
+    for line in line_of(name, 7).split(" or "):
+        names = {"IterableStream": IterableStream, "Payloads": Payloads, "source": [[1, 2]]}
+        assert isinstance(eval(line, names), IterableStream)
