@@ -46,13 +46,10 @@ class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-PATHS: dict[str, Any] = dict.fromkeys(
-    ("local", "remote", "tokenizer", "index", "format"), str | None
-)
 PLAIN: dict[str, Any] = {
     "only": tuple[int | None, int | None] | None,
-    "files": str | list[str],
-    **PATHS,
+    "files": str,
+    **dict.fromkeys(("local", "remote", "tokenizer", "index", "format"), str | None),
 }
 """Types of options that are other ones in Python."""
 
@@ -67,7 +64,10 @@ def _keys_of(kind: Any, leave: Sequence[str] = (), **types: Any) -> Any:
     return create_model(kind.__name__, __base__=_Keys, **keys)
 
 
-SECTIONS: dict[str, Any] = {name: _keys_of(kind) for name, kind in SOURCES.items()}
+OWN: dict[str, Any] = {"token_files": {"files": str | list[str]}}
+SECTIONS: dict[str, Any] = {
+    name: _keys_of(kind, **OWN.get(name, {})) for name, kind in SOURCES.items()
+}
 """The sections of sources, one of which a stream has."""
 
 

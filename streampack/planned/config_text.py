@@ -16,7 +16,7 @@ from streampack.balance import AttentionCost, Balance
 from streampack.errors import ConfigError, short_text
 from streampack.streams import Stream
 from streampack.streams.registry import SOURCES, SOURCES_OF_OTHERS
-from streampack.streams.sources.values import is_paths
+from streampack.streams.sources.values import in_memory
 from streampack.streams.stream import OPTIONS
 
 OF_RANKS = ("dp_rank", "dp_size", "dp_ranks", "cp_rank", "group")
@@ -56,13 +56,11 @@ def _stream(place: str, stream: Any) -> dict[str, Any]:
             "use Shards, TokenFiles, Texts or Chats, or register a dataclass by "
             "streampack.register_source(name, make)"
         )
-    for option in ("files", "tokenizer"):
-        value = getattr(source, option, "")
-        if name in SOURCES and not is_paths(value) and value != "":
-            raise ConfigError(
-                f"{place}.{option}={short_text(value)} is in memory, and YAML has paths; save it "
-                "to files, and name these"
-            )
+    for option in in_memory(source) if name in SOURCES else ():
+        raise ConfigError(
+            f"{place}.{option}={short_text(getattr(source, option))} is in memory, and YAML has "
+            "paths; save it to files, and name these"
+        )
     options = {name: getattr(stream, name) for name in OPTIONS}
     written = {name: _plain(place, source)}
     return (written if name in SOURCES else {"source": written}) | {

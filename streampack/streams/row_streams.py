@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from streampack.errors import ConfigError
 from streampack.streams.mds_opening import open_mds
 from streampack.streams.sources.shards import Shards
-from streampack.streams.sources.values import is_path, is_paths
+from streampack.streams.sources.values import in_memory, is_path
 from streampack.streams.token_stream import Opening, TokenStream
 from streampack.texts.rows import LOSS_MASK
 from streampack.write.row_streams import written_rows
@@ -26,7 +27,12 @@ def open_rows(source: Any, opening: Opening, **row: Any) -> TokenStream:
     held, is_chat = opening.held_out, "chat" in row
     split = None
     # Samples of a row share their begin, so a split by samples would train on held-out text.
-    if held is not None and held.by == "row" and row.get("train_on") == "each_response":
+    if held is not None and row.get("train_on") == "each_response":
+        if held.by == "shard":
+            raise ConfigError(
+                f"{held}: a conversation of several samples may lie in two shards, one on each "
+                "side; write by='row', which splits by conversation"
+            )
         split, opening = held, replace(opening, held_out=None)
     folder = written_rows(
         source.files, row, local=source.local, on_bad_row=source.on_bad_row, split=split
@@ -47,12 +53,9 @@ def without_memory(stream: Any) -> Any:
     if hasattr(stream, "_downloader"):
         stream._downloader = None
     source = getattr(stream, "source", None)
-    for name in ("files", "tokenizer"):
-        value = getattr(source, name, None)
-        if value is not None and not is_paths(value):
-            source = copy.copy(source)
-            object.__setattr__(source, name, type(value))
-            stream.source = source
+    for name in in_memory(source):
+        stream.source = copy.copy(stream.source)
+        object.__setattr__(stream.source, name, type(getattr(source, name)))
     return stream
 
 

@@ -8,7 +8,14 @@ import pytest
 import streaming
 from streaming import StreamingDataset
 
-from streampack import ConfigError, Download, Shards, Stream
+from streampack import (
+    ConfigError,
+    Download,
+    PackedStreamingDataset,
+    Packing,
+    Shards,
+    Stream,
+)
 
 MOVED = {"download_retry", "download_timeout", "validate_hash", "keep_zip"}
 
@@ -21,6 +28,10 @@ def test_mosaicmls_words_have_their_defaults_in_the_short_form():
     for name in MOVED:
         with pytest.raises(ConfigError, match=r"write download=Download\("):
             Stream(local="a", **{name: 1})
+        with pytest.raises(
+            ConfigError, match=r"it with download=Download\(\.\.\.\) of each source"
+        ):
+            PackedStreamingDataset(local="a", packing=Packing(max_seq_len=8), **{name: 1})
 
 
 def test_an_unset_option_is_what_mosaicmls_dataset_would_make_it():

@@ -142,6 +142,32 @@ def test_texts_and_token_ids_are_rows_too(tmp_path):
         assert [tokens for tokens, _ in samples_of(stream)] == wanted
 
 
+def test_a_list_of_texts_is_never_one_of_paths(tmp_path):
+    rows, tokenizer = ["a: b", "~/c"], words()
+    source = Texts(rows, tokenizer, local=tmp_path)
+    dataset = PackedStreamingDataset([Stream(source)], packing=PACKING)
+    assert source.files == rows
+    wanted = [tokenizer.encode(text).ids for text in rows]
+    assert [tokens for tokens, _ in samples_of(Stream(source))] == wanted
+    assert b"a: b" not in pickle.dumps(dataset)
+    with pytest.raises(ConfigError, match=r"streams.0.files=.* is in memory"):
+        dataset.to_config()
+
+
+@pytest.mark.parametrize("kind", [Texts, Chats, TokenFiles])
+def test_names_of_files_in_a_list_are_refused_where_a_list_is_rows(kind, tmp_path):
+    rows = {Texts: texts(4), Chats: chats(4), TokenFiles: [{"tokens": [1, 2]}] * 4}[kind]
+    tokenizer = {Texts: words, Chats: chat_tokenizer, TokenFiles: None}[kind]
+    options = ({} if tokenizer is None else {"tokenizer": tokenizer()}) | {"local": tmp_path}
+    paths = [files_of(rows, tmp_path)["jsonl"]]
+    for names in (paths, tuple(map(str, paths))):
+        with pytest.raises(
+            ConfigError, match=r"a list holds rows, .* a glob, such as 'rows/\*.jso"
+        ):
+            kind(names, **options)
+    assert len(samples_of(Stream(kind(f"{tmp_path}/*.jsonl", **options)))) == 4
+
+
 def test_labels_of_token_ids_are_kept(tmp_path):
     rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [-100]}]
     (tokens, labels), _ = samples_of(Stream(TokenFiles(rows, labels="labels", local=tmp_path)))
@@ -436,3 +462,5 @@ def test_a_conversation_of_several_samples_is_on_one_side_of_a_split(kind, tmp_p
     assert sorted(sides[0]) == sorted(sides[1] + sides[2])
     assert (len(sides[0]), len(whole), len(held)) == (300, 100, 20)
     assert not train & held
+    with pytest.raises(ConfigError, match=r"may lie in two shards, .* write by='row'"):
+        samples_of(Stream(source, held_out=HeldOut("train", 0.2, by="shard")))

@@ -16,10 +16,14 @@ from streampack.mds.columns import DTYPES
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_opening import open_flat
 from streampack.streams.row_streams import open_rows
-from streampack.streams.sources.values import check_source, is_paths, refuse_options
+from streampack.streams.sources.values import (
+    check_source,
+    is_paths,
+    names_rows,
+    refuse_options,
+)
 from streampack.streams.token_stream import Opening, TokenStream
 
-OF_ROWS = (".parquet", ".jsonl", ".json")
 ENDS = ("bos", "eos")
 
 
@@ -37,8 +41,8 @@ class TokenFiles:
 
     files: Any
     """A folder, a file, the part of its name before the ending, a glob, or a list of files. Or rows
-    of token ids: Parquet or JSON lines, a list, a table of pandas or pyarrow, or a `Dataset` of
-    Hugging Face, which the first process of a node writes into the cache."""
+    of token ids: Parquet or JSON lines by a path or glob, a list, a table of pandas or pyarrow, or
+    a `Dataset` of Hugging Face, which the first process of a node writes into the cache."""
     local: str | os.PathLike[str] | None = None
     """Folder that caches files of a store, and rows. None: a folder of this user inside the
     system's temporary one, which is reused."""
@@ -108,11 +112,9 @@ class TokenFiles:
     @property
     def is_rows(self) -> bool:
         """Whether these are rows of token ids, rather than files that are read where they are."""
-        if not is_paths(self.files):
-            return True
-        files = [self.files] if isinstance(self.files, str) else self.files
-        names = [str(file).removesuffix(".gz").removesuffix(".zst") for file in files]
-        return self.format is None and all(name.endswith(OF_ROWS) for name in names)
+        if isinstance(self.files, str):
+            return self.format is None and names_rows(self.files)
+        return not is_paths(self.files)
 
     def open(self, opening: Opening) -> TokenStream:
         """Read the files' tables, or write the rows once, and return the stream."""

@@ -17,6 +17,8 @@ from streampack.storage.mosaicml import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
 from streampack.streams.column_selection import ColumnSelection
 
+OF_ROWS = (".parquet", ".jsonl", ".json")
+
 
 def is_path(value: object) -> bool:
     """Return whether a value is the text or the object of a path."""
@@ -27,6 +29,22 @@ def is_paths(value: Any) -> bool:
     """Return whether a value is a path, or a list of paths."""
     is_list = isinstance(value, list | tuple) and len(value) > 0
     return is_path(value) or (is_list and all(map(is_path, value)))
+
+
+def in_memory(source: Any) -> list[str]:
+    """Return the options of a source that hold what is in memory, and no path."""
+    names = [name for name in ("files", "tokenizer") if hasattr(source, name)]
+    return [
+        name
+        for name in names
+        # A list of texts looks like one of paths.
+        if not (is_path(value := getattr(source, name)) or (len(names) == 1 and is_paths(value)))
+    ]
+
+
+def names_rows(file: Any) -> bool:
+    """Return whether a path is that of a file of rows."""
+    return str(file).removesuffix(".gz").removesuffix(".zst").endswith(OF_ROWS)
 
 
 def read_remote(name: str, remote: str | os.PathLike[str]) -> str:
@@ -66,11 +84,8 @@ def check_source(source: Any, of_only: str = "samples") -> None:
             raise ConfigError(f"local={short_text(source.local)} is not a path; write one folder")
         way_out = "set remote= to it, and local= to a folder"
         object.__setattr__(source, "local", str(local_path(source.local, "local", way_out)))
-    files: Any = getattr(source, "files", None)
-    if is_path(files):
-        object.__setattr__(source, "files", read_remote("files", files))
-    elif is_paths(files):
-        object.__setattr__(source, "files", tuple(read_remote("files", each) for each in files))
+    if hasattr(source, "files"):
+        _read_files(source)
 
 
 def refuse_options(source: Any, names: Sequence[str], what: str) -> None:
@@ -87,3 +102,16 @@ def _check_columns(source: Any) -> None:
             f"labels_shifted={source.labels_shifted} describes a labels column, but labels=None; "
             "set labels= to its name, or omit labels_shifted"
         )
+
+
+def _read_files(source: Any) -> None:
+    files, form = source.files, getattr(source, "format", None)
+    if is_path(files):
+        object.__setattr__(source, "files", read_remote("files", files))
+    elif is_paths(files) and form is None and all(map(names_rows, files)):
+        raise ConfigError(
+            f"files={short_text(files)}: a list holds rows, not the names of their files; name "
+            "these by a glob, such as 'rows/*.jsonl', or write texts as [{'text': ...}, ...]"
+        )
+    elif is_paths(files) and not hasattr(source, "tokenizer"):
+        object.__setattr__(source, "files", tuple(read_remote("files", each) for each in files))
