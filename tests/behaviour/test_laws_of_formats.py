@@ -33,7 +33,6 @@ from streampack import (
     PackedStreamingDataset,
     Packing,
     ResumeError,
-    Stream,
     World,
     at,
     where,
@@ -50,6 +49,7 @@ from tests.helpers.stream_formats import (
     LOCAL_FILES,
     SHARD_BYTES,
     documents_of,
+    stream_of,
     write_format,
 )
 
@@ -77,7 +77,7 @@ class Written:
         mixing = {"global_batch_size": 8} | options.pop("mixing", {})
         defaults = {"packing": Packing(max_seq_len=64, overflow="split"), "batch_size": 2}
         return PackedStreamingDataset(
-            [Stream(**own, **of) for own, of in zip(self.options, weights, strict=True)],
+            [stream_of(**own, **of) for own, of in zip(self.options, weights, strict=True)],
             mixing=Mixing(**mixing),
             order=Order(seed=3, **{"num_lanes": 2, **options.pop("order", {})}),
             world=world or World(),
@@ -207,10 +207,11 @@ import json, sys
 from streampack import *
 from streampack.flat import token_file
 from streampack.testing.shown import rows
+from tests.helpers.stream_formats import stream_of
 token_file.CELL_BYTES = 1024
 options = json.loads(sys.argv[1])
 loader = PackedDataLoader(PackedStreamingDataset(
-    [Stream(**own) for own in options], packing=Packing(max_seq_len=64, overflow="split"),
+    [stream_of(**own) for own in options], packing=Packing(max_seq_len=64, overflow="split"),
     mixing=Mixing(global_batch_size=8), order=Order(seed=3, num_lanes=2), batch_size=2,
     world=World()))
 loader.load_state_dict(json.load(open(sys.argv[2])))
@@ -431,6 +432,7 @@ def test_faults_of_a_store_that_pass_lose_nothing_and_others_are_errors(all_form
         server.clear()
         server.add("status", path=tokens, status=403)
         for form, own in list(zip(FORMATS, options, strict=True))[::3]:
-            lost = Stream(download=Download(retry=0), **own | {"local": tmp_path / "none" / form})
+            elsewhere = own | {"local": tmp_path / "none" / form}
+            lost = stream_of(download=Download(retry=0), **elsewhere)
             with pytest.raises(DataError):
                 list(PackedStreamingDataset([lost], packing=Packing(max_seq_len=64)))

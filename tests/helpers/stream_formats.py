@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from streampack import Stream, TokenFiles
 from streampack.index.token_index import index_files
+from streampack.streams.stream import OPTIONS
 from streampack.write import write_stream
 from tests.helpers import flat
 
@@ -34,6 +36,15 @@ def documents_of(seed: int, num: int = 120) -> flat.Documents:
         (np.arange(end - n, end) + 7_000 * seed + 1).astype("uint16")
         for n, end in zip(lengths, ends, strict=True)
     ]
+
+
+def stream_of(**options: Any) -> Stream:
+    """Return a stream of the options of its source, and its own; files of tokens are in `local`."""
+    if "format" not in options:
+        return Stream(**options)
+    beside = {name: options.pop(name) for name in OPTIONS if name in options}
+    files = options.pop("remote") if "remote" in options else options.pop("local")
+    return Stream(TokenFiles(files, **options), **beside)
 
 
 def write_format(form: str, folder: Path, documents: flat.Documents) -> dict[str, Any]:

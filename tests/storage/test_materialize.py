@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from streampack.config import Download
 from streampack.errors import DataError
 from streampack.storage import verify as checked_module
 from streampack.storage.download import budget_s
-from streampack.storage.location import StreamLocation
 from streampack.storage.materialize import LEAST_LOCK_S, lock_s
 from streampack.stores.failures import DamagedError
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 from tests.helpers.caches import NOTES, Buckets, cached, cached_shards
+from tests.helpers.locations import location_of
 
 LENGTHS = [1 + (i * 37) % 300 for i in range(30)]
 
@@ -34,7 +35,7 @@ def remote(tmp_path, **options) -> Stream:
 def assert_reads(opened, samples) -> None:
     """Read every sample of a stream, without reusing what this process has open."""
     for shard in range(opened.num_shards):
-        data = opened.shards.open(shard)
+        data = opened.shards.read(shard)
         first = int(opened.first_sample[shard])
         for i in range(len(data.tokens.counts)):
             np.testing.assert_array_equal(data.tokens.read(data.data, i), samples[first + i])
@@ -57,7 +58,7 @@ def test_what_unpacks_to_other_bytes_than_the_raw_hash_says_is_refused(tmp_path)
 
 
 def test_a_file_s_lock_is_waited_for_while_its_holder_downloads_and_unpacks(tmp_path):
-    location = StreamLocation.of(remote(tmp_path, download_timeout=5, download_retry=1))
+    location = location_of(remote(tmp_path, download=Download(timeout=5, retry=1)))
     for num_bytes in (None, 10**9):
         assert lock_s(location, num_bytes) == budget_s(location, num_bytes) + LEAST_LOCK_S
 

@@ -14,6 +14,7 @@ import pytest
 import streaming
 
 from streampack import (
+    Download,
     Order,
     PackedDataLoader,
     PackedStreamingDataset,
@@ -105,7 +106,8 @@ def test_their_downloaders_serve_the_stores_that_nothing_else_does(
 ):
     monkeypatch.setitem(streaming.base.storage.download.DOWNLOADER_MAPPINGS, "oci", Shelf)
     remote = f"oci://shelf{written.paths[0].parent}"
-    stream = make(remote=remote, split="s0", local=str(tmp_path / "cache"), download_timeout=7)
+    timeout = {"download": Download(timeout=7)} if make is Stream else {"download_timeout": 7}
+    stream = make(remote=remote, split="s0", local=str(tmp_path / "cache"), **timeout)
     already_open = Shelf.num_open
     dataset = PackedStreamingDataset(
         [stream], packing=Packing(max_seq_len=64), order=Order(seed=3), batch_size=2, world=World()

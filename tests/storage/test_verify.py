@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from streampack.config import Download
 from streampack.errors import DataError
 from streampack.mds.codecs import HASHES
 from streampack.mds.index import ShardFile
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.verify import FileVerifier, file_digest
-from streampack.streams import Stream
 
 
 def verifier(folder: Path, algorithm: str | None = None) -> FileVerifier:
-    location = StreamLocation.of(Stream(local=folder, validate_hash=algorithm))
+    location = StreamLocation.of(local=str(folder), download=Download(hash=algorithm))
     return FileVerifier(location, LocalFilesystem())
 
 
