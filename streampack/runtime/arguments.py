@@ -46,7 +46,7 @@ PLACES = {
     **dict.fromkeys(("proportion", "repeat", "choose"), "each stream"),
     **dict.fromkeys(
         ("download_retry", "download_timeout", "validate_hash", "keep_zip"),
-        "download=Download(...) of each source",
+        "download=Download(...) of each Stream",
     ),
 }
 

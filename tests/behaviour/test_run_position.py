@@ -114,7 +114,7 @@ def epoch_of(kind: str, epoch: int) -> list[Any]:
 
 def teardown_module() -> None:
     if written.cache_info().currsize:
-        shutil.rmtree(Path(written()[0].local).parent)
+        shutil.rmtree(Path(written()[0].source.local).parent)
 
 
 class Standing(RuleBasedStateMachine):

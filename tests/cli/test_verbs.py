@@ -274,7 +274,7 @@ def test_inspect_says_about_where_it_has_not_read_all_and_index_then_counts(call
                 "FOLDER/i",
                 "--eos-id",
                 0,
-                "--tokens-dtype",
+                "--dtype",
                 "uint16",
             ),
             "files indexed",
