@@ -280,14 +280,14 @@ def test_sums_and_counts_by_stream_are_those_of_a_loop_over_tokens(folders, batc
         by_stream(loader.provenance(batch), np.zeros((2, 31)))
 
 
-@pytest.mark.parametrize("unit", ["shard", "sample"])
+@pytest.mark.parametrize("by", ["shard", "row"])
 @pytest.mark.parametrize("batch_format", ["torchtune", "torchtitan", "native"])
-def test_kept_columns_are_reached_from_a_segment_of_any_format(tmp_path, batch_format, unit):
+def test_kept_columns_are_reached_from_a_segment_of_any_format(tmp_path, batch_format, by):
     tokens = [[FIRST + n % 7] * (1 + n % 9) for n in range(90)]
     rows = [{"tokens": t, "url": f"page/{n}", "id": n} for n, t in enumerate(tokens)]
     write_stream(rows, tmp_path / "a", size_limit=600)
     for part, wanted in (("train", range(40, 90)), ("held_out", range(5, 50))):
-        side = Stream(local=tmp_path / "a", held_out=HeldOut(part, 0.3, by=unit))
+        side = Stream(local=tmp_path / "a", held_out=HeldOut(part, 0.3, by=by))
         dataset = PackedStreamingDataset(
             [side], packing=Packing(max_seq_len=32), batch_format=batch_format, world=World()
         )
