@@ -215,7 +215,9 @@ def test_what_no_retry_can_mend_is_an_error_at_once(store, dataset, status, row,
 
 def test_net_down_at_start_is_a_typed_error_soon(store, dataset):
     ds = store.put(dataset(**SMALL))
-    stream = Stream(remote="s3://unreachable/ds", local=str(store.caches / "ds"), download=Download(**QUICK))
+    stream = Stream(
+        remote="s3://unreachable/ds", local=str(store.caches / "ds"), download=Download(**QUICK)
+    )
     with servers.s3_environment(f"http://127.0.0.1:{servers.free_port()}"):
         outcome = run_epoch(lambda: make_loader(stream), ds)
     error = outcome.assert_refused(within_s=40)
