@@ -23,6 +23,7 @@ from streampack import (
     Bucketing,
     Buffers,
     Chapter,
+    Chats,
     ConfigError,
     IterableStream,
     Mixing,
@@ -34,6 +35,7 @@ from streampack import (
     Payloads,
     Shards,
     Stream,
+    Texts,
     TokenFiles,
     World,
 )
@@ -256,7 +258,8 @@ def test_every_rule_is_reached_from_the_public_classes(refused):
 
 
 def test_callers_spell_the_names_as_the_table_does(refused):
-    known = {field.name for field in fields(Packing)}
+    whole = (Packing, Shards, TokenFiles, Texts, Chats)
+    known = {field.name for kind in whole for field in fields(kind)}
     for rule, option, other, reason in PAIRS:
         known |= {option.name, other.name, rule.by, rule.unless.name}
         known |= set(re.findall(r"{(\w+)}", reason))

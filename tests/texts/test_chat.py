@@ -620,14 +620,14 @@ def test_packs_of_a_stream_and_on_the_fly_have_labels_at_the_responses_alone(tmp
     assert planned == on_the_fly == expected
 
 
-@pytest.mark.parametrize("chat", [True, "messages", {"train_on": "each_response"}])
-def test_prompts_that_are_cut_before_a_target_are_left_out_not_packed(tmp_path, chat):
+@pytest.mark.parametrize("options", [{}, {"chat": "messages"}, {"train_on": "each_response"}])
+def test_prompts_that_are_cut_before_a_target_are_left_out_not_packed(tmp_path, options):
     rows = [{"messages": say("hello " * 40, "fine")}, {"messages": say("hello", "fine")}]
     found = {}
     for overflow in ("truncate", "split"):
         packing = Packing(max_seq_len=32, overflow=overflow)  # type: ignore[arg-type]
         dataset = chat_dataset(
-            rows, tokenizer_of(), packing=packing, chat=chat, local=tmp_path, batch_size=1
+            rows, tokenizer_of(), packing=packing, local=tmp_path, batch_size=1, **options
         )
         found[overflow] = {sample for sample, _ in labels_of(dataset)}
     assert found == {"truncate": {0}, "split": {0, 1}}

@@ -298,6 +298,7 @@ def test_options_of_chats_reach_their_encoder(tmp_path, options, messages, expec
         ({"template_kwargs": {"keep": object()}}, "is not an object of JSON"),
         ({"context_roles": "documents"}, r"is one text; write \['documents'\]"),
         ({"ignore_fields": "notes"}, r"is one text; write \['notes'\]"),
+        ({"chat": True}, "chat=True is not the name of a column; write one"),
         ({"temperature": 1}, "temperature=1: not an argument of Chats"),
     ],
 )

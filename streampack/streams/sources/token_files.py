@@ -94,11 +94,11 @@ class TokenFiles:
             for end in self.has:
                 check_choice("has", end, ENDS)
             object.__setattr__(self, "has", tuple(self.has))
+        check_source(self)
         if self.dtype is not None and ColumnSelection.of(self).tokens_dtype is not None:
             raise ConfigError(
                 f"dtype={self.dtype!r} and tokens={self.tokens!r} both have a type; keep one"
             )
-        check_source(self)
         if self.is_rows:
             of_files = ("dtype", "format", "index", "split_at", "has", "trailing", "download")
             refuse_options(self, of_files, "rows of token ids, and is of token files")

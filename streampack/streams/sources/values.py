@@ -17,6 +17,7 @@ from streampack.storage.mosaicml import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
 from streampack.streams.column_selection import ColumnSelection
 
+COLUMNS = ("tokens", "labels", "loss_mask", "text", "chat")
 OF_ROWS = (".parquet", ".jsonl", ".json")
 
 
@@ -65,8 +66,7 @@ def check_source(source: Any, of_only: str = "samples") -> None:
     check_combination({field.name: getattr(source, field.name) for field in fields(source)})
     if hasattr(source, "on_bad_row"):
         check_choice("on_bad_row", source.on_bad_row, Literal["error", "skip"])
-    if hasattr(source, "labels"):
-        _check_columns(source)
+    _check_columns(source)
     if hasattr(source, "split_at"):
         convert_fields(source, read_token_id, "split_at")
     if source.only is not None and not isinstance(source.only, slice):
@@ -96,6 +96,11 @@ def refuse_options(source: Any, names: Sequence[str], what: str) -> None:
 
 
 def _check_columns(source: Any) -> None:
+    for name in COLUMNS:
+        if not isinstance(value := getattr(source, name, None), str | None):
+            raise ConfigError(f"{name}={short_text(value)} is not the name of a column; write one")
+    if not hasattr(source, "labels"):
+        return
     ColumnSelection.of(source)
     if source.labels_shifted is not None and source.labels is None:
         raise ConfigError(
