@@ -81,11 +81,13 @@ def _in_yaml(call: re.Match[str]) -> str:
     return f"streams: [{keys}]" if section == "stream" else f"{section}: {keys}"
 
 
-def check_options(of: str, given: Mapping[str, object], known: Collection[str]) -> None:
-    """Refuse options that a class does not have, with the line to write or the nearest name."""
+def check_options(
+    of: str, given: Mapping[str, object], known: Collection[str], **places: str
+) -> None:
+    """Refuse options that a class does not have, with their places, or the nearest name."""
     for name, value in given.items():
         if name not in known:
-            line = line_of(name, value)
+            line = places.get(name) or line_of(name, value)
             way_out = f"; write {line}" if line else suggest(name, known)
             raise ConfigError(
                 f"{name}={short_text(value)}: not an argument of {of}{way_out}; it takes "

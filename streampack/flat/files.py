@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 
-from streampack._paths import is_url, walk_linked
+from streampack._paths import is_url
 from streampack.errors import ConfigError, DataError
 from streampack.flat.arrow import Arrow
 from streampack.flat.datatrove import Datatrove
@@ -70,16 +70,7 @@ def is_flat(source: str | Sequence[str], form: str | None) -> bool:
     """Return whether a path is of token files rather than of shards with an index.json."""
     if not isinstance(source, str) or form is not None or names_token_files(source):
         return True
-    if is_url(source) or os.path.exists(os.path.join(source, INDEX_FILE)):
-        return False
-    endings = tuple(each.suffix for each in FORMATS)
-    if not os.path.isdir(source):
-        return any(os.path.exists(f"{source}{ending}") for ending in endings)
-    # A folder with an index.json has shards, whatever their names.
-    return any(
-        INDEX_FILE not in names and any(name.endswith(endings) for name in names)
-        for _, _, names in walk_linked(source)
-    )
+    return not (is_url(source) or os.path.exists(os.path.join(source, INDEX_FILE)))
 
 
 def choose(

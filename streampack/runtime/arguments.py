@@ -11,8 +11,9 @@ from typing import ParamSpec
 from streampack._checks import MAX_EPOCH, is_weight, read_count, read_integer, show_number
 from streampack.balance import Balance
 from streampack.config import Bucketing, Buffers, Mixing, Order, Packing
+from streampack.config.moved import check_options
 from streampack.config.packing import MAX_BATCH_TOKENS
-from streampack.errors import ConfigError, short_text, suggest
+from streampack.errors import ConfigError, short_text
 from streampack.world import World
 
 P = ParamSpec("P")
@@ -29,25 +30,25 @@ CONFIGS = {
     "world": World,
 }
 REQUIRED = {Packing: "max_seq_len=2048", Bucketing: "max_tokens=8192"}
-# The equivalents here of arguments of MosaicML's dataset and torch's loader, except those that a
-# config has under the same name. The README's table has more.
+# The equivalents here of arguments of MosaicML's dataset and torch's loader. The README's table has
+# more, and `streampack.config.moved` those of streams.
 PLACES = {
-    "batch_format": "the dataset's batch_format",
-    "batch_size": "the dataset's batch_size",
-    "collate_fn": "the dataset's batch_format",
+    "batch_format": "batch_format=... of the dataset",
+    "batch_size": "batch_size=... of the dataset",
+    "collate_fn": "batch_format=... of the dataset",
     "drop_last": "Mixing(epoch_end='drop')",
     "num_canonical_nodes": "Order(num_lanes=...)",
     "predownload": "PackedDataLoader(prefetch_factor=...) and Buffers(...)",
     "shuffle_seed": "Order(seed=...)",
     **dict.fromkeys(
         ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "timeout"),
-        "PackedDataLoader",
+        "PackedDataLoader(...)",
     ),
-    **dict.fromkeys(("proportion", "repeat", "choose"), "each stream"),
-    **dict.fromkeys(
-        ("download_retry", "download_timeout", "validate_hash", "keep_zip"),
-        "download=Download(...) of each Stream",
-    ),
+    **{
+        field.name: f"{config.__name__}({field.name}=...)"
+        for config in CONFIGS.values()
+        for field in fields(config)
+    },
 }
 
 
@@ -59,23 +60,10 @@ def with_hints(init: Callable[P, None]) -> Callable[P, None]:
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
         """Refuse unknown keyword arguments, then call the `__init__`."""
-        for name, value in kwargs.items():
-            if name not in known:
-                raise ConfigError(
-                    f"{name}={short_text(value)}: no argument of {class_name}"
-                    f"{_place(name, known)}; it takes {', '.join(known)}"
-                )
+        check_options(class_name, kwargs, known, **PLACES)
         init(*args, **kwargs)
 
     return checked
-
-
-def _place(name: str, known: list[str]) -> str:
-    place = PLACES.get(name)
-    for config in CONFIGS.values():
-        if name in (field.name for field in fields(config)):
-            place = f"{config.__name__}({name}=...)"
-    return f", set it with {place}" if place else suggest(name, known)
 
 
 def check_configs(**configs: object) -> None:
