@@ -43,6 +43,7 @@ from streampack.types import Int64Array
 
 CHUNK = 1024  # minimum number of slots computed together
 HORIZON = 64  # minimum number of slots for which deadlines are checked ahead, with lanes
+FARTHEST = 4096  # ... as far as a rare stream asks for more; rarer ones have less choice of lanes
 OWED_STEP = 28  # where chapters meet, debts of lanes are rounded to 2**-4 of a unit
 
 
@@ -79,6 +80,10 @@ class LinearShares:
             # Integers are faster than fractions.
             self._scaled = [int(s) if s.denominator == 1 else s for s in scaled]
             self._fixed = np.array(list(map(int, scaled)), np.int64), np.zeros(len(scaled))
+
+    def least(self) -> int:
+        """Return the smallest share that a stream begins or ends with, scaled by SCALE."""
+        return max(1, int(min(share for share in (*self._begin, *self._end) if share) * SCALE))
 
     def at(self, slot: int) -> Rates:
         """Return the amount due in a slot, and half of its change per slot."""
@@ -159,9 +164,20 @@ class Schedule:
         self._seed_path = seed_path
         self._num_lanes = num_lanes
         self._lane_turn = lane_turn
-        self._width = -(-CHUNK // block) * block  # several whole blocks, for speed
+        ahead = self._slots_ahead() if num_lanes > 1 else 0
+        self._num_ahead = 1 << (ahead // block + 1).bit_length()
+        self._width = -(-max(CHUNK, ahead) // block) * block  # several whole blocks, for speed
         self.now = self._beginning() if start is None else start.copy()
         """Where the next chunk begins."""
+
+    def _slots_ahead(self) -> int:
+        """Return for how many slots deadlines are checked ahead: as a rule the rarest's period.
+
+        A lane can take a unit before it has to be served only where its deadline is known to leave
+        enough slots for the others.
+        """
+        period = SCALE // self._shares.least() + 1
+        return max(HORIZON, 2 * self._num_lanes * self._lane_turn, min(FARTHEST, period))
 
     def _beginning(self) -> ScheduleState:
         num_streams = len(self._shares.at(0)[0])
@@ -207,8 +223,7 @@ class Schedule:
         now, lane_turn = self.now, self._lane_turn
         out = np.empty(num_slots, np.int64)
         units = np.empty((2, len(now.lags)), np.int64)
-        num_ahead = max(HORIZON, 2 * self._num_lanes * lane_turn) // self._block + 1
-        rooms = np.empty(1 << num_ahead.bit_length(), np.int64)
+        rooms = np.empty(self._num_ahead, np.int64)
         # Not what is left in the schedule: a chapter that is lengthened, or ends early, keeps the
         # slots that it has in common.
         shape = (now.slot, self._block, lane_turn, self._shares.horizon - now.slot)

@@ -167,7 +167,7 @@ def _look_ahead(
     place: tuple[int, int, int],
     tight: int,
 ) -> int:
-    """Start a block: compute the slack of one more block, and return the first without slack.
+    """Start a block: compute the slack of one more block, and return the next without slack.
 
     `place` is the slot, slots per block, and slots left for which shares are known. `tight` is the
     result for the block before. Others are as in `spread_over_lanes`.
@@ -179,9 +179,9 @@ def _look_ahead(
     last = current + mask
     num_slots = min((last + 1) * block, num_left)
     rooms[last & mask] = _room_at(rates, lags, num_slots - slot, num_slots)
-    # Otherwise the first block without slack is still ahead, and stays the first.
-    if tight < current or tight == last - 1:
-        tight = max(tight, current)
+    # Otherwise the next block without slack is still ahead, and stays the next.
+    if tight <= current or tight == last - 1:
+        tight = max(tight, current + 1)
         while tight < last and rooms[tight & mask] > 0:
             tight += 1
     return tight
@@ -234,11 +234,13 @@ def spread_over_lanes(
             if slopes[stream] != 0.0:
                 # (i + 1)**2 - i**2: what slot i adds to the sum of `_due`.
                 owed[lane, stream] += math.floor(slopes[stream] * (2 * i + 1))
-        best = _most_owed(opens, deadlines, owed[lane], i, (tight + 1) * block)
+        # Asked of this block by itself: it often has no slack left, and what is next stays known.
+        until = current if rooms[current & mask] <= 0 else tight
+        best = _most_owed(opens, deadlines, owed[lane], i, (until + 1) * block)
         # A unit that is due after the end of a block took a slot that the block had to spare.
         for ahead in range(current, min(deadlines[best] // block - 1, current + mask + 1)):
             rooms[ahead & mask] -= 1
-            if rooms[ahead & mask] == 0 and ahead < tight:
+            if rooms[ahead & mask] == 0 and current < ahead < tight:
                 tight = ahead
         out[i] = best
         owed[lane, best] -= SCALE
