@@ -41,17 +41,26 @@ from streampack.plan.spans import RunPlan
 from streampack.types import LENGTH, SAMPLE, Int64Array, Packs
 
 WINDOWS = [0, None, 131_072]
+TEXT_BLOCK = 8 * (4 << 20)  # bytes of text in the shuffle block of a source of texts
+BYTES_PER_TOKEN = 4
 NUM_RANKS, RANKS_PER_NODE, NUM_STEPS = 64, 8, 8
 MODELS = [("web", 8192), ("web", 32_768), ("half-long", 131_072)]
 
 
 def recipe_of(
-    lengths: Int64Array, max_seq_len: int, size: int, num_lanes: int = 1, window: int | None = None
+    lengths: Int64Array,
+    max_seq_len: int,
+    size: int,
+    num_lanes: int = 1,
+    window: int | None = None,
+    *,
+    is_text: bool = False,
 ) -> Recipe:
-    """Return a recipe of one stream."""
+    """Return a recipe of one stream, with the shuffle blocks of a source of texts if it is one."""
     mixing = Mixing(global_batch_size=size)
+    block = int(TEXT_BLOCK / BYTES_PER_TOKEN / lengths.mean()) if is_text else None
     return Recipe(
-        streams=(plan_stream(lengths, 0, mixing),),
+        streams=(replace(plan_stream(lengths, 0, mixing), block_samples=block),),
         packing=Packing(max_seq_len=max_seq_len),
         mixing=mixing,
         order=Order(seed=17, pack_shuffle=window),
@@ -91,11 +100,13 @@ def effective_documents(packs: Packs, order: Int64Array, size: int) -> float:
 def spread(num_samples: int | None, args: Any) -> None:
     """Print how many documents global batches hold."""
     shapes = [(2048, 32), (2048, 256), (4096, 64)]
-    for workload, (length, size), lanes, window in itertools.product(
-        ("web", "code", "long"), shapes, (1, 4, 8), WINDOWS
+    kinds = [*((window, False) for window in WINDOWS), (None, True)]
+    for workload, (length, size), lanes, (window, is_text) in itertools.product(
+        ("web", "code", "long"), shapes, (1, 4, 8), kinds
     ):
         lengths = workloads.lengths(workload, num_samples)
-        packs = Packs.join(list(batches_of(recipe_of(lengths, length, size, lanes, window))))
+        recipe = recipe_of(lengths, length, size, lanes, window, is_text=is_text)
+        packs = Packs.join(list(batches_of(recipe)))
         count = len(packs) // size * size
         packs = packs.slice(0, count)
         shuffled = np.random.default_rng(0).permutation(count)
@@ -107,6 +118,7 @@ def spread(num_samples: int | None, args: Any) -> None:
             "global_batch_size": size,
             "num_lanes": lanes,
             "pack_shuffle": window,
+            "is_text": is_text,
         }
         fields = {"share_of_a_full_shuffle": round(own / best, 3), "packs": count}
         record.emit(record.line("steps/spread", "documents", [own], params, **fields), args.out)

@@ -14,7 +14,7 @@ sample if start + length equals total. Cost: 48 bytes a segment.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 State: TypeAlias = dict[str, Any]
+LengthCost: TypeAlias = Literal["none", "fetch", "tokenize"]
+"""What a node has to do with a shard to learn the lengths of its samples."""
 
 STREAM, PASS, SAMPLE, START, LENGTH, TOTAL = range(6)
 NUM_COLUMNS = 6

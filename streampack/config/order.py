@@ -31,7 +31,7 @@ class Order:
     """False: read samples in stored order. Streams are still mixed."""
     shuffle_block_size: int | None = None
     """Number of samples shuffled together. It bounds the number of shards in use at a time. None:
-    262,144."""
+    262,144. A source may state a smaller number for its stream."""
     num_lanes: int | None = None
     """Number of independent read positions per stream, each over its own part of the shards. It
     stays fixed for the whole run. None: the number of nodes of the first run."""

@@ -45,25 +45,29 @@ SPARE = 16  # margin for the other streams, on top of a lookahead proportional t
 TOKEN_SCALE = 1 << 30  # shares in 2**-30: deficits of samples up to 2**32 tokens fit 64 bits
 
 
-def drawn_before(quotas: Sequence[int], chunk: int) -> list[int]:
-    """Return the number of draws of each stream in the chunks before this one.
+def drawn_before(quotas: Sequence[int], chunk: int, size: int = CHUNK) -> list[int]:
+    """Return the number of draws of each stream in the chunks of `size` before this one.
 
     >>> drawn_before([6000, 2000], 1)
     [3072, 1024]
     """
     total = sum(quotas)
-    return apportion(min(chunk * CHUNK, total), quotas) if total else [0] * len(quotas)
+    return apportion(min(chunk * size, total), quotas) if total else [0] * len(quotas)
 
 
 def draw_chunk(
-    quotas: Sequence[int], chunk: int, seed: int, seed_path: tuple[int | str, ...]
+    quotas: Sequence[int],
+    chunk: int,
+    seed: int,
+    seed_path: tuple[int | str, ...],
+    size: int = CHUNK,
 ) -> tuple[Int64Array, Int64Array]:
-    """Return the draws of each stream in a chunk, and their places; see `draw_places`.
+    """Return the draws of each stream in a chunk of `size`, and their places; see `draw_places`.
 
     >>> draw_chunk([6000, 2000], 1, 17, (0, 0))[0].tolist()
     [2928, 976]
     """
-    before, after = drawn_before(quotas, chunk), drawn_before(quotas, chunk + 1)
+    before, after = (drawn_before(quotas, number, size) for number in (chunk, chunk + 1))
     counts = np.subtract(after, before, dtype=np.int64)
     return counts, draw_places(counts, chunk, seed, seed_path)
 

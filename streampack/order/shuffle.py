@@ -87,6 +87,8 @@ class Lengths:
     """Map lengths to the tokens that count towards quotas. None: the lengths themselves."""
     shard_tokens: Int64Array | None = None
     """Counted tokens of each shard, shape (num_shards,). None: computed from the lengths."""
+    is_fetched: bool = False
+    """Whether loading the lengths of a shard fetches it."""
 
 
 class Passes:
@@ -118,7 +120,8 @@ class Passes:
         self._seed_path = seed_path
         self._weigh = lengths.weigh or (lambda lengths: lengths)
         self._shard_tokens = lengths.shard_tokens
-        self._is_small = self._block_size <= MAX_SMALL
+        # Small blocks are made several at a time, which would fetch the shards of all of them.
+        self._is_small = self._block_size <= MAX_SMALL and not lengths.is_fetched
         self._stored: Int64Array | None = None
         self._block: _Block | None = None
         self._room: Int64Array | None = None

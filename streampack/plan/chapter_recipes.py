@@ -16,7 +16,8 @@ from streampack.chapters import SHAPES, Chapter
 from streampack.config import Mixing, Order, Packing
 from streampack.errors import ConfigError, suggest
 from streampack.mix.weights import Quota
-from streampack.plan.recipe import ChapterPlan, PlanStream, Recipe
+from streampack.plan.chapter_plan import ChapterPlan
+from streampack.plan.recipe import PlanStream, Recipe
 
 SHARE_SCALE = 1 << 40
 

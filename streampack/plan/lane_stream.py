@@ -18,7 +18,6 @@ from functools import cached_property, partial
 import numpy as np
 
 from streampack.mix.apportion import apportion
-from streampack.mix.draw import CHUNK
 from streampack.order.shuffle import Lengths, Passes
 from streampack.plan.recipe import Recipe
 from streampack.types import TOKENS, Int64Array
@@ -54,9 +53,10 @@ class LaneStream:
                     of_shard=self.stream.lengths_of,
                     weigh=self.weigh,
                     shard_tokens=self.stream.shard_tokens,
+                    is_fetched=self.stream.prepare is not None,
                 ),
                 number=number,
-                block_size=recipe.order.block_size,
+                block_size=recipe.block_size(number),
                 seed=recipe.order_seed,
                 seed_path=(recipe.keys[number], lane if shares is not None else "shared"),
             )
@@ -97,7 +97,11 @@ class LaneStream:
         recipe, queue = self._recipe, 0 if self._recipe.is_mixed else self.number
         _, window = recipe.window(self._lane, queue)
         waiting = recipe.packing_window(self._lane, queue) if recipe.packing.packs_windows else 0
-        planned, block = 2 * CHUNK * max(-(-window // CHUNK), 1), recipe.order.block_size
+        chunk, block = recipe.chunk(queue), recipe.block_size(self.number)
+        planned = 2 * chunk * max(-(-window // chunk), 1) * self._step
+        if self.stream.block_samples is not None:
+            # A window takes half a block, and as much again where it is rounded up to chunks.
+            planned, waiting = min(planned, 2 * block), min(waiting, block)
         # Shards are needed by whole blocks.
         return self._passes.most_bytes(shard_bytes, -(-planned // block) * block + waiting)
 

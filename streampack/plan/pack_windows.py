@@ -8,7 +8,8 @@
 The packs of a window are shuffled, so that a batch has pieces of many samples: see docs/adr/0026
 and, for packers of windows, 0028. A window has the packs or the samples of `Recipe.window`, rounded
 up to whole chunks of samples; a smaller one is a part of a chunk. Where streams are mixed by
-tokens, windows end at a number of tokens. The order of one depends only on the seed, the lane, the
+tokens, windows end at a number of tokens. Where a stream states its own shuffle block, chunks
+and windows take half of it at most. The order of one depends only on the seed, the lane, the
 queue and its first pack.
 
 Cost: about 0.2-0.4 us a sample. Memory: one window of segments (48 bytes each), the packer's
@@ -85,6 +86,7 @@ class PackWindows:
         self._small = small_pass(recipe, lane, queue)
         self.packing = self._small.packing if self._small else recipe.shapes.packings[queue]
         self._packing_window = recipe.packing_window(lane, queue)
+        self._most_drawn = recipe.most_drawn(queue)
         by_tokens = recipe.is_mixed and recipe.mixing.weight_unit == "tokens"
         # A packer of windows begins with long samples. Parts of one would not have its shares.
         self._keeps_windows = self.packing.packs_windows and by_tokens
@@ -222,7 +224,7 @@ class PackWindows:
         most = max(
             min(self._max_packs * self.packing.max_seq_len, int(self._max_samples * mean)), 1
         )
-        least = 1 if self._ramp_packs else int(LOOKAHEAD * mean)
+        least = 1 if self._ramp_packs else int(min(LOOKAHEAD, self._most_drawn) * mean)
         self._num_together = -(-least // most)
         return most * self._num_together
 
@@ -243,7 +245,7 @@ class PackWindows:
             num_packs = num_tokens // self.packing.max_seq_len
             is_full = num_packs >= self._max_packs or num_samples >= self._max_samples
             if self._counts_tokens:
-                is_full = self.arrivals.tokens_left == 0
+                is_full = self.arrivals.tokens_left == 0 or num_samples >= self._most_drawn
         return np.concatenate(chunks), num_samples, len(chunks)
 
     def _order_of(self, packs: Packs, bounds: list[int], num_known: int) -> Int64Array:
@@ -284,22 +286,8 @@ class PackWindows:
         self.dropped += count_dropped(rows, max_seq_len, self.packing.overflow, len(self.dropped))
         segments = fit_samples(rows, max_seq_len, self.packing.overflow, self.recipe.names)
         if len(rows):
-            self._check_empty(rows)
             self._check_drops(rows, segments)
         return segments
-
-    def _check_empty(self, rows: Int64Array) -> None:
-        """Raise a DataError for an empty sample where other lanes count on one token a sample."""
-        recipe = self.recipe
-        if recipe.num_lanes == 1 or rows[:, TOKENS].all():
-            return
-        for number, _, sample, _ in rows[rows[:, TOKENS] == 0].tolist():
-            if not recipe.streams[number].may_be_empty:
-                raise DataError(
-                    f"stream {recipe.names[number]!r}, sample {sample}: 0 tokens; with several "
-                    "lanes (num_lanes, or more than one node), empty samples are skipped only if "
-                    "the stream has a length file: run `streampack index` on it"
-                )
 
     def _check_drops(self, rows: Int64Array, segments: Int64Array) -> None:
         """Raise a DataError if more samples in a row were dropped than the streams hold."""

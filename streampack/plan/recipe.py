@@ -12,7 +12,7 @@ shard and about 500 a lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from operator import attrgetter
@@ -21,10 +21,11 @@ from typing import TypeVar
 import numpy as np
 
 from streampack.config import Mixing, Order, Packing
-from streampack.mix.draw import CHUNK
+from streampack.mix.draw import CHUNK, LOOKAHEAD
 from streampack.mix.weights import Quota
 from streampack.order.lanes import Extents, assign_to_lanes
 from streampack.pack.overflow import kept_tokens
+from streampack.plan.chapter_plan import ChapterPlan
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import Int64Array
 
@@ -38,48 +39,7 @@ EQUAL_PART = 32  # lanes whose bytes differ by less than this part take as many 
 # costs about 57 us: one of 128 samples makes planning twice as slow, one of a single sample 180
 # times as slow.
 LEAST_PACKED = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChapterPlan:
-    """A chapter as the planner sees it."""
-
-    number: int
-    """Index of the chapter."""
-    begin: tuple[Fraction, ...]
-    """Share of each stream at the first slot; they sum to 1. Streams without a share rest."""
-    end: tuple[Fraction, ...]
-    """Share of each stream after the last slot."""
-    num_slots: int | None
-    """Packs of the chapter: whole global batches. None: it has no end."""
-    passes: int | None = None
-    """Times that it delivers each sample of its one stream, at the end of a run; the last global
-    batch is padded. None: it ends after `num_slots`."""
-    ramp_slots: int = 0
-    """Packs over which shares change; more than `num_slots` if the chapter was ended early."""
-
-    @property
-    def ramps(self) -> bool:
-        """Whether a share changes."""
-        return self.begin != self.end
-
-    def shares_at(self, fraction: Fraction) -> list[Fraction]:
-        """Return the shares after a fraction of the chapter."""
-        pairs = zip(self.begin, self.end, strict=True)
-        return [first + (last - first) * fraction for first, last in pairs]
-
-    def fraction_at(self, slot: int) -> Fraction:
-        """Return the fraction of the change of shares that is over at a slot."""
-        return min(Fraction(slot, self.ramp_slots), Fraction(1)) if self.ramps else Fraction(0)
-
-    def mean_share(self, stream: int, num_slots: int) -> Fraction:
-        """Return the mean share of a stream over the first slots."""
-        half = self.fraction_at(num_slots) / 2
-        return self.begin[stream] + (self.end[stream] - self.begin[stream]) * half
-
-    def uses(self, stream: int) -> bool:
-        """Return whether a stream has a share at any time."""
-        return bool(self.begin[stream] or self.end[stream])
+MAX_SAMPLES = 1 << 62  # more than any stream has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,7 +70,10 @@ class PlanStream:
     num_slots: int | None = None
     """Slots of packs that the stream's tokens are expected to take. None: one for each token."""
     may_be_empty: bool = False
-    """Whether its length file says that samples have no tokens."""
+    """Whether samples may have no tokens."""
+    block_samples: int | None = None
+    """Samples that are shuffled together at most, and of which half are packed together at most.
+    None: `Order` alone says."""
     prepare: Callable[[Int64Array], None] | None = None
     """Called with the shards of a block before their lengths are needed. None: all are known."""
     slots_per_pack: int = 1
@@ -120,6 +83,11 @@ class PlanStream:
     def num_samples(self) -> int:
         """Number of samples in the stream."""
         return int(self.first_sample[-1])
+
+    @property
+    def mean_tokens(self) -> float:
+        """Tokens of a sample on average."""
+        return max(self.num_tokens, 1) / max(self.num_samples, 1)
 
     @property
     def chosen_tokens(self) -> int:
@@ -192,6 +160,7 @@ class Recipe:
     facts: _Found[str, bool] = field(default_factory=_Found, init=False, repr=False)
     """Memoized results of functions of the recipe, by their names."""
     _in_pass: _Found[tuple[int, int], int] = field(default_factory=_Found, init=False, repr=False)
+    _most_drawn: _Found[int, int] = field(default_factory=_Found, init=False, repr=False)
     # Results of `assignment` by stream.
     _assignments: _Found[int, tuple[list[Extents], Int64Array | None]] = field(
         default_factory=_Found, init=False, repr=False
@@ -262,9 +231,9 @@ class Recipe:
             return 0, 0
         chosen = self.chosen_tokens if self.is_mixed else self.streams[queue].chosen_tokens
         share = chosen / max(self.chosen_tokens, 1) / self.num_lanes
-        in_pass = self._samples_in_pass(lane, queue)
+        most = min(self._samples_in_pass(lane, queue), self.most_drawn(queue))
         num_packs = int(num_packs * share) // int(self.shapes.slots_per_pack[queue])
-        return max(num_packs, 1), max(min(int(num_samples * share), in_pass), 1)
+        return max(num_packs, 1), max(min(int(num_samples * share), most), 1)
 
     def packing_window(self, lane: int, queue: int) -> int:
         """Return the samples that a packer of windows gets together in a queue.
@@ -272,10 +241,10 @@ class Recipe:
         A chunk, or a window of shuffled packs if that is larger. It is at most half a shuffle
         block, or 256 samples if that is more, and one pass.
         """
-        in_pass = self._samples_in_pass(lane, queue)
+        most = min(self._samples_in_pass(lane, queue), self.most_drawn(queue))
         _, num_samples = self.window(lane, queue)
-        most = max(-(-self.order.block_size // 2), LEAST_PACKED)
-        return max(min(max(num_samples, CHUNK), most, in_pass), 1)
+        half = max(-(-self.order.block_size // 2), LEAST_PACKED)
+        return max(min(max(num_samples, CHUNK), half, most), 1)
 
     def _samples_in_pass(self, lane: int, queue: int) -> int:
         if (lane, queue) not in self._in_pass:
@@ -284,6 +253,60 @@ class Recipe:
             numbers = self.used if has_chapters and self.is_mixed else self.streams_in(queue)
             self._in_pass[lane, queue] = sum([self.samples_in(n, lane) for n in numbers])
         return self._in_pass[lane, queue]
+
+    # Shuffle blocks.
+
+    def block_size(self, number: int) -> int:
+        """Return the samples of a stream that are shuffled together."""
+        return min(self.streams[number].block_samples or MAX_SAMPLES, self.order.block_size)
+
+    def most_drawn(self, queue: int) -> int:
+        """Return the samples that a lane's queue draws for one window at most.
+
+        No stream then exceeds half of a block that it states, so that its shards are enough for the
+        first window.
+        """
+        if queue not in self._most_drawn:
+            halves = [
+                self._own_block(number) / 2 / part
+                for mixture in self.mixtures(queue)
+                for number, part in mixture.items()
+                if part and self.streams[number].block_samples is not None
+            ]
+            self._most_drawn[queue] = max(int(min(halves, default=MAX_SAMPLES)), 1)
+        return self._most_drawn[queue]
+
+    def chunk(self, queue: int) -> int:
+        """Return the samples that a queue draws at a time, at most `CHUNK`."""
+        most = self.most_drawn(queue)
+        # Whole chunks make what is drawn for a window.
+        return CHUNK if most >= MAX_SAMPLES else -(-most // -(-most // CHUNK))
+
+    def longest_look(self, number: int) -> int:
+        """Return the samples of a stream to look at beside those that a window draws."""
+        return max(min(LOOKAHEAD, self._own_block(number) // 4), 1)
+
+    def _own_block(self, number: int) -> int:
+        # Lanes that share a stream take each block of it together.
+        block = self.streams[number].block_samples
+        is_shared = block is not None and self.assignment(number)[1] is None
+        return (block or MAX_SAMPLES) // (self.num_lanes if is_shared else 1)
+
+    def mixtures(self, queue: int) -> Iterator[dict[int, float]]:
+        """Yield the part of a queue's samples that are of each stream, at each end of a chapter."""
+        chapter, unit = self.chapter, self.mixing.weight_unit
+        shares = [tuple(Fraction(stream.quota.amount) for stream in self.streams)]
+        if chapter is not None:
+            shares = [chapter.begin, chapter.end]
+        for own in shares:
+            drawn = {}
+            for number in self.streams_in(queue):
+                stream = self.streams[number]
+                counts = stream.quota.unit if chapter is None else unit
+                per_draw = stream.mean_tokens if counts == "tokens" else 1.0
+                drawn[number] = float(own[number]) / per_draw
+            total = sum(drawn.values()) or 1.0
+            yield {number: part / total for number, part in drawn.items()}
 
     def max_consecutive_drops(self, queue: int) -> int | None:
         """Return how many samples in a row a queue may drop; None if its order ends anyway."""

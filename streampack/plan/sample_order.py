@@ -62,10 +62,7 @@ class SampleOrder:
         self._lane = lane
         self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, queue)
         self.streams = [LaneStream(recipe, number, lane) for number in numbers]
-        # Of one stream in a run, no more than a pass: what is planned at an edge is given back.
-        self._most, has_chapters = CHUNK, recipe.chapter is not None
-        if has_chapters and not recipe.is_mixed:
-            self._most = min(CHUNK, max(recipe.samples_in(numbers[0], lane), LEAST_CHUNK))
+        self._queue = queue
         self._means: list[Fraction] = []  # tokens of a sample of each stream
         self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
         self._undelivered: Undelivered | None = None  # samples that are drawn before new ones
@@ -91,7 +88,7 @@ class SampleOrder:
         elif by_tokens:
             weights = [stream.stream.chosen_tokens for stream in self.streams]
             self._scaled = scaled_shares(weights, TOKEN_SCALE)
-            self._looks = lookaheads(weights, self._sizes())
+            self._looks = self._looks_of(weights)
             self._own = (None, [Fraction(tokens, max(sum(weights), 1)) for tokens in weights])
             self._draw = self._draw_by_tokens
         else:
@@ -102,6 +99,11 @@ class SampleOrder:
         """Draw with the shares of another chapter from now on."""
         self._recipe = recipe
         self._own = (None, [])
+        self._most = recipe.chunk(self._queue)
+        if recipe.chapter is not None and not recipe.is_mixed:
+            # No more than a pass: what is planned at an edge is given back.
+            in_pass = recipe.samples_in(self._queue, self._lane)
+            self._most = min(self._most, max(in_pass, LEAST_CHUNK))
         if recipe.mixing.weight_unit == "tokens":
             self._chunk = 0  # its first draw begins with deficits of its own
 
@@ -167,7 +169,8 @@ class SampleOrder:
     def _draw_by_quotas(self, _: int) -> Draws:
         """Draw a whole chunk, so that the counts are exact over the epoch."""
         seed_path = (self._epoch, self._lane)
-        drawn = draw_chunk(self._quotas, self._chunk, self._recipe.order.seed, seed_path)
+        seed, size = self._recipe.order.seed, self._most
+        drawn = draw_chunk(self._quotas, self._chunk, seed, seed_path, size)
         self._chunk += 1
         return drawn
 
@@ -203,7 +206,8 @@ class SampleOrder:
         part = recipe.chapter.number if recipe.chapter else self._epoch
         waits = []
         for number, (stream, share) in enumerate(zip(self.streams, shares.tolist(), strict=True)):
-            most = min(PHASE_LENGTHS, recipe.samples_in(stream.number, self._lane))
+            most = min(PHASE_LENGTHS, recipe.longest_look(stream.number))
+            most = min(most, recipe.samples_in(stream.number, self._lane))
             lengths = self._lengths(number, most if share else 0)
             seed_path = (part, recipe.keys[stream.number])
             # The last sample of the epoch before may extend into this one.
@@ -222,8 +226,12 @@ class SampleOrder:
             self._chunk += 1
             return counts, places
         scaled = np.array([int(share * TOKEN_SCALE) for share in shares])
-        looks = lookaheads([float(share) for share in shares], self._sizes())
-        return self._draw_known(scaled, looks, most)
+        return self._draw_known(scaled, self._looks_of([float(share) for share in shares]), most)
+
+    def _looks_of(self, weights: Sequence[float]) -> list[int]:
+        looks = lookaheads(weights, self._sizes())
+        pairs = zip(looks, self.streams, strict=True)
+        return [min(look, self._recipe.longest_look(stream.number)) for look, stream in pairs]
 
     def _sizes(self) -> list[tuple[int, int]]:
         return [(own.stream.num_samples, own.stream.num_tokens) for own in self.streams]

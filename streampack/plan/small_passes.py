@@ -15,15 +15,12 @@ Cost: 10 ns a segment, and about 30 us a window.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import numpy as np
 
 from streampack._numba import compiled
 from streampack.config import Packing
-from streampack.mix.draw import CHUNK
 from streampack.plan.recipe import Recipe
 from streampack.types import PASS, START, STREAM, Int64Array
 
@@ -52,16 +49,17 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         for number in recipe.streams_in(queue)
         if recipe.streams[number].num_samples > 1
     }
-    mixtures = list(_mixtures(recipe, queue))
+    mixtures = list(recipe.mixtures(queue))
     sizes = [
-        (in_pass[number] / part, sum(mixture[n] * _mean_tokens(recipe, n) for n in mixture))
+        (in_pass[number] / part, sum(mixture[n] * recipe.streams[n].mean_tokens for n in mixture))
         for mixture in mixtures
         for number, part in mixture.items()
         if part and in_pass.get(number)
     ]
     num_samples, mean_tokens = min(sizes, default=(np.inf, 0))
     packing = recipe.shapes.packings[queue]
-    window = max(recipe.window(lane, queue)[1], CHUNK if packing.packs_windows else 0)
+    chunk = recipe.chunk(queue) if packing.packs_windows else 0
+    window = max(recipe.window(lane, queue)[1], chunk)
     if num_samples >= 2 * (window + packing.sample_limit):
         return None
     least = np.full(len(recipe.streams), np.iinfo(np.int64).max)
@@ -74,28 +72,6 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         least[:] = 0
     packing = _bounded(packing, num_samples * mean_tokens)
     return SmallPass(packing=packing, num_samples=int(num_samples), least=least)
-
-
-def _mixtures(recipe: Recipe, queue: int) -> Iterator[dict[int, float]]:
-    """Yield the part of a queue's samples that are of each stream, at each end of a chapter."""
-    chapter, unit = recipe.chapter, recipe.mixing.weight_unit
-    quotas = [stream.quota for stream in recipe.streams]
-    shares = [tuple(Fraction(quota.amount) for quota in quotas)]
-    if chapter is not None:
-        shares = [chapter.begin, chapter.end]
-    for own in shares:
-        drawn = {}
-        for number in recipe.streams_in(queue):
-            counts = quotas[number].unit if chapter is None else unit
-            per_draw = _mean_tokens(recipe, number) if counts == "tokens" else 1.0
-            drawn[number] = float(own[number]) / per_draw
-        total = sum(drawn.values()) or 1.0
-        yield {number: part / total for number, part in drawn.items()}
-
-
-def _mean_tokens(recipe: Recipe, number: int) -> float:
-    stream = recipe.streams[number]
-    return max(stream.num_tokens, 1) / max(stream.num_samples, 1)
 
 
 def _bounded(packing: Packing, in_pass: float) -> Packing:

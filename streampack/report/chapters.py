@@ -16,11 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from streampack.errors import ConfigError
+from streampack.plan.chapter_plan import ChapterPlan
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.comparison import differences, flat
 from streampack.plan.lane_stream import lane_drift, used_twice
 from streampack.plan.reader import PlanReader
-from streampack.plan.recipe import ChapterPlan, Recipe
+from streampack.plan.recipe import Recipe
 from streampack.plan.repeats import taken_tokens
 from streampack.plan.spans import RunPlan
 from streampack.planned.dataset import PackedStreamingDataset

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.shard_checks import ShardChecker
 from streampack.streams.shard_pool import OpenShard
 from streampack.streams.split_rows import split_spans
-from streampack.types import Int64Array
+from streampack.types import Int64Array, LengthCost
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class MdsShards:
     cache: ShardCache
     length_file: LengthFile | None
     checks_dtypes: bool = True
+    block_samples: ClassVar[int | None] = None
 
     @property
     def first_sample(self) -> Int64Array:
@@ -57,8 +59,12 @@ class MdsShards:
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether lengths that are known may be 0."""
-        return self.length_file is not None and not self.length_file.min_tokens
+        """Whether samples may have no tokens, as far as is known."""
+        return self.length_file is None or not self.length_file.min_tokens
+
+    @property
+    def length_cost(self) -> LengthCost:
+        return "fetch" if self.length_file is None and self.cache.is_remote else "none"
 
     @property
     def token_dtypes(self) -> set[str | None]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streampack.plan import sample_order
+from streampack.plan.recipe import Recipe
 
 
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Draw small chunks, so that planning the small streams of tests takes milliseconds."""
-    monkeypatch.setattr(sample_order, "CHUNK", 64)
+    monkeypatch.setattr(Recipe, "chunk", lambda *_: 64)

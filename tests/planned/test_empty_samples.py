@@ -18,7 +18,6 @@ from streampack import (
     Stream,
     World,
 )
-from streampack.index import write_lengths
 from tests.helpers import builders
 
 LENGTHS = [0, 7, 0, 0, 3, 20, 0, 5, 0] * 30
@@ -70,7 +69,8 @@ def expected(lengths_of_streams) -> Counter:
 
 @pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
-@pytest.mark.parametrize(("num_lanes", "has_lengths"), [(1, False), (1, True), (2, True)])
+@pytest.mark.parametrize("num_lanes", [1, 2])
+@pytest.mark.parametrize("has_lengths", [False, True])
 def test_every_other_sample_is_delivered_once_and_the_empty_ones_are_counted(
     folders, method, unit, num_lanes, has_lengths
 ):
@@ -107,18 +107,6 @@ def test_an_empty_sample_gets_neither_bos_nor_eos(folders, has_lengths):
     assert samples == {sample for sample, length in enumerate(LENGTHS) if length}
 
 
-def test_with_several_lanes_a_length_file_has_to_say_where_samples_are_empty(folders):
-    for folder in folders:
-        (folder / "lengths.bin").unlink()
-    with pytest.raises(DataError, match=r"stream 'some', sample \d+: 0 tokens.*streampack index"):
-        list(loader_of(folders, num_lanes=2))
-
-    for folder in folders:
-        write_lengths(folder, tokens="tokens:int32")
-
-    assert delivered(loader_of(folders, num_lanes=2)) == expected([LENGTHS, FULL])
-
-
 @pytest.mark.parametrize("mixing", [{}, {"epoch_end": "carry"}, {"epoch_size": 5}])
 def test_a_stream_of_empty_samples_alone_is_refused(tmp_path, mixing):
     builders.write_stream_files(tmp_path / "none", [0] * 400, encoding="bytes", lengths_file=False)
@@ -145,10 +133,12 @@ def test_a_run_among_empty_samples_resumes_exactly(folders, end, has_lengths):
 
 @pytest.mark.parametrize("lengths", [LENGTHS, ([0] * 19 + [3]) * 60], ids=["some", "most"])
 @pytest.mark.parametrize("method", ["random", "device_per_stream"])
-def test_ranks_agree_on_lanes_that_hold_empty_samples(tmp_path, lengths, method):
-    """A rank learns from the length file how many packs the lanes of the others have at least."""
+@pytest.mark.parametrize("lengths_file", [False, True])
+def test_ranks_agree_on_lanes_that_hold_empty_samples(tmp_path, lengths, method, lengths_file):
+    """A rank learns from lengths alone how many packs the lanes of the others have at least."""
+    options = {"encoding": "bytes", "lengths_file": lengths_file}
     for name, own in (("some", lengths), ("full", FULL)):
-        builders.write_stream_files(tmp_path / name, own, encoding="bytes")
+        builders.write_stream_files(tmp_path / name, own, **options)
     worlds = [World(rank=rank, num_ranks=2, ranks_per_node=1) for rank in range(2)]
     options = {"num_lanes": 2, "mixing": {"batching_method": method}}
     ranks = [
