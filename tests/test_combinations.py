@@ -41,8 +41,11 @@ from streampack import (
 )
 from streampack.config.combinations import PAIRS, check_combination
 from streampack.formats import FORMATS, to_hf_flash, to_llama_factory
+from streampack.lookback import difference, where
 from streampack.mds.length_file import LENGTH_FILE
+from streampack.report import simulate
 from streampack.write import write_stream
+from tests.helpers.lazy_source import Untokenized
 
 SIZE = 64
 PACKING = Packing(max_seq_len=SIZE)
@@ -71,6 +74,23 @@ def remote(folder: Path, *, stream: dict[str, Any] | None = None, **options: Any
         (write_stream([[1, 2, 3]] * 9, out).path / LENGTH_FILE).unlink()
     source = Stream(remote=str(out), local=str(folder / "cache"), name="a", **stream or {})
     PackedStreamingDataset([source], **{"packing": PACKING, "world": World(), **options})
+
+
+def texts(folder: Path, use: Callable[[Any], Any] = str, **options: Any) -> None:
+    """Make a dataset of one stream, `a`, that stands for texts, and use it."""
+    out = folder / "texts"
+    if not out.exists():
+        write_stream([[1, 2, 3]] * 9, out)
+    source = Untokenized(Shards(remote=str(out), local=str(folder / "text-cache")))
+    defaults = {"packing": PACKING, "world": World(), "mixing": GLOBAL}
+    use(PackedStreamingDataset([Stream(source, name="a")], **{**defaults, **options}))
+
+
+def length_of(dataset: PackedStreamingDataset) -> int:
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise error.__cause__ or error from None
 
 
 def online(_: Path, *, stream: dict[str, Any] | None = None, **options: Any) -> None:
@@ -158,6 +178,11 @@ MISTAKES: list[Callable[[Path], Any]] = [
         batch_size=2,
     ),
     partial(remote, order=Order(num_lanes=2)),
+    partial(texts, balance=Balance(within="batch"), world=World(num_ranks=2, ranks_per_node=1)),
+    partial(texts, use=length_of),
+    partial(texts, use=simulate),
+    partial(texts, use=lambda dataset: where(dataset, "a", 0, upto=1)),
+    partial(texts, use=lambda own: difference(own, own.with_arguments(order=Order(seed=1)))),
     partial(planned, chapters=RUN),
     partial(planned, chapters=RUN, mixing=GLOBAL, world=World(num_ranks=3)),
     *(

@@ -7,7 +7,8 @@
     Excludes("a", ("b", "c"))                      if a is set, neither b nor c may be
     Divides("a", "b", by="d")                      if a is set, b must be a multiple of d, or of a
 
-An option of the table may also be the class of a dataset, a length file, or a product of options.
+An option of the table may also be the class of a dataset, a function, the lengths of a stream's
+samples, or a product of options.
 docs/combinations.md is generated from it.
 """
 
@@ -58,6 +59,13 @@ Needs, Excludes, Divides = (partial(Rule, each) for each in ("needs", "excludes"
 # Formats that have a row of tokens for each pack.
 WHOLE_ROWS = ("hf", "torchtune", "olmo_core", "llm_foundry", "llama_factory")
 SLOTS = "Stream(max_seq_len) / Packing(max_seq_len)"
+ALL_LENGTHS = "the lengths of all samples"
+TO_KNOW_LENGTHS = {
+    "fetch": "run `streampack index` on it",
+    "tokenize": "run `streampack index --tokenizer` on its texts, set lengths='eager', or name "
+    "less text",
+}
+"""By what it costs to learn lengths, how a user makes them known first."""
 
 TABLE: Mapping[str, Mapping[Rule, str]] = {
     "Packing": {
@@ -168,9 +176,12 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "the packs of a global batch are dealt to whole steps of all ranks; {usual}, or omit "
             "balance"
         ),
-        Needs("cost", "a length file"): (
-            "the number of packs follows from the lengths; run `streampack index` on it, or omit "
-            "cost"
+        Needs("cost", ALL_LENGTHS): (
+            "the number of packs follows from them; {to_know_lengths}, or omit cost"
+        ),
+        Needs("Balance(within='batch')", ALL_LENGTHS): (
+            "every node plans all lanes, and would tokenize the texts of all; {to_know_lengths}, "
+            "or set within='node'"
         ),
     },
     "Streams with packs of their own length": {
@@ -197,9 +208,9 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
         Excludes("cost", "Stream(max_seq_len)"): "it is one bound for the packs of all streams",
     },
     "Epochs and chapters": {
-        Needs(one_of("epoch_end", "pad", "drop"), "a length file", unless=one_of("num_lanes", 1)): (
-            "every node must know where the lanes of the others end; run `streampack index` on it, "
-            "or set Mixing(epoch_end='carry') or Order(num_lanes=1)"
+        Needs(one_of("epoch_end", "pad", "drop"), ALL_LENGTHS, unless=one_of("num_lanes", 1)): (
+            "every node must know where the lanes of the others end; {to_know_lengths}, or set "
+            "Mixing(epoch_end='carry') or Order(num_lanes=1)"
         ),
         Needs("chapters", "global_batch_size"): (
             "chapters end at global batches, and the default depends on the number of ranks; set "
@@ -234,12 +245,15 @@ TABLE: Mapping[str, Mapping[Rule, str]] = {
             "this is a run of epochs, which has no end; omit it, or pass "
             "chapters=[Chapter(weights=..., steps=...)]"
         ),
-        Needs("max_repeats", "a length file"): (
-            "passes are counted in tokens; run `streampack index` on the stream, or omit it"
+        Needs("max_repeats", ALL_LENGTHS): (
+            "passes are counted in tokens; {to_know_lengths}, or omit it"
         ),
-        Needs("Chapter(passes)", "a length file"): (
-            "the lengths of all samples say where the run ends; run `streampack index` on the "
-            "stream, or set steps in place of passes"
+        Needs("Chapter(passes)", ALL_LENGTHS): (
+            "they say where the run ends; {to_know_lengths}, or set steps in place of passes"
+        ),
+        Needs(("len(dataset)", "simulate", "where", "diff"), ALL_LENGTHS): (
+            "it would tokenize the texts of a whole epoch, or of a run up to there; "
+            "{to_know_lengths}"
         ),
     },
     "Sources": {

@@ -26,6 +26,7 @@ from streampack.plan.comparison import (
 from streampack.plan.reader import END, PlanReader
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
+from streampack.planned.refusals import check_tokenized
 from streampack.types import STREAM, Int64Array
 
 
@@ -46,13 +47,16 @@ def difference(
         report: Called with the step that was reached, from time to time.
 
     Raises:
-        ConfigError: If `upto` is missing and the chapters of both runs have no end.
+        ConfigError: If `upto` is missing and the chapters of both runs have no end, or texts would
+            be tokenized.
 
     Streams are the same if names and contents are. Where one run ends, the other differs.
     """
     engines = planned_engine(first), planned_engine(second)
     if engines[0].fingerprint() == engines[1].fingerprint():
         return None
+    for engine in engines:
+        check_tokenized(engine.spec.streams, "diff")
     if all(engine.run.spans and engine.run.spans[-1].stop_step is None for engine in engines):
         last_step(engines[0], upto)  # refuses None
     streams: dict[tuple[str, ...], int] = {}

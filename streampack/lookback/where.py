@@ -24,6 +24,7 @@ from streampack.plan.reader import (
 )
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
+from streampack.planned.refusals import check_tokenized
 from streampack.types import SAMPLE, STREAM, BoolArray, Int64Array
 
 
@@ -57,10 +58,11 @@ def where(
         report: Called with the step that planning has reached, from time to time.
 
     Raises:
-        ConfigError: If the stream or sample does not exist, or `upto` is missing and the run has no
-            end.
+        ConfigError: If the stream or sample does not exist, `upto` is missing and the run has no
+            end, or texts would be tokenized.
     """
     engine = planned_engine(dataset)
+    check_tokenized(engine.spec.streams, "where")
     names = engine.recipe.names
     if stream not in names:
         raise ConfigError(

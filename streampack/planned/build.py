@@ -30,7 +30,12 @@ from streampack.plan.recipe import MAX_LANES, MAX_PACKS, PlanStream, Recipe
 from streampack.plan.repeats import check_repeats
 from streampack.plan.spans import RunPlan, run_of
 from streampack.plan.state import RunShape
-from streampack.planned.refusals import check_equal_cost, check_pack_lengths, slots_per_pack
+from streampack.planned.refusals import (
+    check_equal_cost,
+    check_lengths,
+    check_pack_lengths,
+    slots_per_pack,
+)
 from streampack.planned.spec import DatasetSpec, check_whole_steps
 from streampack.planned.stream_lengths import StreamLengths
 from streampack.streams import TokenStream
@@ -85,19 +90,6 @@ def _check_batches(batch_size: int, global_batch_size: int) -> None:
     check_combination(given)
 
 
-def _check_ends(spec: DatasetSpec, num_lanes: int) -> None:
-    """Refuse a padded end that would need lengths of shards that this node does not fetch."""
-    for stream in spec.streams:
-        given = {"epoch_end": spec.mixing.epoch_end, "num_lanes": num_lanes}
-        given |= {"a length file": _knows_lengths(stream)}
-        check_combination(given, f"stream {stream.name!r}: ")
-
-
-def _knows_lengths(stream: TokenStream) -> bool:
-    """Whether this node has the lengths of all samples, or a length file of them."""
-    return not stream.cache.is_remote or stream.has_length_file
-
-
 def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     packing, mixing, order = spec.packing, spec.mixing, spec.order
     totals = [stream.total_tokens()[0] for stream in spec.streams]
@@ -117,6 +109,9 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
         held = stream.num_samples if quota.unit == "samples" else total
         if stream.repeat is None and quota.amount > MANY_PASSES * held:
             _warn_of_passes(stream.name, stream.num_samples, round(quota.amount / max(held, 1), 1))
+    deals_over_nodes = spec.world.num_nodes > 1 and getattr(spec.balance, "within", "") == "batch"
+    for stream in spec.streams:
+        check_lengths(stream, {"Balance(within='batch')": deals_over_nodes}, may_fetch=True)
     fetched, is_checked = spec.fetched_for_lengths, mixing.max_repeats is not None
     lengths = [StreamLengths(stream, packing, fetched) for stream in spec.streams]
     return tuple(
@@ -131,6 +126,7 @@ def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
             whole_lengths_of=None if stream.ends.overflow is None else lengths_of.whole,
             quota=quota,
             may_be_empty=stream.shards.may_be_empty or stream.ends.overflow == "drop",
+            block_samples=stream.block_samples,
             prepare=lengths_of.prepare,
             shard_tokens=lengths_of.shard_tokens()
             if is_checked or quota.unit == "tokens"
@@ -161,7 +157,8 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         _check_batches(spec.batch_size, shape.global_batch_size)
     num_lanes, lane_turn, global_batch_size, _ = shape
     _check_shape(shape[:3], mixing.batching_method)
-    _check_ends(spec, num_lanes)
+    for stream in spec.streams:
+        check_lengths(stream, {"epoch_end": mixing.epoch_end, "num_lanes": num_lanes})
     recipe = Recipe(
         streams=streams,
         packing=packing,
@@ -210,9 +207,8 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
         lengths = {
             "max_repeats": spec.mixing.max_repeats_of(name),
             "Chapter(passes)": last.passes if last.weights.get(name) else None,
-            "a length file": _knows_lengths(opened),
         }
-        check_combination(lengths, f"stream {name!r}: ")
+        check_lengths(opened, lengths)
     for chapter in spec.chapters:
         own = chapter_spec(spec, chapter)
         sizes = {"global_batch_size": own.mixing.global_batch_size}

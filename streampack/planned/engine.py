@@ -36,6 +36,7 @@ from streampack.planned.readers import ReadableRun
 from streampack.planned.refusals import (
     check_not_empty,
     check_saving_worker,
+    check_tokenized,
     check_whole_batches,
     check_within_epoch,
 )
@@ -65,11 +66,16 @@ class PlanEngine(ReadableRun):
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current or next epoch, or in the run.
 
-        A TypeError if its last chapter has no end.
+        A TypeError if its last chapter has no end, or texts would be tokenized to count them.
         """
         numbers: Sequence[int] = range(len(self.run))
         if not self.run.chapters:
             numbers = [self.state.at.epoch if self.state.at else self.counter.next_epoch]
+            if not self.recipe.is_endless:
+                try:
+                    check_tokenized(self.spec.streams, "len(dataset)")
+                except ConfigError as error:  # list() takes a TypeError for an unknown length
+                    raise TypeError(str(error)) from error
         num_batches = 0
         for number in numbers:
             if (slots := self.run.num_slots(number)) is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from streampack.config import Packing
-from streampack.config.combination_table import SLOTS
+from streampack.config.combination_table import ALL_LENGTHS, SLOTS, TO_KNOW_LENGTHS
 from streampack.config.combinations import check_combination
 from streampack.errors import ConfigError, DataError, ResumeError
 from streampack.pack.cost import check_max_cost
@@ -61,16 +62,31 @@ def check_whole_batches(recipe: Recipe) -> None:
             )
 
 
+def check_lengths(
+    stream: TokenStream, given: Mapping[str, Any], *, may_fetch: bool = False
+) -> None:
+    """Refuse what needs the lengths of all samples of a stream, where they are not known.
+
+    With `may_fetch`, shards are fetched for them, and only texts are not tokenized.
+    """
+    cost = stream.length_cost
+    is_known = cost == "none" or (may_fetch and cost == "fetch")
+    known = {ALL_LENGTHS: is_known, "to_know_lengths": TO_KNOW_LENGTHS.get(cost)}
+    check_combination({**given, **known}, f"stream {stream.name!r}: ")
+
+
+def check_tokenized(streams: Sequence[TokenStream], what: str) -> None:
+    """Refuse to plan an epoch, or a run up to some step, where that would tokenize its texts."""
+    for stream in streams:
+        check_lengths(stream, {what: True}, may_fetch=True)
+
+
 def check_equal_cost(packing: Packing, streams: Sequence[TokenStream]) -> None:
     """Refuse `cost` where packs of equal cost are not possible."""
     check_max_cost(packing)
     for stream in streams:
-        given = {
-            "cost": packing.cost,
-            "Stream(max_seq_len)": stream.max_seq_len,
-            "a length file": not stream.cache.is_remote or stream.has_length_file,
-        }
-        check_combination(given, f"stream {stream.name!r}: ")
+        given = {"cost": packing.cost, "Stream(max_seq_len)": stream.max_seq_len}
+        check_lengths(stream, given)
 
 
 def slots_per_pack(stream: TokenStream, packing: Packing) -> int:

@@ -22,7 +22,7 @@ from streampack.plan.reader import END, MOST, Place, PlanPart, PlanReader
 from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
-from streampack.planned.refusals import check_not_empty, check_whole_batches
+from streampack.planned.refusals import check_not_empty, check_tokenized, check_whole_batches
 from streampack.report.chapters import describe_run
 from streampack.report.nodes import NodeReads
 from streampack.runtime.resumable import engine_of
@@ -76,7 +76,7 @@ def simulate(
         planned, without what concerns epochs.
 
     Raises:
-        ConfigError: If an epoch has no batch.
+        ConfigError: If an epoch has no batch, or texts would be tokenized to plan it.
         DataError: If a stream's lengths are unavailable, or all of its samples are dropped.
     """
     engine = engine_of(dataset)
@@ -92,6 +92,7 @@ def simulate_with(
     engine: PlanEngine, steps: int | None, watchers: Sequence[Watcher] = ()
 ) -> dict[str, Any]:
     """Simulate, and call `watchers` with each plan; all but `batch_size` and `digest`."""
+    check_tokenized(engine.spec.streams, "simulate")
     nodes, waits = NodeReads(engine), _Waits(engine)
     num_devices, has_chapters = engine.world.num_devices, bool(engine.run.chapters)
     first = 0 if has_chapters else engine.next_epoch

@@ -16,6 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import xxhash
@@ -32,7 +33,7 @@ from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.verify import as_data_error
 from streampack.streams.shard_pool import OpenShard
-from streampack.types import ByteArray, Int64Array
+from streampack.types import ByteArray, Int64Array, LengthCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,6 +50,8 @@ class FlatShards:
     """Which of "bos" and "eos" every document has at its ends, or None if that is not said."""
     known: list[tuple[Int64Array, str]] = field(default_factory=list)
     """What the tables of documents say, once they were read."""
+    length_cost: ClassVar[LengthCost] = "none"
+    block_samples: ClassVar[int | None] = None
 
     @property
     def first_sample(self) -> Int64Array:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from streampack.mds.columns import Spans
 from streampack.mds.index import Layout, MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.streams.shard_pool import OpenShard
-from streampack.types import Int64Array, IntArray
+from streampack.types import Int64Array, IntArray, LengthCost
 
 
 class OpenedSource(Protocol):
@@ -55,6 +55,8 @@ class OtherShards:
     """No shards, as nothing is in a cache."""
     has_lengths: bool = True
     may_be_empty: bool = True
+    length_cost: ClassVar[LengthCost] = "none"
+    block_samples: ClassVar[int | None] = None
 
     @property
     def raw_bytes(self) -> Int64Array:

@@ -37,7 +37,7 @@ from streampack.streams.mds_shards import MdsShards
 from streampack.streams.other_shards import OtherShards
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard, shard_pool
-from streampack.types import Int64Array
+from streampack.types import Int64Array, LengthCost
 
 OpenedShards: TypeAlias = MdsShards | FlatShards | OtherShards
 
@@ -76,11 +76,15 @@ class StreamEnds:
         stated = {name: value for name, value in asdict(self).items() if value is not None}
         return replace(packing, **stated) if stated else packing
 
-    def digest_of(self, digest: str) -> str:
-        """Return a digest of a stream's contents and these options; without any, the former."""
-        if self == StreamEnds():
+    def digest_of(self, digest: str, block_samples: int | None = None) -> str:
+        """Return a digest of a stream's contents, these options, and a shuffle block of its own.
+
+        Without any of them, it is the former.
+        """
+        stated = astuple(self) if block_samples is None else (*astuple(self), block_samples)
+        if not any(value is not None for value in stated):
             return digest
-        return hashlib.blake2b(f"{digest}{astuple(self)}".encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(f"{digest}{stated}".encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -176,6 +180,20 @@ class TokenStream:
         return self.shards.has_lengths
 
     @property
+    def length_cost(self) -> LengthCost:
+        """What this node has to do with a shard to learn the lengths of its samples."""
+        return self.shards.length_cost
+
+    @property
+    def block_samples(self) -> int | None:
+        """Samples that are shuffled together at most, of as many shards whatever part of them is
+        used. None: `Order` alone says.
+        """
+        if (block := self.shards.block_samples) is None:
+            return None
+        return max(block * self.num_samples // int(self.shards.first_sample[-1]), 1)
+
+    @property
     def full_digest(self) -> str:
         """`digest`, followed by a colon and the length file's digest if there is one.
 
@@ -189,7 +207,7 @@ class TokenStream:
         return self._with_lengths(self.entries_digest)
 
     def _with_lengths(self, digest: str) -> str:
-        digest = self.ends.digest_of(digest)
+        digest = self.ends.digest_of(digest, self.block_samples)
         lengths = "" if self.is_part else self.shards.lengths_digest()
         return f"{digest}:{lengths}" if lengths else digest
 
