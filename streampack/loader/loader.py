@@ -202,15 +202,22 @@ class PackedDataLoader:
             group = group_of(self.dataset.world)
         return _join([state] if process_group() is None else gather_values(state, group))
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, *, replan: bool = False) -> None:
         """Resume from `state` at the next iteration.
 
         An iterator that began before raises a ConfigError at its next batch.
 
+        Args:
+            state: What `state_dict` or `gather_state` returned.
+            replan: As of `PackedStreamingDataset.load_state_dict`; iterables are never replanned.
+
         Raises:
             ResumeError: If the state belongs to another sequence; the message names the difference.
         """
-        self._loading.load_state_dict(state)
+        if isinstance(self._loading, PlannedLoading):
+            self._loading.load_state_dict(state, replan=replan)
+        else:
+            self._loading.load_state_dict(state)
 
     def amend(self, *, weights: Mapping[str, float]) -> None:
         """Change the weights of a run of chapters from its next global batch on.
@@ -376,7 +383,9 @@ def _join(states: Sequence[State]) -> State:
                     f"{state.get(key)!r:.80}; gather states after the same step on every rank"
                 )
         for snapshot in json.loads(state["snapshots"]):
-            snapshots.setdefault((snapshot["lane"], snapshot["queue"]), snapshot)
+            latest = snapshots.setdefault((snapshot["lane"], snapshot["queue"]), snapshot)
+            if latest["num_packs"] < snapshot["num_packs"]:
+                snapshots[snapshot["lane"], snapshot["queue"]] = snapshot
     joined = [snapshots[key] for key in sorted(snapshots)]
     return first | {"snapshots": json.dumps(joined, separators=(",", ":"))}
 

@@ -17,6 +17,7 @@ from streampack.plan.reader import Place, PlanReader, SlotPack
 from streampack.plan.state import Progress
 from streampack.planned.dataset import PackedStreamingDataset
 from streampack.planned.engine import PlanEngine
+from streampack.planned.replanning import check_replanning, lanes_to_replan
 
 
 def at(
@@ -32,7 +33,8 @@ def at(
         dataset: The dataset of the run. It stays as it is. Load a state of the run to know the
             worlds that it was trained in, its amendments and its skipped steps; without one, the
             run is that of this world from its start. Planning begins at the state if the step does
-            not come before it, with what `loader.gather_state()` returned in every lane.
+            not come before it, with what `loader.gather_state()` returned in every lane; or at the
+            step, while the run trains and its ranks have left the snapshots of all lanes.
         step: The global batch, counted from 0 over all epochs or chapters.
         rank: The rank to return the rows of, or None for all ranks.
         report: Called with the step that planning has reached, from time to time.
@@ -40,6 +42,7 @@ def at(
     Raises:
         ConfigError: If the run has no such step or rank, or the step was dealt with a cost that
             the dataset does not have.
+        ResumeError: If texts would be tokenized again; load a state with `replan=True` to do it.
     """
     engine = planned_engine(dataset)
     number, position = place_of(engine, step)
@@ -69,7 +72,7 @@ def global_batches(
 ) -> dict[Place, list[SlotPack]]:
     """Return the packs of the global batches at places; the run is planned once for all of them."""
     found: dict[Place, list[SlotPack]] = {place: [] for place in places}
-    recipes, start = engine.run.recipes, engine.start_before(min(places))
+    recipes, start = engine.run.recipes, _start_before(engine, min(places))
     if not recipes[0].is_endless and start.epoch < min(places)[0]:
         start = Progress(epoch=min(places)[0])
     number, position = max(places)
@@ -84,3 +87,19 @@ def global_batches(
             for pack in np.flatnonzero(np.isin(begins, wanted)).tolist():
                 found[epoch, int(begins[pack])].append(part.pack(pack))
     return found
+
+
+def _start_before(engine: PlanEngine, place: Place) -> Progress:
+    """Return the state that was loaded, if it is of no later place, or else the run's start.
+
+    Instead of the start, it is the place itself, if snapshots of all lanes are known there. A
+    ResumeError if texts would be tokenized again.
+    """
+    run, state = engine.run.whole(), engine.state
+    there = Progress(epoch=place[0], position=place[1])
+    there = engine.left.completed(state, there)
+    if not state.replans:
+        check_replanning(run, engine.spec.streams, there)
+    start = state.start if (state.start.epoch, state.start.position) <= place else Progress()
+    is_better = bool(there.snapshots) and not start.snapshots and not lanes_to_replan(run, there)
+    return there if is_better else start

@@ -228,6 +228,24 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         """
         return len(self._engine)
 
+    def load_state_dict(self, state: State, *, replan: bool = False) -> None:
+        """Resume from `state` at the next iteration; change nothing if it does not fit.
+
+        It resumes with other worlds, workers and batch sizes. Its global_batch_size may differ too,
+        if the packs stay the same. An iterator that began before raises a ConfigError at its next
+        batch.
+
+        Args:
+            state: What `state_dict`, `state_after` or a loader returned.
+            replan: Whether to tokenize texts again that were delivered before the state, where it
+                has no snapshot to plan their lanes on from. Nothing else costs that.
+
+        Raises:
+            ResumeError: If the state belongs to another sequence, or lacks such snapshots; the
+                message names the difference, or the bytes of text.
+        """
+        self._engine.load_state_dict(state, replan=replan)
+
     def state_after(self, batch: Mapping[str, Any]) -> State:
         """Return the state of a run that has trained on `batch`, delivered by any loader.
 

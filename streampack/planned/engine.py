@@ -40,6 +40,7 @@ from streampack.planned.refusals import (
     check_whole_batches,
     check_within_epoch,
 )
+from streampack.planned.replanning import check_replanning, costs_tokenizing
 from streampack.planned.resuming import (
     amended,
     chapters_of,
@@ -86,11 +87,6 @@ class PlanEngine(ReadableRun):
         return num_batches
 
     # Where the run stands.
-
-    def start_before(self, place: tuple[int, int]) -> Progress:
-        """Return the state loaded last, if it is not of a later place, or the run's start."""
-        start = self.state.start
-        return start if (start.epoch, start.position) <= place else Progress()
 
     def worlds(self, number: int) -> list[RunWorld]:
         """Return the worlds of the run up to an epoch or a chapter, in order.
@@ -167,7 +163,8 @@ class PlanEngine(ReadableRun):
                     "PackedDataLoader, or load dataset.state_after(batch) before the loop"
                 )
             at = self.state.start if num_workers else self._reached
-            sequence = PackSequence(self.run, at, skips=self.state.skips)
+            start = self.left.completed(self.state, at)
+            sequence = PackSequence(self.run, start, skips=self.state.skips)
             state = self._in(self.state, after_edge(self.run, at).epoch)
         else:
             sequence, state = self._next_sequence(number, key), self.state
@@ -195,9 +192,11 @@ class PlanEngine(ReadableRun):
         return sequence
 
     def _sequence(self, start: Progress, latest: PackSequence | None) -> PackSequence:
-        return PackSequence(
-            self.state.run, replace(start, snapshots=self._snapshots_at(start, latest))
-        )
+        start = replace(start, snapshots=self._snapshots_at(start, latest))
+        start = self.left.completed(self.state, start)
+        if start.epoch == self.state.start.epoch and not self.state.replans:  # set, or loaded
+            check_replanning(self.run, self.spec.streams, start)
+        return PackSequence(self.run, start)
 
     def _snapshots_at(self, start: Progress, latest: PackSequence | None) -> list[State]:
         """Return snapshots from which planning can resume, as far as they are known."""
@@ -252,6 +251,7 @@ class PlanEngine(ReadableRun):
                 while (plan := sequence.next(fetch=step % turns == number)) is not None:
                     step += 1
                     finished = ahead.look()
+                    self.left.leave(self.run, plan, sequence.snapshots())
                     if (step - 1) % turns == number:
                         # A worker knows only its own progress: assume that its round is complete.
                         rounds = -(-step // turns) * turns
@@ -276,8 +276,11 @@ class PlanEngine(ReadableRun):
         return self._state_of(self._reached)
 
     def _state_of(self, progress: Progress) -> State:
-        recipe = self.run.recipe(progress.epoch)
+        recipe, worker = self.run.recipe(progress.epoch), worker_here()
         view = self.run.view(progress.epoch)
+        if not worker or any(map(costs_tokenizing, self.spec.streams)):
+            # A worker is asked after every batch, and continues in the same world.
+            progress = self.left.completed(self.state, progress, asks=not worker)
         state = encode_state(self.run, self._digests, progress)
         state["worlds"] = json.dumps(self.worlds(progress.epoch), separators=(",", ":"))
         if self.run.chapters:
@@ -317,18 +320,23 @@ class PlanEngine(ReadableRun):
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at an epoch; of chapters only 0, as trainers always call it."""
         if not self.run.chapters:
-            self._resume_from(self.state, Progress(epoch=epoch))
+            progress = self.left.completed(self.state, Progress(epoch=epoch))
+            self._resume_from(self.state, progress)
         elif epoch:
             raise ConfigError(
                 f"set_epoch({epoch}): a run of chapters has no epochs; omit it, the next loop "
                 "continues the run"
             )
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, *, replan: bool = False) -> None:
         """Resume from `state`, with its run's lanes and packing method."""
         saved = read_state(state, KIND if self.run.chapters else None)
         worlds, load = worlds_in(saved), loaded_chapters if self.run.chapters else loaded_epochs
         loaded, progress = load(self.state, self._whole, self._digests, saved)
+        loaded = loaded._replace(replans=replan)
+        if not replan:
+            known = self.left.completed(loaded._replace(start=progress), progress)
+            check_replanning(loaded.run, loaded.spec.streams, known)
         if check_saving_worker(saved, loaded.run.view(progress.epoch)):
             self.state = loaded._replace(worker_start=progress, at=None, current=None)
         else:
@@ -370,7 +378,7 @@ class PlanEngine(ReadableRun):
         """Return where the run stands, once all ranks asked for the same there."""
         at = after_edge(self.run, self._reached)
         compare_values(asked | {"position": (at.epoch, at.position)}, self.world)
-        return self._reached
+        return self.left.completed(self.state, self._reached)  # the changed run has another name
 
     def _change(self, state: RunState, here: Progress) -> None:
         """Adopt a changed run. The next iteration, in a loader's same loop, begins here."""

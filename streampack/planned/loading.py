@@ -193,6 +193,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             plans = self._begin(sequence, num_fetched)
             ahead, tally, num_moves = plans.ahead, self._tally, engine.state.moves
             origin_of = partial(engine.provenance, engine.recipe, engine.spec.context)
+            left, run = engine.left, engine.run
             with closing(ahead):
                 # No zip, no enumerate: they keep a batch until the next arrives.
                 for batch in self._batches(plans):
@@ -204,6 +205,7 @@ class PlannedLoading(LoaderSession[PlanEngine]):
                         self._last, self._is_new = delivered, False
                     progress = delivered.progress
                     number = delivered.num_delivered - 1
+                    left.leave(run, delivered.plan, delivered.snapshots)
                     self.recent.add(batch, partial(origin_of, delivered.plan, number))
                     # Last of all: an interrupt arrives before this, or once the loop has the batch.
                     engine.note(sequence, progress)
@@ -268,9 +270,9 @@ class PlannedLoading(LoaderSession[PlanEngine]):
             return self.engine.state_here()  # ignoring other processes
         return self.engine.state_dict()
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, *, replan: bool = False) -> None:
         """Resume from `state` at the next iteration."""
-        self.engine.load_state_dict(state)
+        self.engine.load_state_dict(state, replan=replan)
         self._settle()
         self._begin_stats()
 

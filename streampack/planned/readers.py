@@ -29,6 +29,7 @@ from streampack.planned.cache_budget import (
     fetch_limits,
     lane_cycle,
 )
+from streampack.planned.left_snapshots import LeftSnapshots
 from streampack.planned.run_state import RunState, digests_of, first_state
 from streampack.planned.spec import DatasetSpec
 from streampack.runtime.batch_reader import BatchReader
@@ -50,6 +51,7 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
         self.buffers = buffers
         self._whole = spec  # the dataset's arguments, without those of chapters
         self._digests = digests_of(spec)
+        self.left = LeftSnapshots(spec.world, self._digests)
         self._convert = convert
         self._needs: dict[tuple[Recipe, int], CacheWorkingSet] = {}  # by phase of a `lane_cycle`
         self.state = first_state(spec)

@@ -39,6 +39,8 @@ class RunState(NamedTuple):
     """Worlds of the run before `start`."""
     start: Progress = Progress()
     """Where the run was loaded, set or changed last."""
+    replans: bool = False
+    """Whether texts may be tokenized again, to plan lanes from their start."""
     worker_start: Progress | None = None
     """Where the next iteration begins, loaded in a worker of torch."""
     saved_size: int = 0

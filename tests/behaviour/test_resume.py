@@ -84,7 +84,7 @@ def test_snapshots_are_only_a_speed_up(written, method, epoch_end, epoch):
     shown = [show(batch) for batch in batches]
     for done, (batch, state) in enumerate(zip(batches[:-1], states[:-1], strict=True), 1):
         small = json.loads(state) | {"snapshots": "[]"}
-        assert small == dataset.state_after(batch)
+        assert small == dataset.state_after(batch) | {"snapshots": "[]"}
         assert [show(b) for b in loaded(make(written, **options), small)] == shown[done:]
         del small["snapshots"]
         if done % 5 == 0:  # and a state without the field
@@ -138,7 +138,8 @@ def gather_states(rank: int, _: Path, written: Written) -> list[Any]:
 
 def test_ranks_gather_a_state_that_no_lane_is_planned_again_from(written, tmp_path, monkeypatch):
     first, second = on_ranks(tmp_path, gather_states, 2, written=written)
-    assert [lanes_of(own[0]) for own in (first, second)] == [[0], [1]]
+    # A state may have lanes of the other rank too, see planned/test_left_snapshots.py.
+    assert [rank in lanes_of(own[0]) for rank, own in enumerate((first, second))] == [True, True]
     assert first[1] == second[1]
     assert lanes_of(first[1]) == [0, 1]
     assert "rank 0 stands at position=12, but rank 1 at 16; gather" in first[2]["refused"]
