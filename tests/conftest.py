@@ -35,7 +35,7 @@ settings.register_profile(
     "streampack",
     deadline=None,
     derandomize=True,
-    max_examples=int(os.environ.get("STREAMPACK_TEST_EXAMPLES", "60")),
+    max_examples=min(int(os.environ.get("STREAMPACK_TEST_EXAMPLES", "60")), 60),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("streampack")

@@ -1,4 +1,8 @@
-"""The number of generated examples per law, which `make quick` reduces."""
+"""The number of generated examples per law: few on each change, all of them at night.
+
+``make quick`` reduces all to `STREAMPACK_TEST_EXAMPLES`; ``make coverage``, which runs every night,
+sets it above all of them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ from typing import Any
 
 from hypothesis import settings
 
-MOST = os.environ.get("STREAMPACK_TEST_EXAMPLES")  # set by make quick
+MOST = os.environ.get("STREAMPACK_TEST_EXAMPLES")
 
 
-def examples(number: int, **more: Any) -> settings:
-    """Return settings for this many examples, or for fewer if the environment asks for that."""
-    return settings(max_examples=min(number, int(MOST)) if MOST else number, **more)
+def examples(number: int, *, many: int | None = None, **more: Any) -> settings:
+    """Return settings for this many examples, or for the environment's number up to `many`.
+
+    `many` is for laws whose examples take long.
+    """
+    return settings(max_examples=min(many or number, int(MOST)) if MOST else number, **more)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.builders import write_stream_files
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.own_start]
 
 CHILD = """
 import os, sys, threading

@@ -69,6 +69,7 @@ def of_variables(_given: None) -> Any:
     return lambda name: [os.environ.get(name)]
 
 
+@pytest.mark.own_start
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_have_the_variables_of_the_training_process_as_it_starts_them(monkeypatch, method):
     options = WorkerOptions(num_workers=1, prefetch_factor=2, multiprocessing_context=method)
@@ -142,6 +143,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.own_start
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("end", ["leave", "kill"])
 def test_a_format_that_returns_lists_leaves_nothing_behind_however_the_job_ends(

@@ -110,6 +110,7 @@ def _pids(_given: None) -> Any:
     return lambda task: [(task, os.getpid())]
 
 
+@pytest.mark.own_start
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_signals_reach_no_handler_of_the_trainer_in_a_worker_and_stop_none(handled, method):
     options = WorkerOptions(num_workers=2, prefetch_factor=1, multiprocessing_context=method)
