@@ -7,7 +7,7 @@
     2 nodes of 2 ranks    whole epoch, replicated         resume there <--------------------'  --.
     this process          the reference                   continue to the end <------------------'
 
-The jobs on one node are forked from this process, by the same agent that torchrun starts.
+All jobs are forked from this process, by the same agents that torchrun starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.worlds import torchrun_job as job
-from tests.helpers.worlds.torchrun_agents import launch, torchrun
+from tests.helpers.worlds.torchrun_agents import launch
 
 JOBS = {"ranks2": (2, 1), "ranks3": (3, 1), "nodes2": (4, 2)}
 SAVED_AFTER = 5
@@ -76,17 +76,7 @@ def start(folder: Path, origin: Path, name: str, runs: list[dict[str, Any]]) -> 
     out.mkdir()
     told = {"out": str(out), "runs": runs, "streams": streams_of(origin, out / "cache")}
     (out / "told.json").write_text(json.dumps(told))
-    if num_nodes == 1:
-        launch(job.main, [str(out / "told.json")], num_ranks)
-        return
-    with torchrun(
-        Path(job.__file__),
-        [out / "told.json"],
-        log=out / "log.txt",
-        num_ranks=num_ranks,
-        num_nodes=num_nodes,
-    ) as started:
-        started.wait()
+    launch(job.main, [str(out / "told.json")], num_ranks, num_nodes)
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -106,10 +109,18 @@ def torchrun(
         stop(agents)
 
 
-def run_job(name: str, *arguments: Any, python: Path | str = sys.executable) -> None:
-    """Run a script of this folder; if it fails, the error shows the end of its output."""
+def run_job(name: str, *arguments: Any, python: Path | None = None) -> None:
+    """Run a script of this folder; if it fails, the error shows the end of its output.
+
+    It runs in a fork of this process, since importing the trainers takes ten seconds. With another
+    Python, and where backward passes on a GPU forbid forks, it has a process of its own.
+    """
+    if python is None and not torch.cuda.is_available():
+        _run_fork(Path(name).stem, arguments)
+        return
+    script = Path(__file__).with_name(name)
     done = subprocess.run(
-        [python, "-W", "ignore", Path(__file__).with_name(name), *map(str, arguments)],
+        [python or sys.executable, "-W", "ignore", script, *map(str, arguments)],
         env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -120,24 +131,72 @@ def run_job(name: str, *arguments: Any, python: Path | str = sys.executable) -> 
     assert done.returncode == 0, done.stdout[-6000:]
 
 
-def launch(function: Callable[..., None], arguments: Sequence[Any], num_ranks: int) -> None:
-    """Call a function in every rank of a job: torchrun's agent in this process, which it forks.
+def _run_fork(name: str, arguments: Sequence[Any]) -> None:
+    with tempfile.TemporaryFile() as output:
+        job = ForkProcess(target=_as_job, args=(output.fileno(), name, arguments))
+        job.start()
+        job.join(PATIENCE_S)
+        code = job.exitcode
+        job.kill()
+        output.seek(0)
+        said = output.read().decode(errors="replace")[-6000:]
+    assert code == 0, f"exit code {code} (None: not in time)\n{said}"
+
+
+def _as_job(output: int, name: str, arguments: Sequence[Any]) -> None:
+    """Run a script's `main` as if its process had begun with it."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    os.environ.update(environment())
+    for variable in SET_BY_TORCHRUN:
+        os.environ.pop(variable, None)
+    # accelerate keeps the state of the last run in its classes.
+    if accelerate := sys.modules.get("accelerate.state"):
+        accelerate.GradientState._reset_state()
+        accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+    sys.argv = [name, *map(str, arguments)]
+    import_module(f"tests.helpers.worlds.{name}").main()
+    sys.stdout.flush()
+
+
+def launch(
+    function: Callable[..., None], arguments: Sequence[Any], num_ranks: int, num_nodes: int = 1
+) -> None:
+    """Call a function in every rank of a job: torchrun's agents, in forks of this process.
 
     So the ranks need not import anything again. They have one thread each: GNU's OpenMP waits
     forever in a fork of a process that has used several.
     """
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_ranks,
-        rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{free_port()}",
-        rdzv_configs={"rank": 0, "timeout": 60},
-        start_method="fork",
-        monitor_interval=0.1,
-        max_restarts=0,
-    )
-    elastic_launch(config, _in_one_thread)(function, *arguments)
+    endpoint = f"127.0.0.1:{free_port()}"
+
+    def run_agent(node: int) -> None:
+        config = LaunchConfig(
+            min_nodes=num_nodes,
+            max_nodes=num_nodes,
+            nproc_per_node=num_ranks // num_nodes,
+            run_id="job",  # that all agents know
+            rdzv_backend="static",
+            rdzv_endpoint=endpoint,
+            rdzv_configs={"rank": node, "timeout": 60},
+            start_method="fork",
+            monitor_interval=0.1,
+            max_restarts=0,
+        )
+        elastic_launch(config, _in_one_thread)(function, *arguments)
+
+    agents = [ForkProcess(target=run_agent, args=(node,)) for node in range(num_nodes)]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join(PATIENCE_S)
+    codes = [agent.exitcode for agent in agents]
+    for agent in agents:
+        agent.kill()
+    assert codes == [0] * num_nodes, f"exit codes {codes} (None: not in time)"
 
 
 def _in_one_thread(function: Callable[..., None], *arguments: Any) -> None:
