@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., harness.D
         return written[key]
 
     return get
+
+
+def copied(written: harness.DataSet, folder: Path) -> harness.DataSet:
+    shutil.copytree(written.folder, folder)
+    return replace(written, folder=folder)
 
 
 @pytest.fixture(scope="session")
@@ -78,14 +84,14 @@ def jobs() -> Iterator[launch.Jobs]:
 
 
 @pytest.fixture
-def bench(jobs: launch.Jobs, tmp_path: Path) -> Iterator[launch.Bench]:
+def bench(
+    jobs: launch.Jobs, tmp_path: Path, dataset: Callable[..., harness.DataSet]
+) -> Iterator[launch.Bench]:
     """Yield two streams behind a new `FaultServer`, with the means to start jobs on them."""
     datasets = [
-        harness.write_dataset(
+        copied(
+            dataset(num_samples=170, seed=seed, size_limit=16 * 1024),
             tmp_path / "store" / "bucket" / f"s{seed}",
-            num_samples=170,
-            seed=seed,
-            size_limit=16 * 1024,
         )
         for seed in range(2)
     ]
@@ -96,10 +102,8 @@ def bench(jobs: launch.Jobs, tmp_path: Path) -> Iterator[launch.Bench]:
 @pytest.fixture
 def fine(bench: launch.Bench, dataset: Callable[..., harness.DataSet]) -> launch.Bench:
     """Yield a bench with a single stream; a quarter of it is more than is planned ahead."""
-    written = dataset(num_samples=60_000, size_limit=2**18)
+    written = dataset(num_samples=40_000, size_limit=2**16)
     bucket = bench.folder / "store" / "fine"
-    shutil.copytree(written.folder, bucket / "s0")
     bench.server.folder = bucket.parent
-    moved = harness.DataSet(folder=bucket / "s0", lengths=written.lengths)
-    bench.datasets = [moved]
+    bench.datasets = [copied(written, bucket / "s0")]
     return bench

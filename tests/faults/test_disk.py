@@ -180,7 +180,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
-        while not self._is_over.wait(0.002):
+        while not self._is_over.wait(0.005):
             total = 0
             for path in self._files():
                 with suppress(FileNotFoundError):

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers.faults import harness, servers
 from tests.helpers.faults.launch import Bench
 
-NUM_QUICK, NUM_ALL = 2, 10
+NUM_QUICK, NUM_ALL = 1, 10
 BYTES_PER_S = 400_000
 
 RUNS = [

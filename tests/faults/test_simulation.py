@@ -14,7 +14,7 @@ from tests.helpers.faults.setups import Setup, make_setups
 from tests.helpers.faults.simulation import BrokenPromiseError, simulate
 
 NUM_SCHEDULES = 300
-NUM_PARTS = 10
+NUM_PARTS, NUM_QUICK = 10, 4
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,13 @@ def setups(tmp_path_factory) -> list[Setup]:
     return make_setups(tmp_path_factory.mktemp("setups"))
 
 
-@pytest.mark.parametrize("part", range(NUM_PARTS))
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=[pytest.mark.slow] if part >= NUM_QUICK else [])
+        for part in range(NUM_PARTS)
+    ],
+)
 def test_a_job_that_is_delayed_damaged_and_killed_ends_with_an_exact_epoch(setups, part):
     size = NUM_SCHEDULES // NUM_PARTS
     num_jobs = sum(simulate(setups, seed) for seed in range(part * size, (part + 1) * size))

@@ -78,7 +78,7 @@ def check_kills(tmp_path: Path, reference, num_kills: int, seed: int, *options: 
 
 
 def test_a_write_that_is_killed_at_random_moments_is_finished_byte_for_byte(tmp_path, reference):
-    check_kills(tmp_path, reference, 5, 1, "--num-workers", "2")
+    check_kills(tmp_path, reference, 3, 1, "--num-workers", "2")
 
 
 @pytest.mark.slow

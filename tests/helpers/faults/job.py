@@ -32,6 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3.session
 import torch
 from torch.utils.data import DataLoader
 
@@ -207,7 +208,11 @@ def _requests(control: socket.socket) -> Iterator[tuple[dict[str, Any], socket.s
 
 
 def warm_up() -> None:
-    """Iterate a small stream once, so that jobs are forked with the compiled kernels in memory."""
+    """Iterate a small stream once, so that jobs are forked with the compiled kernels in memory.
+
+    So are the modules of S3's client, which take a second to import in a job and in each worker.
+    """
+    boto3.session.Session().client("s3", region_name="us-east-1").close()
     with tempfile.TemporaryDirectory() as folder:
         write_stream_files(Path(folder, "s0"), [5, 300])
         dataset = PackedStreamingDataset(
