@@ -50,7 +50,7 @@ def make(method: str, epoch_end: str, num_lanes: int = 1, **options):
     )
 
 
-@examples(20)
+@examples(10, many=20)
 @given(method=methods, num_lanes=lanes, seed=st.integers(0, 9))
 def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
     method, num_lanes, seed
@@ -102,7 +102,7 @@ def uneven_recipes(draw):
     )
 
 
-@examples(30)
+@examples(12, many=30)
 @given(r=uneven_recipes(), epoch=st.integers(0, 1), data=st.data())
 def test_other_worlds_and_resumes_deliver_the_same_whole_batches(r, epoch, data):
     slots_of = r.shapes.slots_per_pack

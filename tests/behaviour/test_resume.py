@@ -170,7 +170,7 @@ def test_a_state_is_gathered_without_a_process_group_too(written):
 
 # Faults: resume_ranks_1_to_2, resume_ranks_2_to_1.
 @given(data=st.data())
-@examples(30)
+@examples(12, many=30)
 def test_any_world_goes_on_where_another_world_stopped(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")

@@ -283,7 +283,7 @@ class Standing(RuleBasedStateMachine):
 def test_loader_dataset_and_next_loop_agree_whatever_was_done_before(kind, prefetch_threads):
     way = Way(kind, 0, prefetch_threads)
     machine = type("Standing", (Standing,), {"way": way}).TestCase
-    machine.settings = examples(25, stateful_step_count=14)
+    machine.settings = examples(12, many=25, stateful_step_count=14)
     machine().runTest()
 
 
@@ -291,7 +291,7 @@ def test_loader_dataset_and_next_loop_agree_whatever_was_done_before(kind, prefe
 @pytest.mark.parametrize("kind", ["planned", "iterable"])
 def test_loader_dataset_and_next_loop_agree_with_workers_too(kind):
     machine = type("Standing", (Standing,), {"way": Way(kind, 1, 1)}).TestCase
-    machine.settings = examples(15, stateful_step_count=10)
+    machine.settings = examples(8, many=15, stateful_step_count=10)
     machine().runTest()
 
 

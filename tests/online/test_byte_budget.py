@@ -59,7 +59,7 @@ def real_bytes(*batches) -> int:
     return sum(storages.values())
 
 
-@examples(40)
+@examples(20, many=40)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=60),
     batch_size=st.integers(1, 3),

@@ -67,7 +67,7 @@ def drift(counts: np.ndarray, r: Recipe) -> np.ndarray:
     return total - total.sum(axis=1, keepdims=True) * shares
 
 
-@examples(25)
+@examples(12, many=25)
 @given(
     weights=WEIGHTS,
     num_lanes=st.sampled_from([1, 2, 3]),
@@ -83,7 +83,7 @@ def test_stratified_is_within_one_pack_of_each_share_after_every_global_batch(
     assert np.abs(drift(counts, r)).max() < 1 + 1e-6
 
 
-@examples(25)
+@examples(12, many=25)
 @given(
     weights=WEIGHTS,
     num_lanes=st.sampled_from([1, 2, 3]),
@@ -120,7 +120,7 @@ def test_when_a_stream_runs_out_the_others_go_on_and_every_slot_is_served(method
     assert tokens[0] == tokens[1]
 
 
-@examples(20)
+@examples(10, many=20)
 @given(weights=WEIGHTS, num_lanes=st.sampled_from([1, 2, 3]), epoch=st.integers(0, 2))
 def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_lane(
     weights, num_lanes, epoch
@@ -144,7 +144,7 @@ def test_random_by_tokens_is_within_one_longest_sample_of_each_share_in_every_la
         assert (behind <= longest.sum() - longest + 1e-3).all()
 
 
-@examples(20)
+@examples(10, many=20)
 @given(
     amounts=st.lists(st.integers(1, 9), min_size=2, max_size=2),
     wrong=st.integers(5, 40),

@@ -43,7 +43,7 @@ worlds = st.sampled_from([(1, 12), (1, 1), (2, 2), (3, 2), (4, 3), (6, 2), (12, 
 
 
 @pytest.mark.thorough
-@examples(25)
+@examples(12, many=25)
 @given(
     method=st.sampled_from(["random", "stratified"]),  # the others: test_last_batches
     num_lanes=st.sampled_from([1, 2, 3]),
@@ -69,7 +69,7 @@ def test_pad_fills_the_last_global_batch_up_and_drop_leaves_it_out(
         assert all(batch.num_rows == batch_size for batch in batches)
 
 
-@examples(20)
+@examples(10, many=20)
 @given(method=st.sampled_from(METHODS), world=worlds)
 def test_positions_count_slots_over_all_ranks_and_never_go_back(method, world):
     num_devices, batch_size = world

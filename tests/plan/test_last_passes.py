@@ -79,7 +79,7 @@ RUN_OF = {
 }
 
 
-@examples(60)
+@examples(25, many=60)
 @given(
     **RUN_OF,
     passes=st.sampled_from([1, 2]),
@@ -115,7 +115,7 @@ def test_cut_samples_are_delivered_too(run, method, overflow):
     assert samples == set(np.flatnonzero(kept).tolist())
 
 
-@examples(30)
+@examples(15, many=30)
 @given(
     **RUN_OF,
     num_devices=st.sampled_from([2, 4]),
@@ -128,7 +128,7 @@ def test_every_world_gets_the_same_packs_to_the_end(tune, run, method, num_lanes
     assert run_packs(plan, [RUN] * len(plan), num_devices, most=8) == one
 
 
-@examples(30)
+@examples(15, many=30)
 @given(
     **RUN_OF,
     part=st.floats(0, 1),

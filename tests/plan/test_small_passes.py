@@ -78,7 +78,7 @@ def most_apart(r: Recipe, lane: int, queue: int, num_packs: int) -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("most", [50, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [20, pytest.param(150, marks=pytest.mark.slow)])
 def test_the_uses_of_two_samples_differ_by_at_most_2_in_each_lane(most):
     @examples(most)
     @given(
@@ -112,7 +112,7 @@ def test_the_uses_of_two_samples_differ_by_at_most_2_in_each_lane(most):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("most", [35, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [15, pytest.param(100, marks=pytest.mark.slow)])
 def test_with_several_streams_they_differ_by_at_most_3(most):
     @examples(most)
     @given(
@@ -147,7 +147,7 @@ def test_with_several_streams_they_differ_by_at_most_3(most):
 
 
 @pytest.mark.thorough
-@examples(60)
+@examples(25, many=60)
 @given(
     packer=st.sampled_from(PACKERS),
     method=st.sampled_from(METHODS),

@@ -51,7 +51,7 @@ def taken(r: Recipe, epoch: int) -> list[dict]:
     return covered(packs, len(r.streams))
 
 
-@examples(40)
+@examples(20, many=40)
 @given(
     nums=st.lists(st.integers(1, 500), min_size=1, max_size=3),
     weights=st.lists(WEIGHT, min_size=3, max_size=3),
@@ -107,7 +107,7 @@ def test_fixed_takes_the_same_samples_in_every_epoch_and_balanced_goes_on(method
         assert not first & second
 
 
-@examples(30)
+@examples(12, many=30)
 @given(
     nums=st.lists(st.integers(20, 900), min_size=1, max_size=3),
     choose=st.lists(st.integers(1, 12_000), min_size=3, max_size=3),
@@ -158,7 +158,7 @@ def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:
     return uses
 
 
-@examples(30)
+@examples(12, many=30)
 @given(
     long=st.integers(300, 1000),
     short=st.integers(4, 30),
@@ -200,7 +200,7 @@ def starts(r: Recipe, num_epochs: int) -> list[np.ndarray]:
 
 
 @pytest.mark.thorough
-@examples(25)
+@examples(12, many=25)
 @given(
     method=st.sampled_from(METHODS),
     num_lanes=st.sampled_from([1, 2, 3, 5, 8]),
@@ -233,7 +233,7 @@ def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
     assert uses.max() - uses.min() <= 2
 
 
-@examples(20)
+@examples(10, many=20)
 @given(
     num=st.integers(500, 2000),
     num_lanes=st.sampled_from([2, 3, 5]),
