@@ -470,8 +470,15 @@ def try_changes(change: Change, num_moments: int, num_last: int) -> None:
     assert sum(change.check(at, chance.choice(KINDS)) for at in moments) > 0
 
 
-@pytest.mark.parametrize("way", ["loop", "threads", "workers"])
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        # With workers, all changes pass through the same code.
+        pytest.param(name, way, marks=[pytest.mark.slow] * (way == "workers" and name != "amend"))
+        for name in CHANGES
+        for way in ("loop", "threads", "workers")
+    ],
+)
 def test_an_interrupted_change_of_a_run_is_made_or_not_as_its_state_says(folders, name, way):
     try_changes(Change(folders, name, way), NUM_QUICK, 2 * NUM_QUICK)
 

@@ -37,8 +37,15 @@ def weights(trainer: Any) -> list[float]:
     return next(trainer.model.parameters()).flatten().tolist()
 
 
-@pytest.mark.parametrize("left", ["", '{"epoch": 0.5,'])
-@pytest.mark.parametrize("name", ["trainer_state.json", "streampack.json"])
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("trainer_state.json", '{"epoch": 0.5,'),
+        ("streampack.json", ""),
+        pytest.param("trainer_state.json", "", marks=pytest.mark.slow),
+        pytest.param("streampack.json", '{"epoch": 0.5,', marks=pytest.mark.slow),
+    ],
+)
 def test_an_incomplete_checkpoint_is_passed_over_and_said_so(trained, tmp_path, caplog, name, left):
     out = tmp_path / "out"
     expected = weights_after(trained)

@@ -16,7 +16,7 @@ from streampack.testing import assert_exactly_once
 from tests.helpers.random_runs import Case
 
 KINDS = ["pad", "drop", "carry", "chapters"]
-NUM_CASES = 8  # of each kind; each has ten checks
+NUM_CASES, NUM_QUICK = 8, 4  # of each kind; each has ten checks
 WORLDS = [(1, 1), (2, 1), (2, 2), (3, 3), (6, 2)]  # ranks, and ranks of a node
 
 
@@ -142,7 +142,13 @@ def check_run(folder: Path, kind: str, number: int, num_checks: int) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("number", range(NUM_CASES))
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, marks=[pytest.mark.slow] if number >= NUM_QUICK else [])
+        for number in range(NUM_CASES)
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_held_what_the_ranks_got(kind, number, tmp_path):
     check_run(tmp_path, kind, number, num_checks=10)

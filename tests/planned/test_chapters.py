@@ -134,8 +134,14 @@ def test_an_amendment_at_an_edge_does_not_depend_on_what_was_planned_ahead(make,
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["random", "stratified"])
-@pytest.mark.parametrize("at", [10, 48, 52, 137])
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [
+        *(("random", at) for at in (10, 48, 52, 137)),
+        ("stratified", 52),
+        *(pytest.param("stratified", at, marks=pytest.mark.slow) for at in (10, 48, 137)),
+    ],
+)
 def test_an_amendment_changes_nothing_that_was_delivered_and_is_replayed(make, method, at):
     whole = keys(PackedDataLoader(make(method=method)))
     loader, got, states = PackedDataLoader(make(method=method)), [], {}
@@ -423,13 +429,19 @@ def test_a_run_that_is_amended_to_repeat_more_is_refused_and_goes_on(make):
     assert loader.stats()["streams"]["math"]["samples"] < 90
 
 
+@pytest.fixture(scope="module")
+def long_and_short(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("long_and_short")
+    for name, size, num in (("a", 768, 300), ("b", 64, 1400)):
+        write_stream_files(folder / name, [size] * num)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("method", "unit"),
     [(method, "tokens") for method in METHODS] + [(method, "samples") for method in METHODS[:2]],
 )
-def test_targets_are_the_mean_shares_of_the_chapters_delivered(tmp_path, method, unit):
-    for name, size, num in (("a", 768, 300), ("b", 64, 1400)):
-        write_stream_files(tmp_path / name, [size] * num)
+def test_targets_are_the_mean_shares_of_the_chapters_delivered(long_and_short, method, unit):
     chapters = [
         Chapter(weights={"a": 0.7, "b": 0.3}, steps=20),
         Chapter(weights={"a": Ramp(0.2, 0.6), "b": Ramp(0.8, 0.4)}, steps=30),
@@ -437,7 +449,7 @@ def test_targets_are_the_mean_shares_of_the_chapters_delivered(tmp_path, method,
 
     def make(skip=()):
         return PackedStreamingDataset(
-            [Stream(name=name, local=str(tmp_path / name)) for name in "ab"],
+            [Stream(name=name, local=str(long_and_short / name)) for name in "ab"],
             packing=Packing(max_seq_len=256),
             chapters=chapters,
             skip=skip,
