@@ -13,8 +13,9 @@ Names must stay inside the stream's folder, and counts must fit the bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,13 @@ class ShardFile:
     hashes: Mapping[str, str]
     hashes_from: str = "index.json"
     """The file that states the hashes, for messages."""
+    make: Callable[[Path], None] | None = None
+    """Makes the file at a path, if it is made here of other data. It states its own hash then,
+    `num_bytes` is the most that it may take, and `basename` says all that its bytes depend on."""
+
+    def has_size(self, num_bytes: int) -> bool:
+        """Return whether the file may have this size."""
+        return self.make is not None or num_bytes == self.num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +106,16 @@ class MdsIndex:
     """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
     raw_bytes: Int64Array = field(init=False)
     """Decompressed bytes of each shard, shape (num_shards,)."""
+    stored_bytes: Int64Array = field(init=False)
+    """Bytes of each shard's compressed file, 0 without one; shape (num_shards,)."""
 
     def __post_init__(self) -> None:
         counts = [0, *(shard.num_samples for shard in self.shards)]
         sizes = [shard.raw.num_bytes for shard in self.shards]
+        packed = [shard.packed.num_bytes if shard.packed else 0 for shard in self.shards]
         object.__setattr__(self, "first_sample", np.cumsum(counts, dtype=np.int64))
         object.__setattr__(self, "raw_bytes", np.array(sizes, np.int64))
+        object.__setattr__(self, "stored_bytes", np.array(packed, np.int64))
 
     @property
     def num_samples(self) -> int:

@@ -26,7 +26,7 @@ from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
-from streampack.storage.materialize import Downloader, ShardMaterializer, lock_s
+from streampack.storage.materialize import Downloader, ShardMaterializer, lock_of_shard_s
 from streampack.storage.metadata import StreamMetadata
 from streampack.storage.names import PACKED, shard_name
 from streampack.storage.verify import FileVerifier, as_data_error, raise_if_changed
@@ -162,9 +162,17 @@ class ShardCache:
     def is_limited(self) -> bool:
         return self._materializer.limit is not None
 
-    def cache_folders(self, index: MdsIndex) -> tuple[Path, ...]:
-        """Return the folder of files that we created, if there can be any."""
-        return (self._cache,) if any(map(self._is_cached, index.shards)) else ()
+    def cache_folders(self, shards: Iterable[Shard]) -> tuple[Path, ...]:
+        """Return the folders of files of these shards that we created, if there can be any."""
+        one = next(filter(self._is_cached, shards), None)
+        if one is None or one.raw.make is None:
+            return () if one is None else (self._cache,)
+        return tuple(self._cache / f"{number:02x}" for number in range(256))
+
+    def _folder_of(self, shard: Shard) -> Path:
+        """Return the folder of a shard in the cache; those of many shards have subfolders."""
+        name = shard.raw.basename[:2] if shard.raw.make else ""
+        return self._cache / name
 
     def _is_cached(self, shard: Shard) -> bool:
         return self.is_remote or shard.packed is not None
@@ -181,20 +189,20 @@ class ShardCache:
         if not self.is_remote:
             yield self.folder / shard.raw.basename, False
         if self._is_cached(shard):
-            yield self._cache / self._name_of(shard), True
+            yield self._folder_of(shard) / self._name_of(shard), True
 
     def is_here(self, shard: Shard) -> bool:
         """Return whether a shard's raw file exists with the right size; usually one `stat`."""
         for path, _ in self._paths_of(shard):
             with suppress(OSError):
                 state = self._disk.state(path)
-                if state is not None and state.num_bytes == shard.raw.num_bytes:
+                if state is not None and shard.raw.has_size(state.num_bytes):
                     return True
         return False
 
     def is_free(self, shard: Shard) -> bool:
         try:
-            locks = FileLocks(self._cache, self._disk)
+            locks = FileLocks(self._folder_of(shard), self._disk)
             with locks.try_hold(self._name_of(shard)) as is_held:
                 return is_held
         except OSError:
@@ -210,7 +218,7 @@ class ShardCache:
         with as_data_error(path):
             data = self._disk.map(path)
             is_same = self._disk.state(path) == file.state
-        if len(data) != shard.raw.num_bytes or not is_same:
+        if not shard.raw.has_size(len(data)) or not is_same:
             raise FileNotFoundError(f"{path} was replaced while it was opened")
         is_gone = partial(self._is_gone, path, file.state.inode) if self.is_limited else None
         return MappedShard(data, file, self.location.uri(shard.raw.basename), is_gone)
@@ -229,9 +237,14 @@ class ShardCache:
         """
         return self._until_present(shard, self._file)[0]
 
-    def fetch(self, shard: Shard) -> bool:
-        """Fetch a shard's raw file if necessary, as `file`; return whether this call fetched it."""
-        return self._until_present(shard, self._file)[1]
+    def fetch(self, shard: Shard) -> int:
+        """Fetch a shard's raw file if necessary, as `file`; return the bytes of the fetched file.
+
+        They are 0 if the shard was already here.
+        """
+        file, is_new = self._until_present(shard, self._file)
+        num_bytes = file.state.num_bytes if shard.raw.make else shard.stored.num_bytes
+        return num_bytes if is_new else 0
 
     def _until_present(self, shard: Shard, call: Callable[[Shard], _T]) -> _T:
         # The file may be removed between two steps, by eviction or by hand.
@@ -275,7 +288,7 @@ class ShardCache:
             if shard.packed is None or self.file_state(path) is not None:
                 self._verifier.raise_if_damaged(path, shard.raw)
                 return path, False
-        raw, packed = self._cached_paths(shard, self._cache)
+        raw, packed = self._cached_paths(shard, self._folder_of(shard))
         num_bytes = shard.stored.num_bytes + shard.raw.num_bytes
         # A stream that is read in place has its cache below it.
         elsewhere = "" if self.is_remote else f"remote={str(self.folder)!r} and "
@@ -292,7 +305,10 @@ class ShardCache:
         if (path, True) not in self._paths_of(shard):
             return False
         locks = FileLocks(path.parent, self._disk)
-        with as_data_error(path, is_retried=False), locks.hold(path.name, lock_s(self.location)):
+        with (
+            as_data_error(path, is_retried=False),
+            locks.hold(path.name, lock_of_shard_s(self.location, shard.stored)),
+        ):
             if self._disk.state(path) == damaged.state:
                 for each in self._cached_paths(shard, path.parent):
                     self._disk.remove(each)
@@ -312,7 +328,7 @@ class ShardCache:
             self._touch(shard, 0.0)
 
     def _touch(self, shard: Shard, time_s: float) -> None:
-        locks = FileLocks(self._cache, self._disk)
+        locks = FileLocks(self._folder_of(shard), self._disk)
         for ending in ("", PACKED) if self._is_cached(shard) else ():
             with suppress(OSError):
                 self._disk.touch(locks.entry_path(f"{self._name_of(shard)}{ending}"), time_s)

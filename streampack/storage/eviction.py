@@ -94,12 +94,11 @@ class CacheLimit:
 
     def _num_bytes(self, folder: Path, name: str) -> int:
         if (folder, name) not in self._sizes:
-            known = self._disk.state(folder / name) or FileLocks(folder, self._disk).read_entry(
-                name
-            )
-            if known is None:
-                return 0  # removed since it was listed
-            self._sizes[folder, name] = known.num_bytes
+            state = self._disk.state(folder / name)
+            if state is None:
+                entry = FileLocks(folder, self._disk).read_entry(name)
+                return 0 if entry is None else entry.num_bytes  # 0: removed since it was listed
+            self._sizes[folder, name] = state.num_bytes
         return self._sizes[folder, name]
 
     def _last_planned_ns(self, folder: Path, name: str) -> int:

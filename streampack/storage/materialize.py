@@ -11,6 +11,7 @@ Cost: one copy, one decompression, one hash of each file that has one; a few MiB
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 from streampack.errors import DataError
 from streampack.mds.codecs import HASHES
-from streampack.mds.index import Shard
+from streampack.mds.index import Shard, ShardFile
 from streampack.storage.decompress import decompress_pieces
 from streampack.storage.download import budget_s, fetch, fetch_if_there
 from streampack.storage.eviction import CacheLimit
@@ -35,6 +36,11 @@ LEAST_LOCK_S = 30.0  # allowance for unpacking and checks, on top of the downloa
 def lock_s(location: StreamLocation, num_bytes: int | None = None) -> float:
     """Return how long a process may hold the lock of a file that it fetches."""
     return budget_s(location, num_bytes) + LEAST_LOCK_S
+
+
+def lock_of_shard_s(location: StreamLocation, file: ShardFile) -> float:
+    """Return how long a process may hold the lock of a shard: to make one takes any time."""
+    return math.inf if file.make else lock_s(location, file.num_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +67,7 @@ class ShardMaterializer:
         `packed` is where its compressed form is kept, with `keep_zip` only.
         """
         locks = FileLocks(raw.parent, self.disk)
-        with locks.hold(raw.name, lock_s(self.location, shard.stored.num_bytes)):
+        with locks.hold(raw.name, lock_of_shard_s(self.location, shard.stored)):
             if self.verifier.verify(raw, shard.raw) is not None:
                 return False
             locks.remove_leftovers(raw.name)
@@ -81,7 +87,7 @@ class ShardMaterializer:
             with locks.temporary(raw.name) as new, locks.temporary(raw.name) as new_packed:
                 is_new = self._bring(shard, packed, new, new_packed)
                 self.verifier.raise_if_rewritten(shard)
-                self.publish(new, raw, self.verifier.expected(shard.raw))
+                self.publish(new, raw, self.verifier.expected_at(new, shard.raw))
                 if self.location.keeps_zip and self.disk.state(new_packed) is not None:
                     self.publish(new_packed, packed, self.verifier.expected(shard.stored))
         finally:
@@ -95,6 +101,9 @@ class ShardMaterializer:
         return self.disk.state(path) is None
 
     def _bring(self, shard: Shard, packed: Path, new: Path, new_packed: Path) -> bool:
+        if shard.raw.make is not None:
+            shard.raw.make(new)
+            return True
         if self.location.remote is None:
             source = self.location.folder / shard.stored.basename
             self.verifier.raise_if_damaged(source, shard.stored)

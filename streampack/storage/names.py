@@ -50,8 +50,11 @@ def index_version(text: bytes, source: FileState | None) -> str:
 def shard_name(shard: Shard, source: object) -> str:
     """Return the name of a shard's raw file; its compressed one has the ending `PACKED`.
 
-    `source` identifies the version of a shard without hashes.
+    `source` identifies the version of a shard without hashes. A shard that is made here has the
+    name of what it is made of, which has the same form.
     """
+    if shard.raw.make is not None:
+        return shard.raw.basename
     files = [[one.basename, one.num_bytes, sorted(one.hashes.items())] for one in shard.files]
     layout = [shard.layout.names, shard.layout.encodings, shard.layout.sizes]
     text = json.dumps(

@@ -22,6 +22,7 @@ from streampack.mds.index import Shard, ShardFile
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
 from streampack.storage.locks import CacheEntry, FileLocks
+from streampack.storage.sealed import sealed_hash, stated_hash
 
 FAST_HASHES = ("xxh3_64", "xxh3_128", "xxh128", "xxh64", "xxh32", "sha1", "md5", "blake2b")
 
@@ -107,6 +108,10 @@ class FileVerifier:
         algorithm = next((name for name in wanted if name in known), None)
         return f"{algorithm}:{file.hashes[algorithm].lower()}" if algorithm else ""
 
+    def expected_at(self, path: Path, file: ShardFile) -> str:
+        """Return the hash that the file at a path must have, which it may state itself."""
+        return stated_hash(self._disk, path) if file.make else self.expected(file)
+
     def verify(self, path: Path, file: ShardFile, *, is_cached: bool = True) -> FileState | None:
         """Return the state of a file that matches index.json; None if it is missing or damaged.
 
@@ -115,24 +120,29 @@ class FileVerifier:
         """
         try:
             state = self._disk.state(path)
-            if state is None or state.num_bytes != file.num_bytes:
+            if state is None or not file.has_size(state.num_bytes):
                 return None
-            expected = "" if self._verified.get(path) == state else self.expected(file)
-            if expected and not self._is_verified(path, state, expected, is_cached):
+            expected = "" if self._verified.get(path) == state else self.expected_at(path, file)
+            if expected and not self._is_verified(path, file, state, expected, is_cached=is_cached):
                 return None
         except OSError:
             return None
         self._verified[path] = state
         return state
 
-    def _is_verified(self, path: Path, state: FileState, expected: str, is_cached: bool) -> bool:
+    def _is_verified(
+        self, path: Path, file: ShardFile, state: FileState, expected: str, *, is_cached: bool
+    ) -> bool:
         if not is_cached:
             return file_digest(self._disk, path, expected) == expected
         locks = FileLocks(path.parent, self._disk)
         entry = CacheEntry(num_bytes=state.num_bytes, mtime_ns=state.mtime_ns, hash=expected)
         if locks.read_entry(path.name) == entry:
             return True
-        if file_digest(self._disk, path, expected) != expected:
+        digest = (
+            sealed_hash(self._disk, path) if file.make else file_digest(self._disk, path, expected)
+        )
+        if digest != expected:
             return False
         with suppress(OSError):  # only an optimization
             locks.write_entry(path.name, entry)

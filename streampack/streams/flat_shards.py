@@ -27,7 +27,7 @@ from streampack.flat.file_checks import START_BYTES, check_start
 from streampack.flat.mapped_tables import map_shared, tables_mapped
 from streampack.flat.token_file import TokenFile, VirtualShards
 from streampack.mds.columns import Spans
-from streampack.mds.index import Layout, MdsIndex
+from streampack.mds.index import Layout, MdsIndex, Shard
 from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import FileState, LocalFilesystem
@@ -61,6 +61,14 @@ class FlatShards:
     def raw_bytes(self) -> Int64Array:
         sizes: Int64Array = self.virtual.extents[:, 1] - self.virtual.extents[:, 0]
         return sizes
+
+    @property
+    def stored_bytes(self) -> Int64Array:
+        return np.zeros(len(self.virtual.file), np.int64)
+
+    def entry(self, shard: int) -> Shard | None:
+        """Return the shard as the cache knows it; None if its file is read in place."""
+        return self.index.shards[shard] if self.index.shards else None
 
     @property
     def has_lengths(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.columns import Column, check_layout, sample_spans
-from streampack.mds.index import Layout, MdsIndex
+from streampack.mds.index import Layout, MdsIndex, Shard
 from streampack.mds.length_file import LengthFile
 from streampack.storage.cache import CachedFile, MappedShard, ShardCache
 from streampack.streams.column_selection import ColumnSelection
@@ -52,6 +52,14 @@ class MdsShards:
     @property
     def raw_bytes(self) -> Int64Array:
         return self.index.raw_bytes
+
+    @property
+    def stored_bytes(self) -> Int64Array:
+        return self.index.stored_bytes
+
+    def entry(self, shard: int) -> Shard:
+        """Return the shard as the cache knows it."""
+        return self.index.shards[shard]
 
     @property
     def has_lengths(self) -> bool:

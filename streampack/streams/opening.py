@@ -98,7 +98,7 @@ def open_streams(
         open_stream(stream, number, packing=packing, disk=disk, store=store)
         for number, stream in enumerate(streams)
     )
-    folders = [stream.cache.cache_folders(stream.shards.index) for stream in opened]
+    folders = [stream.cache_folders() for stream in opened]
     if cache_limit is None or not any(folders):
         return opened
     shared = tuple(dict.fromkeys(chain.from_iterable(folders)))  # streams may share a folder

@@ -63,6 +63,13 @@ class OtherShards:
         return self.tokens() * 4
 
     @property
+    def stored_bytes(self) -> Int64Array:
+        return np.zeros(len(self.numbers), np.int64)
+
+    def entry(self, shard: int) -> None:
+        """Return nothing: no shard is in a cache."""
+
+    @property
     def token_dtypes(self) -> set[str | None]:
         return {None}
 

@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeAlias
-
-import numpy as np
 
 from streampack.config import Packing
 from streampack.config.held_out import HeldOut
@@ -126,16 +125,13 @@ class TokenStream:
     def __post_init__(self) -> None:
         # Fields of this class, because planning and gathering ask for them at every turn.
         first_sample = (self.part or self.shards).first_sample
-        packed = np.zeros(len(first_sample) - 1, np.int64)
-        for number, shard in enumerate(self.shards.index.shards):
-            packed[number] = shard.packed.num_bytes if shard.packed else 0
         for name, value in (
             ("cache", self.shards.cache),
             ("first_sample", first_sample),
             ("num_samples", int(first_sample[-1])),
             ("num_shards", len(first_sample) - 1),
             ("raw_bytes", self.shards.raw_bytes),
-            ("stored_bytes", packed),
+            ("stored_bytes", self.shards.stored_bytes),
         ):
             object.__setattr__(self, name, value)
 
@@ -278,8 +274,13 @@ class TokenStream:
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard is on this node."""
-        shards = self.shards.index.shards
-        return not shards or self.cache.is_here(shards[shard])
+        entry = self.shards.entry(shard)
+        return entry is None or self.cache.is_here(entry)
+
+    def cache_folders(self) -> tuple[Path, ...]:
+        """Return the folders of files that we created for this stream, if there can be any."""
+        entries = map(self.shards.entry, range(self.num_shards))
+        return self.cache.cache_folders(entry for entry in entries if entry is not None)
 
     def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
         """Fetch, verify and decompress a shard if necessary; return the bytes of the fetched file.
@@ -287,21 +288,21 @@ class TokenStream:
         They are 0 if the shard was already here. None: another thread or process is fetching it,
         and `is_waiting` is False.
         """
-        if not self.shards.index.shards:
+        entry = self.shards.entry(shard)
+        if entry is None:
             return 0
-        info = self.shards.index.shards[shard]
-        if not is_waiting and not self.cache.is_free(info):
+        if not is_waiting and not self.cache.is_free(entry):
             return None
-        return info.stored.num_bytes if self.cache.fetch(info) else 0
+        return self.cache.fetch(entry)
 
     def mark_planned(self, shards: Int64Array) -> None:
         """Record that shards will be read soon."""
-        infos = self.shards.index.shards
-        if infos and self.cache.is_limited:
-            self.cache.mark_planned(infos[shard] for shard in shards.tolist())
+        if self.cache.is_limited:
+            entries = map(self.shards.entry, shards.tolist())
+            self.cache.mark_planned(entry for entry in entries if entry is not None)
 
     def mark_finished(self, shards: Int64Array) -> None:
         """Record that shards may be evicted first."""
-        infos = self.shards.index.shards
-        if infos and self.cache.is_limited:
-            self.cache.mark_finished(infos[shard] for shard in shards.tolist())
+        if self.cache.is_limited:
+            entries = map(self.shards.entry, shards.tolist())
+            self.cache.mark_finished(entry for entry in entries if entry is not None)

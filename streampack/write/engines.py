@@ -10,27 +10,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import subprocess
-import sys
 import time
-import traceback
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack._extras import import_extra
-from streampack.errors import ConfigError, StreampackError, WorkerError
+from streampack.errors import ConfigError, WorkerError
+from streampack.texts.workers import end_workers, portable, receive, start_worker, task_pipe
 from streampack.write.options import WriteOptions
 from streampack.write.part import Event, PartTask, write_part
 
 SMALL_BYTES = 4 << 20  # written sooner than a second process could start
 REPORT_S = 0.5  # between reports of a worker
-END_S = 5.0  # for a worker to end after SIGTERM
 AGAIN = "run the same command again: finished parts are kept"
 
 
@@ -53,21 +49,21 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
     try:
         while pending and len(workers) < num_workers:
-            pipe, process = _start_worker(num_threads)
+            pipe, process = start_worker(__name__, num_threads)
             workers[pipe] = process
             pipe.send(pending.popleft())
         while workers:
             for pipe in workers.keys() & wait(list(workers)):
-                event = _receive(pipe, workers[pipe])
+                event = _event(receive(pipe, workers[pipe], AGAIN))
                 yield event
                 if event.result is None:
                     continue
                 if pending:
                     pipe.send(pending.popleft())
                 else:
-                    _end({pipe: workers.pop(pipe)})
+                    end_workers({pipe: workers.pop(pipe)})
     finally:
-        _end(workers)
+        end_workers(workers)
 
 
 def _run_on_ray(tasks: Sequence[PartTask], num_workers: int | None) -> Generator[Event]:
@@ -117,7 +113,7 @@ def _outcomes(task: PartTask) -> Generator[Event | BaseException]:
     try:
         yield from write_part(task)
     except Exception as error:
-        yield _portable(error)
+        yield portable(error, AGAIN)
 
 
 def _event(outcome: Event | BaseException) -> Event:
@@ -126,57 +122,9 @@ def _event(outcome: Event | BaseException) -> Event:
     return outcome
 
 
-def _start_worker(num_threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    ours, theirs = multiprocessing.Pipe()
-    # Not multiprocessing's processes: they import the caller's script, and a script that makes a
-    # dataset of rows need not guard its lines by the name "__main__". Forks would copy threads.
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import work; "
-        f"work({theirs.fileno()}, {num_threads})"
-    )
-    # The worker inherits the blocked signal from its first moment on: a terminal's Ctrl-C reaches
-    # only this process, which then terminates it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    theirs.close()
-    return ours, process
-
-
-def _receive(pipe: Connection, process: subprocess.Popen[bytes]) -> Event:
-    try:
-        message = pipe.recv()
-    except (EOFError, ConnectionError) as error:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-        code = process.returncode
-        raise WorkerError(
-            f"a worker process ended with exit code {code}"
-            f"{' (killed: perhaps memory ran out; try fewer workers)' if code == -9 else ''}; "
-            f"{AGAIN}"
-        ) from error
-    return _event(message)
-
-
-def _end(workers: Mapping[Connection, subprocess.Popen[bytes]]) -> None:
-    for pipe, process in workers.items():
-        pipe.close()
-        process.terminate()
-    for process in workers.values():
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def work(descriptor: int, num_threads: int) -> None:
     """Write the parts that come through a pipe until it is closed; run in a worker process."""
-    pipe = Connection(descriptor)
-    os.environ["RAYON_NUM_THREADS"] = str(num_threads)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
+    pipe = task_pipe(descriptor, num_threads)
     # Once the main process has gone, reports fail and this process ends.
     with suppress(EOFError, ConnectionError):
         while True:
@@ -188,11 +136,3 @@ def work(descriptor: int, num_threads: int) -> None:
                 if is_last or now - reported >= REPORT_S:
                     reported = now
                     pipe.send(outcome)
-
-
-def _portable(error: Exception) -> BaseException:
-    if isinstance(error, (StreampackError, OSError)):
-        error.__traceback__ = None
-        return error
-    text = "".join(traceback.format_exception(error))
-    return WorkerError(f"a part failed; {AGAIN}, or report this:\n{text}")
