@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from streampack._checks import convert_fields, parse_bytes, read_optional_count
@@ -29,9 +30,18 @@ class Buffers:
     """Maximum bytes of fetched or decompressed shards per node, over all streams. Text such as
     "50gb" is accepted (1 gb = 2**30 bytes) and stored as an int. None: no limit."""
 
+    tokenizing: int | None = None
+    """Processes of each rank that tokenize texts. None: the cores of the node divided by its ranks,
+    but one, and at least one."""
+
     def __post_init__(self) -> None:
-        convert_fields(self, read_optional_count, "worker_tokens", "worker_bytes", "rank_tokens")
+        counts = ("worker_tokens", "worker_bytes", "rank_tokens", "tokenizing")
+        convert_fields(self, read_optional_count, *counts)
         convert_fields(self, parse_bytes, "cache_limit")
+
+    def processes(self, num_ranks: int) -> int:
+        """Return the processes that tokenize for each of so many ranks of this node."""
+        return self.tokenizing or max((os.cpu_count() or 1) // num_ranks - 1, 1)
 
     @property
     def cache_bytes(self) -> int | None:

@@ -71,6 +71,8 @@ class ShardMaterializer:
             if self.verifier.verify(raw, shard.raw) is not None:
                 return False
             locks.remove_leftovers(raw.name)
+            if shard.raw.make is not None:
+                locks.sweep()  # of a part of the folder, which no one checks as a whole
             return self._make(shard, raw, packed, locks)
 
     def _make(self, shard: Shard, raw: Path, packed: Path, locks: FileLocks) -> bool:

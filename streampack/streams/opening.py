@@ -85,17 +85,27 @@ def open_streams(
     *,
     cache_limit: int | None = None,
     packing: Packing | None = None,
+    num_workers: int | None = None,
     disk: LocalFilesystem | None = None,
     store: Downloader | None = None,
 ) -> tuple[TokenStream, ...]:
     """Open the streams of a dataset, numbered from 0; raise a DataError as `open_stream`.
 
-    `cache_limit` limits the bytes of their fetched and decompressed files on this node. Without a
+    `cache_limit` limits the bytes of their fetched and decompressed files on this node, and
+    `num_workers` are the processes that tokenize texts. Without a
     `disk` and a `store`, they use this machine's disk and their own downloaders. A ConfigError says
     that other nodes may use a folder with a limit.
     """
     opened = tuple(
-        open_stream(stream, number, packing=packing, disk=disk, store=store)
+        open_stream(
+            stream,
+            number,
+            packing=packing,
+            disk=disk,
+            store=store,
+            num_workers=num_workers,
+            has_cache_limit=cache_limit is not None,
+        )
         for number, stream in enumerate(streams)
     )
     folders = [stream.cache_folders() for stream in opened]

@@ -43,7 +43,7 @@ def open_rows(source: Any, opening: Opening, **row: Any) -> TokenStream:
         labels_shifted=getattr(source, "labels_shifted", None),
         loss_mask=LOSS_MASK if is_chat else getattr(source, "loss_mask", None),
     )
-    name = opening.name or _default_name(source.files)
+    name = opening.name or default_name(source.files)
     return open_mds(shards, shards.location(), replace(opening, name=name), source.only)
 
 
@@ -59,5 +59,5 @@ def without_memory(stream: Any) -> Any:
     return stream
 
 
-def _default_name(files: Any) -> str:
+def default_name(files: Any) -> str:
     return Path(os.fspath(files)).name.partition(".")[0] or "rows" if is_path(files) else "rows"

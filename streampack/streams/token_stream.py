@@ -6,9 +6,9 @@
     shard_lengths(7)    --> length file or table, else the shard's own header    (when planned)
     open_shard(7)       --> shard 7 mapped, and its spans                        (when read)
 
-A stream has the shards of one source: MdsShards, FlatShards for token files of other programs, or
-OtherShards for sources of others. They know lengths, edges and files; everything else is written
-once, here. `plan`, `gather` and `batch` see integers and mapped bytes, so a new source changes none
+A stream has the shards of one source: MdsShards, FlatShards for token files of other programs,
+TextShards, or OtherShards for sources of others. They know lengths, edges and files; everything
+else is written once, here. `plan`, `gather` and `batch` see integers and mapped bytes, so a new source changes none
 of them.
 
 Open shards belong to the process and are reopened after a fork; shard_pool.py limits them and says
@@ -36,9 +36,10 @@ from streampack.streams.mds_shards import MdsShards
 from streampack.streams.other_shards import OtherShards
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard, shard_pool
+from streampack.streams.text_shards import TextShards
 from streampack.types import Int64Array, LengthCost
 
-OpenedShards: TypeAlias = MdsShards | FlatShards | OtherShards
+OpenedShards: TypeAlias = MdsShards | FlatShards | OtherShards | TextShards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,6 +60,9 @@ class Opening:
     """None: that of this machine."""
     store: Downloader | None = None
     """None: the sources' own downloaders."""
+    num_workers: int | None = None
+    """Processes that tokenize. None: the cores of this machine but one."""
+    has_cache_limit: bool = False
     has_targets: bool = True
     """Whether columns that may hold targets, but are not selected, cause a warning."""
 

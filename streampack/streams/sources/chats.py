@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from streampack.config.download import Download
 from streampack.config.moved import with_known_options
-from streampack.streams.row_streams import open_rows
 from streampack.streams.sources.values import check_source, refuse_options
+from streampack.streams.text_opening import open_texts
 from streampack.streams.token_stream import Opening, TokenStream
 from streampack.texts.rows import OF_CHATS, RowFormat
 
@@ -75,4 +75,4 @@ class Chats:
     def open(self, opening: Opening) -> TokenStream:
         """Tokenize the conversations if this node has not yet, and return the stream."""
         options = {**self._options, "max_seq_len": opening.cut_to}
-        return open_rows(self, opening, tokenizer=self.tokenizer, **options)
+        return open_texts(self, opening, tokenizer=self.tokenizer, **options)

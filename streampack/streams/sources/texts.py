@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from streampack.config.download import Download
 from streampack.config.moved import with_known_options
-from streampack.streams.row_streams import open_rows
 from streampack.streams.sources.values import check_source, refuse_options
+from streampack.streams.text_opening import open_texts
 from streampack.streams.token_stream import Opening, TokenStream
 from streampack.texts.rows import RowFormat
 
@@ -60,7 +60,7 @@ class Texts:
 
     def open(self, opening: Opening) -> TokenStream:
         """Tokenize the texts if this node has not yet, and return the stream."""
-        return open_rows(self, opening, tokenizer=self.tokenizer, **self._options)
+        return open_texts(self, opening, tokenizer=self.tokenizer, **self._options)
 
     @property
     def _options(self) -> dict[str, Any]:

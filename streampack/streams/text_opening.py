@@ -1,0 +1,182 @@
+"""Open texts and conversations: their table, their names, and what of their lengths is known.
+
+::
+
+    files, lists --> table of text shards --> names of token shards --> TextShards
+    the first rows --> ids --> fingerprint, tokens per byte
+    up to 256 MiB of text --> all shards are made now --> CACHE/lengths/<names>.npz
+
+Whether lengths are known from the start depends on the table alone, never on what a cache has: the
+order of samples may differ.
+
+Cost: the rows of files are counted once a node. Each process loads the tokenizer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streampack.config.held_out import HeldOut
+from streampack.errors import ConfigError
+from streampack.mds.index import MdsIndex
+from streampack.storage.cache import ShardCache
+from streampack.storage.filesystem import LocalFilesystem, private_root
+from streampack.storage.location import StreamLocation
+from streampack.storage.locks import FileLocks
+from streampack.storage.verify import as_data_error
+from streampack.streams.column_selection import ColumnSelection
+from streampack.streams.parts import Numbering, SamplePart, chosen_shards, digest_text
+from streampack.streams.row_streams import default_name
+from streampack.streams.sources.values import is_path
+from streampack.streams.text_lengths import known_lengths
+from streampack.streams.text_shards import TextShards
+from streampack.streams.token_stream import Opening, TokenStream
+from streampack.texts.identity import Identity, Probe, fingerprint, probe
+from streampack.texts.pool import tokenizer_pool
+from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
+from streampack.texts.table import TextTable, open_table
+from streampack.texts.token_shard import TokenFormat, dtype_of
+from streampack.texts.tokenization import compare_added_tokens, tokenizer_folder
+
+WHOLE_BYTES = 256 << 20  # of text that is tokenized at the start
+UNLIMITED_BYTES = 1 << 30  # of text for which the system's temporary folder is good enough
+FOLDER = "texts"
+
+
+def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
+    """Return the stream of a source of texts or conversations.
+
+    `row` are options of a `RowFormat`, whose tokenizer may be in memory.
+
+    Raises:
+        ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
+        DataError: If a row cannot become a sample, or a file cannot be read.
+    """
+    disk = opening.disk or LocalFilesystem()
+    root = _root(source.local, disk)
+    rows = RowFormat(**{**row, "tokenizer": _kept_tokenizer(row["tokenizer"], root, disk)})
+    tokenizer = rows.tokenizer or Path()
+    if rows.backend == "gigatoken":
+        compare_added_tokens(tokenizer)
+    form = TokenFormat(
+        rows=rows,
+        digest=tokenizer_digest(rows),
+        dtype=dtype_of(tokenizer),
+        on_bad_row=source.on_bad_row,
+    )
+    table = open_table(source.files, form.selection, root)
+    text_bytes = int(table.text_bytes.sum())
+    if source.local is None and not opening.has_cache_limit and text_bytes > UNLIMITED_BYTES:
+        raise ConfigError(
+            f"local=None: {text_bytes} bytes of text would fill the system's temporary folder; set "
+            "local= to a folder of this node's disk, or Buffers(cache_limit=) to what may be kept"
+        )
+    num_workers = opening.num_workers or max((os.cpu_count() or 1) - 1, 1)
+    identity = Identity.of(rows)
+    probed = tokenizer_pool(num_workers).run(partial(_probe, table, form))
+    name = opening.name or default_name(source.files)
+    location = StreamLocation(folder=root / "tokens", remote=name, root=root)
+    shards = TextShards(
+        name=name,
+        table=table,
+        format=form,
+        identity=identity,
+        cache=ShardCache(location, disk),
+        numbers=np.arange(len(table)),
+        first_sample=table.first_sample,
+        tokens_per_byte=probed.tokens_per_byte,
+        num_workers=num_workers,
+        index=MdsIndex(uri=name, shards=()),
+    )
+    if text_bytes <= WHOLE_BYTES:
+        known = known_lengths(shards, root, disk)
+        shards = replace(shards, known=known, first_sample=known.first_sample)
+    elif form.has_rows:
+        raise ConfigError(
+            f"train_on='each_response' makes several samples of a conversation, so all must be "
+            f"tokenized before the first batch, and these are {text_bytes} bytes of text, more "
+            f"than {WHOLE_BYTES}; write them once (streampack write --train-on each_response) and "
+            "use Shards"
+        )
+    shards, part = _chosen(shards, opening.held_out, source.only)
+    digest = _digest(fingerprint(table, identity, probed), shards, part)
+    return TokenStream.of(
+        opening,
+        name,
+        shards,
+        part,
+        columns=ColumnSelection(loss_mask=LOSS_MASK if form.has_mask else None),
+        digest=digest,
+        entries_digest=digest,
+    )
+
+
+def _probe(table: TextTable, form: TokenFormat) -> Probe:
+    return probe(table, form.rows, form.encoder(), form.transform)
+
+
+def _root(local: str | os.PathLike[str] | None, disk: LocalFilesystem) -> Path:
+    if local is not None:
+        return Path(os.path.realpath(local))
+    try:
+        root = Path(os.path.realpath(private_root()))
+        disk.make_folder(root, is_private=True)
+    except PermissionError as error:
+        raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
+    return root / FOLDER
+
+
+def _kept_tokenizer(tokenizer: Any, root: Path, disk: LocalFilesystem) -> Path:
+    """Return the path of a tokenizer; one in memory is kept in the cache, for other processes."""
+    with tempfile.TemporaryDirectory(prefix="streampack-tokenizer-") as temporary:
+        path = tokenizer_folder(tokenizer, Path(temporary)) or Path()
+        if is_path(tokenizer):
+            return path
+        content = hashlib.blake2b(digest_size=16)
+        files = [(file.name, file.read_bytes()) for file in sorted(path.iterdir())]
+        for name, data in files:
+            content.update(f"{name} {len(data)} ".encode() + data)
+        kept = root / "tokenizers" / content.hexdigest()
+        locks = FileLocks(root / "tokenizers", disk)
+        with as_data_error(kept, sum(len(data) for _, data in files)):
+            for name, data in files:
+                if disk.read(kept / name) != data:
+                    locks.replace(kept.name, kept / name, data)
+    return kept
+
+
+def _chosen(
+    shards: TextShards, held: HeldOut | None, only: slice | None
+) -> tuple[TextShards, SamplePart | None]:
+    """Return the shards with samples of a part of a stream, and which samples of them."""
+    side = None
+    # Samples of a row share their begin, so a split by samples would train on held-out text.
+    if shards.format.has_rows and held is not None and held.by == "row":
+        of = Numbering.of_stream(shards.table.first_sample)
+        chosen_shards(held, of, shards.name)  # refuses a side without rows
+        side = SamplePart(held_out=held, only=None, numbering=of, own=of.counts)
+        held = None
+    numbering = Numbering.of_stream(shards.first_sample)
+    numbers, part = chosen_shards(held, numbering, shards.name, samples=only)
+    if numbers is None:
+        numbers = np.arange(len(shards.table))
+    counts = np.diff(shards.first_sample)[numbers]
+    first_sample = np.concatenate([[0], np.cumsum(counts)])
+    if side is not None:
+        side = side.take(numbers)
+    return replace(shards, numbers=numbers, first_sample=first_sample, side=side), part
+
+
+def _digest(content: str, shards: TextShards, part: SamplePart | None) -> str:
+    text = f"{content} {shards.format.on_bad_row}".encode()
+    digest = hashlib.blake2b(text + digest_text(part) + digest_text(shards.side), digest_size=16)
+    digest.update(shards.numbers.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,218 @@
+"""Text shards as the shards of a stream: tokenized on the way into this node's cache.
+
+::
+
+    entry(7)     the name of what shard 7 holds --> the cache: is it here? lock, room, make, rename
+    make         table.shard(7) --> a worker process: read, tokenize --> a file (texts/token_shard)
+    read(7)      the file, mapped, and where its samples are
+
+Lengths are known once a shard is opened, or all of them from the start (text_opening.py).
+
+Cost: naming an entry takes about 20 us; the rest is that of texts/token_shard.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.mds.index import Layout, MdsIndex, Shard, ShardFile
+from streampack.storage.cache import ShardCache
+from streampack.streams.parts import SamplePart
+from streampack.streams.shard_pool import OpenShard
+from streampack.texts.identity import Identity, shard_name
+from streampack.texts.pool import tokenizer_pool
+from streampack.texts.table import TextTable
+from streampack.texts.token_shard import (
+    TokenFormat,
+    TokenTask,
+    make_token_shard,
+    parse_token_shard,
+)
+from streampack.types import Int64Array
+
+LAYOUT = Layout(names=("tokens",), encodings=("",), sizes=(None,), format="tokens")
+BLOCK_SHARDS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnownLengths:
+    """The samples of all shards of a table."""
+
+    first_sample: Int64Array
+    """The first sample of each shard, and their number; shape (num_shards + 1,)."""
+    lengths: Int64Array
+    """Tokens of each sample, shape (num_samples,)."""
+    edges: Int64Array
+    """The first and last token of each sample, -1 if it is empty; shape (num_samples, 2)."""
+    rows: Int64Array | None
+    """The row in its shard of each sample, if rows have several; shape (num_samples,)."""
+    digest: str
+
+    def part(self, values: Int64Array, shard: int) -> Int64Array:
+        """Return the values of the samples of a shard."""
+        return values[self.first_sample[shard] : self.first_sample[shard + 1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TextShards:
+    """The shards of a `TokenStream` of texts or conversations."""
+
+    name: str
+    table: TextTable
+    format: TokenFormat
+    identity: Identity
+    cache: ShardCache
+    numbers: Int64Array
+    """The shards of the table that are used, shape (num_shards,)."""
+    first_sample: Int64Array
+    tokens_per_byte: float
+    """An estimate, for lengths that are not known."""
+    num_workers: int
+    """Processes that tokenize."""
+    index: MdsIndex
+    """No shards: `entry` makes each when it is asked for."""
+    known: KnownLengths | None = None
+    side: SamplePart | None = None
+    """The rows whose samples are used, if rows have several: the others are as if empty."""
+
+    @property
+    def raw_bytes(self) -> Int64Array:
+        """The most that each token shard takes, from the table alone; shape (num_shards,)."""
+        table = self.table
+        return self.format.most_bytes(table.text_bytes, table.shard_rows)[self.numbers]
+
+    @property
+    def stored_bytes(self) -> Int64Array:
+        return np.zeros(len(self.numbers), np.int64)
+
+    @property
+    def has_lengths(self) -> bool:
+        return self.known is not None
+
+    @property
+    def length_cost(self) -> str:
+        """What the lengths of a shard take, if they are not known."""
+        return "tokenize" if self.known is None else "none"
+
+    @property
+    def may_be_empty(self) -> bool:
+        return True
+
+    @property
+    def block_samples(self) -> int:
+        """The samples that are shuffled together, of the table alone."""
+        table = self.table
+        return max(BLOCK_SHARDS * int(table.shard_rows.sum()) // len(table), 1)
+
+    @property
+    def token_dtypes(self) -> set[str | None]:
+        return {self.format.dtype}
+
+    def entry(self, shard: int) -> Shard:
+        """Return the shard as the cache knows it."""
+        number = int(self.numbers[shard])
+        rows, text_bytes = self.table.shard_rows[number], self.table.text_bytes[number]
+        file = ShardFile(
+            basename=self.file_name(number),
+            num_bytes=int(self.format.most_bytes(text_bytes, rows)),
+            hashes={},
+            make=partial(self._make, number),
+        )
+        return Shard(num_samples=int(rows), raw=file, packed=None, compression=None, layout=LAYOUT)
+
+    def file_name(self, number: int) -> str:
+        """Return the name of the token shard of a shard of the table."""
+        name = shard_name(self.table, number, self.identity)
+        skips = "-skip" if self.format.on_bad_row == "skip" else ""
+        return f"{name[:24]}{skips}.{name[24:]}"
+
+    def _make(self, number: int, to: Path) -> None:
+        task = TokenTask(shard=self.table.shard(number), format=self.format)
+        tokenizer_pool(self.num_workers).run(partial(make_token_shard, task, to))
+
+    def lengths_digest(self) -> str:
+        return "" if self.known is None else self.known.digest
+
+    def total_tokens(self) -> tuple[int, str]:
+        """Return the tokens of all shards, or an estimate from the bytes of their text."""
+        if (tokens := self.tokens()) is not None:
+            return int(tokens.sum()), "lengths"
+        text_bytes = int(self.table.text_bytes[self.numbers].sum())
+        return max(round(text_bytes * self.tokens_per_byte), 1), "bytes"
+
+    def is_empty(self) -> bool:
+        """Return whether it is known that no sample has tokens."""
+        tokens = self.tokens()
+        return tokens is not None and not tokens.any()
+
+    def tokens(self) -> Int64Array | None:
+        if self.known is None:
+            return None
+        counts = [self.own_lengths(shard).sum() for shard in range(len(self.numbers))]
+        return np.array(counts, np.int64)
+
+    def lengths(self, shard: int) -> Int64Array | None:
+        return None if self.known is None else self.own_lengths(shard)
+
+    def own_lengths(self, shard: int) -> Int64Array:
+        """Return the tokens of each sample of a shard, 0 on the other side of a split."""
+        known, number = self.known, int(self.numbers[shard])
+        if known is None:
+            raise ValueError("the lengths are not known")
+        lengths = known.part(known.lengths, number)
+        rows = None if known.rows is None else known.part(known.rows, number)
+        return self._on_side(lengths, rows, shard)
+
+    def _on_side(self, lengths: Int64Array, rows: Int64Array | None, shard: int) -> Int64Array:
+        if self.side is None or rows is None:
+            return lengths
+        return np.where(np.isin(rows, self.side.rows(shard)), lengths, 0)
+
+    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
+        return True
+
+    def edges(
+        self,
+        shard: int,
+        bos_id: int | None,  # noqa: ARG002
+        eos_id: int | None,  # noqa: ARG002
+    ) -> Int64Array | None:
+        known = self.known
+        return None if known is None else known.part(known.edges, int(self.numbers[shard]))
+
+    def file_of(self, shard: int) -> tuple[str, str]:
+        unit = self.table.shard(int(self.numbers[shard])).units[0]
+        return unit.uri, Path(unit.uri).name
+
+    def row_layout(self, shard: int) -> Layout | None:  # noqa: ARG002
+        return None
+
+    def version(self, shard: int) -> Hashable:
+        return self.cache.file(self.entry(shard))
+
+    def read(self, shard: int) -> OpenShard:
+        """Map a token shard, which is made if necessary, and locate its samples."""
+        entry = self.entry(shard)
+        mapped = self.cache.map(entry)
+        try:
+            parsed = parse_token_shard(mapped.data, mapped.file.path)
+        except DataError:
+            self.cache.remove_damaged(entry, mapped.file)  # our own file: make it again
+            mapped = self.cache.map(entry)
+            parsed = parse_token_shard(mapped.data, mapped.file.path)
+        counts = self._on_side(parsed.tokens.counts, parsed.rows, shard)
+        return OpenShard(
+            key=mapped.file,
+            uri=self.file_of(shard)[0],
+            data=mapped.data,
+            tokens=replace(parsed.tokens, counts=counts),
+            labels=None,
+            loss_mask=parsed.loss_mask and replace(parsed.loss_mask, counts=counts),
+            is_gone=mapped.is_gone,
+        )

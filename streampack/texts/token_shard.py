@@ -1,0 +1,259 @@
+"""Token shards: the ids of the rows of a text shard, in a file of a cache.
+
+::
+
+    seal         magic, hash of what follows                         storage/sealed.py
+    counts       samples, tokens, bad rows, ...                      `Counts`, int64 each
+    lengths      uint32, tokens of each sample                       0: a row that gives none
+    rows         uint32, the row of each sample                      if rows have several
+    ids          uint16 or int32                                     from a multiple of 8 on
+    mask         uint8, 1 for targets                                of conversations
+
+A row has one sample, or with `train_on="each_response"` one for each response. An empty row, one
+that is left out, and a bad one that may be skipped have one sample of length 0, so that no other
+row is moved.
+
+Cost: the tokenizer's. A file takes 4 bytes a row, and 2 or 4 a token, or one more with a mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import compress
+from operator import not_
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streampack.errors import BadRowsError, DataError
+from streampack.mds.columns import Spans
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.sealed import SEAL_BYTES, seal
+from streampack.texts.inputs.slices import RowBatch
+from streampack.texts.inputs.values import RowSelection
+from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
+from streampack.texts.samples import SampleSchema
+from streampack.texts.table import TextShard, read_shard
+from streampack.texts.tokenization import load_tokenizer
+from streampack.texts.transform import Transform
+from streampack.types import ByteArray, Int64Array
+
+OnBadRow = Literal["error", "skip"]
+
+MAGIC = b"SPTOKEN1"
+COLUMN = "tokens"
+ALIGNMENT = 8  # of the ids
+MAX_TEXT = 64 << 20  # characters of a row
+TOO_LONG = f"has more than {MAX_TEXT} characters; divide it into several rows"
+OR_SKIP = "; set on_bad_row='skip' to skip such rows"
+
+
+class Counts(NamedTuple):
+    """What a token shard holds."""
+
+    num_samples: int
+    num_tokens: int
+    itemsize: int
+    """Bytes of an id."""
+    has_mask: int
+    has_rows: int
+    num_bad: int
+    """Rows that could not become samples."""
+    num_untrained: int
+    """Samples of conversations without a token to learn."""
+    num_empty: int
+    """Samples of length 0, among them those of bad rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFormat:
+    """How rows become the samples of token shards."""
+
+    rows: RowFormat
+    digest: str | None
+    """That of the tokenizer: another one is refused."""
+    dtype: str
+    """Type of the ids."""
+    on_bad_row: OnBadRow = "error"
+    transform: Transform | None = None
+
+    @property
+    def selection(self) -> RowSelection:
+        """The column that is read."""
+        option = "text" if self.rows.chat is None else "chat"
+        return RowSelection(option, getattr(self.rows, option))
+
+    @property
+    def has_mask(self) -> bool:
+        return self.rows.chat is not None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a row may have several samples."""
+        return self.has_mask and self.rows.train_on == "each_response"
+
+    def encoder(self) -> RowEncoder:
+        """Return what encodes rows."""
+        columns = {COLUMN: f"ndarray:{self.dtype}"}
+        if self.has_mask:
+            columns[LOSS_MASK] = "ndarray:uint8"
+        schema = SampleSchema(column=COLUMN, dtype=self.dtype, columns=columns)
+        return RowEncoder(self.rows, schema, self.digest)
+
+    def most_bytes(self, text_bytes: Int64Array, rows: Int64Array) -> Int64Array:
+        """Return the bytes that are reserved for token shards, shape (num_shards,)."""
+        per_token = np.dtype(self.dtype).itemsize + self.has_mask
+        return text_bytes * per_token + 8 * rows
+
+
+def dtype_of(tokenizer: Path) -> str:
+    """Return the type of a tokenizer's ids."""
+    return "uint16" if load_tokenizer(tokenizer).get_vocab_size() <= 2**16 else "int32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTask:
+    """What a process needs to make a token shard."""
+
+    shard: TextShard
+    format: TokenFormat
+    decoded: Path | None = None
+    """The file with the rows of a unit that is large."""
+
+
+class _Samples:
+    """The samples of a shard, as they are encoded."""
+
+    def __init__(self, task: TokenTask) -> None:
+        self._task = task
+        self.ids: list[npt.NDArray[Any]] = []
+        self.masks: list[npt.NDArray[np.uint8]] = []
+        self.rows: list[int] = []
+        self.lengths: list[int] = []
+        self.num_bad = self.num_untrained = 0
+
+    def add(self, batch: RowBatch, encoder: RowEncoder) -> None:
+        """Add rows, numbered in the shard."""
+        for bad in batch.bad:
+            self._refuse(bad.uri, bad.row, bad.reason)
+        if not self._task.format.has_mask:
+            are_short = [len(text) <= MAX_TEXT for text in batch.values]
+            for row in compress(batch.rows, map(not_, are_short)):
+                self._refuse(*self._task.shard.place(row), TOO_LONG)
+            batch = batch if all(are_short) else batch.take(are_short)
+        for row, samples in zip(batch.rows, encoder.encode(batch), strict=True):
+            if isinstance(samples, str):
+                self._refuse(*self._task.shard.place(row), samples)
+                continue
+            for sample in samples:
+                self._add(row, sample)
+
+    def _add(self, row: int, sample: dict[str, Any] | None) -> None:
+        if sample is None:
+            return
+        if (mask := sample.get(LOSS_MASK)) is not None:
+            if not mask.any():
+                self.num_untrained += 1
+                return
+            self.masks.append(mask)
+        self.rows.append(row)
+        self.ids.append(sample[COLUMN])
+        self.lengths.append(len(sample[COLUMN]))
+
+    def _refuse(self, uri: str, row: int, reason: str) -> None:
+        self.num_bad += 1
+        if self._task.format.on_bad_row == "error":
+            raise BadRowsError(f"{uri}, row {row}: {reason}{OR_SKIP}", uri=uri)
+
+    def pieces(self) -> tuple[Counts, list[bytes]]:
+        """Return the counts, and what a file holds after its seal."""
+        form, num_rows = self._task.format, self._task.shard.num_rows
+        rows, own = np.array(self.rows, np.int64), np.array(self.lengths, np.int64)
+        has_none = np.ones(num_rows, np.bool_)
+        has_none[rows] = False
+        # Rows without a sample get an empty one, at their place.
+        all_rows = np.concatenate([rows, np.flatnonzero(has_none)])
+        order = np.argsort(all_rows, kind="stable")
+        lengths = np.concatenate([own, np.zeros(has_none.sum(), np.int64)])[order]
+        counts = Counts(
+            num_samples=len(lengths),
+            num_tokens=int(own.sum()),
+            itemsize=np.dtype(form.dtype).itemsize,
+            has_mask=form.has_mask,
+            has_rows=form.has_rows,
+            num_bad=self.num_bad,
+            num_untrained=self.num_untrained,
+            num_empty=int(has_none.sum()),
+        )
+        tables = [np.array(counts, "<i8"), lengths.astype("<u4")]
+        if form.has_rows:
+            tables.append(all_rows[order].astype("<u4"))
+        num_bytes = SEAL_BYTES + sum(table.nbytes for table in tables)
+        tables.append(np.zeros(-num_bytes % ALIGNMENT, np.uint8))
+        ids = np.concatenate([np.zeros(0, form.dtype), *self.ids])
+        tables.append(ids.astype(ids.dtype.newbyteorder("<"), copy=False))
+        return counts, [table.tobytes() for table in (*tables, *self.masks)]
+
+
+def make_token_shard(task: TokenTask, to: Path) -> Counts:
+    """Tokenize a text shard into a file.
+
+    Raises:
+        ConfigError: If the tokenizer is another one than that of the task.
+        DataError: If a row is bad and may not be skipped, or a file is damaged or has changed.
+    """
+    form, samples = task.format, _Samples(task)
+    encoder = _encoder(form)
+    for batch in read_shard(task.shard, form.selection, form.transform, decoded=task.decoded):
+        samples.add(batch, encoder)
+    counts, pieces = samples.pieces()
+    LocalFilesystem().write(to, [seal(MAGIC, pieces), *pieces])
+    return counts
+
+
+@lru_cache(maxsize=2)
+def _encoder(form: TokenFormat) -> RowEncoder:
+    return form.encoder()  # once per process: it hashes the tokenizer's files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenShard:
+    """Where the samples of a token shard are in its bytes."""
+
+    counts: Counts
+    tokens: Spans
+    loss_mask: Spans | None
+    rows: Int64Array | None
+    """The row of each sample, if rows have several; shape (num_samples,)."""
+
+
+def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
+    """Return where samples are in the bytes of a file; a DataError names a damaged one."""
+    begin = SEAL_BYTES
+    stop = begin + 8 * len(Counts._fields)
+    if len(data) < stop or data[: len(MAGIC)].tobytes() != MAGIC:
+        raise DataError(f"{where}: is not a token shard; delete it, and it is made again")
+    counts = Counts(*np.frombuffer(data[begin:stop].tobytes(), "<i8").tolist())
+    num = counts.num_samples
+    tables = []
+    for _ in range(1 + counts.has_rows):
+        tables.append(np.frombuffer(data[stop : stop + 4 * num].tobytes(), "<u4").astype(np.int64))
+        stop += 4 * num
+    lengths, first = tables[0], stop + -stop % ALIGNMENT
+    last = first + counts.num_tokens * counts.itemsize
+    num_bytes = last + counts.has_mask * counts.num_tokens
+    if num_bytes != len(data) or lengths.sum() != counts.num_tokens:
+        raise DataError(f"{where}: has other bytes than it says; delete it, and it is made again")
+    before = np.cumsum(lengths) - lengths
+    dtype = "uint16" if counts.itemsize == 2 else "int32"
+    return TokenShard(
+        counts=counts,
+        tokens=Spans(begins=first + before * counts.itemsize, counts=lengths, dtype=dtype),
+        loss_mask=Spans(begins=last + before, counts=lengths, dtype="uint8")
+        if counts.has_mask
+        else None,
+        rows=tables[1] if counts.has_rows else None,
+    )
