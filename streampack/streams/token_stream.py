@@ -8,8 +8,8 @@
 
 A stream has the shards of one source: MdsShards, FlatShards for token files of other programs,
 TextShards, or OtherShards for sources of others. They know lengths, edges and files; everything
-else is written once, here. `plan`, `gather` and `batch` see integers and mapped bytes, so a new source changes none
-of them.
+else is written once, here. `plan`, `gather` and `batch` see integers and mapped bytes, so a new
+source changes none of them.
 
 Open shards belong to the process and are reopened after a fork; shard_pool.py limits them and says
 their cost.
