@@ -45,6 +45,11 @@ TURN = 4  # consecutive shards left to each of the other processes
 ShardKey = tuple[int, int]
 
 
+def most_threads(streams: Sequence[TokenStream]) -> int:
+    """Return the threads that a process fetches with: some, and one for each that tokenizes."""
+    return FETCH_THREADS + max((stream.num_workers for stream in streams), default=0)
+
+
 def cached_bytes(stream: TokenStream) -> Int64Array:
     """Return the peak bytes of each shard of a stream while it is fetched, shape (num_shards,)."""
     return stream.raw_bytes + stream.stored_bytes
@@ -319,7 +324,7 @@ def fetch_all(stream: TokenStream, shards: Int64Array) -> list[int]:
     if len(missing) == 1:
         fetched.append(stream.fetch(missing[0]) or 0)
     elif missing:
-        limits = FetchLimits(num_threads=min(FETCH_THREADS, len(missing)))
+        limits = FetchLimits(num_threads=min(most_threads([stream]), len(missing)))
         fetcher = ShardPrefetcher([stream], limits, fetched)
         holder = Holder()  # referenced by this frame only
         fetcher.end_with(holder)

@@ -7,7 +7,7 @@
                        the samples that wait from the one before
                      + one shard in flight for each thread and worker of its ranks
 
-    excess       -> more threads, up to 4 per rank
+    excess       -> more threads, up to 4 per rank, and one for each process that tokenizes
     blocks of a rank's own lanes / blocks of the node's   -> its share of the prefetch limit
 
 With less, shards would be evicted just before they are read, and fetched repeatedly. So less is
@@ -115,14 +115,15 @@ def fetch_limits(
     *,
     num_workers: int = 0,
     planner: int | None = None,
+    most_threads: int = FETCH_THREADS,
 ) -> FetchLimits:
     """Return the limits of the prefetch in a process that plans.
 
     `planner` is the index of this worker, if each of `num_workers` plans for itself; None: the
-    training process plans. A limit below the working set is refused.
+    training process plans. `most_threads` fetch in it. A limit below the working set is refused.
     """
     ranks = world.num_local_ranks
-    limits = FetchLimits(turn=world.rank % ranks, num_turns=ranks)
+    limits = FetchLimits(num_threads=most_threads, turn=world.rank % ranks, num_turns=ranks)
     if planner is not None:
         # Every worker prefetches for itself: the turn of a rank divides into those of its workers.
         turn = limits.turn * num_workers + planner
@@ -143,7 +144,7 @@ def fetch_limits(
         )
     spare = (cache_limit - least) // max(in_flight, 1)
     # Every further thread has one more shard in flight on each rank.
-    num_threads = min(1 + spare, FETCH_THREADS)
+    num_threads = min(1 + spare, most_threads)
     left = cache_limit - (num_threads + num_workers) * in_flight
     # The rank's part of the bytes left, without compressed files kept next to raw ones.
     own = left * needs.own_bytes / needs.node_bytes * needs.raw_part

@@ -312,7 +312,10 @@ class PlannedLoading(LoaderSession[PlanEngine]):
         counts["fetched"] += len(for_lengths)
         counts["fetched_bytes"] += sum(for_lengths)
         tables = [sum(stream.cache.metadata.fetched) for stream in self.engine.spec.streams]
-        return counts | {"index_bytes": sum(tables)}
+        made = [stream.num_made for stream in self.engine.spec.streams]
+        tokenized, again = (sum(numbers) for numbers in zip(*made, strict=True))
+        tokenizing = {"tokenized": tokenized, "tokenized_again": again}
+        return counts | {"index_bytes": sum(tables)} | tokenizing
 
     def _fetched_ahead(self) -> dict[str, Any]:
         before, now = self._fetched, self._read_ahead.stats() if self._read_ahead else {}

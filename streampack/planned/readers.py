@@ -14,7 +14,7 @@ from streampack.batch.formats.registry import Formatter
 from streampack.config import Buffers
 from streampack.gather.context_slice import ContextSlice
 from streampack.gather.gather import Gatherer
-from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher
+from streampack.gather.shard_prefetch import FetchLimits, ShardPrefetcher, most_threads
 from streampack.plan.chapter_edits import warn_of_skips
 from streampack.plan.device_plan import DevicePlan, touched_lanes
 from streampack.plan.recipe import Recipe
@@ -172,7 +172,14 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
         if limit is not None and (recipe, phase) not in self._needs:
             self._needs[recipe, phase] = cache_needs(spec, recipe, phase)
         needs = CacheWorkingSet() if limit is None else self._needs[recipe, phase]
-        return fetch_limits(limit, needs, self.world, num_workers=num_workers, planner=planner)
+        return fetch_limits(
+            limit,
+            needs,
+            self.world,
+            num_workers=num_workers,
+            planner=planner,
+            most_threads=most_threads(spec.streams),
+        )
 
     def read_ahead(
         self, sequence: PackSequence, num_workers: int = 0, planner: int | None = None

@@ -13,9 +13,10 @@ Cost: naming an entry takes about 20 us; the rest is that of texts/token_shard.p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,10 @@ from streampack.types import Int64Array
 
 LAYOUT = Layout(names=("tokens",), encodings=("",), sizes=(None,), format="tokens")
 BLOCK_SHARDS = 8
+MANY_AGAIN = 0.05  # of the shards that are tokenized
+LEAST_AGAIN = 8
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,6 +85,10 @@ class TextShards:
     known: KnownLengths | None = None
     side: SamplePart | None = None
     """The rows whose samples are used, if rows have several: the others are as if empty."""
+    made: set[int] = field(default_factory=set)
+    """The shards of the table that were tokenized for this process; grows."""
+    made_again: list[int] = field(default_factory=list)
+    """Those that were, each time but the first."""
 
     @property
     def raw_bytes(self) -> Int64Array:
@@ -135,6 +144,11 @@ class TextShards:
     def _make(self, number: int, to: Path) -> None:
         task = TokenTask(shard=self.table.shard(number), format=self.format)
         tokenizer_pool(self.num_workers).run(partial(make_token_shard, task, to))
+        if number in self.made:
+            self.made_again.append(number)
+        self.made.add(number)
+        if len(self.made_again) > max(LEAST_AGAIN, MANY_AGAIN * len(self.made)):
+            _warn_of_shards_again(self.name)
 
     def lengths_digest(self) -> str:
         return "" if self.known is None else self.known.digest
@@ -216,3 +230,13 @@ class TextShards:
             loss_mask=parsed.loss_mask and replace(parsed.loss_mask, counts=counts),
             is_gone=mapped.is_gone,
         )
+
+
+@cache
+def _warn_of_shards_again(name: str) -> None:
+    logger.warning(
+        "stream %r: more than 5 %% of its token shards are made again, because the cache does not "
+        "keep them until their next use; raise Buffers(cache_limit=), or write the texts once "
+        "(streampack write)",
+        name,
+    )

@@ -180,6 +180,19 @@ class TokenStream:
         return self.shards.has_lengths
 
     @property
+    def num_workers(self) -> int:
+        """Processes that tokenize its shards."""
+        return self.shards.num_workers if isinstance(self.shards, TextShards) else 0
+
+    @property
+    def num_made(self) -> tuple[int, int]:
+        """Shards that were tokenized for this process, and how many of them again."""
+        if not isinstance(self.shards, TextShards):
+            return 0, 0
+        again = len(self.shards.made_again)
+        return len(self.shards.made) + again, again
+
+    @property
     def length_cost(self) -> LengthCost:
         """What this node has to do with a shard to learn the lengths of its samples."""
         return self.shards.length_cost
