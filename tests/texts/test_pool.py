@@ -1,0 +1,122 @@
+"""Worker processes that tokenize: errors keep their types, and a dead one is replaced once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from streampack.errors import DataError, WorkerError
+from streampack.texts import pool as pools
+from streampack.texts.pool import TokenizerPool, tokenizer_pool
+
+
+@pytest.fixture
+def pool():
+    made = TokenizerPool(2)
+    yield made
+    made.close()
+
+
+def kill_once(flag: Path) -> str:
+    """Die at the first call; return at the second."""
+    if not flag.exists():
+        flag.touch()
+        kill()
+    return "done"
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail() -> None:
+    raise DataError("rows.jsonl, row 3: is bad", uri="rows.jsonl")
+
+
+def test_tasks_run_in_other_processes_and_their_errors_keep_their_type(pool):
+    first = pool.run(os.getpid)
+    assert first != os.getpid()
+    assert pool.run(os.getpid) == first
+    with pytest.raises(DataError, match="row 3: is bad") as raised:
+        pool.run(fail)
+    assert raised.value.uri == "rows.jsonl"
+    with pytest.raises(WorkerError, match="ZeroDivisionError"):
+        pool.run(partial(divmod, 1, 0))
+    assert pool.run(os.getpid) == first
+
+
+def test_a_worker_that_dies_is_replaced_once(pool, tmp_path):
+    assert pool.run(partial(kill_once, tmp_path / "flag")) == "done"
+    with pytest.raises(WorkerError, match=r"exit code -9 .*what was tokenized is kept"):
+        pool.run(kill)
+    assert pool.run(os.getpid)  # the pool goes on
+
+
+def test_as_many_tasks_run_at_once_as_there_are_workers(pool):
+    begin = time.monotonic()
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(pool.run(partial(pid_after, 0.3))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({*found}) == 2
+    assert time.monotonic() - begin >= 0.6
+
+
+def pid_after(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_a_forked_process_has_workers_of_its_own():
+    pool = tokenizer_pool(1)
+    own = pool.run(os.getpid)
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if not child:
+        other = tokenizer_pool(1).run(os.getpid)
+        os.write(sending, str(other).encode())
+        pools._close_pools()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert int(os.read(receiving, 100)) != own
+    assert pool.run(os.getpid) == own
+
+
+def test_workers_end_with_their_process():
+    script = (
+        "import os; from streampack.texts.pool import tokenizer_pool;"
+        "print(tokenizer_pool(1).run(os.getpid), flush=True); os.kill(os.getpid(), 9)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{int(said.stdout)}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{int(said.stdout)}").exists()
+
+
+def test_an_idle_worker_ends_and_another_one_takes_its_place(pool, monkeypatch):
+    first = pool.run(partial(set_idle, 0.05))
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{first}").exists() and time.monotonic() < deadline:
+        if pool._idle[0][1].poll() is not None:
+            break
+        time.sleep(0.05)
+    assert pool.run(os.getpid) != first
+
+
+def set_idle(seconds: float) -> int:
+    pools.IDLE_S = seconds
+    return os.getpid()
