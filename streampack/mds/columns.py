@@ -18,6 +18,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -242,7 +243,7 @@ def sample_spans(
     Header, sizes and values that do not fit each other are a DataError.
     """
     # litData's chunks differ in two ways: one has no sizes of columns, and arrays have no shapes.
-    offsets = _sample_offsets(data, num_samples, where)
+    offsets = sample_offsets(data, num_samples, where)
     if layout.format == LITDATA_BARE:
         begins, sizes = offsets[:-1], np.diff(offsets)
     else:
@@ -290,6 +291,24 @@ def sample_values(data: ByteArray, sample: int, layout: Layout) -> Iterator[tupl
         at += size
 
 
+def plain_value(encoding: str, value: bytes, errors: str = "strict") -> Any:
+    """Return a value of a column; bytes where its encoding is not a plain one.
+
+    A ValueError says that it cannot be decoded; `errors` are those of UTF-8.
+
+    >>> plain_value("str", b"a"), plain_value("int", bytes(8)), plain_value("bytes", b"a")
+    ('a', 0, b'a')
+    """
+    if encoding == "str":
+        return value.decode("utf-8", errors)
+    if encoding == "json":
+        return json.loads(value)
+    try:
+        return np.frombuffer(value, "int64" if encoding == "int" else encoding)[0].item()
+    except (TypeError, ValueError, IndexError):
+        return value
+
+
 def _refuse_first(bad: BoolArray, where: str, problem: Callable[[int], str]) -> None:
     """Refuse a shard that has bad samples, and describe the problem of the first one."""
     if bad.any():
@@ -300,7 +319,12 @@ def _refuse_first(bad: BoolArray, where: str, problem: Callable[[int], str]) -> 
         )
 
 
-def _sample_offsets(data: ByteArray, num_samples: int, where: str) -> Int64Array:
+def sample_offsets(data: ByteArray, num_samples: int, where: str) -> Int64Array:
+    """Return the first byte of each sample of a raw shard, and the end; shape (num_samples + 1,).
+
+    Raises:
+        DataError: If its header does not say `num_samples`, or does not fit its bytes.
+    """
     head_bytes = 8 + 4 * num_samples
     stated = int(data[:4].view(np.uint32)[0]) if len(data) >= 8 else -1
     if stated != num_samples or len(data) < head_bytes:

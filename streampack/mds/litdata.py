@@ -24,6 +24,8 @@ LITDATA_BARE = "litdata-bare"
 TOKENS_LOADER = "TokensLoader"
 TENSORS = {11: "uint8", 12: "int8", 13: "int16", 14: "int16", 15: "int32", 16: "int32"}
 TENSORS |= {17: "int64", 18: "int64", 20: "uint16"}
+TEXTS = ("str", "text")
+OTHER = "litdata:"  # before the kind of a leaf that is not read
 ARRAYS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 WAY_OUT = "optimize it again with headerless arrays, or write a stream: streampack write --tokens"
 
@@ -54,13 +56,13 @@ def entries_of(document: Mapping[str, Any], uri: str) -> list[dict[str, Any]]:
                 f"{uri}: config.{field} is {config[field]!r:.60}, but only chunks that are stored "
                 f"as they are, or compressed whole, can be read; {WAY_OUT}"
             )
-    names, dtypes = _leaves(config, uri)
+    names, encodings = _leaves(config, uri)
     is_bare = config.get("item_loader") == TOKENS_LOADER
     shared = {
         "version": 2,
         "format": LITDATA_BARE if is_bare else LITDATA,
         "column_names": names,
-        "column_encodings": [f"ndarray:{dtype}" for dtype in dtypes],
+        "column_encodings": encodings,
         "column_sizes": [None] * len(names),
     }
     return [{**shared, **_files(chunk, config, uri)} for chunk in chunks]
@@ -68,7 +70,7 @@ def entries_of(document: Mapping[str, Any], uri: str) -> list[dict[str, Any]]:
 
 def _leaves(config: Mapping[str, Any], uri: str) -> tuple[list[str], list[str]]:
     kinds = config.get("data_format")
-    dtypes = []
+    encodings = []
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         storage, _, code = str(kind).partition(":")
         number = int(code) if code.isdecimal() else -1
@@ -77,20 +79,22 @@ def _leaves(config: Mapping[str, Any], uri: str) -> tuple[list[str], list[str]]:
             dtype = TENSORS.get(number)
         elif storage == "no_header_numpy" and number in range(len(ARRAYS)):
             dtype = ARRAYS[number]
-        dtypes.append(dtype or "")
-    if not dtypes or not all(dtypes):
+        other = "str" if storage in TEXTS else f"{OTHER}{storage}"
+        encodings.append(f"ndarray:{dtype}" if dtype else other)
+    if all(encoding.startswith(OTHER) for encoding in encodings):
         raise DataError(
-            f"{uri}: config.data_format is {kinds!r:.80}, but only headerless arrays of integers "
-            f"can be read: no_header_tensor and no_header_numpy; {WAY_OUT}"
+            f"{uri}: config.data_format is {kinds!r:.80}, but only texts and headerless arrays of "
+            f"integers can be read: str, no_header_tensor and no_header_numpy; {WAY_OUT}"
         )
     try:
         context = json.loads(json.loads(config["data_spec"])[1]["context"])
         names = [str(name) for name in context]
     except (ValueError, KeyError, TypeError, IndexError):
         names = []
-    if len(names) != len(dtypes):
-        names = ["tokens"] if len(dtypes) == 1 else [str(n) for n in range(len(dtypes))]
-    return names, dtypes
+    if len(names) != len(encodings):
+        only = "text" if encodings == ["str"] else "tokens"
+        names = [only] if len(encodings) == 1 else [str(n) for n in range(len(encodings))]
+    return names, encodings
 
 
 def _files(chunk: Any, config: Mapping[str, Any], uri: str) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from streampack.errors import ConfigError
-from streampack.mds.columns import sample_values
+from streampack.mds.columns import plain_value, sample_values
 from streampack.streams import TokenStream
 from streampack.types import PASS, SAMPLE, STREAM
 
@@ -33,7 +32,7 @@ def read_document(
     if layout is not None:
         row = inside if stream.part is None else int(stream.part.rows(shard)[inside])
         for name, encoding, value in sample_values(opened.data, row, layout):
-            document[name] = _decoded(encoding, value)
+            document[name] = plain_value(encoding, value, errors="replace")
     dtype = np.dtype(opened.tokens.dtype)
     begin, count = int(opened.tokens.begins[inside]), int(opened.tokens.counts[inside])
     values = opened.data[begin : begin + count * dtype.itemsize].tobytes()
@@ -41,15 +40,3 @@ def read_document(
     if tokenizer is not None:
         document["text"] = tokenizer.decode(document["tokens"].tolist())
     return document
-
-
-def _decoded(encoding: str, value: bytes) -> Any:
-    """Return a value of a column; bytes where its encoding is not a plain one."""
-    if encoding == "str":
-        return value.decode("utf-8", errors="replace")
-    if encoding == "json":
-        return json.loads(value)
-    try:
-        return np.frombuffer(value, "int64" if encoding == "int" else encoding)[0].item()
-    except (TypeError, ValueError, IndexError):
-        return value

@@ -9,21 +9,43 @@ A shard lies in one unit, which is what can be decoded alone: a byte range of pl
 neighbouring row groups or record batches, an MDS shard, a compressed file. Files that are smaller
 than a shard share one: its units are then those whole files, in order.
 
-The cut is a function of the files alone: names, sizes, rows and bytes of text. It knows neither the
+The cut is a function of the files alone: sizes, rows and bytes of text. It knows neither the
 tokenizer nor the machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from streampack.texts.inputs.slices import InputSlice, RowBatch
+import numpy as np
+
+from streampack._paths import is_url, replaced, shown_path
+from streampack.texts.counts import count_files
+from streampack.texts.inputs.listing import format_of, list_inputs
+from streampack.texts.inputs.read import read_rows
+from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
+from streampack.texts.inputs.sources import open_input
+from streampack.texts.inputs.tables import (
+    RECORD_BATCH,
+    arrow_messages,
+    load_pyarrow,
+    unit_batches,
+)
 from streampack.texts.inputs.values import RowSelection
+from streampack.texts.memory import mapped_files, write_memory
 from streampack.texts.transform import Transform
+from streampack.texts.units import ROWS, SHARD_BYTES, Cut, cut_pieces
 from streampack.types import Int64Array
+
+MAX_TEXT_BYTES = 64 << 20
+MEMORY = "rows"  # what messages call rows in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,56 +67,156 @@ class TextShard:
     is_large: bool
     """Whether the unit is a row group or record batch above 64 MiB, which `decode_unit` writes
     into a file of the cache before its shards are read."""
+    is_memory: bool = False
+    """Whether the rows were in memory."""
 
     def place(self, row: int) -> tuple[str, int]:
         """Return the file of a row of the shard, and its number from 0 there."""
-        raise NotImplementedError
+        if len(self.units) == 1:
+            return MEMORY if self.is_memory else self.units[0].uri, self.file_row + row
+        ends = np.cumsum(self.unit_rows)
+        number = int(np.searchsorted(ends, row, "right"))
+        return self.units[number].uri, row - int(ends[number]) + self.unit_rows[number]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextTable:
     """The text shards of a source: arrays, so that 200,000 take 20 MB; a value, safe to pickle."""
 
     files: tuple[InputSlice, ...]
     """The whole files, in the order of their rows."""
-    names: tuple[str, ...]
-    """Their names relative to the folder that they share; rows of memory have their digest."""
-    shard_rows: Int64Array
-    """Rows of each shard, shape (num_shards,)."""
-    text_bytes: Int64Array
-    """Estimate of the text of each shard in bytes, shape (num_shards,)."""
-    first_sample: Int64Array
+    file_rows: Int64Array
+    """Rows of each file, shape (num_files,)."""
+    cut: Cut
+    memory: str | None = None
+    """The digest of rows that were in memory."""
+    first_sample: Int64Array = field(init=False)
     """The first row of each shard among all, and their number; shape (num_shards + 1,)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "first_sample", np.append(0, np.cumsum(self.cut.rows)))
 
     def __len__(self) -> int:
         """Return the number of shards."""
-        raise NotImplementedError
+        return len(self.cut.rows)
+
+    @property
+    def shard_rows(self) -> Int64Array:
+        """Rows of each shard, shape (num_shards,)."""
+        return self.cut.rows
+
+    @property
+    def text_bytes(self) -> Int64Array:
+        """Estimate of the text of each shard in bytes, shape (num_shards,)."""
+        return self.cut.text
 
     def shard(self, number: int) -> TextShard:
         """Return a shard."""
-        raise NotImplementedError
+        cut = self.cut
+        file, num_files = int(cut.file[number]), int(cut.num_files[number])
+        units: Sequence[InputSlice] = self.files[file : file + num_files]
+        unit_rows = self.file_rows[file : file + num_files].tolist()
+        if num_files == 1:
+            start, stop, at_rest = (
+                int(each[number]) for each in (cut.start, cut.stop, cut.at_rest)
+            )
+            units = [replace(units[0], start=start, stop=stop, num_bytes=at_rest)]
+            unit_rows = [int(cut.unit_rows[number])]
+        return TextShard(
+            units=tuple(units),
+            unit_rows=tuple(unit_rows),
+            first_row=int(cut.first_row[number]),
+            num_rows=int(cut.rows[number]),
+            text_bytes=int(cut.text[number]),
+            file_row=int(cut.file_row[number]),
+            is_large=bool(cut.is_large[number]),
+            is_memory=self.memory is not None,
+        )
+
+    def unit_shards(self, number: int) -> range:
+        """Return the shards that have the same units as this one, which one reading could serve."""
+        same = self.cut.file == self.cut.file[number]
+        same &= self.cut.start == self.cut.start[number]
+        found = np.flatnonzero(same)
+        return range(int(found[0]), int(found[-1]) + 1)
 
     def digest(self) -> str:
-        """Return a digest of names, sizes and the rows of each shard, for the fingerprint."""
-        raise NotImplementedError
+        """Return a digest of names, sizes and the rows of each shard, for the fingerprint.
+
+        Names are relative to the folder that the files share.
+        """
+        shared = os.path.commonprefix([file.uri for file in self.files])  # noqa: RUF071
+        below = shared.rfind("/") + 1
+        files: list[object] = [(file.uri[below:], file.num_bytes) for file in self.files]
+        digest = hashlib.blake2b(json.dumps(self.memory or files).encode(), digest_size=16)
+        digest.update(self.shard_rows.tobytes())
+        return digest.hexdigest()
 
 
 def open_table(
-    files: Any, selection: RowSelection, cache: Path, *, index: str | None = None
+    files: Any,
+    selection: RowSelection,
+    cache: Path,
+    *,
+    transform: Transform | None = None,
+    index: str | None = None,
 ) -> TextTable:
     """Return the table of files, or of rows in memory, which are written into the cache once.
 
     Args:
-        files: Path, glob or URL, several of them, a list, a table of pandas or pyarrow, or a
+        files: Path, glob or URL, a list of them, a list of rows, a table of pandas or pyarrow, or a
             `datasets.Dataset`.
         selection: The column of the text, whose bytes the shards are cut by.
         cache: Folder of this node for counts and for rows of memory.
+        transform: What will be called with each row; it needs all columns.
         index: Folder or URL with the counts that `streampack index` wrote.
 
     Raises:
-        ConfigError: If lines of a store are not counted yet.
-        DataError: If a file cannot be read, or has a unit that is too large.
+        ConfigError: If lines of a store are not counted yet, or rows cannot be read twice.
+        DataError: If a file cannot be read, or is too large to be read from its beginning.
+
+    >>> from pathlib import Path
+    >>> folder = Path(getfixture("tmp_path"))
+    >>> _ = (folder / "a.jsonl").write_text('{"text": "one"}\\n\\n{"text": "two"}\\n')
+    >>> table = open_table(folder / "a.jsonl", RowSelection("text", "text"), folder)
+    >>> len(table), table.shard_rows.tolist(), table.shard(0).place(2)[1]
+    (1, [3], 2)
     """
-    raise NotImplementedError
+    wanted = selection if transform is None else RowSelection("row", selection.name)
+    inputs = paths_of(files) or mapped_files(files)
+    memory = None
+    if inputs is None:
+        path, memory = write_memory(files, wanted, cache)
+        inputs = [str(path)]
+    listed = list_inputs(inputs)
+    named = [each if is_url(each) else os.path.abspath(each) for each in inputs]
+    pieces = count_files(named, listed, wanted, cache, index)
+    cut = cut_pieces(listed, pieces)
+    rows = np.array([each[:, ROWS].sum() for each in pieces], np.int64)
+    return TextTable(files=tuple(listed), file_rows=rows, cut=cut, memory=memory)
+
+
+def paths_of(files: Any) -> list[str] | None:
+    """Return the paths that a source names, or None for rows in memory.
+
+    A list of strings is one of paths if each is a URL, exists, or has the ending of a supported
+    file; else it is one of texts.
+
+    >>> paths_of("a/"), paths_of(["a.jsonl", "b.jsonl"]), paths_of(["one text", "another"])
+    (['a/'], ['a.jsonl', 'b.jsonl'], None)
+    """
+    if isinstance(files, str | os.PathLike):
+        return [shown_path(files)]
+    if not isinstance(files, list | tuple) or not files:
+        return None
+    if not all(isinstance(each, str | os.PathLike) for each in files):
+        return None
+    names = list(map(shown_path, files))
+    are_paths = all(
+        not isinstance(each, str) or is_url(name) or format_of(name) or os.path.exists(name)
+        for each, name in zip(files, names, strict=True)
+    )
+    return names if are_paths else None
 
 
 def read_shard(
@@ -103,6 +225,7 @@ def read_shard(
     transform: Transform | None = None,
     *,
     decoded: Path | None = None,
+    skips_damage: bool = False,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a shard in order; `rows` are numbered from 0 in the shard.
 
@@ -115,16 +238,79 @@ def read_shard(
         selection: The column of the value.
         transform: What is called with each row.
         decoded: The file that `decode_unit` wrote, for a shard that `is_large`.
+        skips_damage: Whether the rest of a unit that cannot be decoded is one bad row.
 
     Raises:
-        DataError: If the file is damaged, has changed, or has other rows than the table says.
+        DataError: If a file is damaged, or has changed since the table was opened.
     """
-    raise NotImplementedError
+    wanted = selection if transform is None else RowSelection("row", selection.name)
+    stop_row, before = shard.first_row + shard.num_rows, 0
+    for number, (unit, num_rows) in enumerate(zip(shard.units, shard.unit_rows, strict=True)):
+        taken = range(max(shard.first_row - before, 0), min(stop_row - before, num_rows))
+        # Rows of Parquet are numbered in the file.
+        base = shard.file_row - shard.first_row if unit.format == "parquet" and not number else 0
+        if decoded is not None:
+            unit, base = _decoded_slice(decoded, taken)
+            taken, base = range(taken.start - base, taken.stop - base), -base
+        in_file = shard.file_row - shard.first_row if len(shard.units) == 1 else 0
+        for batch in read_rows(unit, wanted, skips_damage=skips_damage, taken=taken):
+            if transform is not None:
+                batch = transform.apply(batch, selection, unit.uri)
+            batch = _without_long(batch, selection, unit.uri)
+            name = MEMORY if shard.is_memory else shard.units[number].uri
+            yield replace(
+                batch,
+                rows=[row - base + before - shard.first_row for row in batch.rows],
+                bad=[BadRow(name, bad.row - base + in_file, bad.reason) for bad in batch.bad],
+            )
+        before += num_rows
 
 
-def decode_unit(shard: TextShard, selection: RowSelection | None, path: Path) -> None:
-    """Write the rows of the unit of a large shard as a file of Arrow IPC, which is mapped.
+def _without_long(batch: RowBatch, selection: RowSelection, uri: str) -> RowBatch:
+    longest = max(map(len, batch.values), default=0) if selection.option == "text" else 0
+    if longest <= MAX_TEXT_BYTES // 4:  # a character has 4 bytes at most
+        return batch
+    sizes = [len(text.encode(errors="surrogatepass")) for text in batch.values]
+    bad = [
+        BadRow(uri, row, f"has {size} bytes of text, but may have {MAX_TEXT_BYTES}; split it")
+        for row, size in zip(batch.rows, sizes, strict=True)
+        if size > MAX_TEXT_BYTES
+    ]
+    return replace(batch.take(size <= MAX_TEXT_BYTES for size in sizes), bad=[*batch.bad, *bad])
 
-    All shards of the unit read the same file; `selection=None` keeps all columns, for a transform.
+
+def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
+    """Write the rows of the unit of a large shard as a file of Arrow IPC.
+
+    All shards of the unit read the same file. With a transform, `selection` is one of whole rows:
+    `RowSelection("row", name)`.
+
+    Raises:
+        DataError: If the unit cannot be read.
     """
-    raise NotImplementedError
+    ipc = load_pyarrow(shard.units[0].uri, "pyarrow.ipc")
+    [unit], [num_rows] = shard.units, shard.unit_rows
+    batch_rows = max(1, num_rows // max(1, unit.num_bytes // SHARD_BYTES))
+    with open_input(unit, is_sequential=False) as opened:
+        batches = unit_batches(opened.file, unit, selection, batch_rows)
+        first = next(batches)
+        with replaced(path) as temporary:
+            with ipc.new_file(str(temporary), first.schema) as writer:
+                for batch in chain([first], batches):
+                    writer.write_batch(batch)
+            opened.check()
+
+
+def _decoded_slice(path: Path, taken: range) -> tuple[InputSlice, int]:
+    """Return the record batches of a decoded unit that have some rows, and the rows before them."""
+    status, row = path.stat(), 0
+    found: list[tuple[int, int, int]] = []
+    with path.open("rb") as file:
+        for kind, begin, end, rows in arrow_messages(file):
+            if kind == RECORD_BATCH:
+                if row < taken.stop and row + rows > taken.start:
+                    found.append((begin, end, row))
+                row += rows
+    version = f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
+    begin, end = found[0][0], found[-1][1]
+    return InputSlice(str(path), version, "arrow", None, begin, end, end - begin), found[0][2]

@@ -17,7 +17,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import orjson
@@ -30,6 +30,7 @@ BOM = b"\xef\xbb\xbf"
 ARRAY_OF_OBJECTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 BLOCK_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20  # of rows at rest; a batch of long documents ends sooner
+ALL = range(1 << 62)
 MAX_CSV_VALUE = 16 << 20  # characters; a value that seems longer has a quote that is not closed
 
 
@@ -61,12 +62,22 @@ def line_blocks(pieces: Iterable[bytes], block_bytes: int = BLOCK_BYTES) -> Iter
 
 
 def read_jsonl(
-    pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, batch_rows: int
+    pieces: Iterable[bytes],
+    slice_: InputSlice,
+    wanted: RowSelection,
+    batch_rows: int,
+    taken: range = ALL,
 ) -> Iterator[RowBatch]:
     """Yield the rows of JSON lines; lines of white space are no rows, but counted."""
     number, begin = 0, slice_.start
     for block in _checked_start(pieces, slice_):
+        if number >= taken.stop:
+            return
         lines = block.removesuffix(b"\n").split(b"\n")
+        skipped = lines[: max(0, taken.start - number)]
+        number += len(skipped)
+        begin += sum(map(len, skipped)) + len(skipped)
+        lines = lines[len(skipped) : len(skipped) + max(0, taken.stop - number)]
         for first in range(0, len(lines), batch_rows):
             some = lines[first : first + batch_rows]
             batch = _batch_without_bad_rows(some, number, wanted)
@@ -81,7 +92,7 @@ def read_jsonl(
 def _batch_without_bad_rows(
     lines: Sequence[bytes], first: int, wanted: RowSelection
 ) -> RowBatch | None:
-    if wanted.option == "chat":
+    if wanted.option in ("chat", "row"):
         return None
     try:
         rows = list(map(orjson.loads, lines))
@@ -120,18 +131,23 @@ def _checked_start(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[byte
     rest = iter(pieces)
     first = next(rest, b"")
     # Within the piece: an array on one line would be read whole before its first block.
-    if ARRAY_OF_OBJECTS.match(first):
-        raise DataError(
-            f"{slice_.uri}: is one JSON array, but each line must be one row; make lines of "
-            f"it: datasets.Dataset.from_json({slice_.uri!r}).to_json('rows.jsonl')",
-            uri=slice_.uri,
-        )
+    refuse_array(first, slice_.uri)
     blocks = line_blocks(chain(iter([first]), rest))  # a list would be held to the end
     block = next(blocks, b"")
     if block.startswith(BOM):
         # White space in place of the mark, so that bytes are counted as in the file.
         block = b"   " + block[len(BOM) :]
     return chain(iter([block]), blocks)
+
+
+def refuse_array(first: bytes, uri: str) -> None:
+    """Refuse a file whose first bytes begin an array of objects, with a DataError."""
+    if ARRAY_OF_OBJECTS.match(first):
+        raise DataError(
+            f"{uri}: is one JSON array, but each line must be one row; make lines of it: "
+            f"datasets.Dataset.from_json({uri!r}).to_json('rows.jsonl')",
+            uri=uri,
+        )
 
 
 def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: RowSelection) -> None:
@@ -159,18 +175,19 @@ def _lenient_json(line: bytes, error: orjson.JSONDecodeError) -> Any:
 
 
 def read_text(
-    pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, _: int
+    pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, _: int, _taken: range = ALL
 ) -> Iterator[RowBatch]:
     """Yield the one row of a text file, without a byte order mark."""
     rows = BatchCollector(slice_.uri, wanted)
     data = b"".join(pieces).removeprefix(BOM)
     try:
-        if wanted.option != "text" or wanted.keep:
+        if wanted.option not in ("text", "row") or wanted.keep:
             raise BadValueError(
                 f"a text file is one text, and has no column {(*wanted.keep, wanted.name)[0]!r}; "
                 "omit columns= and chat=, or name files of rows"
             )
-        rows.add_value(0, data.decode())
+        text = data.decode()
+        rows.add_value(0, text if wanted.option == "text" else {"text": text})
     except UnicodeDecodeError as error:
         rows.refuse(0, f"byte {error.start} is not valid UTF-8; name text files only")
     except BadValueError as error:
@@ -179,27 +196,36 @@ def read_text(
 
 
 def read_csv(
-    pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, batch_rows: int
+    pieces: Iterable[bytes],
+    slice_: InputSlice,
+    wanted: RowSelection,
+    batch_rows: int,
+    taken: range = ALL,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a CSV or TSV file. The first one names the columns; values are text.
+
+    Of a slice that begins within the file, the pieces begin with the file's first row too.
 
     A DamagedInputError names the line of a row that cannot be parsed: where the next row begins is
     not known then.
     """
-    parsed = _csv_rows(pieces, slice_.uri)
+    parsed = _csv_rows(_csv_lines(pieces), slice_.uri)
     _, header = next(parsed, (0, []))
     rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
     try:
-        for number, (line, row) in enumerate(parsed):
+        for number, (line, row) in enumerate(islice(parsed, taken.stop)):
+            if number < taken.start:
+                continue
+            where = "" if slice_.start else f" (line {line})"  # is counted from its first line
             try:
                 if len(row) != len(header):
                     raise BadValueError(f"{len(row)} values, but {len(header)} columns; fix it")
                 num_bytes += len("".join(row).encode())
                 rows.add(number, dict(zip(header, row, strict=True)))
             except UnicodeEncodeError:
-                rows.refuse(number, f"not valid UTF-8 (line {line}); fix or remove it")
+                rows.refuse(number, f"not valid UTF-8{where}; fix or remove it")
             except BadValueError as error:
-                rows.refuse(number, f"{error} (line {line})")
+                rows.refuse(number, f"{error}{where}")
             if rows.batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
                 yield rows.batch
                 rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
@@ -211,11 +237,28 @@ def read_csv(
         yield rows.batch
 
 
-def _csv_rows(pieces: Iterable[bytes], uri: str) -> Iterator[tuple[int, list[str]]]:
+def csv_ends(pieces: Iterable[bytes], uri: str) -> Iterator[int]:
+    """Yield the byte at which each row of a CSV or TSV file ends, that of the names first."""
+    num_bytes = 0
+
+    def _counted(lines: Iterable[str]) -> Iterator[str]:
+        nonlocal num_bytes
+        for line in lines:
+            num_bytes += len(line.encode(errors="surrogateescape"))
+            yield line
+
+    rest = iter(pieces)
+    first = next(rest, b"")
+    num_bytes += len(BOM) * first.startswith(BOM)
+    for _ in _csv_rows(_counted(_csv_lines(chain(iter([first]), rest))), uri):
+        yield num_bytes
+
+
+def _csv_rows(lines: Iterable[str], uri: str) -> Iterator[tuple[int, list[str]]]:
     """Yield rows, each with the number of its first line, from 1; blank lines are none."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CSV_VALUE))
     delimiter = "\t" if ".tsv" in uri.lower() else ","
-    reader = csv.reader(_csv_lines(pieces), delimiter=delimiter, strict=True)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
     num_columns = 0
     while True:
         line = reader.line_num + 1

@@ -31,6 +31,7 @@ from typing import BinaryIO
 from streampack._paths import folder_of, is_url, shown_path
 from streampack.errors import DamagedInputError, DataError
 from streampack.stores.objects import StoredObject
+from streampack.texts.inputs.shards import index_of_shards, shard_slices
 from streampack.texts.inputs.slices import WHOLE, Compression, Format, InputSlice
 from streampack.texts.inputs.sources import MAGIC, Listing, find_input, open_input
 from streampack.texts.inputs.tables import column_chunks, open_parquet
@@ -84,8 +85,15 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
             elif is_url(path):
                 text = "0 files; check the URL, and the access to it"
             raise DataError(f"{path}: {text}", uri=path)
-        found = chain.from_iterable(map(_with_rows, listings))
-        for file in _input_files(uri, sorted(found, key=lambda file: file.url)):
+        indexes = list(map(index_of_shards, listings))
+        found = chain.from_iterable(
+            _with_rows(listing)
+            for listing, index in zip(listings, indexes, strict=True)
+            if index is None
+        )
+        shards = chain.from_iterable(map(shard_slices, filter(None, indexes)))
+        plain = sorted(found, key=lambda file: file.url)
+        for file in chain(shards, _input_files(uri, plain) if plain or not any(indexes) else ()):
             if file.uri in files:
                 raise DataError(
                     f"{file.uri}: is named twice (again by {uri}); name it once, and give its "

@@ -17,7 +17,8 @@ import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import repeat
+from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any, BinaryIO
 
 import zstandard
@@ -27,7 +28,8 @@ from streampack._paths import is_url
 from streampack._threads import ordered_thread_map
 from streampack.errors import DamagedInputError, DataError
 from streampack.mds.codecs import CODECS, Codec
-from streampack.texts.inputs.lines import read_csv, read_jsonl, read_text
+from streampack.texts.inputs.lines import ALL, csv_ends, read_csv, read_jsonl, read_text
+from streampack.texts.inputs.shards import open_shard_file, read_mds
 from streampack.texts.inputs.slices import (
     WHOLE,
     BadRow,
@@ -45,8 +47,9 @@ PIECE_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16  # per decompression step
 FAMILIES: dict[Compression, str] = {"gz": "gz", "zst": "zstd"}
 
+TABLE_READERS = {**READERS, "mds": read_mds}
 LINE_READERS: dict[
-    str, Callable[[Iterable[bytes], InputSlice, RowSelection, int], Iterator[RowBatch]]
+    str, Callable[[Iterable[bytes], InputSlice, RowSelection, int, range], Iterator[RowBatch]]
 ] = {
     "jsonl": read_jsonl,
     "text": read_text,
@@ -72,7 +75,8 @@ def with_contents(slices: Sequence[InputSlice]) -> Iterator[tuple[InputSlice, by
 
 def _is_small_object(slice_: InputSlice) -> bool:
     is_whole = slice_.start == 0 and slice_.stop == WHOLE
-    return is_whole and slice_.num_bytes <= SMALL_BYTES and is_url(slice_.uri)
+    is_small = slice_.num_bytes <= SMALL_BYTES and slice_.format != "mds"
+    return is_whole and is_small and is_url(slice_.uri)
 
 
 def read_rows(
@@ -82,11 +86,13 @@ def read_rows(
     contents: bytes | None = None,
     *,
     skips_damage: bool = False,
+    taken: range = ALL,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a slice in order; a batch has at most `batch_rows`, bad ones included.
 
     `contents` are the bytes of the file, if they were read already. With `skips_damage`, the rest
-    of a file that cannot be decoded is one bad row.
+    of a file that cannot be decoded is one bad row. Of the rows of the slice, from 0, only those
+    that are `taken` are returned.
 
     A row without a selected column, or with a value of another type, is a bad row. A file that is
     damaged, cut short or has changed since it was listed is a DataError. It names the file, and the
@@ -105,7 +111,9 @@ def read_rows(
     """
     batch_rows = read_count("batch_rows", batch_rows)
     is_lines = slice_.format in LINE_READERS
-    if contents is None:
+    if slice_.format == "mds":
+        opening = nullcontext(OpenInput(open_shard_file(slice_), lambda: None))
+    elif contents is None:
         opening = open_input(slice_, is_sequential=is_lines)
     else:
         opening = nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
@@ -113,9 +121,11 @@ def read_rows(
         file = opened.file
         if is_lines:
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
-            batches = LINE_READERS[slice_.format](pieces, slice_, selection, batch_rows)
+            if slice_.format == "csv" and slice_.start:
+                pieces = chain([_names_of(slice_)], pieces)
+            batches = LINE_READERS[slice_.format](pieces, slice_, selection, batch_rows, taken)
         else:
-            batches = READERS[slice_.format](file, slice_, selection, batch_rows)
+            batches = TABLE_READERS[slice_.format](file, slice_, selection, batch_rows, taken)
         row = 0
         try:
             for batch in batches:
@@ -132,6 +142,14 @@ def read_rows(
             unit = "file" if slice_.stop == WHOLE else "part"
             rest = BadRow(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
             yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])
+
+
+def _names_of(slice_: InputSlice) -> bytes:
+    """Return the first row of a CSV file, which names the columns."""
+    head = replace(slice_, start=0, stop=WHOLE, num_bytes=min(slice_.start, PIECE_BYTES))
+    with open_input(head, is_sequential=True) as opened:
+        data = opened.file.read(head.num_bytes)
+    return data[: next(csv_ends([data], slice_.uri))]
 
 
 def read_pieces(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Literal
 
-Format = Literal["jsonl", "text", "markdown", "csv", "parquet", "arrow"]
+Format = Literal["jsonl", "text", "markdown", "csv", "parquet", "arrow", "mds"]
 Compression = Literal["gz", "zst"]
 WHOLE = -1  # `stop` of a slice that ends with its file
 
@@ -23,15 +23,18 @@ class InputSlice:
     uri: str
     """Path on this machine, or the URL of an object in a store."""
     version: str
-    """Version of the file: "etag:..." from a store, else "size:...,mtime_ns:..."."""
+    """Version of the file: "etag:..." from a store, else "size:...,mtime_ns:..."; of a shard of MDS
+    or litData what its index.json states of it, such as a hash."""
     format: Format
     """Format of the decompressed file."""
     compression: Compression | None
     """Compression of the file; a compressed file is never cut."""
     start: int
-    """First byte (JSONL) or row group (Parquet); 0 in other formats, which are not cut."""
+    """First byte (JSONL, CSV, Arrow: of whole messages) or row group (Parquet); 0 in other formats,
+    which are not cut."""
     stop: int
-    """The one after the last; -1: the end of the file. A byte range ends after a line feed."""
+    """The one after the last; -1: the end of the file; of a shard of MDS its rows. A range of lines
+    ends after a line feed."""
     num_bytes: int
     """Size at rest, for progress and an estimate of the time left."""
 

@@ -10,10 +10,11 @@ its row bad, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib import import_module
 from itertools import chain, pairwise
+from struct import unpack_from
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -21,12 +22,14 @@ import numpy as np
 from streampack._extras import import_extra
 from streampack._paths import is_url
 from streampack.errors import DamagedInputError, DataError, StreampackError
-from streampack.texts.inputs.lines import MAX_BATCH_BYTES, BatchCollector
+from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES, BatchCollector
 from streampack.texts.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
 
 FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
-STREAM_END = b"\xff\xff\xff\xff" + bytes(4)  # optional, but every known writer ends with it
+CONTINUATION = b"\xff\xff\xff\xff"  # before the size of a message
+STREAM_END = CONTINUATION + bytes(4)  # optional, but every known writer ends with it
+SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3  # kinds of messages
 CONVERTED = {"text": str, "tokens": np.ndarray}  # values to keep as they are
 
 
@@ -49,7 +52,11 @@ def _opened(open_file: Callable[[BinaryIO], Any], file: BinaryIO, uri: str) -> A
 
 
 def read_parquet(
-    file: BinaryIO, slice_: InputSlice, wanted: RowSelection, batch_rows: int
+    file: BinaryIO,
+    slice_: InputSlice,
+    wanted: RowSelection,
+    batch_rows: int,
+    taken: range = ALL,
 ) -> Iterator[RowBatch]:
     """Yield the rows of row groups; a DataError names a damaged one and its first byte."""
     parquet = open_parquet(file, slice_.uri)
@@ -57,9 +64,12 @@ def read_parquet(
     stop = metadata.num_row_groups if slice_.stop == WHOLE else slice_.stop
     columns = _columns_of(parquet.schema_arrow.names, wanted)
     counts = [metadata.row_group(group).num_rows for group in range(stop)]
-    row = first = sum(counts[: slice_.start])
+    first, at = sum(counts[: slice_.start]), 0
     num_rows = max(sum(counts[slice_.start :]), 1)
     for group in range(slice_.start, stop):
+        begin, at = at, at + counts[group]
+        if at <= taken.start or begin >= taken.stop:
+            continue
         described = metadata.row_group(group)
         most_rows = MAX_BATCH_BYTES * counts[group] // _raw_bytes(described, columns)
         size = max(1, min(batch_rows, most_rows))
@@ -67,38 +77,162 @@ def read_parquet(
         pages = ((c.dictionary_page_offset, c.data_page_offset) for c in column_chunks(described))
         first_byte = min(filter(None, chain.from_iterable(pages)))
         where = f"row group {group} cannot be read, from byte {first_byte}"
-        for batch in naming_damage(batches, slice_.uri, where):
-            for piece in pieces_of(batch, batch_rows):
-                rows = convert_batch(piece, row, slice_.uri, wanted)
-                row += piece.num_rows
-                rows.num_bytes = slice_.num_bytes * (row - first) // num_rows  # for progress only
+        named = naming_damage(batches, slice_.uri, where)
+        for row, batch in _taken_of(named, begin, taken):
+            for start, piece in pieces_of(batch, batch_rows, row):
+                rows = convert_batch(piece, first + start, slice_.uri, wanted)
+                done = start + piece.num_rows
+                rows.num_bytes = slice_.num_bytes * done // num_rows  # for progress only
                 yield rows
 
 
 def read_arrow(
-    file: BinaryIO, slice_: InputSlice, wanted: RowSelection, batch_rows: int
+    file: BinaryIO,
+    slice_: InputSlice,
+    wanted: RowSelection,
+    batch_rows: int,
+    taken: range = ALL,
 ) -> Iterator[RowBatch]:
-    """Yield the rows of a stream or a file of Arrow IPC, which is always read whole."""
-    row, batches = 0, _record_batches(file, slice_.uri)
-    for batch in naming_damage(batches, slice_.uri, "cannot be read, near byte", file):
+    """Yield the rows of a stream or a file of Arrow IPC, or of the messages of a slice.
+
+    They are numbered from 0 in the slice.
+    """
+    batches = _record_batches(file, slice_)
+    named = naming_damage(batches, slice_.uri, "cannot be read, near byte", file)
+    for row, batch in _taken_of(named, 0, taken):
         columns = _columns_of(batch.schema.names, wanted)
-        for piece in pieces_of(batch if columns is None else batch.select(columns), batch_rows):
-            yield convert_batch(piece, row, slice_.uri, wanted)
-            row += piece.num_rows
+        selected = batch if columns is None else batch.select(columns)
+        for start, piece in pieces_of(selected, batch_rows, row):
+            yield convert_batch(piece, start, slice_.uri, wanted)
 
 
-def pieces_of(batch: Any, most_rows: int) -> Iterator[Any]:
-    """Yield slices of a record batch, of up to a number of rows and 8 MiB, or one row."""
+def _taken_of(batches: Iterable[Any], row: int, taken: range) -> Iterator[tuple[int, Any]]:
+    """Yield the taken rows of record batches, of which the first begins with a row's number."""
+    for batch in batches:
+        begin, row = row, row + batch.num_rows
+        first, last = max(begin, taken.start), min(row, taken.stop)
+        if first < last:
+            yield first, batch.slice(first - begin, last - first)
+        if row >= taken.stop:
+            return
+
+
+def pieces_of(batch: Any, most_rows: int, row: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield slices of a record batch, of up to a number of rows and 8 MiB, or one row.
+
+    Each comes after the number of its first row; `row` is that of the batch.
+    """
     for start in range(0, batch.num_rows, most_rows):
         piece = batch.slice(start, most_rows)
         if piece.num_rows > 1 and piece.nbytes > MAX_BATCH_BYTES:
-            yield from pieces_of(piece, piece.num_rows // 2)
+            yield from pieces_of(piece, piece.num_rows // 2, row + start)
         else:
-            yield piece
+            yield row + start, piece
 
 
-def _record_batches(file: BinaryIO, uri: str) -> Iterator[Any]:
+def group_sizes(
+    file: BinaryIO, uri: str, wanted: RowSelection
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield number, end, rows, bytes of the wanted columns, and bytes at rest of row groups."""
+    parquet = open_parquet(file, uri)
+    columns = _columns_of(parquet.schema_arrow.names, wanted)
+    for number in range(parquet.metadata.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        at_rest = sum(chunk.total_compressed_size for chunk in column_chunks(group))
+        yield number, number + 1, group.num_rows, _raw_bytes(group, columns), at_rest
+
+
+def batch_sizes(file: BinaryIO, uri: str) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield first byte, end, rows, and bytes twice of the record batches of Arrow IPC.
+
+    A file with dictionaries, which any later batch may need, is one piece up to its end.
+    """
+    where = "cannot be read, near byte"
+    messages = list(naming_damage(arrow_messages(file), uri, where, file))
+    batches = [message[1:] for message in messages if message[0] == RECORD_BATCH]
+    if any(kind == DICTIONARY for kind, *_ in messages):
+        size = _size(file)
+        yield 0, WHOLE, sum(rows for *_, rows in batches), size, size
+        return
+    for begin, end, rows in batches:
+        yield begin, end, rows, end - begin, end - begin
+
+
+def unit_batches(
+    file: BinaryIO, slice_: InputSlice, wanted: RowSelection, batch_rows: int
+) -> Iterator[Any]:
+    """Yield record batches of a slice with the wanted columns, without dictionaries."""
+    if slice_.format == "parquet":
+        parquet = open_parquet(file, slice_.uri)
+        columns = _columns_of(parquet.schema_arrow.names, wanted)
+        groups = list(range(parquet.metadata.num_row_groups))[slice_.start : slice_.stop]
+        batches = parquet.iter_batches(batch_rows, groups, columns, use_threads=False)
+    else:
+        batches = _record_batches(file, slice_)
+    pyarrow = load_pyarrow(slice_.uri)
+    for batch in naming_damage(batches, slice_.uri, "cannot be read, near byte", file):
+        names = _columns_of(batch.schema.names, wanted) or batch.schema.names
+        arrays = [
+            array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
+            for array in map(batch.column, names)
+        ]
+        plain = pyarrow.RecordBatch.from_arrays(arrays, names)
+        yield from (plain.slice(at, batch_rows) for at in range(0, plain.num_rows, batch_rows))
+
+
+def arrow_messages(file: BinaryIO) -> Iterator[tuple[int, int, int, int]]:
+    """Yield kind, first byte, end and rows of each message of a stream or file of Arrow IPC.
+
+    The kind is `SCHEMA`, `DICTIONARY` or `RECORD_BATCH`. Bodies are not read.
+    """
+    begin = 8 if file.read(len(FILE_MAGIC)) == FILE_MAGIC else 0
+    while True:
+        file.seek(begin)
+        head = file.read(8)
+        if len(head) < 8:
+            raise EOFError(f"ends at byte {begin + len(head)} without the mark of its end")
+        if head[:4] == CONTINUATION:
+            head = head[4:]
+        else:
+            file.seek(begin + 4)  # as pyarrow wrote before 0.15
+        (size,) = unpack_from("<i", head)
+        if size == 0:
+            return
+        metadata = file.read(size)
+        message = unpack_from("<I", metadata)[0]
+        kind = unpack_from("<B", metadata, _field(metadata, message, 1))[0]
+        body = _field(metadata, message, 3)
+        end = file.tell() + (unpack_from("<q", metadata, body)[0] if body else 0)
+        rows = 0
+        if kind == RECORD_BATCH:
+            header = _field(metadata, message, 2)
+            table = header + unpack_from("<I", metadata, header)[0]
+            length = _field(metadata, table, 0)
+            rows = unpack_from("<q", metadata, length)[0] if length else 0
+        yield kind, begin, end, rows
+        begin = end
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return the position of a field of a flatbuffer's table; 0 if it has its default."""
+    fields = table - unpack_from("<i", data, table)[0]
+    position = 4 + 2 * number
+    if position >= unpack_from("<H", data, fields)[0]:
+        return 0
+    offset: int = unpack_from("<H", data, fields + position)[0]
+    return table + offset if offset else 0
+
+
+def _record_batches(file: BinaryIO, slice_: InputSlice) -> Iterator[Any]:
+    uri = slice_.uri
     ipc = load_pyarrow(uri, "pyarrow.ipc")
+    if slice_.stop != WHOLE:
+        _, begin, end, _ = next(arrow_messages(file))
+        file.seek(begin)
+        schema = file.read(end - begin)
+        file.seek(slice_.start)
+        yield from ipc.open_stream(schema + file.read(slice_.stop - slice_.start) + STREAM_END)
+        return
     magic, size = file.read(len(FILE_MAGIC)), _size(file)
     if magic == FILE_MAGIC:
         reader = _opened(ipc.open_file, file, uri)
@@ -245,7 +379,9 @@ def _size(file: BinaryIO) -> int:
     return size
 
 
-READERS: dict[str, Callable[[BinaryIO, InputSlice, RowSelection, int], Iterator[RowBatch]]] = {
+READERS: dict[
+    str, Callable[[BinaryIO, InputSlice, RowSelection, int, range], Iterator[RowBatch]]
+] = {
     "parquet": read_parquet,
     "arrow": read_arrow,
 }

@@ -80,7 +80,8 @@ class RowSelection:
     """
 
     option: str
-    """What the value is, as the option that names it: "text", "tokens" or "chat"."""
+    """What the value is, as the option that names it: "text", "tokens" or "chat"; or "row" for all
+    columns of the row, as a dict."""
     name: str
     """Column of the value. Tokens in "tokens" are also found in "input_ids"; a row of JSON lines
     may be the list itself. Without that of a chat, any layout that a `ChatEncoder` reads is."""
@@ -99,6 +100,8 @@ class RowSelection:
         """Return the value of a row; for conversations a row that `read_row` reads."""
         if self.option == "chat":
             return self._chat_in(row)
+        if self.option == "row":
+            return dict(row)
         name = self.column_in(row)
         try:
             return CONVERSIONS[self.option](row[name])
@@ -123,6 +126,8 @@ class RowSelection:
 
     def columns_in(self, names: Sequence[str]) -> list[str]:
         """Return the columns to read, that of the value first."""
+        if self.option == "row":
+            return list(names)
         columns = self._chat_columns(names) if self.option == "chat" else [self.column_in(names)]
         columns += self.keep
         self.kept_in(dict.fromkeys(names))

@@ -1,0 +1,178 @@
+"""The counted pieces of files: kept in the cache, so that each version is counted once per node.
+
+::
+
+    CACHE/tables/3f/3f9c....npz     of the files that one source names, by name and version
+    INDEX/rows.npz                  the same, written by `streampack index`, for lines of a store
+
+Of plain JSON lines that have grown, the new end alone is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
+from filelock import FileLock, Timeout
+
+from streampack._paths import is_url, replaced
+from streampack._threads import ordered_thread_map
+from streampack.errors import ConfigError
+from streampack.stores.retries import request
+from streampack.texts.inputs.slices import InputSlice
+from streampack.texts.inputs.values import RowSelection
+from streampack.texts.units import LINES, count_file, stated_pieces
+from streampack.types import Int64Array
+
+FOLDER = "tables"
+INDEX_FILE = "rows.npz"
+THREADS = 8  # reading and decompression take most of the time, and run in parallel
+Known: TypeAlias = dict[str, tuple[str, Int64Array]]
+"""Version and pieces by name."""
+
+logger = logging.getLogger(__name__)
+
+
+def count_files(
+    inputs: Sequence[str],
+    files: Sequence[InputSlice],
+    wanted: RowSelection,
+    cache: Path,
+    index: str | None = None,
+) -> list[Int64Array]:
+    """Return the pieces of files; those that the cache and the index lack are counted.
+
+    Raises:
+        ConfigError: If lines of a store are not counted yet.
+        DataError: If a file cannot be read, or is damaged.
+    """
+    key = json.dumps([*inputs, wanted.option, wanted.name])
+    name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
+    path = cache / FOLDER / name[:2] / f"{name}.npz"
+    known = _decode(path.read_bytes() if path.exists() else b"")
+    if index is not None:
+        known |= _decode(_read_index(index))
+    found = [_found(file, known) for file in files]
+    if all(pieces is not None for pieces in found):
+        return [pieces for pieces in found if pieces is not None]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _held(path):
+        known |= _decode(path.read_bytes() if path.exists() else b"")
+        found = [_found(file, known) for file in files]
+        uncounted = [f for f, pieces in zip(files, found, strict=True) if pieces is None]
+        _refuse_stored_lines(uncounted, inputs)
+        counted = iter(_count(uncounted, wanted, known))
+        every = [next(counted) if pieces is None else pieces for pieces in found]
+        with replaced(path) as temporary:
+            temporary.write_bytes(encode_counts(files, every))
+    return every
+
+
+def write_index(files: Sequence[InputSlice], wanted: RowSelection, out: Path) -> Path:
+    """Count files, of stores too, and write the counts into a folder; return their file."""
+    pieces = [stated_pieces(file) for file in files]
+    counted = iter(_count([f for f, p in zip(files, pieces, strict=True) if p is None], wanted, {}))
+    every = [next(counted) if each is None else each for each in pieces]
+    out.mkdir(parents=True, exist_ok=True)
+    with replaced(out / INDEX_FILE) as temporary:
+        temporary.write_bytes(encode_counts(files, every))
+    return out / INDEX_FILE
+
+
+def encode_counts(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> bytes:
+    """Return the bytes of a file of counts."""
+    kept = [(f, p) for f, p in zip(files, pieces, strict=True) if stated_pieces(f) is None]
+    names = json.dumps([(file.uri, file.version) for file, _ in kept]).encode()
+    file = io.BytesIO()
+    np.savez(
+        file,
+        names=np.frombuffer(names, np.uint8),
+        counts=np.array([len(each) for _, each in kept], np.int64),
+        pieces=np.concatenate([np.zeros((0, 5), np.int64), *(each for _, each in kept)]),
+    )
+    return file.getvalue()
+
+
+def _decode(data: bytes) -> Known:
+    """Return the counts in a file; none if it is damaged: they are counted again."""
+    try:
+        with np.load(io.BytesIO(data)) as arrays:
+            names = json.loads(arrays["names"].tobytes())
+            pieces = np.split(arrays["pieces"], np.cumsum(arrays["counts"])[:-1])
+        return {uri: (version, own) for (uri, version), own in zip(names, pieces, strict=True)}
+    except (BadZipFile, EOFError, OSError, KeyError, ValueError, TypeError):
+        return {}
+
+
+def _found(file: InputSlice, known: Known) -> Int64Array | None:
+    stated = stated_pieces(file)
+    if stated is not None:
+        return stated
+    version, pieces = known.get(file.uri, (None, None))
+    return pieces if version == file.version else None
+
+
+def _refuse_stored_lines(files: Sequence[InputSlice], inputs: Sequence[str]) -> None:
+    file = next((file for file in files if file.format in LINES and is_url(file.uri)), None)
+    if file is not None:
+        raise ConfigError(
+            f"{file.uri}: the rows of lines in a store are not known before they are counted; "
+            f"count them once: streampack index {' '.join(inputs)} --out FOLDER, and set "
+            "index=FOLDER"
+        )
+
+
+def _count(files: Sequence[InputSlice], wanted: RowSelection, known: Known) -> list[Int64Array]:
+    total = sum(file.num_bytes for file in files)
+    logger.info("counting the rows of %d files, %d bytes", len(files), total)
+    with _progress(total) as show:
+
+        def count(file: InputSlice) -> Int64Array:
+            is_plain = file.format == "jsonl" and file.compression is None
+            earlier = known.get(file.uri, (None, None))[1] if is_plain else None
+            return count_file(file, wanted, earlier, show)
+
+        return list(ordered_thread_map(files, count, 2 * THREADS, THREADS))
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    lock = FileLock(f"{path}.lock")
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("waiting for the process that counts rows for %s", path)
+        held = lock.acquire()
+    with held:
+        yield
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], object]]:
+    console = import_module("rich.console").Console(stderr=True)
+    progress = import_module("rich.progress").Progress
+    with progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("counting rows", total=total)
+        yield lambda num_bytes: bar.advance(task, num_bytes)
+
+
+def _read_index(index: str) -> bytes:
+    path = f"{index.rstrip('/')}/{INDEX_FILE}"
+    if is_url(path):
+        return request(path, "read", lambda store: store.read(path), way_out="check index=")
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"index={index!r} has no {INDEX_FILE} ({error.strerror}); name the folder that "
+            "streampack index wrote, or omit it"
+        ) from error

@@ -1,0 +1,224 @@
+"""Texts in shards of MDS and litData, which their index.json lists.
+
+::
+
+    folder/index.json --> a slice of each shard, with its hash as the version
+    shard             --> fetched whole, verified, unpacked --> rows, by the shard's own header
+
+A slice has all that its reader needs: a chunk of litData states no columns, so the slice's version
+does.
+
+Cost: a request for each shard, and the memory of one, unpacked.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from streampack._paths import is_url
+from streampack.errors import ConfigError, DamagedInputError, DataError
+from streampack.mds.codecs import CODECS, HASHES
+from streampack.mds.columns import plain_value, sample_offsets, sample_values
+from streampack.mds.index import INDEX_FILE, Layout, Shard, parse_index
+from streampack.mds.length_file import index_digest
+from streampack.stores.objects import StoredObject
+from streampack.stores.retries import request
+from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES, BatchCollector
+from streampack.texts.inputs.slices import InputSlice, RowBatch
+from streampack.texts.inputs.sources import WAY_OUT, Listing
+from streampack.texts.inputs.values import BadValueError, RowSelection
+
+ENDINGS = (".mds", ".bin", *(f".{kind}.{family}" for kind in ("mds", "bin") for family in CODECS))
+RAW = "raw:"  # before a hash of the unpacked shard
+RAW_BYTES = ",raw_bytes:"
+
+
+def index_of_shards(listing: Listing) -> StoredObject | None:
+    """Return the index.json of a folder of shards; None if a listing is of another kind."""
+    path = f"{(listing.folder or '').rstrip('/')}/{INDEX_FILE}"
+    has_shards = any(file.url.endswith(ENDINGS) for file in listing.files)
+    return next((file for file in listing.files if has_shards and file.url == path), None)
+
+
+def shard_slices(found: StoredObject) -> list[InputSlice]:
+    """Return the slices of the shards that an index.json lists, in its order.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    text = _read(found.url, found.num_bytes)
+    index = parse_index(text, found.url)
+    # Without hashes, the same index may be written again for other shards.
+    version = f"{index_digest(text).hex()[:8]} {found.version}"
+    folder = found.url.removesuffix(INDEX_FILE)
+    folder = folder if is_url(folder) else f"{os.path.realpath(folder)}/"
+    return [
+        InputSlice(
+            f"{folder}{shard.stored.basename}",
+            f"{_version_of(shard, version)}{RAW_BYTES}{shard.raw.num_bytes}",
+            "mds",
+            None,
+            0,
+            shard.num_samples,
+            shard.stored.num_bytes,
+        )
+        for shard in index.shards
+    ]
+
+
+def _version_of(shard: Shard, index: str) -> str:
+    for file, mark in ((shard.stored, ""), (shard.raw, RAW)):
+        for name in sorted(HASHES.keys() & file.hashes.keys()):
+            return f"{mark}{name}:{file.hashes[name]}"
+    if shard.layout.format == "mds":
+        return f"index:{index}"
+    return json.dumps([shard.layout.names, shard.layout.encodings, shard.layout.format, index])
+
+
+def raw_bytes_of(slice_: InputSlice) -> int:
+    """Return the bytes of a shard, unpacked."""
+    return int(slice_.version.rpartition(RAW_BYTES)[2])
+
+
+def open_shard_file(slice_: InputSlice) -> BinaryIO:
+    """Fetch, verify and unpack a shard; return its bytes as a file.
+
+    Raises:
+        DataError: If it cannot be read, or is not the one that index.json lists.
+    """
+    data = _read(slice_.uri, slice_.num_bytes)
+    if len(data) != slice_.num_bytes:
+        raise DamagedInputError(
+            f"{slice_.uri}: has {len(data)} bytes, but index.json says {slice_.num_bytes}; copy "
+            "both again",
+            uri=slice_.uri,
+        )
+    _verify(data, slice_, is_raw=False)
+    family = slice_.uri.rpartition(".")[2]
+    if family in CODECS:
+        pieces = CODECS[family].pieces(io.BytesIO(data), raw_bytes_of(slice_))
+        try:
+            data = b"".join(map(bytes, pieces))
+        except ConfigError:  # a library that is not installed
+            raise
+        except Exception as error:  # each codec raises its own exceptions
+            raise DamagedInputError(
+                f"{slice_.uri}: cannot be decompressed ({error}); make a new copy", uri=slice_.uri
+            ) from error
+        if len(data) != raw_bytes_of(slice_):
+            raise DamagedInputError(
+                f"{slice_.uri}: unpacks to {len(data)} bytes, but index.json says "
+                f"{raw_bytes_of(slice_)}; make a new copy",
+                uri=slice_.uri,
+            )
+    _verify(data, slice_, is_raw=True)
+    return io.BytesIO(data)
+
+
+def _verify(data: bytes, slice_: InputSlice, *, is_raw: bool) -> None:
+    version = slice_.version.rpartition(RAW_BYTES)[0]
+    name, _, stated = version.removeprefix(RAW).partition(":")
+    if name in HASHES and slice_.version.startswith(RAW) == is_raw:
+        found = HASHES[name](data).hexdigest()
+        if found != stated:
+            raise DamagedInputError(
+                f"{slice_.uri}: its {name} is {found}, but index.json says {stated}; make a new "
+                "copy",
+                uri=slice_.uri,
+            )
+
+
+def read_mds(
+    file: BinaryIO,
+    slice_: InputSlice,
+    wanted: RowSelection,
+    batch_rows: int,
+    taken: range = ALL,
+) -> Iterator[RowBatch]:
+    """Yield the rows of a shard, from `open_shard_file`; columns of arrays are bytes."""
+    data = np.frombuffer(file.read(), np.uint8)
+    layout, num_rows = _head_of(data, slice_)
+    offsets = sample_offsets(data, num_rows, slice_.uri)
+    try:
+        names = set(wanted.columns_in(layout.names))
+    except BadValueError:
+        names = set()  # each row is then bad
+    rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
+    for number in range(num_rows)[taken.start : taken.stop]:
+        size = int(offsets[number + 1] - offsets[number])
+        num_bytes += size
+        try:
+            values = list(sample_values(data, number, layout))
+            if 4 * layout.num_variable + sum(len(value) for *_, value in values) != size:
+                raise DamagedInputError(
+                    f"{slice_.uri}: row {number} has {size} bytes, which its columns do not add up "
+                    "to; make a new copy",
+                    uri=slice_.uri,
+                )
+            rows.add(number, _row_of(values, names))
+        except BadValueError as error:
+            rows.refuse(number, error)
+        if rows.batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
+            yield rows.batch
+            rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
+    if rows.batch.num_rows:
+        yield rows.batch
+
+
+def _head_of(data: Any, slice_: InputSlice) -> tuple[Layout, int]:
+    """Return the columns and the number of rows of a shard."""
+    try:
+        num_rows = int(data[:4].view(np.uint32)[0])
+        if slice_.version.startswith("["):
+            names, encodings, kind, _ = json.loads(slice_.version.rpartition(RAW_BYTES)[0])
+            sizes = [None] * len(names)
+        else:
+            begin = 8 + 4 * num_rows
+            end = int(data[4:8].view(np.uint32)[0])
+            config, kind = json.loads(data[begin:end].tobytes()), "mds"
+            names, encodings, sizes = (
+                config[f"column_{field}"] for field in ("names", "encodings", "sizes")
+            )
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise DamagedInputError(
+            f"{slice_.uri}: its head does not state its columns ({error}); make a new copy",
+            uri=slice_.uri,
+        ) from error
+    return Layout(
+        names=tuple(names), encodings=tuple(encodings), sizes=tuple(sizes), format=kind
+    ), num_rows
+
+
+def _row_of(values: list[tuple[str, str, bytes]], names: set[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, encoding, value in values:
+        try:
+            row[name] = plain_value(encoding, value) if name in names else None
+        except UnicodeDecodeError as error:
+            raise BadValueError(
+                f"column {name!r} is not valid UTF-8 at its byte {error.start}"
+            ) from error
+        except ValueError as error:
+            raise BadValueError(f"column {name!r} is not {encoding} ({error})") from error
+    return row
+
+
+def _read(uri: str, num_bytes: int) -> bytes:
+    if is_url(uri):
+        return request(
+            uri, "read", lambda store: store.read(uri), way_out=WAY_OUT, num_bytes=num_bytes
+        )
+    try:
+        return Path(uri).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{uri}: cannot be read ({error.strerror}); put it back, or name the inputs again",
+            uri=uri,
+        ) from error

@@ -1,0 +1,261 @@
+"""Pieces of files, and their cut into text shards.
+
+::
+
+    rows.jsonl, .csv    lines up to the first end at or after each multiple of 4 MiB
+    rows.parquet        row groups              rows.arrow    record batches
+    shard.00000.mds     the shard               a.txt         the file
+
+Pieces do not depend on the cut. With text shards of S bytes, neighbouring pieces that begin in the
+same S bytes of text are a unit; so are neighbouring files that are smaller than S. A unit of a
+table, or a shard of MDS, is cut further, into shards of equal numbers of rows.
+
+Cost: lines are read once, at 1 to 2 GB/s; of tables, headers alone are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+import numpy as np
+
+from streampack.errors import DataError
+from streampack.texts.inputs.lines import csv_ends, refuse_array
+from streampack.texts.inputs.read import read_pieces
+from streampack.texts.inputs.shards import raw_bytes_of
+from streampack.texts.inputs.slices import WHOLE, InputSlice
+from streampack.texts.inputs.sources import open_input
+from streampack.texts.inputs.tables import batch_sizes, group_sizes
+from streampack.texts.inputs.values import RowSelection
+from streampack.types import BoolArray, Int64Array
+
+START, STOP, ROWS, TEXT, AT_REST = range(5)
+"""Columns of pieces: begin and end as in an `InputSlice`, rows, bytes of text, bytes at rest."""
+SHARD_BYTES = 4 << 20
+MAX_SHARDS = 1 << 16  # about; each has at least 4 MiB
+UNIT_BYTES = 64 << 20
+LINES = ("jsonl", "csv")
+TABLES = ("parquet", "arrow")
+Piece = tuple[int, int, int, int, int]
+
+
+def stated_pieces(file: InputSlice) -> Int64Array | None:
+    """Return the piece of a file that is one row, or of a shard of MDS; None for others."""
+    if file.format == "mds":
+        return np.array([(0, file.stop, file.stop, raw_bytes_of(file), file.num_bytes)], np.int64)
+    if file.format in ("text", "markdown"):
+        return np.array([(0, WHOLE, 1, file.num_bytes, file.num_bytes)], np.int64)
+    return None
+
+
+def count_file(
+    file: InputSlice,
+    wanted: RowSelection,
+    known: Int64Array | None = None,
+    show: Callable[[int], object] = int,
+) -> Int64Array:
+    """Return the pieces of a file of lines or of a table, shape (num_pieces, 5).
+
+    `known` are those of an earlier, smaller version of plain JSON lines, whose rest is counted.
+    `show` is called with the number of bytes that were read.
+
+    Raises:
+        DataError: If it cannot be read, is damaged or changes meanwhile.
+    """
+    if known is not None and len(known) > 1:
+        # The last piece may have ended within a line; the one before it shows the rest is the same.
+        found = _count(file, wanted, int(known[-2, START]), show)
+        if len(found) and (found[0] == known[-2]).all():
+            return np.concatenate([known[:-2], found])
+    return _count(file, wanted, 0, show)
+
+
+def _count(
+    file: InputSlice, wanted: RowSelection, begin: int, show: Callable[[int], object]
+) -> Int64Array:
+    from_begin = replace(file, start=begin, num_bytes=file.num_bytes - begin)
+    with open_input(from_begin, is_sequential=file.format in LINES) as opened:
+        if file.format == "parquet":
+            found = group_sizes(opened.file, file.uri, wanted)
+        elif file.format == "arrow":
+            found = batch_sizes(opened.file, file.uri)
+        else:
+            chunks = read_pieces(opened.file, file.uri, file.compression, from_begin.num_bytes)
+            counted = _csv_pieces if file.format == "csv" else _line_pieces
+            found = counted(_shown(chunks, opened.file, show), from_begin)
+        pieces = np.array(list(found), np.int64).reshape(-1, 5)
+        opened.check()
+    return pieces
+
+
+def _shown(
+    chunks: Iterable[bytes], file: BinaryIO, show: Callable[[int], object]
+) -> Iterator[bytes]:
+    position = file.tell()
+    for chunk in chunks:
+        yield chunk
+        show(file.tell() - position)
+        position = file.tell()
+
+
+def _line_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
+    start = position = file.start
+    rows, last = 0, b""
+    for chunk in chunks:
+        if position == 0:
+            refuse_array(chunk, file.uri)
+        done = 0
+        while True:
+            end = _next_multiple(start)
+            found = chunk.find(b"\n", max(end - 1 - position, done)) + 1
+            rows += chunk.count(b"\n", done, found or len(chunk))
+            if not found:
+                break
+            done = found
+            yield start, position + done, rows, position + done - start, position + done - start
+            start, rows = position + done, 0
+        position += len(chunk)
+        last = chunk[-1:]
+    if position > start:
+        yield start, position, rows + (last != b"\n"), position - start, position - start
+
+
+def _csv_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
+    ends = csv_ends(chunks, file.uri)
+    end = next(ends, 0)  # of the names, which are in the first piece
+    start = rows = 0
+    for end in ends:
+        rows += 1
+        if end >= _next_multiple(start):
+            yield start, end, rows, end - start, end - start
+            start, rows = end, 0
+    if rows:
+        yield start, end, rows, end - start, end - start
+
+
+def _next_multiple(position: int) -> int:
+    return (position // SHARD_BYTES + 1) * SHARD_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cut:
+    """Text shards as arrays of shape (num_shards,)."""
+
+    file: Int64Array
+    """The first file of its units."""
+    num_files: Int64Array
+    """Their number; more than one are whole."""
+    start: Int64Array
+    stop: Int64Array
+    at_rest: Int64Array
+    """The unit's range and bytes, as in an `InputSlice`."""
+    unit_rows: Int64Array
+    first_row: Int64Array
+    """Rows of the units before the shard."""
+    file_row: Int64Array
+    """Rows of the file before the shard."""
+    rows: Int64Array
+    text: Int64Array
+    is_large: Int64Array
+
+
+def shard_bytes(text_bytes: int) -> int:
+    """Return the bytes of text of a shard, for a source that has so many.
+
+    >>> [shard_bytes(size) >> 20 for size in (0, 256 << 30, (256 << 30) + 1)]
+    [4, 4, 8]
+    """
+    least = -(-text_bytes // MAX_SHARDS)
+    return max(SHARD_BYTES, 1 << (least - 1).bit_length() if least else 0)
+
+
+def cut_pieces(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> Cut:
+    """Cut files into text shards.
+
+    Raises:
+        DataError: If there is no row, or a compressed file of lines is too large.
+    """
+    all_pieces = np.concatenate([np.zeros((0, 5), np.int64), *pieces])
+    owner = np.repeat(np.arange(len(files)), list(map(len, pieces)))
+    start, stop, rows, text, at_rest = all_pieces.T
+    if not rows.sum():
+        names = ", ".join(file.uri for file in files[:3])
+        raise DataError(f"{names}: 0 rows; name files of rows, or omit the source")
+    size = shard_bytes(int(text.sum()))
+    file_text, file_rows = (
+        np.bincount(owner, each, len(files)).astype(np.int64) for each in (text, rows)
+    )
+    _refuse_large(files, file_text, max(UNIT_BYTES, size))
+    formats = np.array([file.format for file in files])
+    is_large = (text > max(UNIT_BYTES, size)) & np.isin(formats[owner], TABLES)
+    first = _unit_begins(owner, text, (file_text < size)[owner], is_large, size)
+    last = np.append(first[1:], len(owner)) - 1
+    file, num_files = owner[first], owner[last] - owner[first] + 1
+    is_packed = np.array([each.compression is not None for each in files])
+    whole = is_packed | (file_text < size) | ~np.isin(formats, (*TABLES, *LINES))
+    is_whole = whole[file]
+    file_bytes, file_stop = (
+        np.array([f.num_bytes for f in files]),
+        np.array([f.stop for f in files]),
+    )
+    unit_rows, unit_text, unit_bytes, num_large = (
+        np.add.reduceat(each, first) for each in (rows, text, at_rest, is_large.astype(np.int64))
+    )
+    # A unit is cut by rows where they are counted before they are read.
+    is_cut = np.isin(formats[file], (*TABLES, "mds")) & (num_files == 1)
+    num = np.where(is_cut, np.clip(unit_text // size, 1, np.maximum(unit_rows, 1)), 1)
+    num[unit_rows == 0] = 0
+    unit = np.repeat(np.arange(len(first)), num)
+    part = np.arange(len(unit)) - np.repeat(np.cumsum(num) - num, num)
+
+    def edge(values: Int64Array, ahead: int) -> Int64Array:
+        cut: Int64Array = values[unit] * (part + ahead) // num[unit]
+        return cut
+
+    before = np.cumsum(rows) - rows
+    row = before[first] - before[np.searchsorted(owner, file)]
+    return Cut(
+        file=file[unit],
+        num_files=num_files[unit],
+        start=np.where(is_whole, 0, start[first])[unit],
+        stop=np.where(is_whole, file_stop[file], stop[last])[unit],
+        at_rest=np.where(is_whole, file_bytes[file], unit_bytes)[unit],
+        unit_rows=np.where(is_whole & (num_files == 1), file_rows[file], unit_rows)[unit],
+        first_row=np.where(is_whole, row, 0)[unit] + edge(unit_rows, 0),
+        file_row=row[unit] + edge(unit_rows, 0),
+        rows=edge(unit_rows, 1) - edge(unit_rows, 0),
+        text=edge(unit_text, 1) - edge(unit_text, 0),
+        is_large=num_large[unit],
+    )
+
+
+def _unit_begins(
+    owner: Int64Array, text: Int64Array, is_small: BoolArray, is_large: BoolArray, size: int
+) -> Int64Array:
+    """Return the first piece of each unit: in another file, or in the next `size` bytes of text."""
+    numbers = np.arange(len(owner))
+
+    def first_of(is_first: BoolArray) -> Int64Array:
+        first: Int64Array = np.maximum.accumulate(np.where(is_first, numbers, 0))
+        return first
+
+    is_next = np.diff(owner, prepend=-1) > 0
+    before = np.cumsum(text) - text
+    begins = np.where(is_small, before[first_of(is_next)], before)  # small files stay whole
+    is_alone = is_next & ~(is_small & np.roll(is_small, 1)) | is_large | np.roll(is_large, 1)
+    is_alone[0] = True
+    window = (begins - before[first_of(is_alone)]) // size
+    return np.flatnonzero(is_alone | (np.diff(window, prepend=0) != 0))
+
+
+def _refuse_large(files: Sequence[InputSlice], file_text: Int64Array, limit: int) -> None:
+    for number in np.flatnonzero(file_text > limit).tolist():
+        if files[number].compression is not None and files[number].format in LINES:
+            raise DataError(
+                f"{files[number].uri}: holds {int(file_text[number]) >> 20} MiB of lines, which "
+                f"are read from its beginning each time, but may be {limit >> 20} MiB at most; "
+                "decompress it, write it as several files, or as Parquet",
+                uri=files[number].uri,
+            )
