@@ -1,0 +1,468 @@
+"""The table of text shards: each kind of input, counted once, cut by the files alone, read back."""
+
+from __future__ import annotations
+
+import os
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from uuid import uuid4
+
+import datasets
+import fsspec
+import litdata
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from streaming import MDSWriter
+
+from streampack.errors import ConfigError, DataError
+from streampack.texts import counts, units
+from streampack.texts.inputs.listing import list_inputs
+from streampack.texts.inputs.read import read_rows
+from streampack.texts.inputs.slices import InputSlice
+from streampack.texts.inputs.values import RowSelection
+from streampack.texts.table import TextTable, decode_unit, open_table, read_shard
+from tests.helpers.examples import examples
+from tests.helpers.inputs import TEXT, csv_text, jsonl, write_rows, write_table
+
+TEXTS = [f"{number} é日本 " * (number % 7) for number in range(300)]
+KB = 1 << 10
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Shards of 4 KiB, and units of up to 16 KiB, so that small files have several."""
+    monkeypatch.setattr(units, "SHARD_BYTES", 4 * KB)
+    monkeypatch.setattr(units, "UNIT_BYTES", 16 * KB)
+
+
+def rows_of(
+    table: TextTable, folder: Path, selection: RowSelection = TEXT
+) -> tuple[list[Any], list[tuple[str, int, str]]]:
+    """Return the value of each row of a table, None where it has none, and the bad rows."""
+    values: list[Any] = []
+    bad: list[tuple[str, int, str]] = []
+    for number in range(len(table)):
+        shard = table.shard(number)
+        decoded = None
+        if shard.is_large:
+            decoded = folder / f"decoded-{shard.file_row - shard.first_row}"
+            if not decoded.exists():
+                decode_unit(shard, selection, decoded)
+        found: list[Any] = [None] * shard.num_rows
+        for batch in read_shard(shard, selection, decoded=decoded):
+            for row, value in zip(batch.rows, batch.values, strict=True):
+                assert found[row] is None
+                found[row] = value
+            bad += [(each.uri, each.row, each.reason) for each in batch.bad]
+        values += found
+    return values, bad
+
+
+def opened(path: Any, cache: Path, selection: RowSelection = TEXT, **options: Any) -> TextTable:
+    return open_table(path, selection, cache, **options)
+
+
+def write_mds(folder: Path, **options: Any) -> Path:
+    columns = {"id": "int", "text": "str"}
+    with MDSWriter(out=str(folder), columns=columns, size_limit=6 * KB, **options) as writer:
+        for number, text in enumerate(TEXTS):
+            writer.write({"id": number, "text": text})
+    return folder
+
+
+def write_litdata(folder: Path, **options: Any) -> Path:
+    writer = litdata.streaming.writer.BinaryWriter(str(folder), chunk_size=30, **options)
+    for number, text in enumerate(TEXTS):
+        writer[number] = {"text": text, "id": number}
+    writer.done()
+    writer.merge()
+    return folder
+
+
+def write_many(folder: Path) -> Path:
+    folder.mkdir()
+    for number in range(30):
+        write_rows(folder / f"{number:02}.jsonl", TEXTS[10 * number : 10 * number + 10])
+    return folder
+
+
+def arrow_file(path: Path) -> Path:
+    table = pa.table({"text": TEXTS})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table, 20)
+    return path
+
+
+INPUTS = {
+    **{
+        suffix: lambda path, suffix=suffix: write_rows(path / f"a.{suffix}", TEXTS, 20)
+        for suffix in ("jsonl", "jsonl.zst", "jsonl.gz", "csv", "csv.gz", "parquet", "arrow")
+    },
+    "large groups": lambda path: write_rows(path / "large.parquet", TEXTS, 250),
+    "large batches": lambda path: write_rows(path / "large.arrow", TEXTS, 250),
+    "dictionaries": lambda path: write_table(
+        path / "dict.arrow", pa.table({"text": pa.array(TEXTS).dictionary_encode()}), 50
+    ),
+    "arrow file": lambda path: arrow_file(path / "file.arrow"),
+    "save_to_disk": lambda path: saved(path / "saved"),
+    "mds": lambda path: write_mds(path / "mds"),
+    "mds zstd": lambda path: write_mds(path / "mds", compression="zstd", hashes=["xxh64"]),
+    "litdata": lambda path: write_litdata(path / "lit"),
+    "litdata zstd": lambda path: write_litdata(path / "lit", compression="zstd"),
+    "many files": lambda path: write_many(path / "many"),
+    "list": lambda _: [{"text": text, "id": 1} for text in TEXTS],
+    "texts": lambda _: list(TEXTS),
+    "pandas": lambda _: pd.DataFrame({"text": TEXTS}),
+    "pyarrow": lambda _: pa.table({"id": range(300), "text": TEXTS}),
+    "datasets": lambda _: datasets.Dataset.from_dict({"text": TEXTS}),
+    "selected": lambda _: datasets.Dataset.from_dict({"text": TEXTS[::-1]}).select(
+        range(299, -1, -1)
+    ),
+    "transformed": lambda _: datasets.Dataset.from_dict({"text": TEXTS}).with_transform(
+        lambda batch: {"text": [f"{text}" for text in batch["text"]]}
+    ),
+    "mapped": lambda path: datasets.load_from_disk(saved(path / "saved")),
+}
+
+
+def saved(path: Path) -> str:
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(path, num_shards=3)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+@pytest.mark.usefixtures("small")
+def test_the_shards_of_any_input_have_its_rows_in_order(kind, tmp_path):
+    table = opened(INPUTS[kind](tmp_path), tmp_path / "cache")
+    values, bad = rows_of(table, tmp_path)
+    assert values == TEXTS
+    assert bad == []
+    assert int(table.first_sample[-1]) == table.shard_rows.sum() == len(TEXTS)
+    assert len(table) > 2
+    again = opened(INPUTS[kind](tmp_path / "again"), tmp_path / "cache") if 0 else table
+    assert again.digest() == table.digest()
+
+
+def test_a_dataset_that_maps_files_is_read_where_it_is(tmp_path):
+    table = opened(INPUTS["mapped"](tmp_path), tmp_path / "cache")
+    assert {Path(file.uri).parent for file in table.files} == {tmp_path / "saved"}
+    assert not (tmp_path / "cache" / "rows").exists()
+    changed = datasets.load_from_disk(str(tmp_path / "saved")).rename_column("text", "body")
+    renamed = opened(changed, tmp_path / "cache", RowSelection("text", "body"))
+    assert rows_of(renamed, tmp_path, RowSelection("text", "body"))[0] == TEXTS
+    part = datasets.load_from_disk(str(tmp_path / "saved")).select(range(50, 250))
+    assert rows_of(opened(part, tmp_path / "cache"), tmp_path)[0] == TEXTS[50:250]
+
+
+@given(st.lists(st.integers(0, 9), max_size=60), st.booleans())
+@examples(20)
+def test_lines_are_rows_of_the_table_whatever_they_hold(kinds, ends):
+    lines = [
+        b"",
+        b"  ",
+        b'{"text": "a"}',
+        b"[1]",
+        b"x" * 3000,
+        b'{"text": "\\ud800"}',
+        b'{"text": ""}',
+        b'{"text": "' + b"y" * 5000 + b'"}',
+        b'{"other": 1}',
+        b"\xff",
+    ]
+    with pytest.MonkeyPatch.context() as patch, _folder() as folder:
+        patch.setattr(units, "SHARD_BYTES", 4 * KB)
+        data = b"\n".join(lines[kind] for kind in kinds) + b"\n" * ends
+        path = folder / "a.jsonl"
+        path.write_bytes(b'{"text": "z"}\n' + data)
+        table = opened(path, folder)
+        assert (
+            table.shard_rows.sum()
+            == (b'{"text": "z"}\n' + data.removesuffix(b"\n")).count(b"\n") + (1 if data else 0)
+            if data
+            else 1
+        )
+        values, bad = rows_of(table, folder)
+        [whole] = list_inputs([str(path)])
+        expected: list[Any] = [None] * len(values)
+        expected_bad = []
+        for batch in read_rows(whole, TEXT):
+            for row, value in zip(batch.rows, batch.values, strict=True):
+                expected[row] = value
+            expected_bad += [each.row for each in batch.bad]
+        assert values == expected
+        assert [row for _, row, _ in bad] == expected_bad
+        assert {uri for uri, *_ in bad} <= {str(path)}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+@pytest.mark.usefixtures("small")
+def test_csv_is_cut_between_rows_and_not_within_quotes(suffix, tmp_path):
+    rows = [[str(n), 'a "b",\n\n' * (n % 90) + f"{n}"] for n in range(200)]
+    data = csv_text([["id", "text"], *rows])
+    if suffix == "tsv":
+        data = "".join(f"{'	'.join(row)}\n" for row in [["id", "text"], *_plain(rows)]).encode()
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(b"\xef\xbb\xbf" + data)
+    table = opened(path, tmp_path)
+    values, bad = rows_of(table, tmp_path)
+    expected = _plain(rows) if suffix == "tsv" else rows
+    assert (values, bad) == ([text for _, text in expected], [])
+    assert len(table) > 2
+
+
+def _plain(rows: list[list[str]]) -> list[list[str]]:
+    return [[number, text.replace("\n", " ").replace('"', "")] for number, text in rows]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_bad_row_is_named_by_its_file_and_its_row_there(tmp_path):
+    lines = jsonl(["a" * 100] * 200).splitlines(keepends=True)
+    lines[150] = b"{\n"
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    table = opened(tmp_path / "a.jsonl", tmp_path)
+    [bad] = rows_of(table, tmp_path)[1]
+    assert bad[:2] == (str(tmp_path / "a.jsonl"), 150)
+    shard = int(np.searchsorted(table.first_sample, 150, "right")) - 1
+    assert table.shard(shard).place(150 - int(table.first_sample[shard])) == bad[:2]
+
+    folder = write_many(tmp_path / "many")
+    (folder / "17.jsonl").write_bytes(b"\n[]\n" + jsonl(["x"]))
+    table = opened(folder, tmp_path)
+    [bad] = rows_of(table, tmp_path)[1]
+    assert bad[:2] == (str(folder / "17.jsonl"), 1)
+    shard = int(np.searchsorted(table.first_sample, 171, "right")) - 1
+    assert len(table.shard(shard).units) > 1
+    assert table.shard(shard).place(171 - int(table.first_sample[shard])) == bad[:2]
+
+
+@pytest.mark.parametrize("rows", ["list", "pyarrow"])
+def test_half_of_a_surrogate_pair_makes_its_row_bad_and_no_other(rows, tmp_path):
+    given = [{"text": "a"}, {"text": "b\ud800"}, {"text": "c"}]
+    if rows == "pyarrow":
+        invalid = pa.array([b"a", b"b\xed\xa0\x80", b"c"]).view(pa.string())
+        given = pa.table({"text": invalid})
+    values, bad = rows_of(opened(given, tmp_path), tmp_path)
+    assert values == ["a", None, "c"]
+    assert bad[0][:2] == ("rows", 1)
+
+
+def test_a_text_above_the_limit_is_a_bad_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("streampack.texts.table.MAX_TEXT_BYTES", 100)
+    path = write_rows(tmp_path / "a.jsonl", ["a" * 100, "é" * 51, "a" * 101, "é" * 50])
+    values, bad = rows_of(opened(path, tmp_path), tmp_path)
+    assert values == ["a" * 100, None, None, "é" * 50]
+    assert [row for _, row, _ in bad] == [1, 2]
+    assert "has 102 bytes of text, but may have 100" in bad[0][2]
+
+
+@pytest.mark.usefixtures("small")
+def test_many_small_files_share_shards_and_stay_whole(tmp_path):
+    folder = tmp_path / "books"
+    folder.mkdir()
+    for number in range(100):
+        (folder / f"{number:03}.txt").write_text(f"{number} " * 50)
+    table = opened(folder, tmp_path)
+    assert 3 <= len(table) <= 10
+    assert table.shard_rows.sum() == 100
+    assert all(unit.start == 0 and unit.stop == -1 for unit in table.shard(1).units)
+    assert rows_of(table, tmp_path)[0][42] == "42 " * 50
+
+
+@pytest.mark.usefixtures("small")
+def test_the_cut_is_a_function_of_the_files_alone(tmp_path):
+    names = ("a.jsonl", "b.parquet", "c.csv")
+    for root in ("one", "two"):
+        (tmp_path / root).mkdir()
+        for name in names:
+            write_rows(tmp_path / root / name, TEXTS, 20)
+    one = opened([str(tmp_path / "one" / name) for name in names], tmp_path / "cache")
+    two = opened(str(tmp_path / "two"), tmp_path / "other")
+    assert one.digest() == two.digest()
+    assert (one.shard_rows == two.shard_rows).all()
+    write_rows(tmp_path / "two" / "c.csv", TEXTS[1:])
+    assert opened(str(tmp_path / "two"), tmp_path / "other").digest() != one.digest()
+
+
+def test_shards_grow_with_the_text_in_powers_of_two():
+    mib = 1 << 20
+    assert units.shard_bytes(1) == units.shard_bytes(256 << 30) == 4 * mib
+    assert units.shard_bytes((512 << 30) + 1) == 16 * mib
+    files = [InputSlice("/a.jsonl", "v", "jsonl", None, 0, -1, 8000 * 4 * mib)]
+    ends = np.arange(1, 8001) * 4 * mib
+    pieces = np.stack([ends - 4 * mib, ends, ends * 0 + 10, ends * 0 + 4 * mib] * 1, 1)
+    pieces = np.concatenate([pieces, pieces[:, 3:]], 1)
+    fine = units.cut_pieces(files, [pieces])
+    pieces[:, 3] *= 64  # as if each had 256 MiB
+    files = [replace(files[0], format="arrow")]
+    coarse = units.cut_pieces(files, [pieces])
+    assert len(fine.rows) == 8000
+    assert fine.rows.sum() == coarse.rows.sum() == 80000
+
+
+class Reads:
+    """Counts the bytes that files of lines are read for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_bytes = 0
+        original = units.read_pieces
+
+        def counted(*args: Any) -> Any:
+            for piece in original(*args):
+                self.num_bytes += len(piece)
+                yield piece
+
+        monkeypatch.setattr(units, "read_pieces", counted)
+
+
+@pytest.mark.usefixtures("small")
+def test_each_version_of_a_file_is_counted_once_and_of_a_grown_one_the_end(tmp_path, monkeypatch):
+    reads = Reads(monkeypatch)
+    path = write_rows(tmp_path / "a.jsonl", ["a" * 100] * 1000)
+    size = path.stat().st_size
+    first = opened(path, tmp_path)
+    assert reads.num_bytes == size
+    assert opened(path, tmp_path).digest() == first.digest()
+    assert reads.num_bytes == size
+
+    with path.open("ab") as file:
+        file.write(jsonl(["b" * 100] * 50).removesuffix(b"\n"))
+    grown = opened(path, tmp_path)
+    assert reads.num_bytes - size < 3 * 4 * KB + 50 * 120
+    assert grown.digest() == opened(path, tmp_path / "fresh").digest()
+    assert rows_of(grown, tmp_path)[0] == ["a" * 100] * 1000 + ["b" * 100] * 50
+
+    path.write_bytes(jsonl(["c" * 50] * 2200))  # larger, and another file
+    again = opened(path, tmp_path)
+    assert again.digest() == opened(path, tmp_path / "fresh").digest()
+
+
+def test_damaged_counts_are_made_again(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", TEXTS)
+    table = opened(path, tmp_path)
+    [stored] = (tmp_path / "tables").rglob("*.npz")
+    stored.write_bytes(stored.read_bytes()[:100])
+    assert opened(path, tmp_path).digest() == table.digest()
+
+
+@pytest.mark.parametrize("kind", ["list", "pyarrow", "selected"])
+def test_rows_in_memory_are_written_once(kind, tmp_path):
+    table = opened(INPUTS[kind](tmp_path), tmp_path)
+    [file] = [
+        path for path in (tmp_path / "rows").rglob("*") if path.suffix != ".lock" and path.is_file()
+    ]
+    written = file.stat()
+    assert opened(INPUTS[kind](tmp_path), tmp_path).digest() == table.digest()
+    assert file.stat() == written
+    assert opened(INPUTS[kind](tmp_path), tmp_path / "other").files[0].version == (
+        table.files[0].version
+    )
+
+
+def test_two_hundred_thousand_shards_open_in_a_second_and_100_mib(tmp_path):
+    num, path = 200_000, tmp_path / "a.parquet"
+    with path.open("wb") as file:
+        file.truncate(num << 22)
+    [file] = list_inputs([str(path)])
+    numbers = np.arange(num)
+    each = np.full(num, 4 << 20)
+    pieces = np.stack([numbers, numbers + 1, each * 0 + 1000, each, each], 1)
+    opened_path = tmp_path / "tables"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counts, "count_file", lambda *_: pieces)
+        opened(path, tmp_path)
+    begin = time.monotonic()
+    tracemalloc.start()
+    table = opened(path, tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    took = time.monotonic() - begin
+    assert opened_path.exists()
+    assert table.shard_rows.sum() == num * 1000
+    assert peak < 100 << 20
+    assert took < 1
+
+
+@pytest.mark.usefixtures("small")
+def test_what_cannot_be_cut_is_refused_with_a_way_out(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl.zst", ["a" * 1000] * 100)
+    with pytest.raises(DataError, match=r"decompress it, write it as several files, or as Parquet"):
+        opened(path, tmp_path)
+    empty = tmp_path / "empty.jsonl"
+    empty.write_bytes(b"")
+    with pytest.raises(DataError, match="0 rows"):
+        opened(empty, tmp_path)
+    with pytest.raises(ConfigError, match="make a list of a generator"):
+        opened(iter(["a"]), tmp_path)
+    with pytest.raises(ConfigError, match="not a list"):
+        opened({"train": [1]}, tmp_path)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_that_changes_between_the_table_and_the_read_is_refused(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", ["a" * 100] * 1000)
+    table = opened(path, tmp_path)
+    os.utime(path, (1, 1))
+    with pytest.raises(DataError, match="changed since it was listed"):
+        rows_of(table, tmp_path)
+
+
+def test_a_shard_of_mds_with_other_bytes_is_refused(tmp_path):
+    folder = write_mds(tmp_path / "mds", hashes=["xxh64"])
+    table = opened(folder, tmp_path)
+    path = folder / "shard.00000.mds"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=r"its xxh64 is .* but index.json says"):
+        rows_of(table, tmp_path)
+
+
+def test_lines_of_a_store_are_counted_by_a_command_and_else_refused(tmp_path, memory):
+    url = f"{memory}/rows.jsonl"
+    with pytest.raises(ConfigError, match=f"streampack index {url} --out FOLDER"):
+        opened(url, tmp_path)
+    counts.write_index(list_inputs([url]), TEXT, tmp_path / "index")
+    table = opened(url, tmp_path, index=str(tmp_path / "index"))
+    assert rows_of(table, tmp_path)[0] == TEXTS
+    assert opened(url, tmp_path).digest() == table.digest()  # the cache has them now
+    assert rows_of(opened(f"{memory}/rows.parquet", tmp_path), tmp_path)[0] == TEXTS
+    with pytest.raises(ConfigError, match=r"has no rows.npz"):
+        opened(url, tmp_path, index=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "file.arrow", "mds", "lit"])
+@pytest.mark.usefixtures("small")
+def test_tables_of_a_store_need_no_command(name, tmp_path, memory):
+    assert rows_of(opened(f"{memory}/{name}", tmp_path), tmp_path)[0] == TEXTS
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory):
+    """The inputs in fsspec's memory, which stands for any store."""
+    folder = tmp_path_factory.mktemp("store")
+    for name in ("rows.jsonl", "rows.parquet", "a.parquet", "a.arrow"):
+        write_rows(folder / name, TEXTS, 20)
+    arrow_file(folder / "file.arrow")
+    write_mds(folder / "mds", compression="gz", hashes=["sha1"])
+    write_litdata(folder / "lit")
+    url = f"memory://{uuid4().hex}"
+    files = fsspec.filesystem("memory")
+    files.put(f"{folder}/", f"{url}/", recursive=True)
+    yield url
+    files.rm(url, recursive=True)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        yield Path(folder).resolve()
