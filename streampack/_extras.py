@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from streampack.errors import ConfigError
@@ -29,3 +30,11 @@ def is_from(source: object, library: str, name: str) -> bool:
         if base.__name__ == name and base.__module__.partition(".")[0] == library:
             return True
     return False
+
+
+def installed(name: str) -> str | None:
+    """Return the version of a distribution, or None if it is missing."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,12 +1,34 @@
-"""What token shards are named by, and what the fingerprint of a run has of texts."""
+"""What token shards are named by, and what the fingerprint of a run has of texts.
+
+::
+
+    name          versions of files, rows | tokenizer, options, transform | versions of libraries
+    fingerprint   names, sizes, rows      | tokenizer, options, transform | ids of the first rows
+
+So a library that gives other ids is refused at a resume, and one that gives the same is not. BOS,
+EOS and `overflow` are in neither.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, compress
 
-from streampack.texts.rows import RowEncoder, RowFormat
-from streampack.texts.table import TextTable
+import orjson
+
+import streampack
+from streampack._extras import installed
+from streampack.texts.inputs.slices import RowBatch
+from streampack.texts.inputs.values import RowSelection
+from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat, tokenizer_digest
+from streampack.texts.table import TextTable, read_shard
 from streampack.texts.transform import Transform
+
+PROBE_ROWS = 256
+PROBE_BYTES = 1 << 20
+TOKENS_PER_BYTE = 0.25  # where there is no text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +43,16 @@ class Identity:
     @classmethod
     def of(cls, rows: RowFormat, transform: Transform | None = None) -> Identity:
         """Return the identity of rows of a format; loads the tokenizer."""
-        raise NotImplementedError
+        options = asdict(replace(rows, tokenizer=None, columns=()))
+        libraries = ["tokenizers", *(["gigatoken"] if rows.backend == "gigatoken" else [])]
+        libraries += [] if rows.chat is None else ["transformers", "jinja2"]
+        versions = {"streampack": streampack.__version__}
+        versions |= {name: installed(name) for name in libraries}
+        described = [options, tokenizer_digest(rows), transform and asdict(transform)]
+        return cls(
+            options=json.dumps(described, sort_keys=True),
+            versions=json.dumps(versions, sort_keys=True),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +62,61 @@ class Probe:
     digest: str
     """Digest of the ids, and of the loss masks of conversations."""
     tokens_per_byte: float
-    """Tokens divided by bytes of text, for estimates; 0.25 if there is no text."""
+    """Tokens divided by bytes of rows as JSON, for estimates; 0.25 if there is no text."""
 
 
 def shard_name(table: TextTable, number: int, identity: Identity) -> str:
     """Return the name of a token shard: 32 hex digits of versions of files, rows and identity."""
-    raise NotImplementedError
+    shard = table.shard(number)
+    units = [
+        (table.memory or unit.uri, unit.version, unit.start, unit.stop) for unit in shard.units
+    ]
+    described = [units, shard.first_row, shard.num_rows, identity.options, identity.versions]
+    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+
+
+def fingerprint(table: TextTable, identity: Identity, probed: Probe) -> str:
+    """Return what a resume compares: a digest of the table, the options and the probe's ids."""
+    described = [table.digest(), identity.options, probed.digest]
+    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
 
 def probe(
     table: TextTable, rows: RowFormat, encoder: RowEncoder, transform: Transform | None = None
 ) -> Probe:
     """Return the ids of the first rows of a table."""
-    raise NotImplementedError
+    option = "text" if rows.chat is None else "chat"
+    selection = RowSelection(option, getattr(rows, option))
+    digest = hashlib.blake2b(digest_size=16)
+    num_rows = num_tokens = num_bytes = 0
+    for number in range(len(table)):
+        for batch in read_shard(table.shard(number), selection, transform):
+            taken, size = _first(batch, PROBE_ROWS - num_rows, PROBE_BYTES - num_bytes)
+            num_bytes += size
+            for samples in encoder.encode(taken):
+                for sample in () if isinstance(samples, str) else filter(None, samples):
+                    tokens = next(iter(sample.values()))
+                    num_tokens += len(tokens)
+                    digest.update(tokens.astype("<i4").tobytes())
+                    digest.update(sample.get(LOSS_MASK, tokens[:0]).tobytes())
+                digest.update(b"|")
+            num_rows += batch.num_rows
+            if num_rows >= PROBE_ROWS or len(taken.values) < len(batch.values):
+                return Probe(
+                    digest=digest.hexdigest(), tokens_per_byte=_rate(num_tokens, num_bytes)
+                )
+    return Probe(digest=digest.hexdigest(), tokens_per_byte=_rate(num_tokens, num_bytes))
 
 
-def fingerprint(table: TextTable, identity: Identity, probed: Probe) -> str:
-    """Return what a resume compares: a digest of the table, the options and the probe's ids."""
-    raise NotImplementedError
+def _rate(num_tokens: int, num_bytes: int) -> float:
+    return num_tokens / num_bytes if num_tokens else TOKENS_PER_BYTE
+
+
+def _first(batch: RowBatch, num_rows: int, num_bytes: int) -> tuple[RowBatch, int]:
+    """Return the first rows of a batch, up to a number and to bytes, and their bytes as JSON."""
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    sizes = [len(orjson.dumps(value, default=str, option=option)) for value in batch.values]
+    are_taken = [
+        number < num_rows and total <= num_bytes for number, total in enumerate(accumulate(sizes))
+    ]
+    return batch.take(are_taken), sum(compress(sizes, are_taken))

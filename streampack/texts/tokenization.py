@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -30,7 +31,7 @@ from unicodedata import normalize
 
 import numpy as np
 
-from streampack._extras import import_extra
+from streampack._extras import import_extra, is_from
 from streampack._paths import local_path
 from streampack.errors import ConfigError, DataError
 from streampack.types import IntArray, UInt32Array
@@ -40,6 +41,20 @@ SpecialTokens = Literal["ids", "text"]
 
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?(?<!\.json)")
+HUB_FILES = (
+    TOKENIZER_FILE,
+    CONFIG_FILE,
+    "special_tokens_map.json",
+    "*.jinja",
+    "vocab.*",
+    "*.model",
+)
+SLOW_FILES = ("vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "merges.txt")
+CONVERSION = (
+    "transformers.AutoTokenizer.from_pretrained('{path}').save_pretrained('FOLDER'), and pass "
+    "'FOLDER'"
+)
 FIRST_COMPARED = 16  # texts of a part's first batch that both backends encode ...
 COMPARED_EVERY = 64  # ... and one text of every so many batches
 
@@ -51,9 +66,25 @@ def tokenizer_file(path: Path) -> Path:
 
 
 def tokenizer_folder(tokenizer: Any, folder: Path) -> Path | None:
-    """Return the path of a tokenizer; one in memory is saved into the folder."""
-    if tokenizer is None or isinstance(tokenizer, str | os.PathLike):
+    """Return the path of a tokenizer; one in memory is saved into the folder.
+
+    A name of Hugging Face's hub, such as "org/name" or "org/name@revision", is resolved to the
+    folder of its revision in the cache of the hub.
+
+    Raises:
+        ConfigError: If it is not a fast tokenizer, or the hub and its cache do not have it.
+    """
+    if tokenizer is None or isinstance(tokenizer, os.PathLike):
         return None if tokenizer is None else Path(tokenizer)
+    if isinstance(tokenizer, str):
+        is_name = HUB_NAME.fullmatch(tokenizer) and not local_path(tokenizer, "tokenizer").exists()
+        return _hub_folder(tokenizer) if is_name else Path(tokenizer)
+    if is_from(tokenizer, "tiktoken", "Encoding"):
+        raise ConfigError(
+            "tokenizer=<Encoding> is of tiktoken; convert it once: "
+            "transformers.integrations.tiktoken.convert_tiktoken_to_fast(encoding, 'FOLDER'), and "
+            "pass 'FOLDER'"
+        )
     file = folder / TOKENIZER_FILE
     if hasattr(tokenizer, "save_pretrained"):
         tokenizer.save_pretrained(folder)
@@ -62,12 +93,30 @@ def tokenizer_folder(tokenizer: Any, folder: Path) -> Path | None:
     if not file.exists():
         raise ConfigError(
             f"tokenizer=<{type(tokenizer).__name__}> has no {TOKENIZER_FILE}; pass a fast "
-            "tokenizer of transformers, a tokenizers.Tokenizer, or the path of one"
+            "tokenizer of transformers, a tokenizers.Tokenizer, or the path of one. A slow "
+            f"one may have a fast form: {CONVERSION.format(path='NAME')}"
         )
     # A call with padding=True or truncation=True leaves its options there.
     _without(file, "padding", "truncation")
     _without(file.with_name(CONFIG_FILE), "name_or_path", "is_local", "local_files_only")
     return folder
+
+
+def _hub_folder(name: str) -> Path:
+    hub = import_extra("huggingface_hub", "hf", f"tokenizer={name!r}, a name of the hub")
+    repository, _, revision = name.partition("@")
+    try:
+        # Offline, or if the hub cannot be reached, it is the revision that was fetched last.
+        folder = hub.snapshot_download(
+            repository, revision=revision or None, allow_patterns=list(HUB_FILES)
+        )
+    except Exception as error:  # it raises many kinds
+        raise ConfigError(
+            f"tokenizer={name!r} is not a path here, and cannot be fetched from the hub "
+            f"({type(error).__name__}: {error!s:.200}); check the name, or give the folder that a "
+            "tokenizer's save_pretrained() wrote"
+        ) from error
+    return Path(folder)
 
 
 def _without(path: Path, *names: str) -> None:
@@ -80,6 +129,12 @@ def load_tokenizer(path: Path, special_tokens: SpecialTokens = "ids") -> Any:
     """Load a tokenizer file, once per process and contents; refuse one that varies its ids."""
     file = tokenizer_file(path)
     if not file.is_file():
+        slow = next((name for name in SLOW_FILES if file.with_name(name).is_file()), None)
+        if slow is not None:
+            raise ConfigError(
+                f"tokenizer={str(path)!r} is that of a slow tokenizer ({slow}, and no "
+                f"{TOKENIZER_FILE}); convert it once: {CONVERSION.format(path=path)}"
+            )
         raise ConfigError(
             f"tokenizer={str(path)!r} cannot be loaded (there is no {file}); give a "
             "tokenizer.json, or the folder that a tokenizer's save_pretrained() wrote"

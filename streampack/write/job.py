@@ -16,10 +16,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias, TypeVar, cast
 
 import streampack
+from streampack._extras import installed
 from streampack.errors import ConfigError, DataError
 from streampack.mds.index import INDEX_FILE
 from streampack.texts.inputs.slices import InputSlice
@@ -142,14 +142,6 @@ def current_versions(backend: str) -> Versions:
     """Return the versions of streampack and of the libraries that bytes depend on."""
     libraries = LIBRARIES if backend != "gigatoken" else (*LIBRARIES, backend)
     return {"streampack": streampack.__version__} | {name: installed(name) for name in libraries}
-
-
-def installed(name: str) -> str | None:
-    """Return the version of a distribution, or None if it is missing."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def read_job(output: Output) -> Job | None:

@@ -35,7 +35,7 @@ from typing import Any
 import orjson
 from filelock import FileLock, Timeout
 
-from streampack._extras import is_from
+from streampack._extras import installed, is_from
 from streampack._paths import is_url
 from streampack.config.held_out import HeldOut
 from streampack.errors import BadRowsError, ConfigError, DataError, short_text
@@ -46,7 +46,7 @@ from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.source_traits import is_one_shot
 from streampack.texts.tokenization import tokenizer_folder
 from streampack.write.files import write_job
-from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions, installed
+from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions
 from streampack.write.job_output import open_output
 from streampack.write.options import OnBadRow, WriteOptions, Written
 from streampack.write.plan import plan_job
