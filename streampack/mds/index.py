@@ -40,8 +40,8 @@ class ShardFile:
     hashes_from: str = "index.json"
     """The file that states the hashes, for messages."""
     make: Callable[[Path], None] | None = None
-    """Makes the file at a path, if it is made here of other data. It states its own hash then,
-    `num_bytes` is the most that it may take, and `basename` says all that its bytes depend on."""
+    """Makes the file at a path, if it is made here of other data. It may state its own hash then,
+    `num_bytes` is what is reserved for it, and `basename` says all that its bytes depend on."""
 
     def has_size(self, num_bytes: int) -> bool:
         """Return whether the file may have this size."""

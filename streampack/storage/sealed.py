@@ -2,7 +2,7 @@
 
 ::
 
-    magic         8 bytes, of their format
+    magic         8 bytes, of their format, which begin with "SP"
     xxh3_64       8 bytes, of all that follows
 
 Cost: the hash of a file takes about 0.1 ms a MB.
@@ -20,6 +20,7 @@ from streampack.mds.codecs import HASHES
 from streampack.storage.filesystem import LocalFilesystem, Piece
 
 ALGORITHM = "xxh3_64"
+PREFIX = b"SP"
 MAGIC_BYTES = 8
 SEAL_BYTES = 16  # the magic and the hash
 
@@ -33,9 +34,10 @@ def seal(magic: bytes, pieces: Sequence[Piece]) -> bytes:
 
 
 def stated_hash(disk: LocalFilesystem, path: Path) -> str:
-    """Return the hash that a file states for itself, as "algorithm:digest"."""
+    """Return the hash that a file states for itself, as "algorithm:digest", or an empty text."""
     with disk.open(path) as file:
-        return f"{ALGORITHM}:{file.read(SEAL_BYTES)[MAGIC_BYTES:].hex()}"
+        head = file.read(SEAL_BYTES)
+    return f"{ALGORITHM}:{head[MAGIC_BYTES:].hex()}" if head.startswith(PREFIX) else ""
 
 
 def sealed_hash(disk: LocalFilesystem, path: Path) -> str:

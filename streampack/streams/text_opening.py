@@ -45,6 +45,7 @@ from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, open_table
 from streampack.texts.token_shard import TokenFormat, dtype_of
 from streampack.texts.tokenization import compare_added_tokens, tokenizer_folder
+from streampack.texts.transform import Transform
 
 WHOLE_BYTES = 256 << 20  # of text that is tokenized at the start
 UNLIMITED_BYTES = 1 << 30  # of text for which the system's temporary folder is good enough
@@ -71,8 +72,11 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         digest=tokenizer_digest(rows),
         dtype=dtype_of(tokenizer),
         on_bad_row=source.on_bad_row,
+        transform=source.transform and Transform.of(source.transform, source.version),
     )
-    table = open_table(source.files, form.selection, root)
+    table = open_table(
+        source.files, form.selection, root, transform=form.transform, index=source.index
+    )
     text_bytes = int(table.text_bytes.sum())
     if source.local is None and not opening.has_cache_limit and text_bytes > UNLIMITED_BYTES:
         raise ConfigError(
@@ -80,7 +84,7 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
             "local= to a folder of this node's disk, or Buffers(cache_limit=) to what may be kept"
         )
     num_workers = opening.num_workers or max((os.cpu_count() or 1) - 1, 1)
-    identity = Identity.of(rows)
+    identity = Identity.of(rows, form.transform)
     probed = tokenizer_pool(num_workers).run(partial(_probe, table, form))
     name = opening.name or default_name(source.files)
     location = StreamLocation(folder=root / "tokens", remote=name, root=root)
@@ -96,14 +100,14 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         num_workers=num_workers,
         index=MdsIndex(uri=name, shards=()),
     )
-    if text_bytes <= WHOLE_BYTES:
+    if source.lengths == "eager" or (source.lengths is None and text_bytes <= WHOLE_BYTES):
         known = known_lengths(shards, root, disk)
         shards = replace(shards, known=known, first_sample=known.first_sample)
     elif form.has_rows:
         raise ConfigError(
-            f"train_on='each_response' makes several samples of a conversation, so all must be "
-            f"tokenized before the first batch, and these are {text_bytes} bytes of text, more "
-            f"than {WHOLE_BYTES}; write them once (streampack write --train-on each_response) and "
+            "train_on='each_response' makes several samples of a conversation, so all must be "
+            f"tokenized before the first batch, and these are {text_bytes} bytes of text; set "
+            "lengths='eager', or write them once (streampack write --train-on each_response) and "
             "use Shards"
         )
     shards, part = _chosen(shards, opening.held_out, source.only)

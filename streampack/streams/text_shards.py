@@ -13,8 +13,9 @@ Cost: naming an entry takes about 20 us; the rest is that of texts/token_shard.p
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -27,8 +28,9 @@ from streampack.storage.cache import ShardCache
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard
 from streampack.texts.identity import Identity, shard_name
+from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import tokenizer_pool
-from streampack.texts.table import TextTable
+from streampack.texts.table import TextShard, TextTable, decode_unit
 from streampack.texts.token_shard import (
     TokenFormat,
     TokenTask,
@@ -127,13 +129,8 @@ class TextShards:
         """Return the shard as the cache knows it."""
         number = int(self.numbers[shard])
         rows, text_bytes = self.table.shard_rows[number], self.table.text_bytes[number]
-        file = ShardFile(
-            basename=self.file_name(number),
-            num_bytes=int(self.format.most_bytes(text_bytes, rows)),
-            hashes={},
-            make=partial(self._make, number),
-        )
-        return Shard(num_samples=int(rows), raw=file, packed=None, compression=None, layout=LAYOUT)
+        num_bytes = int(self.format.most_bytes(text_bytes, rows))
+        return _made(self.file_name(number), num_bytes, partial(self._make, number))
 
     def file_name(self, number: int) -> str:
         """Return the name of the token shard of a shard of the table."""
@@ -142,13 +139,32 @@ class TextShards:
         return f"{name[:24]}{skips}.{name[24:]}"
 
     def _make(self, number: int, to: Path) -> None:
-        task = TokenTask(shard=self.table.shard(number), format=self.format)
+        shard, decoded = self.table.shard(number), None
+        if shard.is_large:
+            decoded = Path(self.cache.file(self._decoded(number, shard)).path)
+        task = TokenTask(shard=shard, format=self.format, decoded=decoded)
         tokenizer_pool(self.num_workers).run(partial(make_token_shard, task, to))
         if number in self.made:
             self.made_again.append(number)
         self.made.add(number)
         if len(self.made_again) > max(LEAST_AGAIN, MANY_AGAIN * len(self.made)):
             _warn_of_shards_again(self.name)
+
+    def _decoded(self, number: int, shard: TextShard) -> Shard:
+        """Return the rows of the unit of a large shard as the cache knows them."""
+        form = self.format
+        wanted = form.selection
+        if form.transform is not None:
+            wanted = RowSelection("row", wanted.name)
+        name = hashlib.blake2b(repr((shard.units, wanted)).encode(), digest_size=16).hexdigest()
+        others = self.table.unit_shards(number)
+        num_bytes = int(self.table.text_bytes[others.start : others.stop].sum())
+        make = partial(decode_unit, shard, wanted)
+
+        def run(to: Path) -> None:
+            tokenizer_pool(self.num_workers).run(partial(make, to))
+
+        return _made(f"{name[:24]}-rows.{name[24:]}", num_bytes, run)
 
     def lengths_digest(self) -> str:
         return "" if self.known is None else self.known.digest
@@ -230,6 +246,12 @@ class TextShards:
             loss_mask=parsed.loss_mask and replace(parsed.loss_mask, counts=counts),
             is_gone=mapped.is_gone,
         )
+
+
+def _made(name: str, num_bytes: int, make: Callable[[Path], None]) -> Shard:
+    """Return the entry of a file that is made here."""
+    file = ShardFile(basename=name, num_bytes=num_bytes, hashes={}, make=make)
+    return Shard(num_samples=0, raw=file, packed=None, compression=None, layout=LAYOUT)
 
 
 @cache

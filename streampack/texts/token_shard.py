@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import compress
-from operator import not_
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -46,8 +44,6 @@ OnBadRow = Literal["error", "skip"]
 MAGIC = b"SPTOKEN1"
 COLUMN = "tokens"
 ALIGNMENT = 8  # of the ids
-MAX_TEXT = 64 << 20  # characters of a row
-TOO_LONG = f"has more than {MAX_TEXT} characters; divide it into several rows"
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 
 
@@ -139,11 +135,6 @@ class _Samples:
         """Add rows, numbered in the shard."""
         for bad in batch.bad:
             self._refuse(bad.uri, bad.row, bad.reason)
-        if not self._task.format.has_mask:
-            are_short = [len(text) <= MAX_TEXT for text in batch.values]
-            for row in compress(batch.rows, map(not_, are_short)):
-                self._refuse(*self._task.shard.place(row), TOO_LONG)
-            batch = batch if all(are_short) else batch.take(are_short)
         for row, samples in zip(batch.rows, encoder.encode(batch), strict=True):
             if isinstance(samples, str):
                 self._refuse(*self._task.shard.place(row), samples)
@@ -207,7 +198,14 @@ def make_token_shard(task: TokenTask, to: Path) -> Counts:
     """
     form, samples = task.format, _Samples(task)
     encoder = _encoder(form)
-    for batch in read_shard(task.shard, form.selection, form.transform, decoded=task.decoded):
+    batches = read_shard(
+        task.shard,
+        form.selection,
+        form.transform,
+        decoded=task.decoded,
+        skips_damage=form.on_bad_row == "skip",
+    )
+    for batch in batches:
         samples.add(batch, encoder)
     counts, pieces = samples.pieces()
     LocalFilesystem().write(to, [seal(MAGIC, pieces), *pieces])

@@ -23,8 +23,8 @@ from streampack import (
     Texts,
     World,
 )
-from streampack.streams import open_stream, text_opening
 from streampack.testing import assert_exactly_once, assert_resumes, assert_same_in_every_world
+from streampack.texts import units
 from streampack.texts.rows import RowFormat
 from streampack.write.files import write_texts
 from streampack.write.options import WriteOptions
@@ -35,13 +35,11 @@ NUM_ROWS = 210
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    monkeypatch.setenv("STUB_SHARD_BYTES", "1000")
+    monkeypatch.setattr(units, "SHARD_BYTES", 1000)
 
 
-@pytest.fixture(params=["whole", "lazy"])
-def lengths(request, monkeypatch):
-    if request.param == "lazy":
-        monkeypatch.setattr(text_opening, "WHOLE_BYTES", 0)
+@pytest.fixture(params=["eager", "lazy"])
+def lengths(request):
     return request.param
 
 
@@ -110,7 +108,9 @@ def test_texts_in_order_are_those_that_were_written(folder, name, lengths, tmp_p
     write_texts([folder / name], tmp_path / "mds", WriteOptions(rows=rows, num_workers=1))
     mask = {"loss_mask": "loss_mask"} if name.startswith("chats") else {}
     written = list(dataset_of(Shards(local=tmp_path / "mds", **mask), **IN_ORDER))
-    found = list(dataset_of(source_of(folder, name, tmp_path / "cache"), **IN_ORDER))
+    found = list(
+        dataset_of(source_of(folder, name, tmp_path / "cache", lengths=lengths), **IN_ORDER)
+    )
     assert len(found) == len(written)
     for batch, wanted in zip(found, written, strict=True):
         for key in ("tokens", "labels", "position_ids", "segment_ids"):
@@ -121,7 +121,7 @@ def test_texts_in_order_are_those_that_were_written(folder, name, lengths, tmp_p
 @pytest.mark.parametrize("name", FILES)
 def test_every_world_delivers_each_text_once_in_the_same_packs(folder, name, lengths, tmp_path):
     def make(world: World | None = None) -> PackedStreamingDataset:
-        return dataset_of(source_of(folder, name, tmp_path), world)
+        return dataset_of(source_of(folder, name, tmp_path, lengths=lengths), world)
 
     batches = list(PackedDataLoader(make()))
     if not name.startswith("chats"):
@@ -131,13 +131,15 @@ def test_every_world_delivers_each_text_once_in_the_same_packs(folder, name, len
         assert sorted(tokens_of(batches)) == sorted(wanted)
     assert_same_in_every_world(make)
     assert_same_in_every_world(
-        lambda world: dataset_of(source_of(folder, name, tmp_path), world, **LANES)
+        lambda world: dataset_of(source_of(folder, name, tmp_path, lengths=lengths), world, **LANES)
     )
 
 
 @pytest.mark.parametrize("name", FILES[:2])
 def test_texts_resume_after_every_batch(folder, name, lengths, tmp_path):
     def make() -> PackedDataLoader:
-        return PackedDataLoader(dataset_of(source_of(folder, name, tmp_path), **LANES))
+        return PackedDataLoader(
+            dataset_of(source_of(folder, name, tmp_path, lengths=lengths), **LANES)
+        )
 
     assert_resumes(make)

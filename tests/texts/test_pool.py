@@ -107,7 +107,7 @@ def test_workers_end_with_their_process():
     assert not Path(f"/proc/{int(said.stdout)}").exists()
 
 
-def test_an_idle_worker_ends_and_another_one_takes_its_place(pool, monkeypatch):
+def test_an_idle_worker_ends_and_another_one_takes_its_place(pool):
     first = pool.run(partial(set_idle, 0.05))
     deadline = time.monotonic() + 30
     while Path(f"/proc/{first}").exists() and time.monotonic() < deadline:

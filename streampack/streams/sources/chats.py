@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -55,18 +55,25 @@ class Chats:
     only: slice | None = None
     """The samples to use, as a slice of neighbouring ones. None: all."""
     index: str | os.PathLike[str] | None = None
-    """For lengths that are known before the texts are tokenized, which all are before the first
-    batch: refused."""
+    """Folder or URL where `streampack index` wrote the rows of JSON lines of a store."""
+    lengths: Literal["eager", "lazy"] | None = None
+    """When the conversations are tokenized: "eager", all at the start, or "lazy", while a run reads
+    them. None: "eager" up to 256 MiB of text."""
+    transform: str | Callable[..., Any] | None = None
+    """A function from row to row, or to None, which leaves the row out: "module:function", or a
+    function that other processes can import."""
+    version: str = "1"
+    """The version of `transform`, to be changed with it."""
     on_bad_row: Literal["error", "skip"] = "error"
     """What a row that is not a conversation does: raise an error, or be omitted and counted in a
     warning."""
     download: Download | None = None
-    """For files that are fetched during a run, and these are read before it: refused."""
+    """For files that are fetched whole, and these are read in parts: refused."""
 
     def __post_init__(self) -> None:
         RowFormat(tokenizer=Path(), **self._options)
         check_source(self)
-        refuse_options(self, ("index", "download"), "texts, which are tokenized at the start")
+        refuse_options(self, ("download",), "texts, which are read in parts")
 
     @property
     def _options(self) -> dict[str, Any]:
