@@ -19,7 +19,7 @@ from streampack._paths import folder_of
 from streampack.config.download import Download
 from streampack.errors import ConfigError
 from streampack.mds.index import INDEX_FILE
-from streampack.storage.filesystem import private_root
+from streampack.storage.filesystem import LocalFilesystem, private_root
 from streampack.storage.names import remote_digest
 
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
@@ -113,6 +113,15 @@ def default_root() -> Path:
         return Path(private_root())
     except PermissionError as error:
         raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
+
+
+def cache_root(local: str | os.PathLike[str] | None, name: str) -> Path:
+    """Return the folder for what is made here of rows: `local`, or a folder of this user."""
+    if local is not None:
+        return Path(os.path.realpath(local))
+    root = Path(os.path.realpath(default_root()))
+    LocalFilesystem().make_folder(root, is_private=True)
+    return root / name
 
 
 def remote_identity(remote: str) -> str:

@@ -28,8 +28,8 @@ from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError
 from streampack.mds.index import MdsIndex
 from streampack.storage.cache import ShardCache
-from streampack.storage.filesystem import LocalFilesystem, private_root
-from streampack.storage.location import StreamLocation
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.storage.location import StreamLocation, cache_root
 from streampack.storage.locks import FileLocks
 from streampack.storage.verify import as_data_error
 from streampack.streams.column_selection import ColumnSelection
@@ -62,7 +62,7 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         DataError: If a row cannot become a sample, or a file cannot be read.
     """
     disk = opening.disk or LocalFilesystem()
-    root = _root(source.local, disk)
+    root = cache_root(source.local, FOLDER)
     rows = RowFormat(**{**row, "tokenizer": _kept_tokenizer(row["tokenizer"], root, disk)})
     tokenizer = rows.tokenizer or Path()
     if rows.backend == "gigatoken":
@@ -125,17 +125,6 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
 
 def _probe(table: TextTable, form: TokenFormat) -> Probe:
     return probe(table, form.rows, form.encoder(), form.transform)
-
-
-def _root(local: str | os.PathLike[str] | None, disk: LocalFilesystem) -> Path:
-    if local is not None:
-        return Path(os.path.realpath(local))
-    try:
-        root = Path(os.path.realpath(private_root()))
-        disk.make_folder(root, is_private=True)
-    except PermissionError as error:
-        raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
-    return root / FOLDER
 
 
 def _kept_tokenizer(tokenizer: Any, root: Path, disk: LocalFilesystem) -> Path:

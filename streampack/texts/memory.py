@@ -110,7 +110,8 @@ def _write_lines(rows: Any, wanted: RowSelection, path: Path) -> None:
 
 def _lines(rows: Any, wanted: RowSelection) -> Iterator[bytes]:
     # A conversation may have any fields, and a transform reads all.
-    needed = {wanted.name, "input_ids"} if wanted.option in ("text", "tokens") else None
+    is_narrow = wanted.option in ("text", "tokens")
+    needed = {wanted.name, "input_ids", *wanted.keep} if is_narrow else None
     for number, row in enumerate(chain.from_iterable(_batches(rows))):
         fields = row if isinstance(row, Mapping) else {wanted.name: row}
         if needed is not None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streampack._checks import check_choice, parse_share, read_count
-from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
 from streampack.texts.rows import RowFormat
@@ -76,8 +75,6 @@ class WriteOptions:
     """Where parts are written: "processes" of this machine, or "ray" for a Ray cluster."""
     part: str | None = None
     """"K/N": write every N-th part only, from the K-th on, counted from 1, and do not commit."""
-    split: HeldOut | None = None
-    """A side of a split by rows: write those rows only."""
     append: bool = False
     """Add inputs that the stream does not have yet."""
     on_bad_row: OnBadRow = "error"

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import xxhash
 
 from streampack.errors import BadRowsError, DataError
 from streampack.mds.encoder import ShardLayout
-from streampack.philox import held_out
 from streampack.texts.inputs.read import read_rows, with_contents
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
@@ -136,11 +134,6 @@ class _PartWriter:
     def add(self, batch: RowBatch, part: InputSlice) -> None:
         for bad in batch.bad:
             self._refuse(bad, part)
-        if self._task.options.split is not None and batch.rows:
-            side, fraction, _ = astuple(self._task.options.split)
-            low, high = min(batch.rows), max(batch.rows)
-            places = held_out(low, high + 1, fraction, f"rows {self._task.part.id}")
-            batch = batch.take(np.isin(batch.rows, places) == (side == "held_out"))
         encoded = self._rows.encode(batch)
         self.counts.num_special_tokens = self._rows.num_special_tokens
         for row, samples in zip(batch.rows, encoded, strict=True):

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from streampack import (
-    Chats,
-    Mixing,
-    Order,
-    PackedDataLoader,
-    PackedStreamingDataset,
-    Packing,
-    Shards,
-    Stream,
-    Texts,
-    World,
-)
+from streampack import PackedDataLoader, PackedStreamingDataset, Shards, World
 from streampack.testing import assert_exactly_once, assert_resumes, assert_same_in_every_world
 from streampack.texts import units
 from streampack.texts.rows import RowFormat
 from streampack.write.files import write_texts
 from streampack.write.options import WriteOptions
-from tests.helpers.chats import LETTERS, chat_tokenizer, chats, words
-
-NUM_ROWS = 210
+from tests.helpers.texts import (
+    PACKING,
+    dataset_of,
+    ids_of,
+    source_of,
+    texts,
+    tokens_of,
+    write_files,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,61 +34,14 @@ def lengths(request):
     return request.param
 
 
-def texts(num: int = NUM_ROWS, seed: int = 0) -> list[str]:
-    """Return texts of known words; each seventh is empty."""
-    rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 30, num) * (np.arange(num) % 7 != 3)
-    return [" ".join(rng.choice(list(LETTERS), int(n))) for n in lengths]
-
-
-def ids_of(rows: list[str]) -> list[list[int]]:
-    tokenizer = words()
-    return [tokenizer.encode(row).ids for row in rows]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("texts")
-    rows = [{"text": text} for text in texts()]
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet", row_group_size=20)
-    rows = chats(NUM_ROWS)
-    (folder / "chats.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    chat_tokenizer().save_pretrained(folder / "tokenizer")
-    return folder
-
-
-def source_of(folder: Path, name: str, local: Path, **options: Any) -> Any:
-    kind = Chats if name.startswith("chats") else Texts
-    return kind(folder / name, folder / "tokenizer", local=local, **options)
-
-
-def dataset_of(source: Any, world: World | None = None, **options: Any) -> PackedStreamingDataset:
-    mixing = {"global_batch_size": 8, **options.pop("mixing", {})}
-    defaults = {"packing": Packing(max_seq_len=64, overflow="split"), "batch_size": 2}
-    return PackedStreamingDataset(
-        [Stream(source)],
-        mixing=Mixing(**mixing),
-        order=Order(seed=3, **{"num_lanes": 1, **options.pop("order", {})}),
-        world=world or World(),
-        **{**defaults, **options},
-    )
-
-
-def tokens_of(batches: Any) -> list[list[int]]:
-    """Return the tokens of each segment, in order of delivery."""
-    found = []
-    for batch in batches:
-        place: dict[int, int] = {}
-        for row, *_, count in batch["segments"].tolist():
-            first = place.get(row, 0)
-            found.append(batch["tokens"][row, first : first + count].tolist())
-            place[row] = first + count
-    return found
+    return write_files(tmp_path_factory.mktemp("texts"))
 
 
 FILES = ("rows.jsonl", "rows.parquet", "chats.jsonl")
-IN_ORDER = {"order": {"shuffle": False}}
+# Of windows of packs, those of texts are smaller, so that the first batch waits for few shards.
+IN_ORDER = {"order": {"shuffle": False}, "packing": replace(PACKING, method="next_fit")}
 LANES = {"order": {"num_lanes": 2}, "mixing": {"epoch_end": "carry"}}
 
 

@@ -1,0 +1,273 @@
+"""Token shards in the cache: made once, by name, within its limit, and never half."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streampack import (
+    Buffers,
+    Chapter,
+    ConfigError,
+    DataError,
+    HeldOut,
+    PackedDataLoader,
+    Packing,
+    World,
+)
+from streampack.streams import open_stream
+from streampack.streams.stream import Stream
+from streampack.testing.shown import show
+from streampack.texts import units
+from streampack.texts.pool import tokenizer_pool
+from tests.helpers import texts as helpers
+from tests.helpers.chats import chat_tokenizer, say
+from tests.helpers.texts import dataset_of, ids_of, source_of, texts, tokens_of, write_files
+
+CARRY = {"mixing": {"epoch_end": "carry"}, "order": {"num_lanes": 2}}
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(units, "SHARD_BYTES", 1000)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_files(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture(scope="module")
+def made(folder, tmp_path_factory) -> Path:
+    """Return a cache with all token shards of the texts."""
+    cache = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(units, "SHARD_BYTES", 1000)
+        open_stream(Stream(source_of(folder, "rows.jsonl", cache)), 0)
+    return cache
+
+
+def token_shards(cache: Path) -> list[Path]:
+    return [path for path in (cache / "tokens").glob("??/*") if path.is_file()]
+
+
+def leftovers(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*.tmp*") if path.is_file()]
+
+
+def shown(dataset: Any) -> list[Any]:
+    return [show(batch) for batch in dataset]
+
+
+def lazy(folder: Path, local: Path, **options: Any) -> Any:
+    return source_of(folder, "rows.jsonl", local, lengths="lazy", **options)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"order": {"seed": 11}},
+    {"packing": Packing(max_seq_len=100, overflow="truncate", eos_id=4)},
+    {"packing": Packing(max_seq_len=32, overflow="drop", bos_id=2)},
+    {"stream": {"repeat": 2}},
+    {"world": World(rank=1, num_ranks=4, ranks_per_node=2)},
+    {
+        "mixing": {"global_batch_size": 4},
+        "chapters": [Chapter(weights={"rows": 1}, steps=5), Chapter(weights={"rows": 1}, steps=3)],
+    },
+    {"stream": {"held_out": HeldOut("train", 0.25, by="row")}},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: next(iter(options)))
+def test_what_no_id_depends_on_tokenizes_nothing(folder, made, options):
+    before = token_shards(made)
+    loader = PackedDataLoader(dataset_of(source_of(folder, "rows.jsonl", made), **options))
+    assert list(loader)
+    assert loader.stats()["shards"]["tokenized"] == 0
+    assert token_shards(made) == before
+
+
+def test_each_shard_is_tokenized_once_on_a_node(folder, tmp_path):
+    source = lazy(folder, tmp_path)
+    loaders = [
+        PackedDataLoader(
+            dataset_of(source, World(rank=rank, num_ranks=2), **CARRY), check_ranks=False
+        )
+        for rank in range(2)
+    ]
+    for loader in loaders:
+        list(loader)
+    tokenized = [loader.stats()["shards"]["tokenized"] for loader in loaders]
+    assert sum(tokenized) == len(token_shards(tmp_path)) > 10
+    assert sum(loader.stats()["shards"]["tokenized_again"] for loader in loaders) == 0
+
+
+def test_the_first_batch_waits_for_a_block_and_not_for_all(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "SHARD_BYTES", 300)
+    loader = PackedDataLoader(dataset_of(lazy(folder, tmp_path), mixing={"epoch_end": "carry"}))
+    next(iter(loader))
+    num_shards = loader.dataset.streams.opened[0].num_shards
+    assert loader.stats()["shards"]["tokenized"] <= 18 < num_shards
+
+
+def test_the_least_cache_limit_is_enough(folder, made, tmp_path):
+    wanted = shown(dataset_of(lazy(folder, made), **CARRY))
+
+    def make(limit: int) -> PackedDataLoader:
+        limited = dataset_of(
+            lazy(folder, tmp_path), buffers=Buffers(cache_limit=limit, tokenizing=1), **CARRY
+        )
+        return PackedDataLoader(limited)
+
+    with pytest.raises(ConfigError, match="set cache_limit to at least") as refused:
+        make(1)
+    least = int(re.findall(r"at least (\d+)", str(refused.value))[0])
+    loader = make(least)
+    for batch, other in zip(loader, wanted, strict=True):
+        assert show(batch) == other
+        assert sum(path.stat().st_size for path in token_shards(tmp_path)) <= least
+
+
+def test_a_full_disk_is_an_error_that_names_the_path_and_nothing_stays_half(folder, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    pool = tokenizer_pool(3)  # of this test alone
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        pool.run(os.getpid)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    options = {"buffers": Buffers(tokenizing=3), **CARRY}
+    with pytest.raises(DataError, match=rf"{tmp_path}/tokens/.*bytes are needed"):
+        list(dataset_of(lazy(folder, tmp_path), **options))
+    assert leftovers(tmp_path) == []
+    assert all(path.stat().st_size <= 600 for path in token_shards(tmp_path))
+    pool.close()
+    assert shown(dataset_of(lazy(folder, tmp_path), **options))
+
+
+def test_a_worker_that_is_killed_changes_nothing(folder, made, tmp_path, monkeypatch):
+    monkeypatch.setenv(helpers.FLAG, str(tmp_path / "flag"))
+    killed = {"transform": helpers.kill_once}
+    options = {"buffers": Buffers(tokenizing=4), **CARRY}
+    (tmp_path / "flag").touch()
+    dataset = dataset_of(lazy(folder, tmp_path / "cache", **killed), **options)
+    (tmp_path / "flag").unlink()
+    assert shown(dataset) == shown(dataset_of(lazy(folder, made), **CARRY))
+    assert (tmp_path / "flag").exists()
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from streampack.texts import units
+units.SHARD_BYTES = 1000
+from tests.helpers import texts
+source = texts.source_of(Path(sys.argv[1]), "rows.jsonl", Path(sys.argv[2]), transform=texts.slow)
+print(texts.dataset_of(source).digest)
+"""
+
+
+@pytest.mark.processes
+def test_a_run_that_is_killed_while_it_tokenizes_leaves_nothing_half(folder, tmp_path):
+    command = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path)]
+    process = subprocess.Popen(command)
+    deadline = time.monotonic() + 120
+    while len(token_shards(tmp_path)) < 2 and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = {path: path.stat().st_mtime_ns for path in token_shards(tmp_path)}
+    assert len(before) >= 2
+    assert not list(tmp_path.glob("lengths/*.npz"))
+    source = source_of(folder, "rows.jsonl", tmp_path, transform=helpers.slow)
+    opened = dataset_of(source)
+    assert leftovers(tmp_path) == []
+    assert before.items() <= {p: p.stat().st_mtime_ns for p in token_shards(tmp_path)}.items()
+    assert sorted(tokens_of(opened)) == sorted(filter(None, ids_of(texts())))
+
+
+def test_a_file_that_changes_after_it_was_planned_is_an_error(tmp_path):
+    copied = write_files(tmp_path)
+    dataset = dataset_of(lazy(copied, tmp_path / "cache"), **CARRY)
+    path = copied / "rows.jsonl"
+    path.write_text(path.read_text().replace("a", "b"))
+    with pytest.raises(DataError, match=r"rows\.jsonl: changed since"):
+        list(dataset)
+
+
+def test_a_tokenizer_that_changes_after_it_was_planned_is_an_error(tmp_path):
+    copied = write_files(tmp_path)
+    dataset = dataset_of(lazy(copied, tmp_path / "cache"), buffers=Buffers(tokenizing=2), **CARRY)
+    tokenizer_pool(2).close()  # a worker that has loaded the tokenizer keeps it
+    other = chat_tokenizer()
+    other.add_tokens(["word"])
+    other.save_pretrained(copied / "tokenizer")
+    with pytest.raises(ConfigError, match=r"tokenizer=.*has changed"):
+        list(dataset)
+
+
+def test_a_damaged_token_shard_is_made_again(folder, made, tmp_path):
+    wanted = shown(dataset_of(lazy(folder, made), **CARRY))
+    assert shown(dataset_of(lazy(folder, tmp_path), **CARRY)) == wanted
+    for number, path in enumerate(token_shards(tmp_path)):
+        data = bytearray(path.read_bytes())
+        data[-1 - number % 20] ^= 1
+        path.write_bytes(data if number % 2 else data[:-3])
+    loader = PackedDataLoader(dataset_of(lazy(folder, tmp_path), **CARRY))
+    assert shown(loader) == wanted
+    assert loader.stats()["shards"]["tokenized"] == len(token_shards(tmp_path))
+
+
+def test_a_bad_row_is_named_and_may_be_skipped(tmp_path, caplog):
+    rows = [{"text": text} for text in texts()]
+    rows[150] = {"text": 5}
+    path = helpers.write_lines(tmp_path / "rows.jsonl", rows)
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    for lengths in ("lazy", "eager"):
+        skipping = source_of(tmp_path, path.name, tmp_path, lengths=lengths, on_bad_row="skip")
+        dataset = dataset_of(skipping)
+        wanted = [ids for number, ids in enumerate(ids_of(texts())) if ids and number != 150]
+        assert sorted(tokens_of(dataset)) == sorted(wanted)
+        failing = source_of(tmp_path, path.name, tmp_path, lengths=lengths)
+        with pytest.raises(DataError, match=rf"{path}, row 150: .*text.*on_bad_row='skip'"):
+            list(dataset_of(failing))
+    assert "31 rows give no tokens: 1 bad ones" in caplog.text
+
+
+def test_a_large_row_group_is_decoded_once(folder, made, tmp_path, monkeypatch):
+    wanted = tokens_of(dataset_of(source_of(folder, "rows.parquet", made)))
+    monkeypatch.setattr(units, "UNIT_BYTES", 1)
+    monkeypatch.setattr(units, "SHARD_BYTES", 200)
+    source = source_of(folder, "rows.parquet", tmp_path, lengths="eager")
+    found = tokens_of(dataset_of(source))
+    assert sorted(found) == sorted(wanted)
+    names = Counter("-rows" in path.name for path in token_shards(tmp_path))
+    assert names[True] == 11  # row groups
+    assert names[False] > 11
+
+
+@pytest.mark.parametrize("side", ["train", "held_out"])
+def test_the_samples_of_a_conversation_are_on_one_side_of_a_split(side, tmp_path):
+    chats = [{"messages": say(*["a b", "c d"] * (1 + number % 3))} for number in range(60)]
+    helpers.write_lines(tmp_path / "chats.jsonl", chats)
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    source = source_of(tmp_path, "chats.jsonl", tmp_path, train_on="each_response")
+    held = {"stream": {"held_out": HeldOut(side, 0.2, by="row")}}
+    whole, part = dataset_of(source), dataset_of(source, **held)
+    assert len(tokens_of(whole)) == 120
+    rows = {"train": 48, "held_out": 12}[side]
+    samples = {batch_row[3] for batch in part for batch_row in batch["segments"].tolist()}
+    first = [0, *(sum(1 + n % 3 for n in range(number)) for number in range(1, 61))]
+    chosen = [n for n in range(60) if samples & {*range(first[n], first[n + 1])}]
+    assert len(chosen) == rows
+    assert samples == {s for n in chosen for s in range(first[n], first[n + 1])}
