@@ -69,6 +69,7 @@ def _read_lengths(path: Path, disk: LocalFilesystem) -> KnownLengths | None:
         lengths=found["lengths"].astype(np.int64),
         edges=found["edges"].astype(np.int64),
         rows=found["rows"].astype(np.int64) if "rows" in found else None,
+        targets=found["targets"].astype(np.int64) if "targets" in found else None,
         digest=hashlib.blake2b(found["lengths"].tobytes(), digest_size=8).hexdigest(),
     )
 
@@ -119,9 +120,11 @@ def _summaries(shards: TextShards) -> Iterator[dict[str, Any]]:
 def _summary(shards: TextShards, number: int) -> dict[str, Any]:
     mapped = shards.cache.map(shards.entry(number))
     parsed = parse_token_shard(mapped.data, mapped.file.path)
-    edges = parsed.tokens.edges(mapped.data).astype(np.int32)
-    found = {"counts": parsed.counts, "lengths": parsed.tokens.counts.astype(np.uint32)}
-    found["edges"] = edges
-    if parsed.rows is not None:
-        found["rows"] = parsed.rows.astype(np.uint32)
-    return found
+    found = {
+        "counts": parsed.counts,
+        "lengths": parsed.tokens.counts.astype(np.uint32),
+        "edges": parsed.tokens.edges(mapped.data).astype(np.int32),
+    }
+    optional = {"rows": parsed.rows, "targets": parsed.first_targets(mapped.data)}
+    arrays = {name: each for name, each in optional.items() if each is not None}
+    return found | {name: each.astype(np.uint32) for name, each in arrays.items()}

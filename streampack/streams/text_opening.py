@@ -99,6 +99,7 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         tokens_per_byte=probed.tokens_per_byte,
         num_workers=num_workers,
         index=MdsIndex(uri=name, shards=()),
+        cut_to=opening.cut_to if form.has_mask else None,
     )
     if source.lengths == "eager" or (source.lengths is None and text_bytes <= WHOLE_BYTES):
         known = known_lengths(shards, root, disk)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,11 +60,15 @@ class KnownLengths:
     """The first and last token of each sample, -1 if it is empty; shape (num_samples, 2)."""
     rows: Int64Array | None
     """The row in its shard of each sample, if rows have several; shape (num_samples,)."""
+    targets: Int64Array | None
+    """The place of the first target of each sample of conversations, shape (num_samples,)."""
     digest: str
 
-    def part(self, values: Int64Array, shard: int) -> Int64Array:
-        """Return the values of the samples of a shard."""
-        return values[self.first_sample[shard] : self.first_sample[shard + 1]]
+    def part(self, name: str, shard: int) -> Any:
+        """Return a field of the samples of a shard, or None."""
+        values = getattr(self, name)
+        first, stop = self.first_sample[shard], self.first_sample[shard + 1]
+        return None if values is None else values[first:stop]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,6 +92,8 @@ class TextShards:
     known: KnownLengths | None = None
     side: SamplePart | None = None
     """The rows whose samples are used, if rows have several: the others are as if empty."""
+    cut_to: int | None = None
+    """Tokens that conversations are cut to: one without a target in them is as if empty."""
     made: set[int] = field(default_factory=set)
     """The shards of the table that were tokenized for this process; grows."""
     made_again: list[int] = field(default_factory=list)
@@ -191,18 +198,25 @@ class TextShards:
         return None if self.known is None else self.own_lengths(shard)
 
     def own_lengths(self, shard: int) -> Int64Array:
-        """Return the tokens of each sample of a shard, 0 on the other side of a split."""
+        """Return the tokens of each sample of a shard, 0 of those that are not used."""
         known, number = self.known, int(self.numbers[shard])
         if known is None:
             raise ValueError("the lengths are not known")
-        lengths = known.part(known.lengths, number)
-        rows = None if known.rows is None else known.part(known.rows, number)
-        return self._on_side(lengths, rows, shard)
+        fields = (known.part(name, number) for name in ("lengths", "rows", "targets"))
+        return self._used(*fields, shard)
 
-    def _on_side(self, lengths: Int64Array, rows: Int64Array | None, shard: int) -> Int64Array:
-        if self.side is None or rows is None:
-            return lengths
-        return np.where(np.isin(rows, self.side.rows(shard)), lengths, 0)
+    def _used(
+        self,
+        lengths: Int64Array,
+        rows: Int64Array | None,
+        targets: Int64Array | None,
+        shard: int,
+    ) -> Int64Array:
+        if self.side is not None and rows is not None:
+            lengths = np.where(np.isin(rows, self.side.rows(shard)), lengths, 0)
+        if self.cut_to is not None and targets is not None:
+            lengths = np.where(targets < self.cut_to, lengths, 0)
+        return lengths
 
     def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
         return True
@@ -214,7 +228,7 @@ class TextShards:
         eos_id: int | None,  # noqa: ARG002
     ) -> Int64Array | None:
         known = self.known
-        return None if known is None else known.part(known.edges, int(self.numbers[shard]))
+        return None if known is None else known.part("edges", int(self.numbers[shard]))
 
     def file_of(self, shard: int) -> tuple[str, str]:
         unit = self.table.shard(int(self.numbers[shard])).units[0]
@@ -236,7 +250,8 @@ class TextShards:
             self.cache.remove_damaged(entry, mapped.file)  # our own file: make it again
             mapped = self.cache.map(entry)
             parsed = parse_token_shard(mapped.data, mapped.file.path)
-        counts = self._on_side(parsed.tokens.counts, parsed.rows, shard)
+        targets = parsed.first_targets(mapped.data)
+        counts = self._used(parsed.tokens.counts, parsed.rows, targets, shard)
         return OpenShard(
             key=mapped.file,
             uri=self.file_of(shard)[0],

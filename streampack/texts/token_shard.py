@@ -227,6 +227,19 @@ class TokenShard:
     rows: Int64Array | None
     """The row of each sample, if rows have several; shape (num_samples,)."""
 
+    def first_targets(self, data: ByteArray) -> Int64Array | None:
+        """Return the place in each sample of its first target, shape (num_samples,).
+
+        0 for one of length 0; None without a mask.
+        """
+        if self.loss_mask is None:
+            return None
+        counts, begins = self.loss_mask.counts, self.loss_mask.begins
+        first = len(data) - self.counts.num_tokens  # the mask ends the file
+        targets = np.append(np.flatnonzero(data[first:]), 0)
+        places = targets[np.searchsorted(targets[:-1], begins - first)] - (begins - first)
+        return np.where(counts > 0, places, 0)
+
 
 def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
     """Return where samples are in the bytes of a file; a DataError names a damaged one."""

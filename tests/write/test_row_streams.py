@@ -1,4 +1,4 @@
-"""Streams of rows are the same for any container, and written once, even after kills."""
+"""Sources of rows give the same samples for any container, and are made once for a node."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import json
 import os
 import pickle
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,15 +91,9 @@ def test_conversations_are_the_same_stream_in_any_container(tmp_path):
         labels = np.where(sample["loss_mask"] == 1, sample["tokens"], -100)
         wanted.append((sample["tokens"].tolist(), [*labels[1:].tolist(), -100]))
 
-    found = {}
     for name, each in (in_memory(rows) | files_of(rows, tmp_path)).items():
-        local = tmp_path / name
-        stream = Stream(Chats(each, chat_tokenizer(), local=local))
+        stream = Stream(Chats(each, chat_tokenizer(), local=tmp_path / "cache"))
         assert samples_of(stream) == wanted, name
-        found[name] = chat_dataset(each, chat_tokenizer(), packing=PACKING, local=local).digest
-        assert len([path for path in local.iterdir() if path.is_dir()]) == 1, name
-
-    assert len(set(found.values())) == 1, found
 
 
 @pytest.mark.parametrize("kind", ["texts", "chats", "ids"])
@@ -115,8 +107,8 @@ def test_a_slice_of_rows_has_the_samples_of_the_slice(kind, tmp_path):
     wanted = samples_of(Stream(make(None)))
     for only in (slice(3, 11), slice(15, None), slice(0, 1)):
         assert samples_of(Stream(make(only))) == wanted[only]
-    folders = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    assert len(folders) == 1  # tokenized once, whatever the slice
+    made = [*(tmp_path / "cache").glob("*/index.json"), *(tmp_path / "cache").glob("tokens/??/*.*")]
+    assert len(made) == 1  # once, whatever the slice
     with pytest.raises(ConfigError, match=r"only=slice"):
         samples_of(Stream(make(slice(20, 30))))
     sides = [HeldOut(side, 0.25, by="row") for side in ("train", "held_out")]
@@ -208,9 +200,10 @@ def test_workers_do_not_get_the_rows(tmp_path):
     assert sent.with_arguments(batch_size=2).digest  # what was opened is not opened again
 
 
-def folder_of(rows: Any, local: Path, tokenizer: Any = None, kind: Any = Chats, **own: Any) -> str:
+def name_of(rows: Any, local: Path, tokenizer: Any = None, kind: Any = Chats, **own: Any) -> str:
+    """Return the name of the first token shard."""
     source = kind(rows, tokenizer or chat_tokenizer(), local=local, **own)
-    return str(open_stream(Stream(source), 0).cache.folder)
+    return open_stream(Stream(source), 0).shards.file_name(0)
 
 
 @pytest.fixture(scope="module")
@@ -220,32 +213,32 @@ def cache(tmp_path_factory):
 
 @given(data=st.data())
 @examples(20)
-def test_the_folder_of_rows_is_that_of_their_content(cache, data):
+def test_the_name_of_rows_is_that_of_their_content(cache, data):
     text = st.text(alphabet=[*LETTERS, " "], min_size=1, max_size=5)
     rows = data.draw(st.lists(st.fixed_dictionaries({"text": text}), min_size=1, max_size=4))
     other = data.draw(st.lists(st.fixed_dictionaries({"text": text}), min_size=1, max_size=4))
     rows, other = [[*each, {"text": "a"}] for each in (rows, other)]
-    folders = [folder_of(each, cache, words(), kind=Texts) for each in (rows, list(rows), other)]
-    assert folders[0] == folders[1]
-    assert (folders[0] == folders[2]) == (rows == other)
+    names = [name_of(each, cache, words(), kind=Texts) for each in (rows, list(rows), other)]
+    assert names[0] == names[1]
+    assert (names[0] == names[2]) == (rows == other)
 
 
-def test_the_folder_depends_on_all_that_the_tokens_depend_on(tmp_path):
+def test_the_name_depends_on_all_that_the_tokens_depend_on(tmp_path):
     rows = chats(5)
     other_end = chat_tokenizer()
     other_end.chat_template = TEMPLATE.replace("<end>", "?")
     other_words = PreTrainedTokenizerFast(tokenizer_object=words(), pad_token="?")
     other_words.chat_template = TEMPLATE
     other_words.add_tokens(["word"])
-    folders = [
-        folder_of(rows, tmp_path),
-        folder_of(rows[:4], tmp_path),
-        folder_of(rows[::-1], tmp_path),
-        folder_of(rows, tmp_path, other_end),
-        folder_of(rows, tmp_path, other_words),
-        folder_of(rows, tmp_path, train_on="all"),
+    names = [
+        name_of(rows, tmp_path),
+        name_of(rows[:4], tmp_path),
+        name_of(rows[::-1], tmp_path),
+        name_of(rows, tmp_path, other_end),
+        name_of(rows, tmp_path, other_words),
+        name_of(rows, tmp_path, train_on="all"),
     ]
-    assert len(set(folders)) == len(folders)
+    assert len(set(names)) == len(names)
 
 
 KEEPS = TEMPLATE.replace(
@@ -304,7 +297,7 @@ def test_options_of_chats_reach_their_encoder(tmp_path, options, messages, expec
 )
 def test_options_of_chats_are_checked(tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
-        folder_of(chats(2), tmp_path, **options)
+        name_of(chats(2), tmp_path, **options)
 
 
 @pytest.mark.parametrize(("kind", "options"), [(Texts, {"eos_id": 4}), (Chats, {}), (Texts, {})])
@@ -326,18 +319,23 @@ def test_a_tokenizer_that_has_padded_is_the_same_one(tmp_path):
     assert used.backend_tokenizer.truncation is not None
     chat_tokenizer().save_pretrained(tmp_path / "saved")
     loaded = PreTrainedTokenizerFast.from_pretrained(str(tmp_path / "saved"))
-    found = {folder_of(chats(5), tmp_path / "cache", each) for each in (used, loaded)}
-    assert found == {folder_of(chats(5), tmp_path / "cache")}
+    found = {name_of(chats(5), tmp_path / "cache", each) for each in (used, loaded)}
+    assert found == {name_of(chats(5), tmp_path / "cache")}
 
 
-def test_a_file_is_known_by_its_content(tmp_path):
+def test_a_run_knows_a_file_by_its_rows_and_not_by_its_time_or_folder(tmp_path):
+    def digest_of(path: Path) -> str:
+        source = Chats(path, chat_tokenizer(), local=tmp_path / "cache")
+        return PackedStreamingDataset([Stream(source)], packing=PACKING).digest
+
     path = files_of(chats(5), tmp_path)["jsonl"]
-    folder = folder_of(path, tmp_path / "cache")
+    digest = digest_of(path)
     os.utime(path, (1, 1))
-    copied = shutil.copy(path, tmp_path / "copied.jsonl")
-    assert {folder_of(each, tmp_path / "cache") for each in (path, copied)} == {folder}
+    (tmp_path / "other").mkdir()
+    copied = shutil.copy(path, tmp_path / "other" / path.name)
+    assert {digest_of(each) for each in (path, copied)} == {digest}
     path.write_text(path.read_text() + json.dumps(chats(1)[0]) + "\n")
-    assert folder_of(path, tmp_path / "cache") != folder
+    assert digest_of(path) != digest
 
 
 SCRIPT = """
@@ -348,7 +346,7 @@ from tests.helpers.chats import PACKING, chat_tokenizer, chats
 logging.basicConfig(level=logging.INFO)
 rows = chats(int(sys.argv[2]), most_words=200)
 dataset = chat_dataset(rows, chat_tokenizer(), packing=PACKING, local=sys.argv[1])
-print(dataset.streams.opened[0].cache.folder, dataset.digest)
+print(dataset.digest)
 """  # without a guard: a worker that imported it would begin another build
 
 
@@ -368,53 +366,28 @@ def test_processes_at_once_write_one_stream_and_a_later_run_finds_it(tmp_path):
     ends = [process.communicate(timeout=120) for process in together]
     assert [process.returncode for process in together] == [0, 0], ends
     assert len({said for said, _ in ends}) == 1
-    assert sum("samples," in log for _, log in ends) == 1
+    assert sum("samples," in log for _, log in ends) == 1, ends
     later = start(tmp_path, 200, "random").communicate(timeout=120)
     assert later[0] == ends[0][0]
     assert "samples," not in later[1]
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("moment", [pytest.param("rows", marks=pytest.mark.slow), "parts"])
-def test_a_killed_build_leaves_nothing_half(tmp_path, moment):
-    num = 9000  # 9 MB: parts in worker processes
-    local = tmp_path / "cache"
-    process = start(local, num)
-    pattern = {"rows": "*.partial/.rows.jsonl", "parts": "*.partial/parts/*/part.json"}[moment]
-    deadline = time.monotonic() + 120
-    while not list(local.glob(pattern)) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert list(local.glob("*.partial"))
-    assert not list(local.glob("*/index.json")) or list(local.glob("*.partial/index.json"))
-
-    said, log = start(local, num).communicate(timeout=240)
-    assert "9000 samples," in log
-    (folder,) = [path for path in local.iterdir() if path.is_dir()]
-    assert said.split()[0] == str(folder)
-    rows = chats(num, most_words=200)
-    whole = chat_dataset(rows, chat_tokenizer(), packing=PACKING, local=tmp_path / "whole")
-    assert whole.digest == said.split()[1]
-
-
 def test_the_next_build_removes_what_another_one_left(tmp_path):
     (tmp_path / "0123.x.partial" / "parts").mkdir(parents=True)
     (tmp_path / "0123.x.partial.lock").touch()
-    folder = folder_of(chats(3), tmp_path)
-    assert [str(path) for path in tmp_path.iterdir() if path.is_dir()] == [folder]
+    opened = open_stream(Stream(TokenFiles([[1, 2], [3]], local=tmp_path)), 0)
+    assert not list(tmp_path.glob("*.partial*"))
+    assert opened.cache.folder.exists()
 
 
 def test_a_bad_row_is_named_as_the_user_counts(tmp_path):
     rows = [*texts(3), {"text": 5}]
-    with pytest.raises(DataError, match=r"^rows: row 3: .*text.*; set on_bad_row='skip' to"):
-        folder_of(rows, tmp_path, words(), kind=Texts)
+    with pytest.raises(DataError, match=r"^rows, row 3: .*text.*; set on_bad_row='skip' to"):
+        name_of(rows, tmp_path, words(), kind=Texts)
     long = [{"text": "a " * 500}] * 9000  # in the third part of 4 MiB
     long[8700] = {"text": None}
-    with pytest.raises(DataError, match=r"^rows: row 8700: "):
-        folder_of(long, tmp_path, words(), kind=Texts)
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+    with pytest.raises(DataError, match=r"^rows, row 8700: "):
+        name_of(long, tmp_path, words(), kind=Texts)
 
 
 @pytest.mark.parametrize("kind", ["list", "jsonl", "parquet"])
@@ -427,7 +400,7 @@ def test_bad_rows_are_left_out_and_counted_where_they_may_be(tmp_path, caplog, k
         each, chat_tokenizer(), packing=PACKING, local=tmp_path / "cache", on_bad_row="skip"
     )
     assert len(samples_of(dataset.streams[0])) == 1050
-    assert "0 without any token, and 1050 bad rows, of which each part.json in" in caplog.text
+    assert "1050 rows give no tokens: 1050 bad ones" in caplog.text
     with pytest.raises(DataError, match=r"has role 'bot'.*on_bad_row='skip'"):
         chat_dataset(each, chat_tokenizer(), packing=PACKING, local=tmp_path / "cache")
 
@@ -435,14 +408,14 @@ def test_bad_rows_are_left_out_and_counted_where_they_may_be(tmp_path, caplog, k
 def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):
     rows = [*chats(2), {**chats(1)[0], "picture": b"PNG"}]
     with pytest.raises(DataError, match=r"rows: row 2 holds a value .* leave its column out"):
-        folder_of(rows, tmp_path)
+        name_of(rows, tmp_path)
 
 
 def test_rows_without_a_local_are_kept_in_the_folder_of_this_user(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dataset = chat_dataset(chats(3), chat_tokenizer(), packing=PACKING)
     folder = Path(dataset.streams.opened[0].cache.folder)
-    assert folder.parent == tmp_path / f"streampack-{os.getuid()}" / "rows"
+    assert folder.parent == tmp_path / f"streampack-{os.getuid()}" / "texts"
     assert folder.parent.parent.stat().st_mode & 0o077 == 0
 
 

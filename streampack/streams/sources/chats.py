@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from streampack.config.download import Download
 from streampack.config.moved import with_known_options
-from streampack.streams.sources.values import check_source, refuse_options
+from streampack.streams.sources.values import check_texts
 from streampack.streams.text_opening import open_texts
 from streampack.streams.token_stream import Opening, TokenStream
 from streampack.texts.rows import OF_CHATS, RowFormat
@@ -72,8 +72,7 @@ class Chats:
 
     def __post_init__(self) -> None:
         RowFormat(tokenizer=Path(), **self._options)
-        check_source(self)
-        refuse_options(self, ("download",), "texts, which are read in parts")
+        check_texts(self)
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -81,5 +80,4 @@ class Chats:
 
     def open(self, opening: Opening) -> TokenStream:
         """Tokenize the conversations if this node has not yet, and return the stream."""
-        options = {**self._options, "max_seq_len": opening.cut_to}
-        return open_texts(self, opening, tokenizer=self.tokenizer, **options)
+        return open_texts(self, opening, tokenizer=self.tokenizer, **self._options)

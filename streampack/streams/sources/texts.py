@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from streampack.config.download import Download
 from streampack.config.moved import with_known_options
-from streampack.streams.sources.values import check_source, refuse_options
+from streampack.streams.sources.values import check_texts
 from streampack.streams.text_opening import open_texts
 from streampack.streams.token_stream import Opening, TokenStream
 from streampack.texts.rows import RowFormat
@@ -63,8 +63,7 @@ class Texts:
 
     def __post_init__(self) -> None:
         RowFormat(tokenizer=Path(), **self._options)
-        check_source(self)
-        refuse_options(self, ("download",), "texts, which are read in parts")
+        check_texts(self)
 
     def open(self, opening: Opening) -> TokenStream:
         """Tokenize the texts if this node has not yet, and return the stream."""

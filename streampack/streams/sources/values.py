@@ -16,6 +16,7 @@ from streampack.errors import ConfigError, short_text
 from streampack.storage.mosaicml import MOSAICML_SCHEMES
 from streampack.stores.drivers import PACKAGES, is_known
 from streampack.streams.column_selection import ColumnSelection
+from streampack.texts.transform import Transform
 
 COLUMNS = ("tokens", "labels", "loss_mask", "text", "chat")
 OF_ROWS = (".parquet", ".jsonl", ".json")
@@ -86,6 +87,16 @@ def check_source(source: Any, of_only: str = "samples") -> None:
         object.__setattr__(source, "local", str(local_path(source.local, "local", way_out)))
     if hasattr(source, "files"):
         _read_files(source)
+
+
+def check_texts(source: Any) -> None:
+    """Check and keep the options of a source of texts or conversations."""
+    check_source(source)
+    refuse_options(source, ("download",), "texts, which are read in parts")
+    if source.lengths is not None:
+        check_choice("lengths", source.lengths, Literal["eager", "lazy"])
+    if callable(source.transform):  # as YAML has it
+        object.__setattr__(source, "transform", Transform.of(source.transform).name)
 
 
 def refuse_options(source: Any, names: Sequence[str], what: str) -> None:
