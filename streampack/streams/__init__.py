@@ -1,8 +1,8 @@
 """Streams as the user sees them: options, columns, sample lengths and open shards.
 
 In: `Stream` and `IterableStream` objects. Out: a `TokenStream`, which reports sample lengths
-and maps shards, and samples of iterables. May import `mds`, `flat` and `storage`. No sample is
-chosen here.
+and maps shards, and samples of iterables. May import `mds`, `flat`, `texts`, `write` and `storage`.
+No sample is chosen here.
 
 Cost: opening a stream with a length file takes milliseconds, whatever its size.
 """

@@ -1,11 +1,8 @@
-"""Files of texts and conversations, datasets of them, and transforms for worker processes."""
+"""Files of texts and conversations, and datasets of them."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ from tests.helpers.chats import LETTERS, chat_tokenizer, chats, words
 
 NUM_ROWS = 210
 PACKING = Packing(max_seq_len=64, overflow="split")
-FLAG = "STREAMPACK_TEST_FLAG"
 
 
 def texts(num: int = NUM_ROWS, seed: int = 0) -> list[str]:
@@ -74,18 +70,3 @@ def tokens_of(batches: Any) -> list[list[int]]:
             found.append(batch["tokens"][row, first : first + count].tolist())
             place[row] = first + count
     return found
-
-
-def slow(row: Any) -> Any:
-    """Return a row after some time."""
-    time.sleep(0.02)
-    return row
-
-
-def kill_once(row: Any) -> Any:
-    """Kill this process, unless a former call has."""
-    flag = Path(os.environ[FLAG])
-    if not flag.exists():
-        flag.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return row
