@@ -179,7 +179,8 @@ from pathlib import Path
 from streampack.texts import units
 units.SHARD_BYTES = 1000
 from tests.helpers import texts
-source = texts.source_of(Path(sys.argv[1]), "rows.jsonl", Path(sys.argv[2]), transform='tests.helpers.transforms:slow')
+slow = "tests.helpers.transforms:slow"
+source = texts.source_of(Path(sys.argv[1]), "rows.jsonl", Path(sys.argv[2]), transform=slow)
 print(texts.dataset_of(source).digest)
 """
 
