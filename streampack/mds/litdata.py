@@ -49,7 +49,6 @@ def entries_of(document: Mapping[str, Any], uri: str) -> list[dict[str, Any]]:
     for field, is_refused in (
         ("encryption", bool(config.get("encryption"))),
         ("compression_level", bool(config.get("compression")) and level != "chunk"),
-        ("ipc_compression", bool(config.get("ipc_compression"))),
     ):
         if is_refused:
             raise DataError(
@@ -103,7 +102,7 @@ def _files(chunk: Any, config: Mapping[str, Any], uri: str) -> dict[str, Any]:
     name, compression = chunk["filename"], config.get("compression")
     raw = {"basename": name, "bytes": chunk.get("chunk_bytes"), "hashes": {}}
     files = {"samples": chunk.get("chunk_size"), "raw_data": raw}
-    if compression:
+    if compression and f".{compression}." in name:  # rows of Arrow are compressed by themselves
         raw["basename"] = name.replace(f".{compression}.bin", ".bin")
         files |= {"zip_data": {**raw, "basename": name}, "compression": compression}
     return files

@@ -41,8 +41,11 @@ def mapped_files(rows: Any) -> list[str] | None:
     """Return the files of a `datasets.Dataset` that has all their rows and no others, or None."""
     if not is_from(rows, "datasets", "Dataset") or rows._indices is not None:
         return None
-    tables = getattr(rows.data, "tables", [rows.data])
-    is_plain = all(hasattr(table, "path") and not table.replays for table in tables)
+    blocks = getattr(rows.data, "blocks", [[rows.data]])  # rows below each other, side by side
+    tables = [table for block in blocks for table in block]
+    is_plain = len(tables) == len(blocks) and all(
+        hasattr(table, "path") and not table.replays for table in tables
+    )
     paths = [table.path for table in tables] if is_plain else []
     is_kept = rows._format_type != "custom" and len(set(paths)) == len(paths) > 0
     return paths if is_kept else None

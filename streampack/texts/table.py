@@ -271,12 +271,13 @@ def _without_long(batch: RowBatch, selection: RowSelection, uri: str) -> RowBatc
     if longest <= MAX_TEXT_BYTES // 4:  # a character has 4 bytes at most
         return batch
     sizes = [len(text.encode(errors="surrogatepass")) for text in batch.values]
+    are_short = [size <= MAX_TEXT_BYTES for size in sizes]
     bad = [
         BadRow(uri, row, f"has {size} bytes of text, but may have {MAX_TEXT_BYTES}; split it")
         for row, size in zip(batch.rows, sizes, strict=True)
         if size > MAX_TEXT_BYTES
     ]
-    return replace(batch.take(size <= MAX_TEXT_BYTES for size in sizes), bad=[*batch.bad, *bad])
+    return replace(batch.take(are_short), bad=[*batch.bad, *bad])
 
 
 def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:

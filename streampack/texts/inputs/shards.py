@@ -16,7 +16,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,11 +33,14 @@ from streampack.mds.length_file import index_digest
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import request
 from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES, BatchCollector
-from streampack.texts.inputs.slices import InputSlice, RowBatch
+from streampack.texts.inputs.slices import WHOLE, InputSlice, RowBatch
 from streampack.texts.inputs.sources import WAY_OUT, Listing
+from streampack.texts.inputs.tables import read_arrow
 from streampack.texts.inputs.values import BadValueError, RowSelection
 
 ENDINGS = (".mds", ".bin", *(f".{kind}.{family}" for kind in ("mds", "bin") for family in CODECS))
+PACKED = re.compile(rf"\.mds\.({'|'.join(CODECS)})$|\.({'|'.join(CODECS)})(?::\d+)?\.bin$")
+ARROW_ROWS = b"LDARW01\0"  # ends a chunk of litData that has its rows as Arrow IPC
 RAW = "raw:"  # before a hash of the unpacked shard
 RAW_BYTES = ",raw_bytes:"
 
@@ -101,8 +106,9 @@ def open_shard_file(slice_: InputSlice) -> BinaryIO:
             uri=slice_.uri,
         )
     _verify(data, slice_, is_raw=False)
-    family = slice_.uri.rpartition(".")[2]
-    if family in CODECS:
+    found = PACKED.search(slice_.uri)
+    if found is not None:
+        family = found[1] or found[2]
         pieces = CODECS[family].pieces(io.BytesIO(data), raw_bytes_of(slice_))
         try:
             data = b"".join(map(bytes, pieces))
@@ -143,7 +149,15 @@ def read_mds(
     taken: range = ALL,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a shard, from `open_shard_file`; columns of arrays are bytes."""
-    data = np.frombuffer(file.read(), np.uint8)
+    contents = file.read()
+    if contents.endswith(ARROW_ROWS):
+        end = len(contents) - 4 - len(ARROW_ROWS)
+        begin = end - int.from_bytes(contents[end : end + 4], "little")
+        rows_of_arrow = replace(slice_, start=0, stop=WHOLE)
+        arrow = io.BytesIO(contents[begin:end])
+        yield from read_arrow(arrow, rows_of_arrow, wanted, batch_rows, taken)
+        return
+    data = np.frombuffer(contents, np.uint8)
     layout, num_rows = _head_of(data, slice_)
     offsets = sample_offsets(data, num_rows, slice_.uri)
     try:
