@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import accumulate, compress
 
 import orjson
@@ -43,7 +43,7 @@ class Identity:
     @classmethod
     def of(cls, rows: RowFormat, transform: Transform | None = None) -> Identity:
         """Return the identity of rows of a format; loads the tokenizer."""
-        options = asdict(replace(rows, tokenizer=None, columns=()))
+        options = {k: v for k, v in asdict(rows).items() if k not in ("tokenizer", "columns")}
         libraries = ["tokenizers", *(["gigatoken"] if rows.backend == "gigatoken" else [])]
         libraries += [] if rows.chat is None else ["transformers", "jinja2"]
         versions = {"streampack": streampack.__version__}

@@ -54,7 +54,9 @@ class Transform:
         module, name = (getattr(function, each, "") for each in ("__module__", "__qualname__"))
         made = cls(f"{module}:{name}", version)
         shown = name.rpartition(".")[2].strip("<>") or "function"
-        is_found = callable(function) and name and module != "__main__" and "<" not in name
+        is_found = (
+            callable(function) and name and module not in ("", None, "__main__") and "<" not in name
+        )
         if not is_found or made.load() is not function:
             raise ConfigError(
                 f"transform={short_text(function)} of {module or 'no module'} cannot be imported "

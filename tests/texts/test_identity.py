@@ -7,14 +7,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from streampack.errors import ConfigError
 from streampack.texts import units
 from streampack.texts.identity import Identity, fingerprint, probe, shard_name
-from streampack.texts.inputs.values import RowSelection
 from streampack.texts.rows import RowEncoder, RowFormat, tokenizer_digest
 from streampack.texts.samples import SampleSchema
 from streampack.texts.table import TextTable, open_table
@@ -197,8 +195,3 @@ def test_slow_tokenizers_are_refused_with_the_line_that_converts(tmp_path):
     encoding = type("Encoding", (), {"__module__": "tiktoken.core"})()
     with pytest.raises(ConfigError, match="convert_tiktoken_to_fast"):
         tokenizer_folder(encoding, tmp_path)
-
-
-def test_the_selection_of_whole_rows_is_that_of_a_transform():
-    assert RowSelection("row", "text").value_in({"a": 1}) == {"a": 1}
-    assert np.int64(1) == 1

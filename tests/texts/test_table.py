@@ -121,7 +121,9 @@ INPUTS = {
     "mds zstd": lambda path: write_mds(path / "mds", compression="zstd", hashes=["xxh64"]),
     "litdata": lambda path: write_litdata(path / "lit"),
     "litdata zstd": lambda path: write_litdata(path / "lit", compression="zstd"),
-    "litdata texts": lambda path: write_litdata(path / "lit", str, compression="zstd"),
+    "litdata texts": lambda path: write_litdata(
+        path / "lit", str, compression="zstd", compression_level="chunk"
+    ),
     "litdata lists": lambda path: write_litdata(path / "lit", lambda text: [text, b""]),
     "many files": lambda path: write_many(path / "many"),
     "list": lambda _: [{"text": text, "id": 1} for text in TEXTS],
