@@ -5,6 +5,7 @@
     PATH/index.json, PATH/*/index.json  -->  a lengths.bin next to each
     s3://bucket/stream/index.json       -->  s3://bucket/stream/lengths.bin, uploaded
     --out FOLDER web.bin                -->  FOLDER/web.bin.documents
+    --out FOLDER rows.jsonl             -->  FOLDER/rows.npz, the rows of lines
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from streampack.errors import ConfigError
 from streampack.flat.files import is_flat
 from streampack.index import write_lengths
 from streampack.index.token_index import index_files
+from streampack.texts.counts import write_index
+from streampack.texts.inputs.listing import format_of, list_inputs
+from streampack.texts.units import LINES
 
 OF_TOKENS = ("eos_id", "bos_id", "part", "resume", "num_workers", "check_dtypes")
 OF_FILES = ("format", "tokens", "dtype", "trailing")
@@ -28,6 +32,8 @@ def run_index(options: Index) -> None:
     """Write the missing length files, and print a line for each."""
     console = output_console()
     sources = options.paths[0] if len(options.paths) == 1 else options.paths
+    if options.out is not None and options.eos_id is None and _index_lines(console, options):
+        return
     if options.out is not None and is_flat(sources, options.format):
         _index_tokens(console, options, sources)
         return
@@ -51,6 +57,19 @@ def run_index(options: Index) -> None:
                     f"{counted(stream.num_shards, 'shard')}, column {stream.column!r}",
                     highlight=False,
                 )
+
+
+def _index_lines(console: Console, options: Index) -> bool:
+    """Count the rows of lines, if the paths are of such files."""
+    is_named = all((format_of(path) or ("",))[0] in LINES for path in options.paths)
+    if not is_named and is_flat(options.paths[0], options.format):
+        return False
+    files = [file for file in list_inputs(options.paths) if file.format in LINES]
+    if not files or options.out is None:
+        return False
+    for file, num_rows in zip(files, write_index(files, options.out), strict=True):
+        console.out(f"{file.uri}: {counted(num_rows, 'row')}", highlight=False)
+    return True
 
 
 def _index_tokens(console: Console, options: Index, sources: str | list[str]) -> None:

@@ -150,7 +150,7 @@ class Index(ColumnOptions):
     ] = None
     out: Annotated[
         Path | None,
-        Option(help="Folder for an index of token files, or of documents, with hashes."),
+        Option(help="Folder for an index of token files, of documents, or of JSON lines and CSV."),
     ] = None
     format: Annotated[str | None, Option(help="Format of token files, as of TokenFiles.")] = None
     dtype: Annotated[

@@ -30,7 +30,7 @@ from streampack.errors import ConfigError
 from streampack.stores.retries import request
 from streampack.texts.inputs.slices import InputSlice
 from streampack.texts.inputs.values import RowSelection
-from streampack.texts.units import LINES, count_file, stated_pieces
+from streampack.texts.units import LINES, ROWS, count_file, stated_pieces
 from streampack.types import Int64Array
 
 FOLDER = "tables"
@@ -73,23 +73,20 @@ def count_files(
         counted = iter(_count(uncounted, wanted, known))
         every = [next(counted) if pieces is None else pieces for pieces in found]
         with replaced(path) as temporary:
-            temporary.write_bytes(encode_counts(files, every))
+            temporary.write_bytes(_encode(files, every))
     return every
 
 
-def write_index(files: Sequence[InputSlice], wanted: RowSelection, out: Path) -> Path:
-    """Count files, of stores too, and write the counts into a folder; return their file."""
-    pieces = [stated_pieces(file) for file in files]
-    counted = iter(_count([f for f, p in zip(files, pieces, strict=True) if p is None], wanted, {}))
-    every = [next(counted) if each is None else each for each in pieces]
+def write_index(files: Sequence[InputSlice], out: Path) -> list[int]:
+    """Count files of lines, of stores too, write the counts into a folder, and return the rows."""
+    pieces = _count(files, RowSelection("row", "text"), {})
     out.mkdir(parents=True, exist_ok=True)
     with replaced(out / INDEX_FILE) as temporary:
-        temporary.write_bytes(encode_counts(files, every))
-    return out / INDEX_FILE
+        temporary.write_bytes(_encode(files, pieces))
+    return [int(each[:, ROWS].sum()) for each in pieces]
 
 
-def encode_counts(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> bytes:
-    """Return the bytes of a file of counts."""
+def _encode(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> bytes:
     kept = [(f, p) for f, p in zip(files, pieces, strict=True) if stated_pieces(f) is None]
     names = json.dumps([(file.uri, file.version) for file, _ in kept]).encode()
     file = io.BytesIO()

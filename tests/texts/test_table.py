@@ -24,6 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streaming import MDSWriter
 
+from streampack.cli.index import run_index
+from streampack.cli.verbs import Index
 from streampack.errors import ConfigError, DataError
 from streampack.texts import counts, units
 from streampack.texts.inputs.listing import list_inputs
@@ -433,11 +435,12 @@ def test_a_shard_of_mds_with_other_bytes_is_refused(tmp_path):
         rows_of(table, tmp_path)
 
 
-def test_lines_of_a_store_are_counted_by_a_command_and_else_refused(tmp_path, memory):
+def test_lines_of_a_store_are_counted_by_a_command_and_else_refused(tmp_path, memory, capsys):
     url = f"{memory}/rows.jsonl"
     with pytest.raises(ConfigError, match=f"streampack index {url} --out FOLDER"):
         opened(url, tmp_path)
-    counts.write_index(list_inputs([url]), TEXT, tmp_path / "index")
+    run_index(Index(paths=[url], out=tmp_path / "index"))
+    assert capsys.readouterr().out == f"{url}: {len(TEXTS)} rows\n"
     table = opened(url, tmp_path, index=str(tmp_path / "index"))
     assert rows_of(table, tmp_path)[0] == TEXTS
     assert rows_of(opened(f"{memory}/rows.parquet", tmp_path), tmp_path)[0] == TEXTS
