@@ -30,7 +30,7 @@ from streampack.errors import ConfigError
 from streampack.stores.retries import request
 from streampack.texts.inputs.slices import InputSlice
 from streampack.texts.inputs.values import RowSelection
-from streampack.texts.units import LINES, ROWS, count_file, stated_pieces
+from streampack.texts.units import LINES, ROWS, count_file
 from streampack.types import Int64Array
 
 FOLDER = "tables"
@@ -58,15 +58,14 @@ def count_files(
     key = json.dumps([*inputs, wanted.option, wanted.name])
     name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     path = cache / FOLDER / name[:2] / f"{name}.npz"
-    known = _decode(path.read_bytes() if path.exists() else b"")
-    if index is not None:
-        known |= _decode(_read_index(index))
+    stated = {} if index is None else _decode(_read_index(index))
+    known = _read(path) | stated
     found = [_found(file, known) for file in files]
     if all(pieces is not None for pieces in found):
         return [pieces for pieces in found if pieces is not None]
     path.parent.mkdir(parents=True, exist_ok=True)
     with _held(path):
-        known |= _decode(path.read_bytes() if path.exists() else b"")
+        known = _read(path) | stated
         found = [_found(file, known) for file in files]
         uncounted = [f for f, pieces in zip(files, found, strict=True) if pieces is None]
         _refuse_stored_lines(uncounted, inputs)
@@ -87,16 +86,19 @@ def write_index(files: Sequence[InputSlice], out: Path) -> list[int]:
 
 
 def _encode(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> bytes:
-    kept = [(f, p) for f, p in zip(files, pieces, strict=True) if stated_pieces(f) is None]
-    names = json.dumps([(file.uri, file.version) for file, _ in kept]).encode()
+    names = json.dumps([(file.uri, file.version) for file in files]).encode()
     file = io.BytesIO()
     np.savez(
         file,
         names=np.frombuffer(names, np.uint8),
-        counts=np.array([len(each) for _, each in kept], np.int64),
-        pieces=np.concatenate([np.zeros((0, 5), np.int64), *(each for _, each in kept)]),
+        counts=np.array(list(map(len, pieces)), np.int64),
+        pieces=np.concatenate([np.zeros((0, 5), np.int64), *pieces]),
     )
     return file.getvalue()
+
+
+def _read(path: Path) -> Known:
+    return _decode(path.read_bytes()) if path.exists() else {}
 
 
 def _decode(data: bytes) -> Known:
@@ -111,9 +113,6 @@ def _decode(data: bytes) -> Known:
 
 
 def _found(file: InputSlice, known: Known) -> Int64Array | None:
-    stated = stated_pieces(file)
-    if stated is not None:
-        return stated
     version, pieces = known.get(file.uri, (None, None))
     return pieces if version == file.version else None
 

@@ -29,7 +29,7 @@ import numpy as np
 from streampack._paths import is_url, replaced, shown_path
 from streampack.texts.counts import count_files
 from streampack.texts.inputs.listing import format_of, list_inputs
-from streampack.texts.inputs.read import read_rows
+from streampack.texts.inputs.read import read_rows, with_contents
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.sources import open_input
 from streampack.texts.inputs.tables import (
@@ -41,9 +41,10 @@ from streampack.texts.inputs.tables import (
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.memory import mapped_files, write_memory
 from streampack.texts.transform import Transform
-from streampack.texts.units import ROWS, SHARD_BYTES, Cut, cut_pieces
+from streampack.texts.units import ROWS, SHARD_BYTES, Cut, cut_pieces, is_counted, join_pieces
 from streampack.types import Int64Array
 
+BATCH_ROWS = 256
 MAX_TEXT_BYTES = 64 << 20
 MEMORY = "rows"  # what messages call rows in memory
 
@@ -190,10 +191,15 @@ def open_table(
         inputs = [str(path)]
     listed = list_inputs(inputs)
     named = [each if is_url(each) else os.path.abspath(each) for each in inputs]
-    pieces = count_files(named, listed, wanted, cache, index)
-    cut = cut_pieces(listed, pieces)
-    rows = np.array([each[:, ROWS].sum() for each in pieces], np.int64)
-    return TextTable(files=tuple(listed), file_rows=rows, cut=cut, memory=memory)
+    counted = count_files(named, list(filter(is_counted, listed)), wanted, cache, index)
+    pieces, num_pieces = join_pieces(listed, counted)
+    rows = np.bincount(np.repeat(np.arange(len(listed)), num_pieces), pieces[:, ROWS], len(listed))
+    return TextTable(
+        files=tuple(listed),
+        file_rows=rows.astype(np.int64),
+        cut=cut_pieces(listed, pieces, num_pieces),
+        memory=memory,
+    )
 
 
 def paths_of(files: Any) -> list[str] | None:
@@ -245,7 +251,8 @@ def read_shard(
     """
     wanted = selection if transform is None else RowSelection("row", selection.name)
     stop_row, before = shard.first_row + shard.num_rows, 0
-    for number, (unit, num_rows) in enumerate(zip(shard.units, shard.unit_rows, strict=True)):
+    units = zip(with_contents(shard.units), shard.unit_rows, strict=True)
+    for number, ((unit, contents), num_rows) in enumerate(units):
         taken = range(max(shard.first_row - before, 0), min(stop_row - before, num_rows))
         # Rows of Parquet are numbered in the file.
         base = shard.file_row - shard.first_row if unit.format == "parquet" and not number else 0
@@ -253,7 +260,9 @@ def read_shard(
             unit, base = _decoded_slice(decoded, taken)
             taken, base = range(taken.start - base, taken.stop - base), -base
         in_file = shard.file_row - shard.first_row if len(shard.units) == 1 else 0
-        for batch in read_rows(unit, wanted, skips_damage=skips_damage, taken=taken):
+        for batch in read_rows(
+            unit, wanted, BATCH_ROWS, contents, skips_damage=skips_damage, taken=taken
+        ):
             if transform is not None:
                 batch = transform.apply(batch, selection, unit.uri)
             batch = _without_long(batch, selection, unit.uri)

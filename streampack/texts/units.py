@@ -41,13 +41,35 @@ TABLES = ("parquet", "arrow")
 Piece = tuple[int, int, int, int, int]
 
 
-def stated_pieces(file: InputSlice) -> Int64Array | None:
-    """Return the piece of a file that is one row, or of a shard of MDS; None for others."""
-    if file.format == "mds":
-        return np.array([(0, file.stop, file.stop, raw_bytes_of(file), file.num_bytes)], np.int64)
-    if file.format in ("text", "markdown"):
-        return np.array([(0, WHOLE, 1, file.num_bytes, file.num_bytes)], np.int64)
-    return None
+def is_counted(file: InputSlice) -> bool:
+    """Return whether the pieces of a file are in it; else its slice says its rows."""
+    return file.format in (*LINES, *TABLES)
+
+
+def join_pieces(
+    files: Sequence[InputSlice], counted: Sequence[Int64Array]
+) -> tuple[Int64Array, Int64Array]:
+    """Return the pieces of all files, shape (num_pieces, 5), and the number of each file's.
+
+    `counted` are those of the files that are counted, in order.
+    """
+    numbers = np.array([is_counted(file) for file in files])
+    num = np.ones(len(files), np.int64)
+    num[numbers] = list(map(len, counted))
+    is_of_counted = np.repeat(numbers, num)
+    pieces = np.empty((int(num.sum()), 5), np.int64)
+    pieces[is_of_counted] = np.concatenate([np.zeros((0, 5), np.int64), *counted])
+    pieces[~is_of_counted] = np.array(
+        [
+            (0, file.stop, file.stop, raw_bytes_of(file), file.num_bytes)
+            if file.format == "mds"
+            else (0, WHOLE, 1, file.num_bytes, file.num_bytes)
+            for file in files
+            if not is_counted(file)
+        ],
+        np.int64,
+    ).reshape(-1, 5)
+    return pieces, num
 
 
 def count_file(
@@ -171,15 +193,14 @@ def shard_bytes(text_bytes: int) -> int:
     return max(SHARD_BYTES, 1 << (least - 1).bit_length() if least else 0)
 
 
-def cut_pieces(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> Cut:
-    """Cut files into text shards.
+def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int64Array) -> Cut:
+    """Cut files, whose pieces are known, into text shards.
 
     Raises:
         DataError: If there is no row, or a compressed file of lines is too large.
     """
-    all_pieces = np.concatenate([np.zeros((0, 5), np.int64), *pieces])
-    owner = np.repeat(np.arange(len(files)), list(map(len, pieces)))
-    start, stop, rows, text, at_rest = all_pieces.T
+    owner = np.repeat(np.arange(len(files)), num_pieces)
+    start, stop, rows, text, at_rest = pieces.T
     if not rows.sum():
         names = ", ".join(file.uri for file in files[:3])
         raise DataError(f"{names}: 0 rows; name files of rows, or omit the source")

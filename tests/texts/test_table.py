@@ -308,10 +308,10 @@ def test_shards_grow_with_the_text_in_powers_of_two():
     ends = np.arange(1, 8001) * 4 * mib
     pieces = np.stack([ends - 4 * mib, ends, ends * 0 + 10, ends * 0 + 4 * mib] * 1, 1)
     pieces = np.concatenate([pieces, pieces[:, 3:]], 1)
-    fine = units.cut_pieces(files, [pieces])
+    fine = units.cut_pieces(files, pieces, np.array([8000]))
     pieces[:, 3] *= 64  # as if each had 256 MiB
     files = [replace(files[0], format="arrow")]
-    coarse = units.cut_pieces(files, [pieces])
+    coarse = units.cut_pieces(files, pieces, np.array([8000]))
     assert len(fine.rows) == 8000
     assert fine.rows.sum() == coarse.rows.sum() == 80000
 

@@ -80,7 +80,7 @@ def shard_slices(found: StoredObject) -> list[InputSlice]:
 
 def _version_of(shard: Shard, index: str) -> str:
     for file, mark in ((shard.stored, ""), (shard.raw, RAW)):
-        for name in sorted(HASHES.keys() & file.hashes.keys()):
+        for name in filter(HASHES.__contains__, sorted(file.hashes)):
             return f"{mark}{name}:{file.hashes[name]}"
     if shard.layout.format == "mds":
         return f"index:{index}"
