@@ -98,15 +98,15 @@ def open_shard_file(slice_: InputSlice) -> BinaryIO:
     Raises:
         DataError: If it cannot be read, or is not the one that index.json lists.
     """
-    data = _read(slice_.uri, slice_.num_bytes)
-    if len(data) != slice_.num_bytes:
+    data, found = _read(slice_.uri, slice_.num_bytes), PACKED.search(slice_.uri)
+    # Of a compressed chunk, litData states the bytes unpacked.
+    if len(data) != slice_.num_bytes and (found is None or found[1]):
         raise DamagedInputError(
             f"{slice_.uri}: has {len(data)} bytes, but index.json says {slice_.num_bytes}; copy "
             "both again",
             uri=slice_.uri,
         )
     _verify(data, slice_, is_raw=False)
-    found = PACKED.search(slice_.uri)
     if found is not None:
         family = found[1] or found[2]
         pieces = CODECS[family].pieces(io.BytesIO(data), raw_bytes_of(slice_))
