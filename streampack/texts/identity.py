@@ -28,12 +28,12 @@ from streampack.texts.transform import Transform
 
 PROBE_ROWS = 256
 PROBE_BYTES = 1 << 20
-TOKENS_PER_BYTE = 0.25  # where there is no text
+TOKENS_PER_BYTE = 0.25  # without any text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What the ids of a row depend on, besides the row."""
+    """What the ids of a row depend on, other than the row itself."""
 
     options: str
     """Tokenizer by content, options of a `RowFormat` that change ids, and transform, as JSON."""
@@ -62,10 +62,10 @@ class Probe:
     digest: str
     """Digest of the ids, and of the loss masks of conversations."""
     tokens_per_byte: float
-    """Tokens divided by bytes of rows as JSON, for estimates; 0.25 if there is no text."""
+    """Tokens divided by bytes of rows as JSON, for estimates; 0.25 without any text."""
 
 
-def shard_name(table: TextTable, number: int, identity: Identity) -> str:
+def token_shard_name(table: TextTable, number: int, identity: Identity) -> str:
     """Return the name of a token shard: 32 hex digits of versions of files, rows and identity."""
     shard = table.shard(number)
     units = [

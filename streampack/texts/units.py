@@ -197,7 +197,7 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
     """Cut files, whose pieces are known, into text shards.
 
     Raises:
-        DataError: If there is no row, or a compressed file of lines is too large.
+        DataError: If there are 0 rows, or a compressed file of lines is too large.
     """
     owner = np.repeat(np.arange(len(files)), num_pieces)
     start, stop, rows, text, at_rest = pieces.T
@@ -267,8 +267,8 @@ def _unit_begins(
     begins = np.where(is_small, before[first_of(is_next)], before)  # small files stay whole
     is_alone = is_next & ~(is_small & np.roll(is_small, 1)) | is_large | np.roll(is_large, 1)
     is_alone[0] = True
-    window = (begins - before[first_of(is_alone)]) // size
-    return np.flatnonzero(is_alone | (np.diff(window, prepend=0) != 0))
+    number = (begins - before[first_of(is_alone)]) // size
+    return np.flatnonzero(is_alone | (np.diff(number, prepend=0) != 0))
 
 
 def _refuse_large(files: Sequence[InputSlice], file_text: Int64Array, limit: int) -> None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from streampack.errors import ConfigError
 from streampack.texts import units
-from streampack.texts.identity import Identity, fingerprint, probe, shard_name
+from streampack.texts.identity import Identity, fingerprint, probe, token_shard_name
 from streampack.texts.rows import RowEncoder, RowFormat, tokenizer_digest
 from streampack.texts.samples import SampleSchema
 from streampack.texts.table import TextTable, open_table
@@ -42,7 +42,7 @@ def rows_of(words: Path, **options) -> RowFormat:
 
 
 def names_of(table: TextTable, identity: Identity) -> set[str]:
-    return {shard_name(table, number, identity) for number in range(len(table))}
+    return {token_shard_name(table, number, identity) for number in range(len(table))}
 
 
 def encoder(rows: RowFormat) -> RowEncoder:
