@@ -145,6 +145,9 @@ def test_a_probe_reads_the_first_rows_and_no_more(tmp_path, words):
     one, two, three = (probe(table, rows, encoder(rows)) for table in (few, more, other))
     assert one == two
     assert one.digest != three.digest
+    ids = [["a", "b c"], ["a b", "c"]]  # the same ids in other rows
+    split = [probe(open_table(each, TEXT, tmp_path), rows, encoder(rows)).digest for each in ids]
+    assert split[0] != split[1]
     tokens = sum(len(text.split()) for text in TEXTS[:256])
     assert one.tokens_per_byte == tokens / sum(len(json.dumps(text)) for text in TEXTS[:256])
 

@@ -6,6 +6,7 @@ import os
 import time
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -93,10 +94,10 @@ def write_litdata(
     return folder
 
 
-def write_many(folder: Path) -> Path:
+def write_many(folder: Path, suffix: str = "jsonl") -> Path:
     folder.mkdir()
     for number in range(30):
-        write_rows(folder / f"{number:02}.jsonl", TEXTS[10 * number : 10 * number + 10])
+        write_rows(folder / f"{number:02}.{suffix}", TEXTS[10 * number : 10 * number + 10])
     return folder
 
 
@@ -128,6 +129,7 @@ INPUTS = {
     ),
     "litdata lists": lambda path: write_litdata(path / "lit", lambda text: [text, b""]),
     "many files": lambda path: write_many(path / "many"),
+    "many tables": lambda path: write_many(path / "many", "parquet"),
     "list": lambda _: [{"text": text, "id": 1} for text in TEXTS],
     "texts": lambda _: list(TEXTS),
     "pandas": lambda _: pd.DataFrame({"text": TEXTS}),
@@ -474,3 +476,21 @@ def memory(tmp_path_factory):
 def _folder() -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         yield Path(folder).resolve()
+
+
+def test_processes_of_a_node_count_a_file_once(tmp_path, monkeypatch):
+    reads = Reads(monkeypatch)
+    path = write_rows(tmp_path / "a.jsonl", ["a" * 100] * 1000)
+    with ThreadPoolExecutor(4) as pool:
+        digests = set(pool.map(lambda _: opened(path, tmp_path).digest(), range(4)))
+    assert len(digests) == 1
+    assert reads.num_bytes == path.stat().st_size
+
+
+def test_small_objects_of_a_store_share_shards(tmp_path):
+    url = f"memory://{uuid4().hex}"
+    for number in range(20):
+        fsspec.filesystem("memory").pipe(f"{url}/{number:02}.txt", b"%d" % number)
+    table = opened(url, tmp_path)
+    assert (len(table), len(table.shard(0).units)) == (1, 20)
+    assert rows_of(table, tmp_path)[0] == list(map(str, range(20)))
