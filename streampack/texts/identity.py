@@ -46,8 +46,8 @@ class Identity:
         options = {k: v for k, v in asdict(rows).items() if k not in ("tokenizer", "columns")}
         libraries = ["tokenizers", *(["gigatoken"] if rows.backend == "gigatoken" else [])]
         libraries += [] if rows.chat is None else ["transformers", "jinja2"]
-        versions = {"streampack": streampack.__version__}
-        versions |= {name: installed(name) for name in libraries}
+        found = {name: installed(name) for name in libraries}
+        versions = {"streampack": streampack.__version__, **found}
         described = [options, tokenizer_digest(rows), transform and asdict(transform)]
         return cls(
             options=json.dumps(described, sort_keys=True),

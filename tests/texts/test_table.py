@@ -352,7 +352,7 @@ def test_each_version_of_a_file_is_counted_once_and_of_a_grown_one_the_end(tmp_p
 
     path.write_bytes(jsonl(["c" * 50] * 2200))  # larger, and another file
     again = opened(path, tmp_path)
-    assert again.digest() == opened(path, tmp_path / "fresh").digest()
+    assert again.digest() == opened(path, tmp_path / "empty").digest()
 
 
 def test_damaged_counts_are_made_again(tmp_path):

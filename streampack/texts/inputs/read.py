@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any, BinaryIO
@@ -111,13 +111,7 @@ def read_rows(
     """
     batch_rows = read_count("batch_rows", batch_rows)
     is_lines = slice_.format in LINE_READERS
-    if slice_.format == "mds":
-        opening = nullcontext(OpenInput(open_shard_file(slice_), lambda: None))
-    elif contents is None:
-        opening = open_input(slice_, is_sequential=is_lines)
-    else:
-        opening = nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
-    with opening as opened:
+    with _opened(slice_, contents, is_sequential=is_lines) as opened:
         file = opened.file
         if is_lines:
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
@@ -142,6 +136,15 @@ def read_rows(
             unit = "file" if slice_.stop == WHOLE else "part"
             rest = BadRow(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
             yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])
+
+
+def _opened(
+    slice_: InputSlice, contents: bytes | None, *, is_sequential: bool
+) -> AbstractContextManager[OpenInput]:
+    if slice_.format != "mds" and contents is None:
+        return open_input(slice_, is_sequential=is_sequential)
+    file = open_shard_file(slice_) if contents is None else io.BytesIO(contents)
+    return nullcontext(OpenInput(file, lambda: None))
 
 
 def _names_of(slice_: InputSlice) -> bytes:
