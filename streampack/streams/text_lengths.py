@@ -66,10 +66,10 @@ def _read_lengths(path: Path, disk: LocalFilesystem) -> KnownLengths | None:
         return None
     return KnownLengths(
         first_sample=found["first_sample"],
-        lengths=found["lengths"].astype(np.int64),
-        edges=found["edges"].astype(np.int64),
-        rows=found["rows"].astype(np.int64) if "rows" in found else None,
-        targets=found["targets"].astype(np.int64) if "targets" in found else None,
+        lengths=found["lengths"],
+        edges=found["edges"],
+        rows=found.get("rows"),
+        targets=found.get("targets"),
         digest=hashlib.blake2b(found["lengths"].tobytes(), digest_size=8).hexdigest(),
     )
 

@@ -28,7 +28,7 @@ from streampack.mds.index import Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard
-from streampack.texts.identity import Identity, shard_name
+from streampack.texts.identity import Identity, token_shard_name
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.table import TextShard, TextTable, decode_unit
@@ -38,7 +38,7 @@ from streampack.texts.token_shard import (
     make_token_shard,
     parse_token_shard,
 )
-from streampack.types import Int64Array
+from streampack.types import Int64Array, IntArray, LengthCost
 
 LAYOUT = Layout(names=("tokens",), encodings=("",), sizes=(None,), format="tokens")
 BLOCK_SHARDS = 8
@@ -50,17 +50,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KnownLengths:
-    """The samples of all shards of a table."""
+    """The samples of all shards of a table, in 32 bits, since it is pickled to workers."""
 
     first_sample: Int64Array
     """The first sample of each shard, and their number; shape (num_shards + 1,)."""
-    lengths: Int64Array
+    lengths: IntArray
     """Tokens of each sample, shape (num_samples,)."""
-    edges: Int64Array
+    edges: IntArray
     """The first and last token of each sample, -1 if it is empty; shape (num_samples, 2)."""
-    rows: Int64Array | None
+    rows: IntArray | None
     """The row in its shard of each sample, if rows have several; shape (num_samples,)."""
-    targets: Int64Array | None
+    targets: IntArray | None
     """The place of the first target of each sample of conversations, shape (num_samples,)."""
     digest: str
 
@@ -68,7 +68,7 @@ class KnownLengths:
         """Return a field of the samples of a shard, or None."""
         values = getattr(self, name)
         first, stop = self.first_sample[shard], self.first_sample[shard + 1]
-        return None if values is None else values[first:stop]
+        return None if values is None else values[first:stop].astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,8 +114,7 @@ class TextShards:
         return self.known is not None
 
     @property
-    def length_cost(self) -> str:
-        """What the lengths of a shard take, if they are not known."""
+    def length_cost(self) -> LengthCost:
         return "tokenize" if self.known is None else "none"
 
     @property
@@ -124,9 +123,8 @@ class TextShards:
 
     @property
     def block_samples(self) -> int:
-        """The samples that are shuffled together, of the table alone."""
-        table = self.table
-        return max(BLOCK_SHARDS * int(table.shard_rows.sum()) // len(table), 1)
+        """The samples that are shuffled together, whether lengths are known or not."""
+        return max(BLOCK_SHARDS * int(self.first_sample[-1]) // len(self.numbers), 1)
 
     @property
     def token_dtypes(self) -> set[str | None]:
@@ -141,7 +139,7 @@ class TextShards:
 
     def file_name(self, number: int) -> str:
         """Return the name of the token shard of a shard of the table."""
-        name = shard_name(self.table, number, self.identity)
+        name = token_shard_name(self.table, number, self.identity)
         skips = "-skip" if self.format.on_bad_row == "skip" else ""
         return f"{name[:24]}{skips}.{name[24:]}"
 

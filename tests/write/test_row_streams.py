@@ -107,7 +107,10 @@ def test_a_slice_of_rows_has_the_samples_of_the_slice(kind, tmp_path):
     wanted = samples_of(Stream(make(None)))
     for only in (slice(3, 11), slice(15, None), slice(0, 1)):
         assert samples_of(Stream(make(only))) == wanted[only]
-    made = [*(tmp_path / "cache").glob("*/index.json"), *(tmp_path / "cache").glob("tokens/??/[0-9a-f]*")]
+    made = [
+        *(tmp_path / "cache").glob("*/index.json"),
+        *(tmp_path / "cache").glob("tokens/??/[0-9a-f]*"),
+    ]
     assert len(made) == 1  # once, whatever the slice
     with pytest.raises(ConfigError, match=r"only=slice"):
         samples_of(Stream(make(slice(20, 30))))
