@@ -200,8 +200,10 @@ class TextShards:
         known, number = self.known, int(self.numbers[shard])
         if known is None:
             raise ValueError("the lengths are not known")
-        fields = (known.part(name, number) for name in ("lengths", "rows", "targets"))
-        return self._used(*fields, shard)
+        lengths, rows, targets = (
+            known.part(name, number) for name in ("lengths", "rows", "targets")
+        )
+        return self._used(lengths, rows, targets, shard)
 
     def _used(
         self,
