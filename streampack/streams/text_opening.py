@@ -35,7 +35,7 @@ from streampack.storage.verify import as_data_error
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import Numbering, SamplePart, chosen_shards, digest_text
 from streampack.streams.row_streams import default_name
-from streampack.streams.sources.values import is_path
+from streampack.streams.sources.values import is_path, is_paths
 from streampack.streams.text_lengths import known_lengths
 from streampack.streams.text_shards import TextShards
 from streampack.streams.token_stream import Opening, TokenStream
@@ -74,9 +74,12 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         on_bad_row=source.on_bad_row,
         transform=source.transform and Transform.of(source.transform, source.version),
     )
-    table = open_table(
-        source.files, form.selection, root, transform=form.transform, index=source.index
-    )
+    files = source.files
+    if is_paths(files) and not is_path(
+        files
+    ):  # rows, though a list of texts looks like one of paths
+        files = [{form.selection.name: text} for text in files]
+    table = open_table(files, form.selection, root, transform=form.transform, index=source.index)
     text_bytes = int(table.text_bytes.sum())
     if source.local is None and not opening.has_cache_limit and text_bytes > UNLIMITED_BYTES:
         raise ConfigError(

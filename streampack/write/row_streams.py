@@ -39,7 +39,6 @@ from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.memory import mapped_files, write_memory
 from streampack.texts.rows import RowFormat
-from streampack.texts.table import paths_of
 from streampack.write.files import write_job
 from streampack.write.job import JOB_FILE, Job, JobFile, Part, current_versions
 from streampack.write.job_output import open_output
@@ -80,7 +79,8 @@ def written_rows(
         on_bad_row=on_bad_row,
         max_bad_rows=MAX_BAD_ROWS,
     )
-    paths, memory = paths_of(rows) or mapped_files(rows), None
+    paths = [os.fspath(rows)] if isinstance(rows, str | os.PathLike) else mapped_files(rows)
+    memory = None
     if paths is None:
         wanted = RowSelection("tokens", writes.rows.tokens, tuple(writes.rows.kept))
         path, memory = write_memory(rows, wanted, root)

@@ -439,5 +439,3 @@ def test_a_conversation_of_several_samples_is_on_one_side_of_a_split(kind, tmp_p
     assert sorted(sides[0]) == sorted(sides[1] + sides[2])
     assert (len(sides[0]), len(whole), len(held)) == (300, 100, 20)
     assert not train & held
-    with pytest.raises(ConfigError, match=r"may lie in two shards, .* write by='row'"):
-        samples_of(Stream(source, held_out=HeldOut("train", 0.2, by="shard")))
