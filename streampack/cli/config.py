@@ -49,7 +49,7 @@ class _Keys(BaseModel):
 PLAIN: dict[str, Any] = {
     "only": tuple[int | None, int | None] | None,
     "files": str,
-    **dict.fromkeys(("local", "remote", "tokenizer", "index", "format"), str | None),
+    **dict.fromkeys(("local", "remote", "tokenizer", "index", "format", "transform"), str | None),
 }
 """Types of options that are other ones in Python."""
 

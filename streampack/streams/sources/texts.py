@@ -51,8 +51,8 @@ class Texts:
     """When the texts are tokenized: "eager", all at the start, or "lazy", while a run reads
     them. None: "eager" up to 256 MiB of text."""
     transform: str | Callable[..., Any] | None = None
-    """A function from row to row, or to None, which leaves the row out: "module:function", or a
-    function that other processes can import."""
+    """A function that returns a row as it should be, or nothing to leave it out: "module:function",
+    or a function that other processes can import."""
     version: str = "1"
     """The version of `transform`, to be changed with it."""
     on_bad_row: Literal["error", "skip"] = "error"
