@@ -75,7 +75,7 @@ class TextShard:
         """Return the file of a row of the shard, and its number from 0 there."""
         if len(self.units) == 1:
             return MEMORY if self.is_memory else self.units[0].uri, self.file_row + row
-        ends = np.cumsum(self.unit_rows)
+        ends, row = np.cumsum(self.unit_rows), row + self.first_row
         number = int(np.searchsorted(ends, row, "right"))
         return self.units[number].uri, row - int(ends[number]) + self.unit_rows[number]
 

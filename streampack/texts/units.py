@@ -256,18 +256,12 @@ def _unit_begins(
     owner: Int64Array, text: Int64Array, is_small: BoolArray, is_large: BoolArray, size: int
 ) -> Int64Array:
     """Return the first piece of each unit: in another file, or in the next `size` bytes of text."""
-    numbers = np.arange(len(owner))
-
-    def first_of(is_first: BoolArray) -> Int64Array:
-        first: Int64Array = np.maximum.accumulate(np.where(is_first, numbers, 0))
-        return first
-
     is_next = np.diff(owner, prepend=-1) > 0
-    before = np.cumsum(text) - text
-    begins = np.where(is_small, before[first_of(is_next)], before)  # small files stay whole
     is_alone = is_next & ~(is_small & np.roll(is_small, 1)) | is_large | np.roll(is_large, 1)
     is_alone[0] = True
-    number = (begins - before[first_of(is_alone)]) // size
+    first = np.maximum.accumulate(np.where(is_alone, np.arange(len(owner)), 0))
+    before = np.cumsum(text) - text
+    number = (before - before[first]) // size
     return np.flatnonzero(is_alone | (np.diff(number, prepend=0) != 0))
 
 

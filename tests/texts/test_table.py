@@ -160,6 +160,12 @@ def test_the_shards_of_any_input_have_its_rows_in_order(kind, tmp_path):
     assert bad == []
     assert int(table.first_sample[-1]) == table.shard_rows.sum() == len(TEXTS)
     assert len(table) > 2
+    places = [
+        table.shard(n).place(r) for n in range(len(table)) for r in range(table.shard_rows[n])
+    ]
+    names = ["rows" if table.memory else file.uri for file in table.files]
+    counts = zip(names, table.file_rows.tolist(), strict=True)
+    assert places == [(name, row) for name, num in counts for row in range(num)]
 
 
 def test_a_dataset_that_maps_files_is_read_where_it_is(tmp_path):
