@@ -285,7 +285,7 @@ FILES = [
     ),
     (
         lambda folder: litdata_of(folder, ["jpeg"]),
-        r"config.data_format is \['jpeg'\], but only headerless arrays .* can be read: ",
+        r"config.data_format is \['jpeg'\], but only texts and headerless arrays .* can be read: ",
     ),
     (
         lambda folder: packed([Stream(local=mds(folder), download=Download(hash="sha1"))]),
