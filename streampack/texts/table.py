@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._paths import is_url, replaced, shown_path
+from streampack._paths import is_url, shown_path
 from streampack.texts.counts import count_files
 from streampack.texts.inputs.listing import format_of, list_inputs
 from streampack.texts.inputs.read import read_rows, with_contents
@@ -137,6 +137,7 @@ class TextTable:
     def unit_shards(self, number: int) -> range:
         """Return the shards that have the same units as this one, which one reading could serve."""
         same = self.cut.file == self.cut.file[number]
+        same &= self.cut.num_files == self.cut.num_files[number]
         same &= self.cut.start == self.cut.start[number]
         found = np.flatnonzero(same)
         return range(int(found[0]), int(found[-1]) + 1)
@@ -292,8 +293,8 @@ def _without_long(batch: RowBatch, selection: RowSelection, uri: str) -> RowBatc
 def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
     """Write the rows of the unit of a large shard as a file of Arrow IPC.
 
-    All shards of the unit read the same file. With a transform, `selection` is one of whole rows:
-    `RowSelection("row", name)`.
+    All shards of the unit read the same file, which the caller puts in its place. With a transform,
+    `selection` is one of whole rows: `RowSelection("row", name)`.
 
     Raises:
         DataError: If the unit cannot be read.
@@ -304,11 +305,10 @@ def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
     with open_input(unit, is_sequential=False) as opened:
         batches = unit_batches(opened.file, unit, selection, batch_rows)
         first = next(batches)
-        with replaced(path) as temporary:
-            with ipc.new_file(str(temporary), first.schema) as writer:
-                for batch in chain([first], batches):
-                    writer.write_batch(batch)
-            opened.check()
+        with ipc.new_file(str(path), first.schema) as writer:
+            for batch in chain([first], batches):
+                writer.write_batch(batch)
+        opened.check()
 
 
 def _decoded_slice(path: Path, taken: range) -> tuple[InputSlice, int]:
