@@ -81,6 +81,15 @@ def test_a_file_takes_what_it_has_once_it_is_made(tmp_path):
     assert len(list((tmp_path / "ab").glob("ab*"))) <= 4
 
 
+def test_what_was_seen_in_transit_counts_as_it_is_afterwards(tmp_path):
+    limit = CacheLimit(1000, [tmp_path], LocalFilesystem())
+    limit.reserve(tmp_path, {"a.00000001": 900})
+    limit.reserve(tmp_path, {"b.00000002": 50})
+    (tmp_path / "a.00000001").write_bytes(CONTENT)
+    limit.reserve(tmp_path, {"c.00000003": 700})
+    assert (tmp_path / "a.00000001").exists()
+
+
 def test_its_lock_is_waited_for_as_long_as_its_holder_lives(tmp_path):
     made: list[Path] = []
     assert lock_of_shard_s(cache_in(tmp_path).location, entry(made).raw) == float("inf")
