@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,23 +64,8 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
     """
     disk = opening.disk or LocalFilesystem()
     root = cache_root(source.local, FOLDER)
-    rows = RowFormat(**{**row, "tokenizer": _kept_tokenizer(row["tokenizer"], root, disk)})
-    tokenizer = rows.tokenizer or Path()
-    if rows.backend == "gigatoken":
-        compare_added_tokens(tokenizer)
-    form = TokenFormat(
-        rows=rows,
-        digest=tokenizer_digest(rows),
-        dtype=dtype_of(tokenizer),
-        on_bad_row=source.on_bad_row,
-        transform=source.transform and Transform.of(source.transform, source.version),
-    )
-    files = source.files
-    if is_paths(files) and not is_path(
-        files
-    ):  # rows, though a list of texts looks like one of paths
-        files = [{form.selection.name: text} for text in files]
-    table = open_table(files, form.selection, root, transform=form.transform, index=source.index)
+    form = _format_of(source, row, root, disk)
+    table = _table_of(source, form, root)
     text_bytes = int(table.text_bytes.sum())
     if source.local is None and not opening.has_cache_limit and text_bytes > UNLIMITED_BYTES:
         raise ConfigError(
@@ -87,7 +73,7 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
             "local= to a folder of this node's disk, or Buffers(cache_limit=) to what may be kept"
         )
     num_workers = opening.num_workers or max((os.cpu_count() or 1) - 1, 1)
-    identity = Identity.of(rows, form.transform)
+    identity = Identity.of(form.rows, form.transform)
     probed = tokenizer_pool(num_workers).run(partial(_probe, table, form))
     name = opening.name or default_name(source.files)
     location = StreamLocation(folder=root / "tokens", remote=name, root=root)
@@ -125,6 +111,29 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         digest=digest,
         entries_digest=digest,
     )
+
+
+def _format_of(
+    source: Any, row: Mapping[str, Any], root: Path, disk: LocalFilesystem
+) -> TokenFormat:
+    tokenizer = _kept_tokenizer(row["tokenizer"], root, disk)
+    rows = RowFormat(**{**row, "tokenizer": tokenizer})
+    if rows.backend == "gigatoken":
+        compare_added_tokens(tokenizer)
+    return TokenFormat(
+        rows=rows,
+        digest=tokenizer_digest(rows),
+        dtype=dtype_of(tokenizer),
+        on_bad_row=source.on_bad_row,
+        transform=source.transform and Transform.of(source.transform, source.version),
+    )
+
+
+def _table_of(source: Any, form: TokenFormat, root: Path) -> TextTable:
+    files = source.files
+    if is_paths(files) and not is_path(files):  # a list of texts looks like one of paths
+        files = [{form.selection.name: text} for text in files]
+    return open_table(files, form.selection, root, transform=form.transform, index=source.index)
 
 
 def _probe(table: TextTable, form: TokenFormat) -> Probe:
