@@ -116,7 +116,7 @@ def default_root() -> Path:
 
 
 def cache_root(local: str | os.PathLike[str] | None, name: str) -> Path:
-    """Return the folder for what is made here of rows: `local`, or a folder of this user."""
+    """Return the folder for files that are made here of rows: `local`, or one of this user."""
     if local is not None:
         return Path(os.path.realpath(local))
     root = Path(os.path.realpath(default_root()))

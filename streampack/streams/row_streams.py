@@ -46,4 +46,5 @@ def without_memory(stream: Any) -> Any:
 
 
 def default_name(files: Any) -> str:
+    """Return the name of a stream of files or rows that has none of its own."""
     return Path(os.fspath(files)).name.partition(".")[0] or "rows" if is_path(files) else "rows"

@@ -44,7 +44,7 @@ from streampack.texts.identity import Identity, Probe, fingerprint, probe
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, open_table
-from streampack.texts.token_shard import TokenFormat, dtype_of
+from streampack.texts.token_shard import ShardFormat, dtype_of
 from streampack.texts.tokenization import compare_added_tokens, tokenizer_folder
 from streampack.texts.transform import Transform
 
@@ -115,12 +115,12 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
 
 def _format_of(
     source: Any, row: Mapping[str, Any], root: Path, disk: LocalFilesystem
-) -> TokenFormat:
+) -> ShardFormat:
     tokenizer = _kept_tokenizer(row["tokenizer"], root, disk)
     rows = RowFormat(**{**row, "tokenizer": tokenizer})
     if rows.backend == "gigatoken":
         compare_added_tokens(tokenizer)
-    return TokenFormat(
+    return ShardFormat(
         rows=rows,
         digest=tokenizer_digest(rows),
         dtype=dtype_of(tokenizer),
@@ -129,14 +129,14 @@ def _format_of(
     )
 
 
-def _table_of(source: Any, form: TokenFormat, root: Path) -> TextTable:
+def _table_of(source: Any, form: ShardFormat, root: Path) -> TextTable:
     files = source.files
     if is_paths(files) and not is_path(files):  # a list of texts looks like one of paths
         files = [{form.selection.name: text} for text in files]
     return open_table(files, form.selection, root, transform=form.transform, index=source.index)
 
 
-def _probe(table: TextTable, form: TokenFormat) -> Probe:
+def _probe(table: TextTable, form: ShardFormat) -> Probe:
     return probe(table, form.rows, form.encoder(), form.transform)
 
 

@@ -33,7 +33,7 @@ from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.table import TextShard, TextTable, decode_unit
 from streampack.texts.token_shard import (
-    TokenFormat,
+    ShardFormat,
     TokenTask,
     make_token_shard,
     parse_token_shard,
@@ -77,7 +77,7 @@ class TextShards:
 
     name: str
     table: TextTable
-    format: TokenFormat
+    format: ShardFormat
     identity: Identity
     cache: ShardCache
     numbers: Int64Array

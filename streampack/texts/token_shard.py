@@ -3,7 +3,7 @@
 ::
 
     seal         magic, hash of what follows                         storage/sealed.py
-    counts       samples, tokens, bad rows, ...                      `Counts`, int64 each
+    counts       samples, tokens, bad rows, ...                      `ShardCounts`, int64 each
     lengths      uint32, tokens of each sample                       0: a row that gives none
     rows         uint32, the row of each sample                      if rows have several
     ids          uint16 or int32                                     from a multiple of 8 on
@@ -47,7 +47,7 @@ ALIGNMENT = 8  # of the ids
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 
 
-class Counts(NamedTuple):
+class ShardCounts(NamedTuple):
     """What a token shard holds."""
 
     num_samples: int
@@ -65,7 +65,7 @@ class Counts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFormat:
+class ShardFormat:
     """How rows become the samples of token shards."""
 
     rows: RowFormat
@@ -115,7 +115,7 @@ class TokenTask:
     """What a process needs to make a token shard."""
 
     shard: TextShard
-    format: TokenFormat
+    format: ShardFormat
     decoded: Path | None = None
     """The file with the rows of a unit that is large."""
 
@@ -159,7 +159,7 @@ class _Samples:
         if self._task.format.on_bad_row == "error":
             raise BadRowsError(f"{uri}, row {row}: {reason}{OR_SKIP}", uri=uri)
 
-    def pieces(self) -> tuple[Counts, list[bytes]]:
+    def pieces(self) -> tuple[ShardCounts, list[bytes]]:
         """Return the counts, and what a file holds after its seal."""
         form, num_rows = self._task.format, self._task.shard.num_rows
         rows, own = np.array(self.rows, np.int64), np.array(self.lengths, np.int64)
@@ -169,7 +169,7 @@ class _Samples:
         all_rows = np.concatenate([rows, np.flatnonzero(has_none)])
         order = np.argsort(all_rows, kind="stable")
         lengths = np.concatenate([own, np.zeros(has_none.sum(), np.int64)])[order]
-        counts = Counts(
+        counts = ShardCounts(
             num_samples=len(lengths),
             num_tokens=int(own.sum()),
             itemsize=np.dtype(form.dtype).itemsize,
@@ -189,7 +189,7 @@ class _Samples:
         return counts, [table.tobytes() for table in (*tables, *self.masks)]
 
 
-def make_token_shard(task: TokenTask, to: Path) -> Counts:
+def make_token_shard(task: TokenTask, to: Path) -> ShardCounts:
     """Tokenize a text shard into a file.
 
     Raises:
@@ -213,7 +213,7 @@ def make_token_shard(task: TokenTask, to: Path) -> Counts:
 
 
 @lru_cache(maxsize=2)
-def _encoder(form: TokenFormat) -> RowEncoder:
+def _encoder(form: ShardFormat) -> RowEncoder:
     return form.encoder()  # once per process: it hashes the tokenizer's files
 
 
@@ -221,7 +221,7 @@ def _encoder(form: TokenFormat) -> RowEncoder:
 class TokenShard:
     """Where the samples of a token shard are in its bytes."""
 
-    counts: Counts
+    counts: ShardCounts
     tokens: Spans
     loss_mask: Spans | None
     rows: Int64Array | None
@@ -244,10 +244,10 @@ class TokenShard:
 def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
     """Return where samples are in the bytes of a file; a DataError names a damaged one."""
     begin = SEAL_BYTES
-    stop = begin + 8 * len(Counts._fields)
+    stop = begin + 8 * len(ShardCounts._fields)
     if len(data) < stop or data[: len(MAGIC)].tobytes() != MAGIC:
         raise DataError(f"{where}: is not a token shard; delete it, and it is made again")
-    counts = Counts(*np.frombuffer(data[begin:stop].tobytes(), "<i8").tolist())
+    counts = ShardCounts(*np.frombuffer(data[begin:stop].tobytes(), "<i8").tolist())
     num = counts.num_samples
     tables = []
     for _ in range(1 + counts.has_rows):

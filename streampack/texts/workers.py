@@ -2,7 +2,7 @@
 
 ::
 
-    start_worker --> Popen: python -c "from MODULE import work; work(descriptor, num_threads)"
+    start_worker(work) --> Popen: python -c "from MODULE import work; work(descriptor, num_threads)"
     pipe.send(task) ------------------------------------------> task_pipe(...).recv()
     receive(pipe, process) <------------------------------------ pipe.send(outcome)
 
@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
@@ -28,12 +28,15 @@ from streampack.errors import StreampackError, WorkerError, naming_limits
 END_S = 5.0  # for a worker to end after SIGTERM
 
 
-def start_worker(module: str, num_threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Start a process that runs `work(descriptor, num_threads)` of a module; return its pipe."""
+def start_worker(
+    work: Callable[[int, int], None], num_threads: int
+) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """Start a process that calls `work(descriptor, num_threads)`; return its pipe."""
     ours, theirs = multiprocessing.Pipe()
+    name = work.__name__
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from {module} import work; "
-        f"work({theirs.fileno()}, {num_threads})"
+        f"import sys; sys.path[:] = {sys.path!r}; from {work.__module__} import {name}; "
+        f"{name}({theirs.fileno()}, {num_threads})"
     )
     # The worker inherits the blocked signal from its first moment on: a terminal's Ctrl-C reaches
     # only this process, which then terminates it.

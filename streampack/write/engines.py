@@ -49,7 +49,7 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
     try:
         while pending and len(workers) < num_workers:
-            pipe, process = start_worker(__name__, num_threads)
+            pipe, process = start_worker(work, num_threads)
             workers[pipe] = process
             pipe.send(pending.popleft())
         while workers:

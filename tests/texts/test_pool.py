@@ -57,7 +57,7 @@ def test_a_worker_that_dies_is_replaced_once(pool, tmp_path):
     assert pool.run(partial(kill_once, tmp_path / "flag")) == "done"
     with pytest.raises(WorkerError, match=r"exit code -9 .*what was tokenized is kept"):
         pool.run(kill)
-    assert pool.run(os.getpid)  # the pool goes on
+    assert pool.run(os.getpid)
 
 
 def test_as_many_tasks_run_at_once_as_there_are_workers(pool):
