@@ -46,7 +46,7 @@ class LeftSnapshots:
         self._world, self._digests = world, digests
         self._store = RankStore(world)
         self._run: RunPlan | None = None
-        self._name = ""
+        self._name = ""  # of the run; found out where it is asked for
         self._last: list[State] | None = None
         self._own: dict[Key, list[Left]] = {}  # the last two
 
@@ -54,15 +54,23 @@ class LeftSnapshots:
         return LeftSnapshots, (self._world, self._digests)
 
     def _key(self, key: Key) -> str:
+        if not self._name and self._run is not None:
+            self._name = self._name_of(self._run)
         return f"streampack/{self._name}/{key[0]}/{key[1]}"
 
+    def _name_of(self, run: RunPlan) -> str:
+        # Ranks of another group may stand elsewhere in the same run.
+        return digest_of_values([run_fingerprint(run, self._digests), list(self._world.loading)])
+
     def _enter(self, run: RunPlan) -> None:
-        if run is not self._run:
-            # Ranks of another group may stand elsewhere in the same run.
-            values = [run_fingerprint(run, self._digests), list(self._world.loading)]
-            self._run, name = run, digest_of_values(values)
-            if name != self._name:
-                self._name, self._own = name, {}
+        if run is self._run:
+            return
+        name = ""
+        if self._run is not None:
+            name, before = self._name_of(run), self._name or self._name_of(self._run)
+            if name != before:
+                self._own = {}
+        self._run, self._name = run, name
 
     def leave(self, run: RunPlan, plan: DevicePlan, snapshots: list[State]) -> None:
         """Leave the snapshots that hold from the first batch of a plan on, as far as changed."""
@@ -80,7 +88,7 @@ class LeftSnapshots:
             if is_new and snapshot["lane"] in lanes:
                 self._own[_key_of(snapshot)] = [*left[-1:], (*place, snapshot)]
                 changed.append(_key_of(snapshot))
-        if worker_here().number:
+        if self._store.is_alone or worker_here().number:
             return  # all workers plan alike, and the first leaves what all know
         if len(lanes) == recipe.num_lanes:
             # Then every device plans all lanes.
@@ -100,6 +108,7 @@ class LeftSnapshots:
         used = run.uses(progress.epoch) if run.chapters else recipe.names
         queues = [n for n in range(recipe.num_queues) if recipe.is_mixed or recipe.names[n] in used]
         lanes = range(recipe.num_lanes)
+        asks = asks and not self._store.is_alone
         keys = [self._key((lane, queue)) for lane in lanes for queue in queues] if asks else []
         others = self._store.get(keys)
         start = state.start

@@ -48,9 +48,14 @@ class RankStore:
     def __reduce__(self) -> tuple[type[RankStore], tuple[World]]:
         return RankStore, (self._world,)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank to leave values to."""
+        return other_ranks(self._world) < 1
+
     def put(self, values: Mapping[str, Any]) -> None:
         """Leave values, in a thread; they must not be changed afterwards."""
-        if not values or other_ranks(self._world) < 1:
+        if not values or self.is_alone:
             return
         with self._lock:
             self._waiting |= values
@@ -65,7 +70,7 @@ class RankStore:
 
     def get(self, keys: Sequence[str]) -> dict[str, Any]:
         """Return the values that are there, by key."""
-        if not keys or other_ranks(self._world) < 1:
+        if not keys or self.is_alone:
             return {}
         return self._with_store(partial(self._read, keys=keys)) or {}
 

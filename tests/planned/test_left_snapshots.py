@@ -29,8 +29,7 @@ from streampack import (
     World,
 )
 from streampack.lookback import at
-from streampack.mix import draw
-from streampack.plan import sample_order
+from streampack.plan.recipe import Recipe
 from streampack.runtime.resumable import engine_of
 from streampack.streams.mds_shards import MdsShards
 from streampack.testing.shown import in_slot_order, rows, steps, worlds
@@ -63,8 +62,7 @@ STEPS = {"epochs": 35, "by stream": 12, "chapters": 14}
 def small_chunks():
     """Draw few samples together, so that small streams are not read as a whole at the start."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (draw, sample_order):
-            patch.setattr(module, "CHUNK", 32)
+        patch.setattr(Recipe, "chunk", lambda *_: 32)
         yield
 
 
