@@ -182,7 +182,8 @@ def _chosen(
 
 
 def _digest(content: str, shards: TextShards, part: SamplePart | None) -> str:
-    text = f"{content} {shards.format.on_bad_row}".encode()
+    # Open shards are known by it: the samples of one depend on all of this.
+    text = f"{content} {shards.format.on_bad_row} {shards.cut_to}".encode()
     digest = hashlib.blake2b(text + digest_text(part) + digest_text(shards.side), digest_size=16)
     digest.update(shards.numbers.tobytes())
     return digest.hexdigest()

@@ -81,7 +81,7 @@ class TokenizerPool:
                 if process.poll() is None:
                     return pipe, process
                 pipe.close()
-        return start_worker(run_tasks, 1)
+        return start_worker(serve_tasks, 1)
 
     def close(self) -> None:
         """End the workers that have nothing to do."""
@@ -109,7 +109,7 @@ def _close_pools() -> None:
             pool.close()
 
 
-def run_tasks(descriptor: int, num_threads: int) -> None:
+def serve_tasks(descriptor: int, num_threads: int) -> None:
     """Call the functions that come through a pipe until it is closed; run in a worker."""
     pipe = task_pipe(descriptor, num_threads)
     with suppress(EOFError, ConnectionError):

@@ -630,7 +630,7 @@ def test_prompts_that_are_cut_before_a_target_are_left_out_not_packed(tmp_path, 
             rows, tokenizer_of(), packing=packing, local=tmp_path, batch_size=1, **options
         )
         found[overflow] = {sample for sample, _ in labels_of(dataset)}
-    assert found == {"truncate": {0}, "split": {0, 1}}
+    assert found == {"truncate": {1}, "split": {0, 1}}
 
 
 def test_hugging_face_datasets_map_their_rows(tmp_path):

@@ -445,7 +445,7 @@ def test_the_budget_is_that_of_all_parts_together(tmp_path):
 def test_parts_of_other_versions_are_refused(tmp_path, inputs, monkeypatch):
     options = options_of(tmp_path, part="1/2")
     write_texts(inputs, tmp_path / "s", options)
-    monkeypatch.setattr("streampack.write.job.version", lambda _: "9.9")
+    monkeypatch.setattr("streampack._extras.version", lambda _: "9.9")
     with pytest.raises(
         ConfigError, match=r"was begun with tokenizers [\d.]+, but 9\.9 is installe"
     ):
