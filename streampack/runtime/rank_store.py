@@ -50,7 +50,7 @@ class RankStore:
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other rank to leave values to."""
+        """Whether this rank has no other to leave values to."""
         return other_ranks(self._world) < 1
 
     def put(self, values: Mapping[str, Any]) -> None:

@@ -104,7 +104,7 @@ def _read(path: Path) -> Known:
 def _decode(data: bytes) -> Known:
     """Return the counts in a file; none if it is damaged: they are counted again."""
     try:
-        with np.load(io.BytesIO(data)) as arrays:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             names = json.loads(arrays["names"].tobytes())
             pieces = np.split(arrays["pieces"], np.cumsum(arrays["counts"])[:-1])
         return {uri: (version, own) for (uri, version), own in zip(names, pieces, strict=True)}

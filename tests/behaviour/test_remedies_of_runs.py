@@ -340,7 +340,7 @@ def of_chats(folder: Path, **options: Any) -> int:
 STREAMS_OF_ROWS = {
     "a bad row": Remedy(
         of_chats,
-        r"^rows: row 1: .*; set (on_bad_row)='(\w+)' to skip such rows$",
+        r"^rows, row 1: .*; set (on_bad_row)='(\w+)' to skip such rows$",
         lambda folder, option, value: of_chats(folder, **{option: value}),
     ),
     "rows that can be read only once": Remedy(

@@ -148,13 +148,14 @@ def test_the_least_cache_limit_is_enough(folder, made, tmp_path):
 
 def test_a_full_disk_is_an_error_that_names_the_path_and_nothing_stays_half(folder, tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    pool = tokenizer_pool(3)  # of this test alone
+    pool = tokenizer_pool(1)  # its only process gets the limit
+    pool.close()
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
     try:
         pool.run(os.getpid)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    options = {"buffers": Buffers(tokenizing=3), **CARRY}
+    options = {"buffers": Buffers(tokenizing=1), **CARRY}
     with pytest.raises(DataError, match=rf"{tmp_path}/tokens/.*bytes are needed"):
         list(dataset_of(lazy(folder, tmp_path), **options))
     assert leftovers(tmp_path) == []

@@ -81,6 +81,9 @@ def right(tokenizer: object, folder: Path) -> list[Stream]:
         index=None,
         on_bad_row="skip",
         download=None,
+        transform="cleaning:without_short",
+        version="2",
+        lengths="lazy",
     )
     chats = Chats(
         files="chats.jsonl",
@@ -96,6 +99,9 @@ def right(tokenizer: object, folder: Path) -> list[Stream]:
         index=None,
         on_bad_row="error",
         download=None,
+        transform=None,
+        version="1",
+        lengths="eager",
     )
     return [
         Stream(web, name="web", proportion=0.6, loss_weight=0.5, held_out=side),
