@@ -62,8 +62,8 @@ SLOTS = "Stream(max_seq_len) / Packing(max_seq_len)"
 ALL_LENGTHS = "the lengths of all samples"
 TO_KNOW_LENGTHS = {
     "fetch": "run `streampack index` on it",
-    "tokenize": "run `streampack index --tokenizer` on its texts, set lengths='eager', or name "
-    "less text",
+    "tokenize": "set lengths='eager' of its texts, which are then tokenized at the start, or write "
+    "them as shards once: `streampack write`",
 }
 """By what it costs to learn lengths, how a user makes them known first."""
 

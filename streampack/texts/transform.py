@@ -53,7 +53,8 @@ class Transform:
             return made
         module, name = (getattr(function, each, "") for each in ("__module__", "__qualname__"))
         made = cls(f"{module}:{name}", version)
-        shown = name.rpartition(".")[2].strip("<>") or "function"
+        last = name.rpartition(".")[2]
+        shown = last if last.isidentifier() else "function"
         is_found = (
             callable(function) and name and module not in ("", None, "__main__") and "<" not in name
         )
