@@ -15,7 +15,6 @@ Cost: the rows of files are counted once a node. Each process loads the tokenize
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from streampack.config import Buffers
 from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError
 from streampack.mds.index import MdsIndex
@@ -36,7 +36,7 @@ from streampack.storage.verify import as_data_error
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import Numbering, SamplePart, chosen_shards, digest_text
 from streampack.streams.row_streams import default_name
-from streampack.streams.sources.values import is_path, is_paths
+from streampack.streams.sources.values import is_path
 from streampack.streams.text_lengths import known_lengths
 from streampack.streams.text_shards import TextShards
 from streampack.streams.token_stream import Opening, TokenStream
@@ -72,7 +72,7 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
             f"local=None: {text_bytes} bytes of text would fill the system's temporary folder; set "
             "local= to a folder of this node's disk, or Buffers(cache_limit=) to what may be kept"
         )
-    num_workers = opening.num_workers or max((os.cpu_count() or 1) - 1, 1)
+    num_workers = opening.num_workers or Buffers().processes(1)
     identity = Identity.of(form.rows, form.transform)
     probed = tokenizer_pool(num_workers).run(partial(_probe, table, form))
     name = opening.name or default_name(source.files)
@@ -130,10 +130,8 @@ def _format_of(
 
 
 def _table_of(source: Any, form: ShardFormat, root: Path) -> TextTable:
-    files = source.files
-    if is_paths(files) and not is_path(files):  # a list of texts looks like one of paths
-        files = [{form.selection.name: text} for text in files]
-    return open_table(files, form.selection, root, transform=form.transform, index=source.index)
+    wanted, transform = form.selection, form.transform
+    return open_table(source.files, wanted, root, transform=transform, index=source.index)
 
 
 def _probe(table: TextTable, form: ShardFormat) -> Probe:

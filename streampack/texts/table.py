@@ -28,7 +28,7 @@ import numpy as np
 
 from streampack._paths import is_url, shown_path
 from streampack.texts.counts import count_files
-from streampack.texts.inputs.listing import format_of, list_inputs
+from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows, with_contents
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.sources import open_input
@@ -166,8 +166,8 @@ def open_table(
     """Return the table of files, or of rows in memory, which are written into the cache once.
 
     Args:
-        files: Path, glob or URL, a list of them, a list of rows, a table of pandas or pyarrow, or a
-            `datasets.Dataset`.
+        files: Path, glob or URL, a list of rows, a table of pandas or pyarrow, or a
+            `datasets.Dataset`. The items of a list are rows, also where they are strings.
         selection: The column of the text, whose bytes the shards are cut by.
         cache: Folder of this node for counts and for rows of memory.
         transform: What will be called with each row; it needs all columns.
@@ -185,7 +185,8 @@ def open_table(
     (1, [3], 2)
     """
     wanted = selection if transform is None else RowSelection("row", selection.name)
-    inputs = paths_of(files) or mapped_files(files)
+    is_path = isinstance(files, str | os.PathLike)
+    inputs = [shown_path(files)] if is_path else mapped_files(files)
     memory = None
     if inputs is None:
         path, memory = write_memory(files, wanted, cache)
@@ -201,29 +202,6 @@ def open_table(
         cut=cut_pieces(listed, pieces, num_pieces),
         memory=memory,
     )
-
-
-def paths_of(files: Any) -> list[str] | None:
-    """Return the paths that a source names, or None for rows in memory.
-
-    A list of strings is one of paths if each is a URL, exists, or has the ending of a supported
-    file; else it is one of texts.
-
-    >>> paths_of("a/"), paths_of(["a.jsonl", "b.jsonl"]), paths_of(["one text", "another"])
-    (['a/'], ['a.jsonl', 'b.jsonl'], None)
-    """
-    if isinstance(files, str | os.PathLike):
-        return [shown_path(files)]
-    if not isinstance(files, list | tuple) or not files:
-        return None
-    if not all(isinstance(each, str | os.PathLike) for each in files):
-        return None
-    names = list(map(shown_path, files))
-    are_paths = all(
-        not isinstance(each, str) or is_url(name) or format_of(name) or os.path.exists(name)
-        for each, name in zip(files, names, strict=True)
-    )
-    return names if are_paths else None
 
 
 def read_shard(

@@ -72,7 +72,7 @@ def test_each_row_is_seen_whole_and_by_itself(kind, tmp_path, monkeypatch):
 def test_a_text_file_is_a_row_with_a_text(tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("")
-    rows, bad = read([tmp_path / "a.txt", tmp_path / "b.txt"], tmp_path, Transform.of(titled))
+    rows, bad = read(str(tmp_path / "*.txt"), tmp_path, Transform.of(titled))
     assert (rows, bad) == ({0: "one!"}, [])
 
 
