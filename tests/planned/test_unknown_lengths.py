@@ -199,7 +199,7 @@ TRIED = {
 @pytest.mark.parametrize("option", REFUSED)
 def test_what_plans_with_all_lengths_is_refused_and_works_with_them(make, option):
     wanted = (
-        rf"stream 'web': {re.escape(option)} needs the lengths of all samples: .*streampack index"
+        rf"stream 'web': {re.escape(option)} needs the lengths of all samples: .*lengths='eager'"
     )
     with pytest.raises(ConfigError, match=wanted):
         make(**REFUSED[option])
@@ -209,7 +209,7 @@ def test_what_plans_with_all_lengths_is_refused_and_works_with_them(make, option
 @pytest.mark.parametrize("what", TRIED)
 def test_what_would_tokenize_an_epoch_is_refused(make, what):
     dataset = make()
-    with pytest.raises(ConfigError, match=f"'web': {what} needs the lengths .*streampack index"):
+    with pytest.raises(ConfigError, match=f"'web': {what} needs the lengths .*lengths='eager'"):
         TRIED[what](dataset)
     assert not shards_opened(dataset)
 
