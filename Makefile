@@ -1,7 +1,7 @@
 # make demo    real text -> streams -> packs -> a small model, killed half-way and resumed
 # make test    the tests                     make check   format, lint, types and the tests
 # make quick   the rooms' own tests          make slow    tests that take minutes each
-# make docs    the site, in build/site
+# make docs    the site, in build/site            make wheel    both archives, installed and tried
 # make bench   speed, in 6 to 18 minutes     make bench-peers   the same beside its peers
 # make forkserver   worker processes, started as Python 3.14 does      make coverage   of the tests
 # make mutants   do the tests notice changes of single lines?
@@ -28,6 +28,10 @@ PIP_INSTALL := python -m pip install --quiet --disable-pip-version-check --no-co
 RESULTS := build/bench
 PEERS := .venv-peers
 DOCS := .venv-docs
+# The README's first lines, in an environment that has only the archive and what it depends on.
+EMPTY := build/empty
+FIRST_LINES := bin/python -I -c 'import re; \
+	exec(re.findall("```python\n(.*?)```", open("../../README.md").read(), re.DOTALL)[0])'
 
 .PHONY: help install architectures demo quick test slow forkserver coverage mutants lint ruff types format check docs \
 	wheel clean bench bench-peers
@@ -152,6 +156,12 @@ wheel: $(INSTALLED)
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+	rm -rf $(EMPTY) && $(BIN)/python -m venv $(EMPTY)
+	$(EMPTY)/bin/$(PIP_INSTALL) -c constraints.txt "$(TORCH)" dist/*.whl
+	cd $(EMPTY) && $(FIRST_LINES)
+	$(EMPTY)/bin/$(PIP_INSTALL) --no-deps --force-reinstall dist/*.tar.gz
+	cd $(EMPTY) && $(FIRST_LINES)
+	$(EMPTY)/bin/streampack --version
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(DOCS) demo-output build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 from pathlib import Path
 
 import pytest
 
+import streampack
 from tests.helpers.faults.servers import s3_server, s3_variables
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +129,25 @@ def test_the_workflow_runs_the_pythons_of_the_classifiers():
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
 
 
+# The release.
+
+
+def test_the_changelogs_newest_section_is_that_of_the_version_and_short():
+    section = re.split("^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.M)[1:]
+    if section[0].startswith("Unreleased"):
+        del section[0]
+
+    assert re.match(rf"{re.escape(streampack.__version__)} - \d{{4}}-\d\d-\d\d\n", section[0])
+    assert section[0].count("\n") <= 60
+
+
+def test_no_page_leads_to_a_place_where_the_project_is_not():
+    assert "urls" not in PROJECT
+    pages = [ROOT / "zensical.toml", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    nowhere = re.compile(r"github\.(?:com|io)/streampack|pip install '?streampack(?![-\w.]*\[|-\d)")
+    assert [path.name for path in pages if nowhere.search(path.read_text(encoding="utf-8"))] == []
+
+
 # The wheel.
 
 # Written and read by the installed wheel: the shards of the first lines, from a bucket.
@@ -159,6 +180,20 @@ def test_the_archives_pass_twine_check(dist):
     subprocess.run(command, check=True, capture_output=True)
 
 
+def test_the_source_archive_has_the_package_and_nothing_else(dist):
+    (archive,) = dist.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+
+    suffixes = (".py", ".pyi", "py.typed", "page.html", "demo.yaml")
+    package = (path for path in (ROOT / "streampack").rglob("*") if path.name.endswith(suffixes))
+    wanted = {str(path.relative_to(ROOT)) for path in package}
+    wanted |= {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md"}
+    wanted |= {"pyproject.toml", "setup.cfg"}
+    found = {name for name in names if "." in name or name.isupper()}
+    assert {name for name in found if "egg-info" not in name} == wanted
+
+
 def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
@@ -169,14 +204,16 @@ def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
     subprocess.run([*pip, wheel], check=True, capture_output=True)
 
     code = f"{FIRST_LINES}\nimport streampack; print(streampack.__file__)"
+    code += "\nfrom streampack.cli import main; import sys; sys.argv = ['', '--version']; main()"
     # The dependencies are those of this environment; the package is the wheel's.
     env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
     done = subprocess.run(
         [python, "-c", code], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
     )
-    shape, path = done.stdout.splitlines()
+    shape, path, version = done.stdout.splitlines()
     assert shape.startswith("torch.Size([4, 2048]) fill ")
     assert Path(path).is_relative_to(tmp_path / "venv")
+    assert version == streampack.__version__
 
 
 @pytest.mark.processes

@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "streampack"
 PAGE = ROOT / "docs/ARCHITECTURE.md"
 SUFFIXES = (".md", ".py", ".pyi", ".yaml", ".yml", ".toml")
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs", "examples")
-PAGES += ("configs", ".github", "benchmarks", "tests")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "docs")
+PAGES += ("examples", "configs", ".github", "benchmarks", "tests")
 LISTS = ("prose.py", "test_words.py")  # which have these words to compare with
 FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
