@@ -29,8 +29,12 @@ def output_console() -> Console:
 
 
 def print_json(document: dict[str, Any] | list[Any]) -> None:
-    """Print one line of JSON."""
-    sys.stdout.write(json.dumps(document) + "\n")
+    """Print one line of JSON; arrays are lists in it, and values of other types text."""
+    sys.stdout.write(json.dumps(document, default=_plain) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def read_json(path: Path | None, option: str, method: str) -> Any:

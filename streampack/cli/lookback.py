@@ -167,6 +167,9 @@ def _add_texts(
         for segment, each in zip(row.segments.tolist(), shown["segments"], strict=True):
             columns = dataset.document(segment)
             tokens = columns.pop("tokens")[each["start"] : each["start"] + each["length"]].tolist()
+            columns |= {
+                f"fields.{name}": value for name, value in columns.pop("fields", {}).items()
+            }
             columns = {name: value for name, value in columns.items() if type(value) is not bytes}
             text = " ".join(map(str, tokens)) if decoder is None else decoder.decode(tokens)
             each["columns"] = {**columns, "tokens" if decoder is None else "text": text}

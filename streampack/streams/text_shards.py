@@ -31,7 +31,7 @@ from streampack.streams.shard_pool import OpenShard
 from streampack.texts.identity import Identity, token_shard_name
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import tokenizer_pool
-from streampack.texts.table import TextShard, TextTable, decode_unit
+from streampack.texts.table import TextShard, TextTable, decode_unit, read_whole_row
 from streampack.texts.token_shard import (
     ShardFormat,
     TokenTask,
@@ -236,6 +236,16 @@ class TextShards:
 
     def row_layout(self, shard: int) -> Layout | None:  # noqa: ARG002
         return None
+
+    def row_of(self, shard: int, sample: int) -> dict[str, Any]:
+        """Return the file of a sample of a shard, the number of its row there, and the row."""
+        number = int(self.numbers[shard])
+        rows = None if self.known is None else self.known.part("rows", number)
+        row = sample if rows is None else int(rows[sample])
+        shard_of_table = self.table.shard(number)
+        file, in_file = shard_of_table.place(row)
+        fields = read_whole_row(shard_of_table, row)
+        return {"file": file, "row": in_file, "fields": fields}
 
     def version(self, shard: int) -> Hashable:
         return self.cache.file(self.entry(shard))

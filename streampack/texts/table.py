@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from streampack._paths import is_url, shown_path
+from streampack.errors import DataError
 from streampack.texts.counts import count_files
 from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows, with_contents
@@ -239,9 +240,10 @@ def read_shard(
             unit, base = _decoded_slice(decoded, taken)
             taken, base = range(taken.start - base, taken.stop - base), -base
         in_file = shard.file_row - shard.first_row if len(shard.units) == 1 else 0
-        for batch in read_rows(
+        batches = read_rows(
             unit, wanted, BATCH_ROWS, contents, skips_damage=skips_damage, taken=taken
-        ):
+        )
+        for batch in batches if taken else ():
             if transform is not None:
                 batch = transform.apply(batch, selection, unit.uri)
             batch = _without_long(batch, selection, unit.uri)
@@ -252,6 +254,22 @@ def read_shard(
                 bad=[BadRow(name, bad.row - base + in_file, bad.reason) for bad in batch.bad],
             )
         before += num_rows
+
+
+def read_whole_row(shard: TextShard, row: int) -> dict[str, Any]:
+    """Return all columns of a row of a shard, as its file has them; a blank line has none.
+
+    Raises:
+        DataError: If the row cannot be read, or the file has changed since the table was opened.
+    """
+    before, of_file = shard.first_row + row, shard.file_row + row
+    one = replace(shard, first_row=before, file_row=of_file, num_rows=1)
+    found: dict[str, Any] = {}
+    for batch in read_shard(one, RowSelection("row", "row")):
+        for bad in batch.bad:
+            raise DataError(f"{bad.uri}, row {bad.row}: {bad.reason}; fix the row", uri=bad.uri)
+        [found] = batch.values
+    return found
 
 
 def _without_long(batch: RowBatch, selection: RowSelection, uri: str) -> RowBatch:

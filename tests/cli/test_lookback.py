@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
+import pyarrow as pa
 import pytest
 import yaml
+from pyarrow import parquet
 from tokenizers import Tokenizer, models
 
 from streampack import ConfigError, PackedDataLoader, World, from_config
@@ -74,6 +77,26 @@ def test_at_prints_columns_and_texts(config, tmp_path):
     output = call_verb("at", config, "--step", 0, "--devices", 1, "--text")
     assert "step 0: chapter 0, position 0" in output
     assert "url: web://" in output
+
+
+def test_at_prints_the_row_behind_a_text(config, tmp_path):
+    rows = [{"text": f"w{n % 9 + 1}", "ids": [n], "at": datetime(2026, 1, 1)} for n in range(50)]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    word_tokenizer("?", *(f"w{n}" for n in range(1, 10))).save(str(tmp_path / "tokenizer.json"))
+    files = {"files": str(tmp_path / "rows.parquet"), "tokenizer": str(tmp_path / "tokenizer.json")}
+    texts = {"name": "texts", "texts": {**files, "local": str(tmp_path)}}
+    run = {"streams": [texts], "packing": {"max_seq_len": 8}, "batch_size": 2}
+    config.write_text(yaml.safe_dump(run))
+
+    shown = as_json("at", config, "--step", 0, "--text")
+
+    for segment in (each for row in shown["rows"] for each in row["segments"]):
+        columns = segment["columns"]
+        assert columns["file"] == str(tmp_path / "rows.parquet")
+        assert columns["fields.text"] == rows[segment["sample"]]["text"]
+        assert columns["fields.ids"] == [columns["row"]] == [segment["sample"]]
+        assert columns["fields.at"].startswith("2026-01-01")
+    assert "fields.text: w" in call_verb("at", config, "--step", 0, "--text")
 
 
 def test_where_finds_what_at_shows(config):
