@@ -5,7 +5,8 @@
     snapshots    lane 0: pack 4096      lane 1: none, and 4100 of its packs are delivered
     costs        lane 1 from its start: lengths of its samples, which may have to be tokenized
 
-Cost: about 10 ns a slot of the run, only where learning a length means tokenizing a text.
+Cost: about 10 ns a slot of the run, only where learning a length means tokenizing a text; and where
+lanes are planned again, a `stat` of each shard up to the first that is not in the cache.
 """
 
 from __future__ import annotations
@@ -42,19 +43,26 @@ def lanes_to_replan(run: RunPlan, progress: Progress) -> list[tuple[int, int, in
 
 
 def check_replanning(run: RunPlan, streams: Sequence[TokenStream], progress: Progress) -> None:
-    """Refuse a place if, to plan on, this device would tokenize again what came before it."""
+    """Refuse a place if, to plan on, this device would tokenize again what came before it.
+
+    What is in the cache costs nothing, nor does the shuffle block that the place is in.
+    """
     costly = [number for number, stream in enumerate(streams) if costs_tokenizing(stream)]
-    if not costly:
+    missing = lanes_to_replan(run, progress) if costly else []
+    if not missing:
         return
+    costly = [number for number in costly if not _is_all_here(streams[number])]
     recipe, num_bytes, lanes = run.recipe(progress.epoch), 0, set()
-    for lane, queue, num_slots in lanes_to_replan(run, progress):
+    for lane, queue, num_slots in missing:
         for number in set(costly).intersection(recipe.streams_in(queue)):
             stream = recipe.streams[number]
             tokens = num_slots * recipe.row_tokens * _mean_share(run, progress, number)
             # A pass over the lane's part of the stream at most.
             part = min(tokens / max(stream.num_tokens, 1), Fraction(1, recipe.num_lanes))
-            num_bytes += int(part * int(stream.raw_bytes.sum()))
-            lanes.add(lane)
+            block = Fraction(streams[number].block_samples or 1, stream.num_samples)
+            if part >= block:
+                num_bytes += int(part // block * block * int(stream.raw_bytes.sum()))
+                lanes.add(lane)
     if lanes:
         names = ", ".join(repr(recipe.names[number]) for number in costly)
         raise ResumeError(
@@ -64,6 +72,10 @@ def check_replanning(run: RunPlan, streams: Sequence[TokenStream], progress: Pro
             "what loader.gather_state() returned on all ranks at or before it, or allow it with "
             "load_state_dict(state, replan=True)"
         )
+
+
+def _is_all_here(stream: TokenStream) -> bool:
+    return all(map(stream.is_here, range(stream.num_shards)))
 
 
 def _served(run: RunPlan, progress: Progress) -> Int64Array:
