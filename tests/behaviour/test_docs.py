@@ -54,6 +54,11 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(leaves(site["nav"])) == sorted(pages)
 
 
+def test_the_folder_of_the_site_has_nothing_but_pages_and_pictures():
+    files = [path for path in DOCS.rglob("*") if path.is_file()]
+    assert [path.name for path in files if path.suffix not in {".md", ".png"}] == []
+
+
 def test_every_name_that_pages_import_is_in_the_reference():
     listed = set(re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), flags=re.MULTILINE))
     imports = re.compile(r"^ *from (streampack[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
@@ -82,7 +87,7 @@ def test_every_public_name_is_in_the_reference(name):
 
 @pytest.mark.parametrize("page", ["config-reference", "combinations", "moved-options"])
 def test_a_generated_page_is_what_its_generator_prints(page):
-    script = str(DOCS / "generate.py")
+    script = str(ROOT / "scripts" / "generate.py")
     pages = runpy.run_path(script)["PAGES"]
 
     assert (DOCS / f"{page}.md").read_text() == pages[page](), f"run python {script}"

@@ -23,7 +23,7 @@ PACKAGE = ROOT / "streampack"
 PAGE = ROOT / "docs/ARCHITECTURE.md"
 SUFFIXES = (".md", ".py", ".pyi", ".yaml", ".yml", ".toml")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "docs")
-PAGES += ("examples", "configs", ".github", "benchmarks", "tests")
+PAGES += ("examples", "configs", ".github", "benchmarks", "scripts", "tests")
 LISTS = ("prose.py", "test_words.py")  # which have these words to compare with
 FOLDERS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 
