@@ -52,7 +52,7 @@ multiprocessing.set_forkserver_preload(
 # would leave the other workers of pytest-xdist without work.
 LONGEST = (
     "test_processes.py",
-    "test_row_streams.py",
+    "test_rows.py",
     "test_install.py",
     "test_worker_pool.py",
     "test_laws.py",

@@ -38,7 +38,7 @@ from streampack.runtime.arguments import check_batch_size, check_configs, with_h
 from streampack.runtime.resumable import ResumableDataset
 from streampack.streams import TokenStream, open_streams
 from streampack.streams.registry import resolve_streams
-from streampack.streams.row_streams import without_memory
+from streampack.streams.sources.values import without_memory
 from streampack.types import State
 from streampack.world import World
 

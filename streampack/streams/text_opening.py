@@ -35,8 +35,7 @@ from streampack.storage.locks import FileLocks
 from streampack.storage.verify import as_data_error
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import Numbering, SamplePart, chosen_shards, digest_text
-from streampack.streams.row_streams import default_name
-from streampack.streams.sources.values import is_path
+from streampack.streams.sources.values import default_name, is_path
 from streampack.streams.text_lengths import known_lengths
 from streampack.streams.text_shards import TextShards
 from streampack.streams.token_stream import Opening, TokenStream
@@ -53,10 +52,13 @@ UNLIMITED_BYTES = 1 << 30  # of text for which the system's temporary folder is 
 FOLDER = "texts"
 
 
-def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
-    """Return the stream of a source of texts or conversations.
+def open_texts(
+    source: Any, opening: Opening, selected: ColumnSelection | None = None, **row: Any
+) -> TokenStream:
+    """Return the stream of a source of texts, conversations or rows of token ids.
 
-    `row` are options of a `RowFormat`, whose tokenizer may be in memory.
+    `selected` are the columns of the latter. `row` are options of a `RowFormat`, and its tokenizer
+    may be in memory.
 
     Raises:
         ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
@@ -65,7 +67,9 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
     disk = opening.disk or LocalFilesystem()
     root = cache_root(source.local, FOLDER)
     form = _format_of(source, row, root, disk)
-    table = _table_of(source, form, root)
+    table = open_table(
+        source.files, form.selection, root, transform=form.transform, index=source.index
+    )
     text_bytes = int(table.text_bytes.sum())
     if source.local is None and not opening.has_cache_limit and text_bytes > UNLIMITED_BYTES:
         raise ConfigError(
@@ -77,6 +81,7 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
     probed = tokenizer_pool(num_workers).run(partial(_probe, table, form))
     name = opening.name or default_name(source.files)
     location = StreamLocation(folder=root / "tokens", remote=name, root=root)
+    columns = selected or ColumnSelection(loss_mask=LOSS_MASK if form.is_chat else None)
     shards = TextShards(
         name=name,
         table=table,
@@ -85,12 +90,14 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         cache=ShardCache(location, disk),
         numbers=np.arange(len(table)),
         first_sample=table.first_sample,
+        columns=columns,
         tokens_per_byte=probed.tokens_per_byte,
         num_workers=num_workers,
         index=MdsIndex(uri=name, shards=()),
-        cut_to=opening.cut_to if form.has_mask else None,
+        cut_to=opening.cut_to if form.is_chat else None,
     )
-    if source.lengths == "eager" or (source.lengths is None and text_bytes <= WHOLE_BYTES):
+    lengths = "eager" if form.is_ids else source.lengths
+    if lengths == "eager" or (lengths is None and text_bytes <= WHOLE_BYTES):
         known = known_lengths(shards, root, disk)
         shards = replace(shards, known=known, first_sample=known.first_sample)
     elif form.has_rows:
@@ -107,7 +114,7 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
         name,
         shards,
         part,
-        columns=ColumnSelection(loss_mask=LOSS_MASK if form.has_mask else None),
+        columns=columns,
         digest=digest,
         entries_digest=digest,
     )
@@ -116,22 +123,20 @@ def open_texts(source: Any, opening: Opening, **row: Any) -> TokenStream:
 def _format_of(
     source: Any, row: Mapping[str, Any], root: Path, disk: LocalFilesystem
 ) -> ShardFormat:
-    tokenizer = _kept_tokenizer(row["tokenizer"], root, disk)
+    tokenizer = None
+    if "tokenizer" in row:
+        tokenizer = _kept_tokenizer(row["tokenizer"], root, disk)
     rows = RowFormat(**{**row, "tokenizer": tokenizer})
-    if rows.backend == "gigatoken":
+    if tokenizer is not None and rows.backend == "gigatoken":
         compare_added_tokens(tokenizer)
+    transform = None if tokenizer is None else source.transform
     return ShardFormat(
         rows=rows,
         digest=tokenizer_digest(rows),
         dtype=dtype_of(tokenizer),
         on_bad_row=source.on_bad_row,
-        transform=source.transform and Transform.of(source.transform, source.version),
+        transform=transform and Transform.of(transform, source.version),
     )
-
-
-def _table_of(source: Any, form: ShardFormat, root: Path) -> TextTable:
-    wanted, transform = form.selection, form.transform
-    return open_table(source.files, wanted, root, transform=transform, index=source.index)
 
 
 def _probe(table: TextTable, form: ShardFormat) -> Probe:
@@ -181,7 +186,7 @@ def _chosen(
 
 def _digest(content: str, shards: TextShards, part: SamplePart | None) -> str:
     # Open shards are known by it: the samples of one depend on all of this.
-    text = f"{content} {shards.format.on_bad_row} {shards.cut_to}".encode()
+    text = f"{content} {shards.format.on_bad_row} {shards.cut_to} {shards.columns}".encode()
     digest = hashlib.blake2b(text + digest_text(part) + digest_text(shards.side), digest_size=16)
     digest.update(shards.numbers.tobytes())
     return digest.hexdigest()

@@ -26,6 +26,7 @@ import numpy as np
 from streampack.errors import DataError
 from streampack.mds.index import Layout, MdsIndex, Shard, ShardFile
 from streampack.storage.cache import ShardCache
+from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard
 from streampack.texts.identity import Identity, token_shard_name
@@ -83,6 +84,7 @@ class TextShards:
     numbers: Int64Array
     """The shards of the table that are used, shape (num_shards,)."""
     first_sample: Int64Array
+    columns: ColumnSelection
     tokens_per_byte: float
     """An estimate, for lengths that are not known."""
     num_workers: int
@@ -262,13 +264,17 @@ class TextShards:
             parsed = parse_token_shard(mapped.data, mapped.file.path)
         targets = parsed.first_targets(mapped.data)
         counts = self._used(parsed.tokens.counts, parsed.rows, targets, shard)
+        columns = {
+            name: replace(spans, counts=counts)
+            for name, spans in zip(self.format.columns, parsed.columns, strict=True)
+        }
         return OpenShard(
             key=mapped.file,
             uri=self.file_of(shard)[0],
             data=mapped.data,
             tokens=replace(parsed.tokens, counts=counts),
-            labels=None,
-            loss_mask=parsed.loss_mask and replace(parsed.loss_mask, counts=counts),
+            labels=columns.get(self.columns.labels or ""),
+            loss_mask=columns.get(self.columns.loss_mask or ""),
             is_gone=mapped.is_gone,
         )
 

@@ -21,8 +21,7 @@ import orjson
 import streampack
 from streampack._extras import installed
 from streampack.texts.inputs.slices import RowBatch
-from streampack.texts.inputs.values import RowSelection
-from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat, tokenizer_digest
+from streampack.texts.rows import RowEncoder, RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, read_shard
 from streampack.texts.transform import Transform
 
@@ -43,7 +42,7 @@ class Identity:
     @classmethod
     def of(cls, rows: RowFormat, transform: Transform | None = None) -> Identity:
         """Return the identity of rows of a format; loads the tokenizer."""
-        options = {k: v for k, v in asdict(rows).items() if k not in ("tokenizer", "columns")}
+        options = {k: v for k, v in asdict(rows).items() if k != "tokenizer"}
         libraries = ["tokenizers", *(["gigatoken"] if rows.backend == "gigatoken" else [])]
         libraries += [] if rows.chat is None else ["transformers", "jinja2"]
         found = {name: installed(name) for name in libraries}
@@ -60,7 +59,7 @@ class Probe:
     """The first 256 rows, 1 MiB of text at most, as token ids."""
 
     digest: str
-    """Digest of the ids, and of the loss masks of conversations."""
+    """Digest of the ids, and of what stands beside them, such as loss masks."""
     tokens_per_byte: float
     """Tokens divided by bytes of rows as JSON, for estimates; 0.25 without any text."""
 
@@ -85,20 +84,18 @@ def probe(
     table: TextTable, rows: RowFormat, encoder: RowEncoder, transform: Transform | None = None
 ) -> Probe:
     """Return the ids of the first rows of a table."""
-    option = "text" if rows.chat is None else "chat"
-    selection = RowSelection(option, getattr(rows, option))
     digest = hashlib.blake2b(digest_size=16)
     num_rows = num_tokens = num_bytes = 0
     for number in range(len(table)):
-        for batch in read_shard(table.shard(number), selection, transform):
+        for batch in read_shard(table.shard(number), rows.selection, transform):
             taken, size = _first(batch, PROBE_ROWS - num_rows, PROBE_BYTES - num_bytes)
             num_bytes += size
             for samples in encoder.encode(taken):
                 for sample in () if isinstance(samples, str) else filter(None, samples):
-                    tokens = next(iter(sample.values()))
+                    tokens, *others = sample.values()
                     num_tokens += len(tokens)
                     digest.update(tokens.astype("<i4").tobytes())
-                    digest.update(sample.get(LOSS_MASK, tokens[:0]).tobytes())
+                    digest.update(b"".join(other.tobytes() for other in others))
                 digest.update(b"|")
             num_rows += batch.num_rows
             if num_rows >= PROBE_ROWS or len(taken.values) < len(batch.values):

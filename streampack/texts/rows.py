@@ -29,6 +29,7 @@ from streampack.mds.encoder import SCALARS
 from streampack.mds.length_file import NO_TOKEN
 from streampack.texts.chat import ChatEncoder, TrainOn, check_chat_options
 from streampack.texts.inputs.slices import RowBatch
+from streampack.texts.inputs.values import RowSelection
 from streampack.texts.samples import SampleSchema
 from streampack.texts.tokenization import (
     CONFIG_FILE,
@@ -115,6 +116,12 @@ class RowFormat:
             is_typed = bool(name) and encoding in SCALARS
             kept[name if is_typed else column] = encoding if is_typed else None
         return kept
+
+    @property
+    def selection(self) -> RowSelection:
+        """The columns that are read."""
+        option = "chat" if self.chat is not None else "text" if self.tokenizer else "tokens"
+        return RowSelection(option, getattr(self, option), tuple(self.kept))
 
     @property
     def encodes_text(self) -> bool:

@@ -7,19 +7,21 @@
     lengths      uint32, tokens of each sample                       0: a row that gives none
     rows         uint32, the row of each sample                      if rows have several
     ids          uint16 or int32                                     from a multiple of 8 on
-    mask         uint8, 1 for targets                                of conversations
+    columns      a value for each id: uint8, the loss mask of conversations; int32, labels and
+                 masks of rows of token ids
 
 A row has one sample, or with `train_on="each_response"` one for each response. An empty row, one
 that is left out, and a bad one that may be skipped have one sample of length 0, so that no other
 row is moved.
 
-Cost: the tokenizer's. A file takes 4 bytes a row, and 2 or 4 a token, or one more with a mask.
+Cost: the tokenizer's. A file takes 4 bytes a row, and 2 or 4 a token, and the columns.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -33,7 +35,7 @@ from streampack.storage.sealed import SEAL_BYTES, seal
 from streampack.texts.inputs.slices import RowBatch
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
-from streampack.texts.samples import SampleSchema
+from streampack.texts.samples import SampleSchema, list_dtype
 from streampack.texts.table import TextShard, read_shard
 from streampack.texts.tokenization import load_tokenizer
 from streampack.texts.transform import Transform
@@ -54,7 +56,10 @@ class ShardCounts(NamedTuple):
     num_tokens: int
     itemsize: int
     """Bytes of an id."""
-    has_mask: int
+    num_columns: int
+    """Columns beside the ids."""
+    column_bytes: int
+    """Bytes of a value in them."""
     has_rows: int
     num_bad: int
     """Rows that could not become samples."""
@@ -78,36 +83,54 @@ class ShardFormat:
 
     @property
     def selection(self) -> RowSelection:
-        """The column that is read."""
-        option = "text" if self.rows.chat is None else "chat"
-        return RowSelection(option, getattr(self.rows, option))
+        """The columns that are read."""
+        return self.rows.selection
 
     @property
-    def has_mask(self) -> bool:
+    def is_ids(self) -> bool:
+        """Whether rows have token ids, so that nothing is tokenized."""
+        return self.rows.tokenizer is None
+
+    @property
+    def is_chat(self) -> bool:
         return self.rows.chat is not None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns beside the ids."""
+        return (LOSS_MASK,) if self.is_chat else tuple(self.rows.kept)
+
+    @property
+    def column_dtype(self) -> str:
+        return "uint8" if self.is_chat else list_dtype(self.dtype)
 
     @property
     def has_rows(self) -> bool:
         """Whether a row may have several samples."""
-        return self.has_mask and self.rows.train_on == "each_response"
+        return self.is_chat and self.rows.train_on == "each_response"
 
     def encoder(self) -> RowEncoder:
         """Return what encodes rows."""
-        columns = {COLUMN: f"ndarray:{self.dtype}"}
-        if self.has_mask:
-            columns[LOSS_MASK] = "ndarray:uint8"
-        schema = SampleSchema(column=COLUMN, dtype=self.dtype, columns=columns)
+        columns = dict.fromkeys(self.columns, f"ndarray:{self.column_dtype}")
+        schema = SampleSchema(
+            column=COLUMN,
+            dtype=self.dtype,
+            columns={COLUMN: f"ndarray:{self.dtype}", **columns},
+            per_token=() if self.is_chat else self.columns,
+        )
         return RowEncoder(self.rows, schema, self.digest)
 
     def most_bytes(self, text_bytes: Int64Array, rows: Int64Array) -> Int64Array:
         """Return the bytes that are reserved for token shards, shape (num_shards,)."""
-        per_token = np.dtype(self.dtype).itemsize + self.has_mask
+        per_token = np.dtype(self.dtype).itemsize
+        per_token += len(self.columns) * np.dtype(self.column_dtype).itemsize
         return text_bytes * per_token + 8 * rows
 
 
-def dtype_of(tokenizer: Path) -> str:
-    """Return the type of a tokenizer's ids."""
-    return "uint16" if load_tokenizer(tokenizer).get_vocab_size() <= 2**16 else "int32"
+def dtype_of(tokenizer: Path | None) -> str:
+    """Return the type of a tokenizer's ids; int32 for ids of rows."""
+    is_small = tokenizer is not None and load_tokenizer(tokenizer).get_vocab_size() <= 2**16
+    return "uint16" if is_small else "int32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +149,7 @@ class _Samples:
     def __init__(self, task: TokenTask) -> None:
         self._task = task
         self.ids: list[npt.NDArray[Any]] = []
-        self.masks: list[npt.NDArray[np.uint8]] = []
+        self.columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in task.format.columns}
         self.rows: list[int] = []
         self.lengths: list[int] = []
         self.num_bad = self.num_untrained = 0
@@ -145,11 +168,11 @@ class _Samples:
     def _add(self, row: int, sample: dict[str, Any] | None) -> None:
         if sample is None:
             return
-        if (mask := sample.get(LOSS_MASK)) is not None:
-            if not mask.any():
-                self.num_untrained += 1
-                return
-            self.masks.append(mask)
+        if self._task.format.is_chat and not sample[LOSS_MASK].any():
+            self.num_untrained += 1
+            return
+        for name, values in self.columns.items():
+            values.append(sample[name])
         self.rows.append(row)
         self.ids.append(sample[COLUMN])
         self.lengths.append(len(sample[COLUMN]))
@@ -173,7 +196,8 @@ class _Samples:
             num_samples=len(lengths),
             num_tokens=int(own.sum()),
             itemsize=np.dtype(form.dtype).itemsize,
-            has_mask=form.has_mask,
+            num_columns=len(form.columns),
+            column_bytes=np.dtype(form.column_dtype).itemsize,
             has_rows=form.has_rows,
             num_bad=self.num_bad,
             num_untrained=self.num_untrained,
@@ -186,7 +210,8 @@ class _Samples:
         tables.append(np.zeros(-num_bytes % ALIGNMENT, np.uint8))
         ids = np.concatenate([np.zeros(0, form.dtype), *self.ids])
         tables.append(ids.astype(ids.dtype.newbyteorder("<"), copy=False))
-        return counts, [table.tobytes() for table in (*tables, *self.masks)]
+        tables += chain.from_iterable(self.columns.values())
+        return counts, [table.tobytes() for table in tables]
 
 
 def make_token_shard(task: TokenTask, to: Path) -> ShardCounts:
@@ -223,18 +248,19 @@ class TokenShard:
 
     counts: ShardCounts
     tokens: Spans
-    loss_mask: Spans | None
+    columns: tuple[Spans, ...]
+    """As in `ShardFormat.columns`."""
     rows: Int64Array | None
     """The row of each sample, if rows have several; shape (num_samples,)."""
 
     def first_targets(self, data: ByteArray) -> Int64Array | None:
         """Return the place in each sample of its first target, shape (num_samples,).
 
-        0 for one of length 0; None without a mask.
+        0 for one of length 0; None if the shard is not one of conversations.
         """
-        if self.loss_mask is None:
+        if [each.dtype for each in self.columns] != ["uint8"]:
             return None
-        counts, begins = self.loss_mask.counts, self.loss_mask.begins
+        counts, begins = self.columns[0].counts, self.columns[0].begins
         first = len(data) - self.counts.num_tokens  # the mask ends the file
         targets = np.append(np.flatnonzero(data[first:]), 0)
         places = targets[np.searchsorted(targets[:-1], begins - first)] - (begins - first)
@@ -255,7 +281,8 @@ def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
         stop += 4 * num
     lengths, first = tables[0], stop + -stop % ALIGNMENT
     last = first + counts.num_tokens * counts.itemsize
-    num_bytes = last + counts.has_mask * counts.num_tokens
+    column_bytes = counts.column_bytes * counts.num_tokens
+    num_bytes = last + counts.num_columns * column_bytes
     if num_bytes != len(data) or lengths.sum() != counts.num_tokens:
         raise DataError(f"{where}: has other bytes than it says; delete it, and it is made again")
     before = np.cumsum(lengths) - lengths
@@ -263,8 +290,13 @@ def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
     return TokenShard(
         counts=counts,
         tokens=Spans(begins=first + before * counts.itemsize, counts=lengths, dtype=dtype),
-        loss_mask=Spans(begins=last + before, counts=lengths, dtype="uint8")
-        if counts.has_mask
-        else None,
+        columns=tuple(
+            Spans(
+                begins=last + number * column_bytes + before * counts.column_bytes,
+                counts=lengths,
+                dtype="uint8" if counts.column_bytes == 1 else "int32",
+            )
+            for number in range(counts.num_columns)
+        ),
         rows=tables[1] if counts.has_rows else None,
     )

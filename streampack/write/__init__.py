@@ -1,8 +1,8 @@
 """Streams from samples and from files of rows, written in parts that can be resumed.
 
-In: samples, or paths of rows and their format. Out: a folder of MDS shards with a length file, or
-the cache of a `TokenFiles` of rows. May import `mds`, `stores`, `storage` and `texts`. What was
-written is measured here, so that no shard is read again.
+In: samples, or paths of rows and their format. Out: a folder of MDS shards with a length file.
+May import `mds`, `stores`, `storage` and `texts`. What was written is measured here, so that no
+shard is read again.
 
 Cost: about 10 us a sample, compression, and the tokenizer's time over all cores.
 """

@@ -25,7 +25,6 @@ from streampack.mds.encoder import ShardLayout
 from streampack.texts.inputs.listing import split_inputs
 from streampack.texts.inputs.read import read_rows
 from streampack.texts.inputs.slices import InputSlice, RowBatch
-from streampack.texts.inputs.values import RowSelection
 from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.texts.samples import TARGETS, SampleSchema, is_per_token, list_dtype
 from streampack.texts.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
@@ -64,8 +63,7 @@ def plan_job(
             "ids"
         )
     dtype = _dtype_of(options)
-    option = "chat" if rows.chat is not None else "text" if rows.tokenizer is not None else "tokens"
-    selection = RowSelection(option, getattr(rows, option), tuple(rows.kept))
+    selection = rows.selection
     if known is not None and known["keep"] == list(selection.keep):
         stated = {name: encoding for name, encoding in rows.kept.items() if encoding}
         columns, per_token = {**known["columns"], **stated}, tuple(known["per_token"])

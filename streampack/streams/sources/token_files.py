@@ -15,13 +15,13 @@ from streampack.flat.token_file import TokenFormat
 from streampack.mds.columns import DTYPES
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.flat_opening import open_flat
-from streampack.streams.row_streams import open_rows
 from streampack.streams.sources.values import (
     check_source,
     is_paths,
     names_rows,
     refuse_options,
 )
+from streampack.streams.text_opening import open_texts
 from streampack.streams.token_stream import Opening, TokenStream
 
 ENDS = ("bos", "eos")
@@ -42,7 +42,7 @@ class TokenFiles:
     files: Any
     """A folder, a file, the part of its name before the ending, a glob, or a list of files. Or rows
     of token ids: Parquet or JSON lines by a path or glob, a list, a table of pandas or pyarrow, or
-    a `Dataset` of Hugging Face, which the first process of a node writes into the cache."""
+    a `Dataset` of Hugging Face, which are copied into the cache, shard by shard, once a node."""
     local: str | os.PathLike[str] | None = None
     """Folder that caches files of a store, and rows. None: a folder of this user inside the
     system's temporary one, which is reused."""
@@ -67,8 +67,8 @@ class TokenFiles:
     only: slice | None = None
     """The samples to use, as a slice of neighbouring ones. None: all."""
     index: str | os.PathLike[str] | None = None
-    """Folder that `streampack index --out` wrote: where documents begin and end, with hashes. None:
-    the files' own tables."""
+    """Folder that `streampack index --out` wrote: where documents begin and end, with hashes, or
+    the numbers of rows of JSON lines. None: the files' own tables."""
     split_at: int | None = None
     """The token that ends a document inside of a row, if rows are joined documents. Samples are
     then documents, which `index` has."""
@@ -100,7 +100,7 @@ class TokenFiles:
                 f"dtype={self.dtype!r} and tokens={self.tokens!r} both have a type; keep one"
             )
         if self.is_rows:
-            of_files = ("dtype", "format", "index", "split_at", "has", "trailing", "download")
+            of_files = ("dtype", "format", "split_at", "has", "trailing", "download")
             refuse_options(self, of_files, "rows of token ids, and is of token files")
         else:
             what = (
@@ -120,6 +120,6 @@ class TokenFiles:
         """Read the files' tables, or write the rows once, and return the stream."""
         if not self.is_rows:
             return open_flat(self, opening)
-        columns = tuple(name for name in (self.labels, self.loss_mask) if name is not None)
-        tokens = ColumnSelection.of(self).tokens
-        return open_rows(self, opening, tokens=tokens, columns=columns)
+        columns = ColumnSelection.of(self)
+        kept = tuple(name for name in (columns.labels, columns.loss_mask) if name is not None)
+        return open_texts(self, opening, columns, tokens=columns.tokens, columns=kept)

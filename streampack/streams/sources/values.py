@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -42,6 +44,23 @@ def in_memory(source: Any) -> list[str]:
         # A list of texts looks like one of paths.
         if not (is_path(value := getattr(source, name)) or (len(names) == 1 and is_paths(value)))
     ]
+
+
+def without_memory(stream: Any) -> Any:
+    """Return a copy of a stream without a client, and without what its source has in memory."""
+    stream = copy.copy(stream)
+    if hasattr(stream, "_downloader"):
+        stream._downloader = None
+    source = getattr(stream, "source", None)
+    for name in in_memory(source):
+        stream.source = copy.copy(stream.source)
+        object.__setattr__(stream.source, name, type(getattr(source, name)))
+    return stream
+
+
+def default_name(files: Any) -> str:
+    """Return the name of a stream of files or rows that has none of its own."""
+    return Path(os.fspath(files)).name.partition(".")[0] or "rows" if is_path(files) else "rows"
 
 
 def names_rows(file: Any) -> bool:
