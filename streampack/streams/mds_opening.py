@@ -26,10 +26,8 @@ from streampack.streams.token_stream import Opening, TokenStream
 STAT_THREADS = 16
 
 
-def open_mds(
-    source: Any, location: StreamLocation, opening: Opening, samples: slice | None = None
-) -> TokenStream:
-    """Open the shards of a `Shards` at a location, or only these samples of them.
+def open_mds(source: Any, location: StreamLocation, opening: Opening) -> TokenStream:
+    """Open the shards of a `Shards` at a location.
 
     Raises:
         DataError: If index.json, the length file or a local file is invalid, or a column missing.
@@ -51,7 +49,7 @@ def open_mds(
             rows, (index, length_file) = index, open_split(source, text, index)
         cache.check(index)
         numbering = Numbering.of_stream(index.first_sample)
-        numbers, part = chosen_shards(opening.held_out, numbering, name, source.only, samples)
+        numbers, part = chosen_shards(opening.held_out, numbering, name, source.only)
         if numbers is not None:
             index, entries = index.take(numbers), [entries[n] for n in numbers.tolist()]
             rows = rows and rows.take(numbers)

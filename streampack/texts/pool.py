@@ -19,13 +19,13 @@ import os
 import queue
 import subprocess
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TypeAlias, TypeVar, cast
 
 from streampack.errors import WorkerError
-from streampack.texts.workers import end_workers, portable, receive, start_worker, task_pipe
+from streampack.texts.workers import end_workers, portable, receive, start_worker
 
 IDLE_S = 60.0
 WAY_OUT = "start again: what was tokenized is kept"
@@ -110,8 +110,14 @@ def _close_pools() -> None:
 
 
 def serve_tasks(descriptor: int, num_threads: int) -> None:
-    """Call the functions that come through a pipe until it is closed; run in a worker."""
-    pipe = task_pipe(descriptor, num_threads)
+    """Call the functions that come through a pipe until it is closed; run in a worker.
+
+    What a function returns is sent, and of a generator each item.
+    """
+    os.environ["RAYON_NUM_THREADS"] = str(num_threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
+    pipe = Connection(descriptor)
+    # Once the main process has gone, sending fails and this process ends.
     with suppress(EOFError, ConnectionError):
         while pipe.poll(IDLE_S):
             task = pipe.recv()
@@ -119,4 +125,5 @@ def serve_tasks(descriptor: int, num_threads: int) -> None:
                 outcome = task()
             except Exception as error:
                 outcome = portable(error, WAY_OUT)
-            pipe.send(outcome)
+            for each in outcome if isinstance(outcome, Generator) else (outcome,):
+                pipe.send(each)

@@ -62,8 +62,6 @@ class TextShard:
     """Rows of the units before the first one of the shard."""
     num_rows: int
     """Its rows: each is a sample of the stream, some of length 0."""
-    text_bytes: int
-    """Estimate of its text in bytes: lines as they are, tables without compression."""
     file_row: int
     """Number of its first row in the file."""
     is_large: bool
@@ -109,7 +107,10 @@ class TextTable:
 
     @property
     def text_bytes(self) -> Int64Array:
-        """Estimate of the text of each shard in bytes, shape (num_shards,)."""
+        """Estimate of the text of each shard in bytes, shape (num_shards,).
+
+        Lines as they are, tables without compression.
+        """
         return self.cut.text
 
     def shard(self, number: int) -> TextShard:
@@ -129,7 +130,6 @@ class TextTable:
             unit_rows=tuple(unit_rows),
             first_row=int(cut.first_row[number]),
             num_rows=int(cut.rows[number]),
-            text_bytes=int(cut.text[number]),
             file_row=int(cut.file_row[number]),
             is_large=bool(cut.is_large[number]),
             is_memory=self.memory is not None,

@@ -3,7 +3,7 @@
 ::
 
     start_worker(work) --> Popen: python -c "from MODULE import work; work(descriptor, num_threads)"
-    pipe.send(task) ------------------------------------------> task_pipe(...).recv()
+    pipe.send(task) ------------------------------------------> pipe.recv()
     receive(pipe, process) <------------------------------------ pipe.send(outcome)
 
 Not multiprocessing's processes: they import the caller's script, and a script that makes a dataset
@@ -13,7 +13,6 @@ of rows need not guard its lines by the name "__main__". Forks would copy thread
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
@@ -48,13 +47,6 @@ def start_worker(
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
     return ours, process
-
-
-def task_pipe(descriptor: int, num_threads: int) -> Connection:
-    """Return the pipe of this worker process, and set the threads of tokenizers in it."""
-    os.environ["RAYON_NUM_THREADS"] = str(num_threads)
-    os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
-    return Connection(descriptor)
 
 
 def receive(pipe: Connection, process: subprocess.Popen[bytes], way_out: str) -> Any:

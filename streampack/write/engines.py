@@ -15,13 +15,14 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from streampack._extras import import_extra
 from streampack.errors import ConfigError, WorkerError
-from streampack.texts.workers import end_workers, portable, receive, start_worker, task_pipe
+from streampack.texts.pool import serve_tasks
+from streampack.texts.workers import end_workers, portable, receive, start_worker
 from streampack.write.options import WriteOptions
 from streampack.write.part import Event, PartTask, write_part
 
@@ -49,9 +50,9 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
     try:
         while pending and len(workers) < num_workers:
-            pipe, process = start_worker(work, num_threads)
+            pipe, process = start_worker(serve_tasks, num_threads)
             workers[pipe] = process
-            pipe.send(pending.popleft())
+            pipe.send(partial(_reports, pending.popleft()))
         while workers:
             for pipe in workers.keys() & wait(list(workers)):
                 event = _event(receive(pipe, workers[pipe], AGAIN))
@@ -59,7 +60,7 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
                 if event.result is None:
                     continue
                 if pending:
-                    pipe.send(pending.popleft())
+                    pipe.send(partial(_reports, pending.popleft()))
                 else:
                     end_workers({pipe: workers.pop(pipe)})
     finally:
@@ -122,17 +123,12 @@ def _event(outcome: Event | BaseException) -> Event:
     return outcome
 
 
-def work(descriptor: int, num_threads: int) -> None:
-    """Write the parts that come through a pipe until it is closed; run in a worker process."""
-    pipe = task_pipe(descriptor, num_threads)
-    # Once the main process has gone, reports fail and this process ends.
-    with suppress(EOFError, ConnectionError):
-        while True:
-            task = pipe.recv()
-            reported = time.monotonic()
-            for outcome in _outcomes(task):
-                now = time.monotonic()
-                is_last = not isinstance(outcome, Event) or outcome.result is not None
-                if is_last or now - reported >= REPORT_S:
-                    reported = now
-                    pipe.send(outcome)
+def _reports(task: PartTask) -> Generator[Event | BaseException]:
+    """Write a part in a worker process, which sends few of its events."""
+    reported = time.monotonic()
+    for outcome in _outcomes(task):
+        now = time.monotonic()
+        is_last = not isinstance(outcome, Event) or outcome.result is not None
+        if is_last or now - reported >= REPORT_S:
+            reported = now
+            yield outcome

@@ -10,9 +10,9 @@ from streampack._checks import check_choice, parse_share, read_count
 from streampack.errors import ConfigError
 from streampack.mds.columns import DTYPES
 from streampack.texts.rows import RowFormat
+from streampack.texts.token_shard import OnBadRow
 
 EngineName = Literal["processes", "ray"]
-OnBadRow = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
 from streampack.texts.rows import LOSS_MASK, RowEncoder
 from streampack.texts.samples import SampleSchema
+from streampack.texts.token_shard import OR_SKIP
 from streampack.write.job import (
     PART_FILE,
     SAMPLES_FILE,
@@ -39,7 +40,6 @@ from streampack.write.job_output import Output
 from streampack.write.options import WriteOptions
 from streampack.write.shards import Counts, SampleWriter
 
-OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 MAX_LISTED = 1000  # bad rows that a part.json names; all are counted
 
 

@@ -27,6 +27,7 @@ from streampack.texts.inputs.read import read_rows
 from streampack.texts.inputs.slices import InputSlice, RowBatch
 from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.texts.samples import TARGETS, SampleSchema, is_per_token, list_dtype
+from streampack.texts.token_shard import dtype_of
 from streampack.texts.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
 from streampack.write.job import ENCODING, Settings
 from streampack.write.options import WriteOptions
@@ -89,7 +90,7 @@ def _dtype_of(options: WriteOptions) -> str:
     if tokenizer is None:
         return options.tokens_dtype or "int32"
     size = load_tokenizer(tokenizer).get_vocab_size()
-    dtype = options.tokens_dtype or ("uint16" if size <= 2**16 else "int32")
+    dtype = options.tokens_dtype or dtype_of(tokenizer)
     most = int(np.iinfo(dtype).max)
     if size - 1 > most:  # its texts would be bad rows
         raise ConfigError(

@@ -158,7 +158,7 @@ def write_stream(
         size_limit=size_limit,
         hashes=tuple(hashes),
     )
-    with partial_folder(path, of=escape(path.name)) as folder:
+    with _partial_folder(path) as folder:
         names = token_names(tokens)
         written = _write_all(samples, folder, path, layout, names)
         _give_name(folder, path)
@@ -180,13 +180,12 @@ def _local_folder(out: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def partial_folder(out: Path, of: str) -> Iterator[Path]:
+def _partial_folder(out: Path) -> Iterator[Path]:
     """Yield a folder to be renamed to `out`, next to it, and remove it if it was not.
 
-    Those of killed writers of the names that the glob `of` matches are removed first. A live one
-    holds the lock next to its folder.
+    Those of killed writers are removed first. A live one holds the lock next to its folder.
     """
-    for file in out.parent.glob(f"{of}.*{PARTIAL}{LOCK}"):
+    for file in out.parent.glob(f"{escape(out.name)}.*{PARTIAL}{LOCK}"):
         with suppress(Timeout), FileLock(file, timeout=0):
             shutil.rmtree(file.with_name(file.name.removesuffix(LOCK)), ignore_errors=True)
             file.unlink(missing_ok=True)

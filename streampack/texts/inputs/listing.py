@@ -34,7 +34,8 @@ from streampack.stores.objects import StoredObject
 from streampack.texts.inputs.shards import index_of_shards, shard_slices
 from streampack.texts.inputs.slices import WHOLE, Compression, Format, InputSlice
 from streampack.texts.inputs.sources import MAGIC, Listing, find_input, open_input
-from streampack.texts.inputs.tables import column_chunks, open_parquet
+from streampack.texts.inputs.tables import group_sizes
+from streampack.texts.inputs.values import RowSelection
 
 FORMATS: dict[str, Format] = {
     ".jsonl": "jsonl",
@@ -270,12 +271,9 @@ def _line_end(file: BinaryIO, position: int) -> int:
     return position
 
 
-def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> list[tuple[int, int]]:
-    metadata = open_parquet(file, of.uri).metadata
-    groups = enumerate(map(metadata.row_group, range(metadata.num_row_groups)), 1)
-    return [
-        (end, sum(c.total_compressed_size for c in column_chunks(group))) for end, group in groups
-    ]
+def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> Iterator[tuple[int, int]]:
+    groups = group_sizes(file, of.uri, RowSelection("row", ""))
+    return ((end, at_rest) for _, end, _, _, at_rest in groups)
 
 
 SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]]]] = {
