@@ -42,6 +42,7 @@ from streampack.texts.tokenization import (
 )
 from streampack.types import IntArray
 
+MAX_TEXT_BYTES = 64 << 20
 LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 OF_CHATS = tuple(each.name for each in fields(ChatEncoder)[1:])
 UNSET: tuple[Any, ...] = (None, "responses", (), {})
@@ -175,7 +176,11 @@ class RowEncoder:
         ]
         kept = kept or [{} for _ in batch.values]
         if self._texts is not None:
-            ids = self._texts(batch.values)
+            # A character has 4 bytes at most.
+            if max(map(len, batch.values), default=0) <= MAX_TEXT_BYTES // 4:
+                ids = self._texts(batch.values)
+            else:
+                ids = [_too_long(text) or self._texts([text])[0] for text in batch.values]
             return [self._from_text(*each) for each in zip(ids, kept, strict=True)]
         return [self._from_row(*each) for each in zip(batch.values, kept, strict=True)]
 
@@ -200,6 +205,14 @@ class RowEncoder:
             return [self._schema.fit({**each, **kept}) for each in renamed]
         except (DataError, ValueError) as error:
             return str(error)
+
+
+def _too_long(text: str) -> str:
+    """Return why a text may not be tokenized, or nothing."""
+    size = len(text.encode(errors="surrogatepass"))
+    if size <= MAX_TEXT_BYTES:
+        return ""
+    return f"has {size} bytes of text, but may have {MAX_TEXT_BYTES}; split it"
 
 
 @lru_cache(maxsize=2)

@@ -46,7 +46,6 @@ from streampack.texts.units import ROWS, SHARD_BYTES, Cut, cut_pieces, is_counte
 from streampack.types import Int64Array
 
 BATCH_ROWS = 256
-MAX_TEXT_BYTES = 64 << 20
 MEMORY = "rows"  # what messages call rows in memory
 
 
@@ -246,7 +245,6 @@ def read_shard(
         for batch in batches if taken else ():
             if transform is not None:
                 batch = transform.apply(batch, selection, unit.uri)
-            batch = _without_long(batch, selection, unit.uri)
             name = MEMORY if shard.is_memory else shard.units[number].uri
             yield replace(
                 batch,
@@ -270,20 +268,6 @@ def read_whole_row(shard: TextShard, row: int) -> dict[str, Any]:
             raise DataError(f"{bad.uri}, row {bad.row}: {bad.reason}; fix the row", uri=bad.uri)
         [found] = batch.values
     return found
-
-
-def _without_long(batch: RowBatch, selection: RowSelection, uri: str) -> RowBatch:
-    longest = max(map(len, batch.values), default=0) if selection.option == "text" else 0
-    if longest <= MAX_TEXT_BYTES // 4:  # a character has 4 bytes at most
-        return batch
-    sizes = [len(text.encode(errors="surrogatepass")) for text in batch.values]
-    are_short = [size <= MAX_TEXT_BYTES for size in sizes]
-    bad = [
-        BadRow(uri, row, f"has {size} bytes of text, but may have {MAX_TEXT_BYTES}; split it")
-        for row, size in zip(batch.rows, sizes, strict=True)
-        if size > MAX_TEXT_BYTES
-    ]
-    return replace(batch.take(are_short), bad=[*batch.bad, *bad])
 
 
 def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:

@@ -271,15 +271,6 @@ def test_half_of_a_surrogate_pair_makes_its_row_bad_and_no_other(rows, tmp_path)
     assert bad[0][:2] == ("rows", 1)
 
 
-def test_a_text_above_the_limit_is_a_bad_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("streampack.texts.table.MAX_TEXT_BYTES", 100)
-    path = write_rows(tmp_path / "a.jsonl", ["a" * 100, "é" * 51, "a" * 101, "é" * 50])
-    values, bad = rows_of(opened(path, tmp_path), tmp_path)
-    assert values == ["a" * 100, None, None, "é" * 50]
-    assert [row for _, row, _ in bad] == [1, 2]
-    assert "has 102 bytes of text, but may have 100" in bad[0][2]
-
-
 @pytest.mark.usefixtures("small")
 def test_many_small_files_share_shards_and_stay_whole(tmp_path):
     folder = tmp_path / "books"

@@ -24,6 +24,9 @@ from streaming.base.format import reader_from_json
 from streampack.errors import BadRowsError, ConfigError, DataError
 from streampack.streams import Stream, open_stream
 from streampack.texts import RowFormat
+from streampack.texts.rows import tokenizer_digest
+from streampack.texts.table import open_table
+from streampack.texts.token_shard import ShardFormat, TokenTask, make_token_shard
 from streampack.write import WriteOptions, files, merge, verify, write_texts
 from streampack.write.job_output import LocalOutput
 from tests.helpers.caches import read_all
@@ -383,6 +386,24 @@ def test_bad_rows_are_left_out_counted_and_named(tmp_path):
     assert any(
         "must have type <class 'str'>, but has <class 'int'>" in bad["reason"] for bad in named
     )
+
+
+def test_a_text_above_the_limit_is_a_bad_row_in_a_stream_and_in_a_token_shard(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("streampack.texts.rows.MAX_TEXT_BYTES", 100)
+    texts = ["a" * 100, "é" * 51, "a" * 101, "é" * 50]
+    path = jsonl_file(tmp_path / "a.jsonl", [{"text": text} for text in texts])
+    rows = RowFormat(tokenizer=tokenizer_file(tmp_path))
+    options = options_of(tmp_path, rows=rows, on_bad_row="skip")
+    assert write_texts([path], tmp_path / "s", options).num_bad_rows == 2
+    form = ShardFormat(rows=rows, digest=tokenizer_digest(rows), dtype="uint16")
+    table = open_table(path, form.selection, tmp_path)
+    task = partial(make_token_shard, to=tmp_path / "shard")
+    with pytest.raises(BadRowsError, match=r"row 1: has 102 bytes of text, but may have 100"):
+        task(TokenTask(shard=table.shard(0), format=form))
+    skips = replace(form, on_bad_row="skip")
+    assert task(TokenTask(shard=table.shard(0), format=skips)).num_bad == 2
 
 
 def damage(path: Path) -> None:
