@@ -1,4 +1,4 @@
-"""The processes that make token shards, for all streams of this process.
+"""Worker processes that read and tokenize rows, and the pool that all streams of a process share.
 
 ::
 
@@ -6,8 +6,14 @@
     thread 2  pool.run(task) --> worker 2
     thread 3  pool.run(task)     waits for one of them
 
+    start_worker(work) --> Popen: python -c "from MODULE import work; work(descriptor, num_threads)"
+    pipe.send(task)    --> work: pipe.recv()
+    receive(pipe, process) <-- pipe.send(outcome)
+
 A worker starts when it is needed, and ends once it had nothing to do for a minute, or with this
-process. A forked process starts its own.
+process. A forked process starts its own. They are not multiprocessing's: those import the caller's
+script, and a script that makes a dataset of rows need not guard its lines by the name "__main__".
+Forks would copy threads.
 
 Cost: about 0.4 s for a worker to start, 60 MB with a tokenizer; 0.2 ms for a task.
 """
@@ -15,19 +21,23 @@ Cost: about 0.4 s for a worker to start, 60 MB with a tokenizer; 0.2 ms for a ta
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import queue
+import signal
 import subprocess
+import sys
+import traceback
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
-from streampack.errors import WorkerError
-from streampack.texts.workers import end_workers, portable, receive, start_worker
+from streampack.errors import StreampackError, WorkerError, naming_limits
 
 IDLE_S = 60.0
+END_S = 5.0  # for a worker to end after SIGTERM
 WAY_OUT = "start again: what was tokenized is kept"
 
 T = TypeVar("T")
@@ -127,3 +137,62 @@ def serve_tasks(descriptor: int, num_threads: int) -> None:
                 outcome = portable(error, WAY_OUT)
             for each in outcome if isinstance(outcome, Generator) else (outcome,):
                 pipe.send(each)
+
+
+def start_worker(
+    work: Callable[[int, int], None], num_threads: int
+) -> tuple[Connection, subprocess.Popen[bytes]]:
+    """Start a process that calls `work(descriptor, num_threads)`; return its pipe."""
+    ours, theirs = multiprocessing.Pipe()
+    name = work.__name__
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}; from {work.__module__} import {name}; "
+        f"{name}({theirs.fileno()}, {num_threads})"
+    )
+    # The worker inherits the blocked signal from its first moment on: a terminal's Ctrl-C reaches
+    # only this process, which then terminates it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with naming_limits():
+            process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+    return ours, process
+
+
+def receive(pipe: Connection, process: subprocess.Popen[bytes], way_out: str) -> Any:
+    """Return what a worker sent; a WorkerError with this way out says that it ended."""
+    try:
+        return pipe.recv()
+    except (EOFError, ConnectionError) as error:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+        code = process.returncode
+        raise WorkerError(
+            f"a worker process ended with exit code {code}"
+            f"{' (killed: perhaps memory ran out; try fewer workers)' if code == -9 else ''}; "
+            f"{way_out}"
+        ) from error
+
+
+def portable(error: Exception, way_out: str) -> BaseException:
+    """Return an error that another process can raise, with its type if it is one of ours."""
+    if isinstance(error, (StreampackError, OSError)):
+        error.__traceback__ = None
+        return error
+    text = "".join(traceback.format_exception(error))
+    return WorkerError(f"a part failed; {way_out}, or report this:\n{text}")
+
+
+def end_workers(workers: Mapping[Connection, subprocess.Popen[bytes]]) -> None:
+    """End worker processes, whatever they do."""
+    for pipe, process in workers.items():
+        pipe.close()
+        process.terminate()
+    for process in workers.values():
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

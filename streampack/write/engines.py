@@ -21,8 +21,7 @@ from typing import Any
 
 from streampack._extras import import_extra
 from streampack.errors import ConfigError, WorkerError
-from streampack.texts.pool import serve_tasks
-from streampack.texts.workers import end_workers, portable, receive, start_worker
+from streampack.texts.pool import end_workers, portable, receive, serve_tasks, start_worker
 from streampack.write.options import WriteOptions
 from streampack.write.part import Event, PartTask, write_part
 

@@ -195,7 +195,7 @@ def test_no_room_reads_the_environment_behind_its_callers_back():
         for path in FILES
         # These pass all variables on to a worker of a fork server, or set some in their own
         # process, without reading any.
-        if path.name not in {"worker_main.py", "worker_processes.py", "workers.py"}
+        if path.name not in {"worker_main.py", "worker_processes.py", "pool.py"}
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"}
     }
