@@ -40,20 +40,9 @@ JsonOnly = Annotated[bool, Option("--json", help="Print one JSON line, and no ta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Write:
-    """Turn text, rows or token ids into a stream: MDS shards and a length file.
+class RowOptions:
+    """Options of the verbs that tokenize rows."""
 
-    The same command resumes an interrupted one: parts that are done are kept.
-    """
-
-    inputs: Annotated[
-        list[str],
-        Argument(
-            help="Files (.jsonl, .txt, .md, .csv, .parquet, .arrow; plain, .gz or .zst), folders, "
-            "globs, or URLs of them."
-        ),
-    ]
-    out: Annotated[str, Option(help="The stream's folder or s3:// URL: new, or of the same job.")]
     tokenizer: Annotated[
         Path | None,
         Option(help="A tokenizer.json, or a tokenizer's folder; without it, rows hold token ids."),
@@ -62,7 +51,6 @@ class Write:
         str, Option(help="huggingface, or gigatoken: faster, and compared with it.")
     ] = "huggingface"
     text: Annotated[str, Option(help="Column of the text.")] = "text"
-    tokens: Tokens = "tokens"
     chat: Annotated[
         str | None,
         Option(help="Column of conversations, or prompt or instruction; needs a chat template."),
@@ -83,13 +71,32 @@ class Write:
     ignore_fields: Annotated[
         list[str] | None, Option(help="Field of conversations that is as if it was not there.")
     ] = None
+    special_tokens: Annotated[
+        str, Option(help="Texts that spell a special token, such as </s>, get its ids, or text.")
+    ] = "ids"
+    on_bad_row: Annotated[str, Option(help="error, or skip: count it and skip it.")] = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Write(RowOptions):
+    """Turn text, rows or token ids into a stream: MDS shards and a length file.
+
+    The same command resumes an interrupted one: parts that are done are kept.
+    """
+
+    inputs: Annotated[
+        list[str],
+        Argument(
+            help="Files (.jsonl, .txt, .md, .csv, .parquet, .arrow; plain, .gz or .zst), folders, "
+            "globs, or URLs of them."
+        ),
+    ]
+    out: Annotated[str, Option(help="The stream's folder or s3:// URL: new, or of the same job.")]
+    tokens: Tokens = "tokens"
     max_seq_len: Annotated[
         int | None,
         Option(help="Cut conversations to so many tokens; omit those without a target then."),
     ] = None
-    special_tokens: Annotated[
-        str, Option(help="Texts that spell a special token, such as </s>, get its ids, or text.")
-    ] = "ids"
     columns: Annotated[
         list[str] | None,
         Option(help="Column to keep: url, hash:uint64, or a mask with an integer per token."),
@@ -112,7 +119,6 @@ class Write:
     append: Annotated[
         bool, Option("--append", help="Add inputs that the stream does not have yet.")
     ] = False
-    on_bad_row: Annotated[str, Option(help="error, or skip: count it and skip it.")] = "error"
     max_bad_rows: Annotated[int, Option(help="Bad rows that may be skipped.")] = 1000
     verify: Verify = False
     as_json: JsonAtEnd = False
@@ -139,19 +145,28 @@ class ColumnOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index(ColumnOptions):
-    """Write the length files of streams that have none, with hashes where index.json has none."""
+class Index(ColumnOptions, RowOptions):
+    """Write what streams lack: length files, with hashes where index.json has none, and indexes.
+
+    With --tokenizer, the lengths of texts or conversations, for a run that tokenizes them.
+    """
 
     paths: Annotated[
-        list[str], Argument(help="Folders that hold streams, or the URLs of remote streams.")
+        list[str],
+        Argument(help="Folders that hold streams, URLs of remote streams, token files, or texts."),
     ]
     local: Annotated[
-        Path | None, Option(help="Folder to keep the shards of a remote stream in.")
+        Path | None,
+        Option(help="Folder to keep the shards of a remote stream in, or those of texts."),
     ] = None
     out: Annotated[
-        Path | None,
-        Option(help="Folder for an index of token files, of documents, or of JSON lines and CSV."),
+        str | None,
+        Option(help="Folder for an index of token files, documents, JSON lines, CSV or texts."),
     ] = None
+    transform: Annotated[
+        str | None, Option(help="Function of rows of texts, as of Texts: module:function.")
+    ] = None
+    version: Annotated[str, Option(help="The version of --transform.")] = "1"
     format: Annotated[str | None, Option(help="Format of token files, as of TokenFiles.")] = None
     dtype: Annotated[
         str | None, Option(help="Integer type of the ids of raw token files, such as uint16.")
@@ -167,7 +182,8 @@ class Index(ColumnOptions):
         bool, Option("--resume", help="Keep token files that an interrupted command indexed.")
     ] = False
     num_workers: Annotated[
-        int | None, Option(min=1, help="Processes for token files; by default one per core.")
+        int | None,
+        Option(min=1, help="Processes for token files or texts; by default one per core."),
     ] = None
     eos_id: Annotated[int | None, Option(help="With --out: the token that ends each document.")] = (
         None

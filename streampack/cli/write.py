@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from types import SimpleNamespace
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -18,8 +19,9 @@ from rich.progress import Progress as ProgressBar
 
 from streampack import write
 from streampack.cli.console import counted, print_json, terminable
-from streampack.cli.verbs import Merge, Write
+from streampack.cli.verbs import Merge, RowOptions, Write
 from streampack.texts import RowFormat
+from streampack.texts.rows import row_format
 
 LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
@@ -48,16 +50,20 @@ def run_merge(options: Merge) -> None:
 
 
 def _options(options: Write) -> write.WriteOptions:
-    several = ("columns", "context_roles", "ignore_fields")
-    given = vars(options) | {name: tuple(vars(options)[name] or ()) for name in several}
-    given["template_kwargs"] = options.template_kwargs or {}
+    given = vars(options).copy()
     given["compression"] = None if options.compression == "none" else options.compression
+    own = {f.name: given[f.name] for f in fields(write.WriteOptions) if f.name in given}
+    return write.WriteOptions(rows=rows_of(options), **own)
+
+
+def rows_of(options: RowOptions) -> RowFormat:
+    """Return the format of rows that options say."""
+    given = vars(options).copy()
+    for name in ("columns", "context_roles", "ignore_fields"):
+        given[name] = tuple(given.get(name) or ())
+    given["template_kwargs"] = options.template_kwargs or {}
     given["chat_template"] = options.chat_template and options.chat_template.read_text()
-    rows, own = (
-        {field.name: given[field.name] for field in fields(kind) if field.name in given}
-        for kind in (RowFormat, write.WriteOptions)
-    )
-    return write.WriteOptions(rows=RowFormat(**rows), **own)
+    return row_format(SimpleNamespace(**given))
 
 
 def write_with_progress(

@@ -62,8 +62,9 @@ SLOTS = "Stream(max_seq_len) / Packing(max_seq_len)"
 ALL_LENGTHS = "the lengths of all samples"
 TO_KNOW_LENGTHS = {
     "fetch": "run `streampack index` on it",
-    "tokenize": "set lengths='eager' of its texts, which are then tokenized at the start, or write "
-    "them as shards once: `streampack write`",
+    "tokenize": "set lengths='eager' of its texts, which are then tokenized at the start, run "
+    "`streampack index --tokenizer` on them once and set index=, or write them as shards once: "
+    "`streampack write`",
 }
 """By what it costs to learn lengths, how a user makes them known first."""
 

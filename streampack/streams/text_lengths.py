@@ -1,9 +1,11 @@
-"""The lengths of all samples of texts that are tokenized whole at the start, once a node.
+"""The lengths of all samples of texts: those tokenized whole at the start, or of an index.
 
 ::
 
     CACHE/lengths/<names of all token shards>.npz --> KnownLengths
         '-- missing: under its lock, every token shard is made, with a bar
+    INDEX/rows.npz: made_with --> are these the same texts, tokenizer, options? --> KnownLengths
+    INDEX/lengths.npz
 
 Cost: that of the tokenizer, over all worker processes; later 12 bytes a sample are read.
 """
@@ -11,27 +13,40 @@ Cost: that of the tokenizer, over all worker processes; later 12 bytes a sample 
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import logging
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, TypeVar
 
 import numpy as np
 
 from streampack._threads import ordered_thread_map
+from streampack.errors import ConfigError, short_text
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.locks import FileLocks
 from streampack.storage.verify import as_data_error
 from streampack.streams.text_shards import KnownLengths, TextShards
+from streampack.texts.counts import (
+    INDEX_FILE,
+    LENGTHS_FILE,
+    as_npz,
+    read_index,
+    read_npz,
+    write_index_file,
+)
 from streampack.texts.token_shard import parse_token_shard
 from streampack.types import Int64Array
 
+MADE_WITH = "made_with"  # the array of rows.npz that says what the lengths beside it are of
+
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 
 def known_lengths(shards: TextShards, root: Path, disk: LocalFilesystem) -> KnownLengths:
@@ -46,9 +61,7 @@ def known_lengths(shards: TextShards, root: Path, disk: LocalFilesystem) -> Know
         with as_data_error(path), locks.hold(path.name, math.inf):
             known = _read_lengths(path, disk)
             if known is None:
-                file = io.BytesIO()
-                np.savez(file, allow_pickle=False, **_all_lengths(shards))
-                locks.replace(path.name, path, file.getvalue())
+                locks.replace(path.name, path, as_npz(_all_lengths(shards)))
                 known = _read_lengths(path, disk)
     if known is None:
         raise FileNotFoundError(f"{path} was removed while it was written")
@@ -57,13 +70,11 @@ def known_lengths(shards: TextShards, root: Path, disk: LocalFilesystem) -> Know
 
 def _read_lengths(path: Path, disk: LocalFilesystem) -> KnownLengths | None:
     data = disk.read(path)
-    if data is None:
-        return None
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            found = dict(arrays)
-    except (BadZipFile, ValueError, OSError):  # a damaged one is made again
-        return None
+    # A damaged one is made again.
+    return None if data is None or (found := read_npz(data)) is None else _known(found)
+
+
+def _known(found: Mapping[str, Any]) -> KnownLengths:
     return KnownLengths(
         first_sample=found["first_sample"],
         lengths=found["lengths"],
@@ -74,9 +85,50 @@ def _read_lengths(path: Path, disk: LocalFilesystem) -> KnownLengths | None:
     )
 
 
-def _all_lengths(shards: TextShards) -> dict[str, Int64Array]:
+def indexed_lengths(index: str | os.PathLike[str], of: Mapping[str, object]) -> KnownLengths | None:
+    """Return the lengths in an index, if it has any.
+
+    Raises:
+        ConfigError: If they are of other texts, or of another tokenizer or option than `of` says.
+    """
+    made_with = (read_npz(read_index(index)) or {}).get(MADE_WITH)
+    if made_with is None:
+        return None
+    again = "run `streampack index` again, with --tokenizer and the options of these texts"
+    stated = json.loads(made_with.tobytes())
+    for name, value in of.items():
+        if (other := stated.get(name)) != value:
+            raise ConfigError(
+                f"index={os.fspath(index)!r} has the lengths of {name}={short_text(other)}, but "
+                f"these texts have {name}={short_text(value)}; {again}, or omit index"
+            )
+    found = read_npz(read_index(index, LENGTHS_FILE))
+    known = None if found is None else _known(found)
+    if known is None or known.digest != stated[LENGTHS_FILE]:
+        raise ConfigError(f"index={os.fspath(index)!r}: its {LENGTHS_FILE} is damaged; {again}")
+    return known
+
+
+def write_lengths_index(
+    shards: TextShards, out: str, of: Mapping[str, object], *, is_kept: bool
+) -> KnownLengths:
+    """Tokenize all shards, and write their lengths beside the counts of an index.
+
+    Token shards that are not kept are removed one by one, so that a small disk is enough.
+    """
+    arrays = _all_lengths(shards, is_kept=is_kept)
+    known = _known(arrays)
+    write_index_file(out, LENGTHS_FILE, arrays)
+    # Last: without it, an index has counts only.
+    made_with = np.frombuffer(json.dumps({**of, LENGTHS_FILE: known.digest}).encode(), np.uint8)
+    counts = read_npz(read_index(out)) or {}
+    write_index_file(out, INDEX_FILE, {**counts, MADE_WITH: made_with})
+    return known
+
+
+def _all_lengths(shards: TextShards, *, is_kept: bool = True) -> dict[str, Int64Array]:
     """Make all token shards, with a bar, and return the arrays of a file of lengths."""
-    found = list(_summaries(shards))
+    found = list(of_all_shards(shards, partial(_summary, shards, is_kept)))
     counts = [summary["counts"] for summary in found]
     arrays = {
         name: np.concatenate([summary[name] for summary in found])
@@ -103,28 +155,27 @@ def _all_lengths(shards: TextShards) -> dict[str, Int64Array]:
     return arrays
 
 
-def _summaries(shards: TextShards) -> Iterator[dict[str, Any]]:
+def of_all_shards(shards: TextShards, call: Callable[[int], _T]) -> Iterator[_T]:
+    """Yield what a function returns of the number of each shard, which it makes; show a bar."""
     console = import_module("rich.console").Console(stderr=True)
     progress = import_module("rich.progress").Progress
-    number, num_workers = len(shards.table), shards.num_workers
+    text_bytes = shards.table.text_bytes[shards.numbers].tolist()
+    workers = shards.num_workers
     with progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("tokenizing", total=int(shards.table.text_bytes.sum()))
-        made = ordered_thread_map(
-            range(number), partial(_summary, shards), 2 * num_workers, num_workers
-        )
-        for text_bytes, summary in zip(shards.table.text_bytes.tolist(), made, strict=True):
-            bar.advance(task, text_bytes)
-            yield summary
+        task = bar.add_task("tokenizing", total=sum(text_bytes))
+        made = ordered_thread_map(range(len(text_bytes)), call, 2 * workers, workers)
+        for num_bytes, found in zip(text_bytes, made, strict=True):
+            bar.advance(task, num_bytes)
+            yield found
 
 
-def _summary(shards: TextShards, number: int) -> dict[str, Any]:
+def _summary(shards: TextShards, is_kept: bool, number: int) -> dict[str, Any]:
     mapped = shards.cache.map(shards.entry(number))
     parsed = parse_token_shard(mapped.data, mapped.file.path)
-    found = {
-        "counts": parsed.counts,
-        "lengths": parsed.tokens.counts.astype(np.uint32),
-        "edges": parsed.tokens.edges(mapped.data).astype(np.int32),
+    if not is_kept:
+        Path(mapped.file.path).unlink()  # the mapping stays
+    facts = {
+        name: values.astype(np.int32 if name == "edges" else np.uint32)
+        for name, values in parsed.facts(mapped.data).items()
     }
-    optional = {"rows": parsed.rows, "targets": parsed.first_targets(mapped.data)}
-    arrays = {name: each for name, each in optional.items() if each is not None}
-    return found | {name: each.astype(np.uint32) for name, each in arrays.items()}
+    return {"counts": parsed.counts, **facts}

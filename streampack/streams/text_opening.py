@@ -5,9 +5,10 @@
     files, lists --> table of text shards --> names of token shards --> TextShards
     the first rows --> ids --> fingerprint, tokens per byte
     up to 256 MiB of text --> all shards are made now --> CACHE/lengths/<names>.npz
+    an index of `streampack index --tokenizer` --> lengths, and no shard is made
 
-Whether lengths are known from the start depends on the table alone, never on what a cache has: the
-order of samples may differ.
+Whether lengths are known from the start depends on the table and the index, never on what a cache
+has: the order of samples may differ.
 
 Cost: the rows of files are counted once a node. Each process loads the tokenizer.
 """
@@ -36,12 +37,12 @@ from streampack.storage.verify import as_data_error
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import Numbering, SamplePart, chosen_shards, digest_text
 from streampack.streams.sources.values import default_name, is_path
-from streampack.streams.text_lengths import known_lengths
+from streampack.streams.text_lengths import indexed_lengths, known_lengths
 from streampack.streams.text_shards import TextShards
 from streampack.streams.token_stream import Opening, TokenStream
-from streampack.texts.identity import Identity, Probe, fingerprint, probe
+from streampack.texts.identity import Identity, Probe, described, fingerprint, probe
 from streampack.texts.pool import tokenizer_pool
-from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
+from streampack.texts.rows import LOSS_MASK, row_format, tokenizer_digest
 from streampack.texts.table import TextTable, open_table
 from streampack.texts.token_shard import ShardFormat, dtype_of
 from streampack.texts.tokenization import compare_added_tokens, tokenizer_folder
@@ -57,16 +58,50 @@ def open_texts(
 ) -> TokenStream:
     """Return the stream of a source of texts, conversations or rows of token ids.
 
-    `selected` are the columns of the latter. `row` are options of a `RowFormat`, and its tokenizer
-    may be in memory.
+    `selected` are the columns of the latter, and `row` more options of their `RowFormat`.
 
     Raises:
         ConfigError: If the rows are of a kind that cannot be read twice, or an option is invalid.
         DataError: If a row cannot become a sample, or a file cannot be read.
     """
+    shards, of = shards_of_texts(source, opening, selected, **row)
+    form, text_bytes = shards.format, int(shards.table.text_bytes.sum())
+    lengths = "eager" if form.is_ids else source.lengths
+    has_index = source.index is not None and not form.is_ids
+    known = indexed_lengths(source.index, of) if has_index else None
+    is_short = known is None and lengths is None and text_bytes <= WHOLE_BYTES
+    if lengths == "eager" or is_short:
+        disk = opening.disk or LocalFilesystem()
+        known = known_lengths(shards, shards.cache.location.root, disk)
+    if known is not None:
+        shards = replace(shards, known=known, first_sample=known.first_sample)
+    elif form.has_rows:
+        raise ConfigError(
+            "train_on='each_response' makes several samples of a conversation, so all must be "
+            f"tokenized before the first batch, and these are {text_bytes} bytes of text; set "
+            "lengths='eager', or write them once (streampack write --train-on each_response) and "
+            "use Shards"
+        )
+    shards, part = _chosen(shards, opening.held_out, source.only)
+    digest = _digest(fingerprint(of), shards, part)
+    return TokenStream.of(
+        opening,
+        shards.name,
+        shards,
+        part,
+        columns=shards.columns,
+        digest=digest,
+        entries_digest=digest,
+    )
+
+
+def shards_of_texts(
+    source: Any, opening: Opening, selected: ColumnSelection | None = None, **row: Any
+) -> tuple[TextShards, dict[str, object]]:
+    """Return all shards of a source, of which none is tokenized, and what their lengths are of."""
     disk = opening.disk or LocalFilesystem()
     root = cache_root(source.local, FOLDER)
-    form = _format_of(source, row, root, disk)
+    form = _format_of(source, root, disk, row)
     table = open_table(
         source.files, form.selection, root, transform=form.transform, index=source.index
     )
@@ -96,37 +131,16 @@ def open_texts(
         index=MdsIndex(uri=name, shards=()),
         cut_to=opening.cut_to if form.is_chat else None,
     )
-    lengths = "eager" if form.is_ids else source.lengths
-    if lengths == "eager" or (lengths is None and text_bytes <= WHOLE_BYTES):
-        known = known_lengths(shards, root, disk)
-        shards = replace(shards, known=known, first_sample=known.first_sample)
-    elif form.has_rows:
-        raise ConfigError(
-            "train_on='each_response' makes several samples of a conversation, so all must be "
-            f"tokenized before the first batch, and these are {text_bytes} bytes of text; set "
-            "lengths='eager', or write them once (streampack write --train-on each_response) and "
-            "use Shards"
-        )
-    shards, part = _chosen(shards, opening.held_out, source.only)
-    digest = _digest(fingerprint(table, identity, probed), shards, part)
-    return TokenStream.of(
-        opening,
-        name,
-        shards,
-        part,
-        columns=columns,
-        digest=digest,
-        entries_digest=digest,
-    )
+    return shards, described(table, identity, probed)
 
 
 def _format_of(
-    source: Any, row: Mapping[str, Any], root: Path, disk: LocalFilesystem
+    source: Any, root: Path, disk: LocalFilesystem, row: Mapping[str, Any]
 ) -> ShardFormat:
     tokenizer = None
-    if "tokenizer" in row:
-        tokenizer = _kept_tokenizer(row["tokenizer"], root, disk)
-    rows = RowFormat(**{**row, "tokenizer": tokenizer})
+    if hasattr(source, "tokenizer"):
+        tokenizer = _kept_tokenizer(source.tokenizer, root, disk)
+    rows = row_format(source, tokenizer=tokenizer, **row)
     if tokenizer is not None and rows.backend == "gigatoken":
         compare_added_tokens(tokenizer)
     transform = None if tokenizer is None else source.transform

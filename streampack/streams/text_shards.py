@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -262,8 +262,10 @@ class TextShards:
             self.cache.remove_damaged(entry, mapped.file)  # our own file: make it again
             mapped = self.cache.map(entry)
             parsed = parse_token_shard(mapped.data, mapped.file.path)
-        targets = parsed.first_targets(mapped.data)
-        counts = self._used(parsed.tokens.counts, parsed.rows, targets, shard)
+        facts = parsed.facts(mapped.data)
+        if self.known is not None:
+            self._check_known(self.known, facts, shard)
+        counts = self._used(facts["lengths"], facts.get("rows"), facts.get("targets"), shard)
         columns = {
             name: replace(spans, counts=counts)
             for name, spans in zip(self.format.columns, parsed.columns, strict=True)
@@ -277,6 +279,17 @@ class TextShards:
             loss_mask=columns.get(self.columns.loss_mask or ""),
             is_gone=mapped.is_gone,
         )
+
+    def _check_known(
+        self, known: KnownLengths, facts: Mapping[str, Int64Array], shard: int
+    ) -> None:
+        for name, values in facts.items():
+            if not np.array_equal(values, known.part(name, int(self.numbers[shard]))):
+                raise DataError(
+                    f"{self.file_of(shard)[0]}: its token shard {shard} has other {name} than the "
+                    "index of the lengths; the file has changed since, or a library: run "
+                    "`streampack index` again, or omit index"
+                )
 
 
 def _made(name: str, num_bytes: int, make: Callable[[Path], None]) -> Shard:

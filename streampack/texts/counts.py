@@ -4,6 +4,7 @@
 
     CACHE/tables/3f/3f9c....npz     of the files that one source names, by name and version
     INDEX/rows.npz                  the same, written by `streampack index`, for lines of a store
+    INDEX/lengths.npz               with its --tokenizer: the lengths of all samples
 
 Of plain JSON lines that have grown, the new end alone is counted.
 """
@@ -14,17 +15,18 @@ import hashlib
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-from streampack._paths import is_url, replaced
+from streampack._paths import is_url, local_path, replaced
 from streampack._threads import ordered_thread_map
 from streampack.errors import ConfigError
 from streampack.stores.retries import request
@@ -35,6 +37,7 @@ from streampack.types import Int64Array
 
 FOLDER = "tables"
 INDEX_FILE = "rows.npz"
+LENGTHS_FILE = "lengths.npz"
 THREADS = 8  # reading and decompression take most of the time, and run in parallel
 Known: TypeAlias = dict[str, tuple[str, Int64Array]]
 """Version and pieces by name."""
@@ -47,7 +50,7 @@ def count_files(
     files: Sequence[InputSlice],
     wanted: RowSelection,
     cache: Path,
-    index: str | None = None,
+    index: str | os.PathLike[str] | None = None,
 ) -> list[Int64Array]:
     """Return the pieces of files; those that the cache and the index lack are counted.
 
@@ -58,7 +61,7 @@ def count_files(
     key = json.dumps([*inputs, wanted.option, wanted.name])
     name = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     path = cache / FOLDER / name[:2] / f"{name}.npz"
-    stated = {} if index is None else _decode(_read_index(index))
+    stated = {} if index is None else _decode(read_index(index))
     known = _read(path) | stated
     found = [_found(file, known) for file in files]
     if all(pieces is not None for pieces in found):
@@ -72,29 +75,53 @@ def count_files(
         counted = iter(_count(uncounted, wanted, known))
         every = [next(counted) if pieces is None else pieces for pieces in found]
         with replaced(path) as temporary:
-            temporary.write_bytes(_encode(files, every))
+            temporary.write_bytes(as_npz(_arrays(files, every)))
     return every
 
 
-def write_index(files: Sequence[InputSlice], out: Path) -> list[int]:
-    """Count files of lines, of stores too, write the counts into a folder, and return the rows."""
+def write_index(files: Sequence[InputSlice], out: str) -> list[int]:
+    """Count files of lines, of stores too, write the counts to a folder or URL; return the rows."""
     pieces = _count(files, RowSelection("row", "text"), {})
-    out.mkdir(parents=True, exist_ok=True)
-    with replaced(out / INDEX_FILE) as temporary:
-        temporary.write_bytes(_encode(files, pieces))
+    write_index_file(out, INDEX_FILE, _arrays(files, pieces))
     return [int(each[:, ROWS].sum()) for each in pieces]
 
 
-def _encode(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> bytes:
-    names = json.dumps([(file.uri, file.version) for file in files]).encode()
+def write_index_file(out: str, name: str, arrays: Mapping[str, Any]) -> None:
+    """Write a file of an index, in place of an earlier one."""
+    data = as_npz(arrays)
+    if is_url(out):
+        url = f"{out.rstrip('/')}/{name}"
+        request(url, "written", lambda store: store.write(url, data), num_bytes=len(data))
+        return
+    folder = local_path(out, "out")
+    folder.mkdir(parents=True, exist_ok=True)
+    with replaced(folder / name) as temporary:
+        temporary.write_bytes(data)
+
+
+def as_npz(arrays: Mapping[str, Any]) -> bytes:
+    """Return arrays as the bytes of a file of numpy."""
     file = io.BytesIO()
-    np.savez(
-        file,
-        names=np.frombuffer(names, np.uint8),
-        counts=np.array(list(map(len, pieces)), np.int64),
-        pieces=np.concatenate([np.zeros((0, 5), np.int64), *pieces]),
-    )
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()
+
+
+def read_npz(data: bytes) -> dict[str, Any] | None:
+    """Return the arrays in the bytes of a file of numpy, or None if they are damaged."""
+    try:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (BadZipFile, EOFError, OSError, ValueError):
+        return None
+
+
+def _arrays(files: Sequence[InputSlice], pieces: Sequence[Int64Array]) -> dict[str, Any]:
+    names = json.dumps([(file.uri, file.version) for file in files]).encode()
+    return {
+        "names": np.frombuffer(names, np.uint8),
+        "counts": np.array(list(map(len, pieces)), np.int64),
+        "pieces": np.concatenate([np.zeros((0, 5), np.int64), *pieces]),
+    }
 
 
 def _read(path: Path) -> Known:
@@ -103,12 +130,12 @@ def _read(path: Path) -> Known:
 
 def _decode(data: bytes) -> Known:
     """Return the counts in a file; none if it is damaged: they are counted again."""
+    arrays = read_npz(data) or {}
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            names = json.loads(arrays["names"].tobytes())
-            pieces = np.split(arrays["pieces"], np.cumsum(arrays["counts"])[:-1])
+        names = json.loads(arrays["names"].tobytes())
+        pieces = np.split(arrays["pieces"], np.cumsum(arrays["counts"])[:-1])
         return {uri: (version, own) for (uri, version), own in zip(names, pieces, strict=True)}
-    except (BadZipFile, EOFError, OSError, KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError):
         return {}
 
 
@@ -161,14 +188,15 @@ def _progress(total: int) -> Iterator[Callable[[int], object]]:
         yield lambda num_bytes: bar.advance(task, num_bytes)
 
 
-def _read_index(index: str) -> bytes:
-    path = f"{index.rstrip('/')}/{INDEX_FILE}"
+def read_index(index: str | os.PathLike[str], name: str = INDEX_FILE) -> bytes:
+    """Return the bytes of a file of an index; a ConfigError says that it has none."""
+    path = f"{os.fspath(index).rstrip('/')}/{name}"
     if is_url(path):
         return request(path, "read", lambda store: store.read(path), way_out="check index=")
     try:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"index={index!r} has no {INDEX_FILE} ({error.strerror}); name the folder that "
+            f"index={index!r} has no {name} ({error.strerror}); name the folder that "
             "streampack index wrote, or omit it"
         ) from error

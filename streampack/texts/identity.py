@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate, compress
 
@@ -74,10 +75,16 @@ def token_shard_name(table: TextTable, number: int, identity: Identity) -> str:
     return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
 
-def fingerprint(table: TextTable, identity: Identity, probed: Probe) -> str:
+def described(table: TextTable, identity: Identity, probed: Probe) -> dict[str, object]:
+    """Return by name what samples depend on, as an index of their lengths states it."""
+    options, tokenizer, transform = json.loads(identity.options)
+    own = {"tokenizer": tokenizer, **options, "transform": transform}
+    return {**own, "files": table.digest(), "ids of the first rows": probed.digest}
+
+
+def fingerprint(of: Mapping[str, object]) -> str:
     """Return what a resume compares: a digest of the table, the options and the probe's ids."""
-    described = [table.digest(), identity.options, probed.digest]
-    return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps(of).encode(), digest_size=16).hexdigest()
 
 
 def probe(

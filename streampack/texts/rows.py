@@ -130,6 +130,19 @@ class RowFormat:
         return self.tokenizer is not None and self.chat is None
 
 
+def row_format(source: Any, **own: Any) -> RowFormat:
+    """Return the format of the options that an object has; `own` replace some.
+
+    >>> from types import SimpleNamespace
+    >>> row_format(SimpleNamespace(text="body", files="a.jsonl"), tokenizer=Path()).text
+    'body'
+    """
+    names = [field.name for field in fields(RowFormat)]
+    return RowFormat(
+        **{name: getattr(source, name) for name in names if hasattr(source, name)} | own
+    )
+
+
 def tokenizer_digest(rows: RowFormat) -> str | None:
     """Return a digest of the files that token ids depend on; None without a tokenizer."""
     if rows.tokenizer is None:

@@ -161,7 +161,7 @@ def open_table(
     cache: Path,
     *,
     transform: Transform | None = None,
-    index: str | None = None,
+    index: str | os.PathLike[str] | None = None,
 ) -> TextTable:
     """Return the table of files, or of rows in memory, which are written into the cache once.
 

@@ -266,6 +266,16 @@ class TokenShard:
         places = targets[np.searchsorted(targets[:-1], begins - first)] - (begins - first)
         return np.where(counts > 0, places, 0)
 
+    def facts(self, data: ByteArray) -> dict[str, Int64Array]:
+        """Return what is known of samples before they are read, an array of each."""
+        found = {
+            "lengths": self.tokens.counts,
+            "edges": self.tokens.edges(data),
+            "rows": self.rows,
+            "targets": self.first_targets(data),
+        }
+        return {name: values for name, values in found.items() if values is not None}
+
 
 def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
     """Return where samples are in the bytes of a file; a DataError names a damaged one."""

@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import streampack
-from streampack import PackedDataLoader, Shards, TokenFiles, World
+from streampack import PackedDataLoader, Shards, Texts, TokenFiles, World
 from streampack.cli.app import build_app
 from streampack.cli.verbs import VERBS
 from streampack.index import write_lengths
@@ -137,7 +137,7 @@ def test_an_option_means_the_same_in_all_verbs(name):
 CALLS = {
     "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
-    "index": ([write_lengths, index_files, TokenFiles], set()),
+    "index": ([write_lengths, index_files, TokenFiles, RowFormat, Texts], set()),
     "inspect": ([Shards], {"pack", "tokenizer"}),
     "run": ([PackedDataLoader], {"steps", "json"}),
     "simulate": ([World], {"steps", "json"}),

@@ -56,6 +56,26 @@ MISUSES = (
         "simulate run.yaml --num_ranks=4 --ranks_per_node=2",
     ),
     (
+        "index a.txt --out idx --text body",
+        "--text: is for texts; omit it, or set --tokenizer",
+        "index a.txt --out=idx --tokenizer=tok.json",
+    ),
+    (
+        "index a.txt --tokenizer tok.json",
+        "--out: is needed for an index of texts; set it to a folder",
+        "index a.txt --tokenizer=tok.json --out=idx",
+    ),
+    (
+        "index a.txt --tokenizer tok.json --out idx --eos-id 2",
+        "--eos-id: is for token files and rows of ids; omit it, or --tokenizer",
+        "index a.txt --tokenizer=tok.json --out=idx",
+    ),
+    (
+        "index a.txt b.txt --tokenizer tok.json --out idx",
+        r"a.txt b.txt: an index of texts is of one source; name its files by a folder or a glob",
+        "index *.txt --tokenizer=tok.json --out=idx",
+    ),
+    (
         "index ds --out idx",
         "--eos-id: is needed to find documents in rows; set it",
         "index ds --out=idx --eos-id=2",

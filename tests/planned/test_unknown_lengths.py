@@ -33,6 +33,8 @@ from streampack.testing import assert_exactly_once, assert_resumes
 from streampack.testing.shown import all_rows, worlds
 from tests.helpers import builders
 from tests.helpers.lazy_source import Untokenized
+from tests.helpers.texts import source_of, write_files
+from tests.helpers.verbs import call_verb
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 NUM_SAMPLES = (350, 180)  # with 2 lanes the first is dealt, the second shared
@@ -204,6 +206,48 @@ def test_what_plans_with_all_lengths_is_refused_and_works_with_them(make, option
     with pytest.raises(ConfigError, match=wanted):
         make(**REFUSED[option])
     make(has_lengths=True, **REFUSED[option])
+
+
+@pytest.fixture(scope="module")
+def indexed(tmp_path_factory) -> Path:
+    """Return a folder of texts, and an index of them in another."""
+    folder = write_files(tmp_path_factory.mktemp("indexed"))
+    tokenizer = ("--tokenizer", folder / "tokenizer")
+    call_verb("index", folder / "rows.jsonl", "--out", folder / "index", *tokenizer)
+    return folder
+
+
+def of_texts(folder: Path, local: Path, **options: Any) -> PackedStreamingDataset:
+    """Return a dataset of lazy texts; `index` is an option of them."""
+    given = {"lengths": "lazy", "index": options.pop("index", None)}
+    streams = [
+        Stream(source_of(folder, "rows.jsonl", local, **given), name=name)
+        for name in ("web", "code")
+    ]
+    mixing = {"global_batch_size": 8} | ({} if "chapters" in options else {"epoch_end": "carry"})
+    return PackedStreamingDataset(
+        streams,
+        mixing=Mixing(**mixing | options.pop("mixing", {})),
+        order=Order(num_lanes=2),
+        **{"packing": Packing(max_seq_len=64), "batch_size": 2, "world": World()} | options,
+    )
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_lazy_texts_work_with_the_index_that_their_refusal_names(indexed, option, tmp_path):
+    with pytest.raises(ConfigError, match=r"streampack index --tokenizer`.* set index="):
+        of_texts(indexed, tmp_path, **REFUSED[option])
+    dataset = of_texts(indexed, tmp_path, index=indexed / "index", **REFUSED[option])
+    assert len(dataset) > 0
+    assert not list((tmp_path / "tokens").rglob("*.*"))
+
+
+def test_what_plans_an_epoch_of_texts_works_with_an_index(indexed, tmp_path):
+    dataset = of_texts(indexed, tmp_path, index=indexed / "index", mixing={"epoch_end": "pad"})
+    for what in TRIED.values():
+        what(dataset)
+    assert len(dataset) > 0
+    assert not list((tmp_path / "tokens").rglob("*.*"))
 
 
 @pytest.mark.parametrize("what", TRIED)

@@ -13,7 +13,7 @@ from streampack.config.moved import with_known_options
 from streampack.streams.sources.values import check_texts
 from streampack.streams.text_opening import open_texts
 from streampack.streams.token_stream import Opening, TokenStream
-from streampack.texts.rows import RowFormat
+from streampack.texts.rows import row_format
 
 
 @with_known_options
@@ -46,7 +46,8 @@ class Texts:
     only: slice | None = None
     """The samples to use, as a slice of neighbouring ones. None: all."""
     index: str | os.PathLike[str] | None = None
-    """Folder or URL where `streampack index` wrote the rows of JSON lines of a store."""
+    """Folder or URL where `streampack index` wrote the rows of JSON lines of a store, and with its
+    `--tokenizer` the lengths of all samples: none of them is tokenized before it is read."""
     lengths: Literal["eager", "lazy"] | None = None
     """When the texts are tokenized: "eager", all at the start, or "lazy", while a run reads
     them. None: "eager" up to 256 MiB of text."""
@@ -62,13 +63,9 @@ class Texts:
     """For files that are fetched whole, and these are read in parts: refused."""
 
     def __post_init__(self) -> None:
-        RowFormat(tokenizer=Path(), **self._options)
+        row_format(self, tokenizer=Path())
         check_texts(self)
 
     def open(self, opening: Opening) -> TokenStream:
         """Tokenize the texts if this node has not yet, and return the stream."""
-        return open_texts(self, opening, tokenizer=self.tokenizer, **self._options)
-
-    @property
-    def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("text", "special_tokens", "backend")}
+        return open_texts(self, opening)

@@ -63,6 +63,8 @@ DESCRIPTIONS = re.compile(
 DERIVED = re.compile(
     r"(?:.*/)?(?:cache-[0-9a-f]{16}[^/]*\.arrow|tmp\w{8}|[^/]*\.lock|[^/]*\.incomplete)"
 )
+# What `streampack index` writes, which may be beside the data.
+INDEX = re.compile(r"(?:.*/)?(?:rows|lengths)\.npz")
 SHARD = re.compile(r"(?:.*/)?([^/]*?)-\d{5}-of-\d{5}\.(?:parquet|arrow)")
 SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")
 
@@ -146,6 +148,7 @@ def _with_rows(listing: Listing) -> list[StoredObject]:
         return listing.files
     folder = listing.folder.rstrip("/")
     files = {file.url[len(folder) + 1 :]: file for file in listing.files}
+    files = {name: file for name, file in files.items() if not INDEX.fullmatch(name)}
     # The folder of a repository in the cache of the hub has files of all revisions.
     snapshots = sorted({name.split("/")[1] for name in files if name.startswith("snapshots/")})
     if snapshots:
