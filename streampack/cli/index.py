@@ -19,7 +19,7 @@ from rich.console import Console
 
 from streampack.cli.console import counted, output_console, progress
 from streampack.cli.verbs import Index, RowOptions
-from streampack.cli.write import rows_of
+from streampack.cli.write import stated_format
 from streampack.errors import ConfigError
 from streampack.flat.files import is_flat
 from streampack.index import write_lengths, write_text_lengths
@@ -89,7 +89,7 @@ def _index_texts(console: Console, options: Index) -> None:
             f"{' '.join(options.paths)}: an index of texts is of one source; name its files by a "
             "folder or a glob, such as 'rows/*.jsonl'"
         )
-    rows, kind = rows_of(options), Texts if options.chat is None else Chats
+    rows, kind = stated_format(options), Texts if options.chat is None else Chats
     names = {field.name for field in fields(kind)}
     given = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name in names}
     given |= {name: getattr(options, name) for name in (*OF_SOURCE, "local", "on_bad_row")}

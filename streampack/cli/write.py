@@ -53,10 +53,10 @@ def _options(options: Write) -> write.WriteOptions:
     given = vars(options).copy()
     given["compression"] = None if options.compression == "none" else options.compression
     own = {f.name: given[f.name] for f in fields(write.WriteOptions) if f.name in given}
-    return write.WriteOptions(rows=rows_of(options), **own)
+    return write.WriteOptions(rows=stated_format(options), **own)
 
 
-def rows_of(options: RowOptions) -> RowFormat:
+def stated_format(options: RowOptions) -> RowFormat:
     """Return the format of rows that options say."""
     given = vars(options).copy()
     for name in ("columns", "context_roles", "ignore_fields"):

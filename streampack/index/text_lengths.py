@@ -23,7 +23,7 @@ from streampack.streams.sources.texts import Texts
 from streampack.streams.sources.values import is_path
 from streampack.streams.stream import Stream
 from streampack.streams.text_lengths import write_lengths_index
-from streampack.streams.text_opening import find_shards
+from streampack.streams.text_opening import shards_of_texts
 from streampack.streams.token_stream import Opening
 from streampack.texts.counts import LENGTHS_FILE, write_index
 from streampack.texts.inputs.listing import list_inputs
@@ -55,9 +55,12 @@ def write_text_lengths(
         ConfigError: If an option is invalid.
         DataError: If a row cannot become a sample, or a file cannot be read.
 
-    >>> rows = Texts(["a text", "", "more"], getfixture("tokenizer_file"))
-    >>> write_text_lengths(rows, getfixture("tmp_path")).num_samples
-    3
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> words = Tokenizer(models.WordLevel({"?": 0, "a": 1, "text": 2}, unk_token="?"))
+    >>> words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    >>> found = write_text_lengths(Texts(["a text", "", "a"], words), getfixture("tmp_path"))
+    >>> found.num_samples, found.num_tokens
+    (3, 3)
     """
     to = shown_path(out)
     files = list_inputs([shown_path(source.files)]) if is_path(source.files) else []
@@ -65,7 +68,7 @@ def write_text_lengths(
     with TemporaryDirectory(prefix="streampack-") as temporary:
         whole = replace(source, local=source.local or temporary, index=to)
         opening = Opening(stream=Stream(whole), number=0, num_workers=num_workers)
-        shards, of = find_shards(whole, opening)
+        shards, of = shards_of_texts(whole, opening)
         known = write_lengths_index(shards, to, of, is_kept=source.local is not None)
     return IndexedTexts(
         path=f"{to.rstrip('/')}/{LENGTHS_FILE}",

@@ -42,7 +42,7 @@ from streampack.texts.counts import (
 from streampack.texts.token_shard import parse_token_shard
 from streampack.types import Int64Array
 
-MADE_WITH = "made_with"  # the array of rows.npz that says what the lengths beside it are of
+MADE_WITH = "made_with"  # the array of rows.npz for the facts that lengths depend on
 
 logger = logging.getLogger(__name__)
 

@@ -267,7 +267,7 @@ class TokenShard:
         return np.where(counts > 0, places, 0)
 
     def facts(self, data: ByteArray) -> dict[str, Int64Array]:
-        """Return what is known of samples before they are read, an array of each."""
+        """Return the facts that an index has of samples, as arrays."""
         found = {
             "lengths": self.tokens.counts,
             "edges": self.tokens.edges(data),

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from streampack.errors import ConfigError
 from streampack.texts import units
-from streampack.texts.identity import Identity, fingerprint, probe, token_shard_name
+from streampack.texts.identity import Identity, described, fingerprint, probe, token_shard_name
 from streampack.texts.rows import RowEncoder, RowFormat, tokenizer_digest
 from streampack.texts.samples import SampleSchema
 from streampack.texts.table import TextTable, open_table
@@ -68,7 +68,9 @@ def test_an_option_that_changes_ids_changes_names_and_fingerprint(change, tmp_pa
     after = Identity.of(CHANGES[change](tmp_path, rows_of(words)))
     probed = probe(table, rows_of(words), encoder(rows_of(words)))
     assert names_of(table, before).isdisjoint(names_of(table, after))
-    assert fingerprint(table, before, probed) != fingerprint(table, after, probed)
+    assert fingerprint(described(table, before, probed)) != fingerprint(
+        described(table, after, probed)
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,14 +118,20 @@ def test_another_version_of_a_file_or_a_library_changes_names_and_no_fingerprint
     os.utime(path, (1, 1))
     touched = open_table(path, TEXT, tmp_path)
     assert names_of(touched, identity).isdisjoint(names_of(table, identity))
-    assert fingerprint(touched, identity, probed) == fingerprint(table, identity, probed)
+    assert fingerprint(described(touched, identity, probed)) == fingerprint(
+        described(table, identity, probed)
+    )
 
     monkeypatch.setattr("streampack.texts.identity.installed", lambda _: "99")
     upgraded = Identity.of(rows)
     assert names_of(table, upgraded).isdisjoint(names_of(table, identity))
-    assert fingerprint(table, upgraded, probed) == fingerprint(table, identity, probed)
+    assert fingerprint(described(table, upgraded, probed)) == fingerprint(
+        described(table, identity, probed)
+    )
     other = replace(probed, digest="other")  # the library gives other ids
-    assert fingerprint(table, upgraded, other) != fingerprint(table, identity, probed)
+    assert fingerprint(described(table, upgraded, other)) != fingerprint(
+        described(table, identity, probed)
+    )
 
 
 def test_a_transform_and_its_version_are_in_the_name(words):
