@@ -58,7 +58,8 @@ def known_lengths(shards: TextShards, root: Path, disk: LocalFilesystem) -> Know
     known = _read_lengths(path, disk)
     locks = FileLocks(path.parent, disk)
     if known is None:
-        with as_data_error(path), locks.hold(path.name, math.inf):
+        num_bytes = 12 * int(shards.first_sample[-1])
+        with as_data_error(path, num_bytes), locks.hold(path.name, math.inf):
             known = _read_lengths(path, disk)
             if known is None:
                 locks.replace(path.name, path, as_npz(_all_lengths(shards)))

@@ -29,6 +29,7 @@ from filelock import FileLock, Timeout
 from streampack._paths import is_url, local_path, replaced
 from streampack._threads import ordered_thread_map
 from streampack.errors import ConfigError
+from streampack.storage.verify import as_data_error
 from streampack.stores.retries import request
 from streampack.texts.inputs.slices import InputSlice
 from streampack.texts.inputs.values import RowSelection
@@ -38,6 +39,7 @@ from streampack.types import Int64Array
 FOLDER = "tables"
 INDEX_FILE = "rows.npz"
 LENGTHS_FILE = "lengths.npz"
+BYTES_OF_PIECE = 40
 THREADS = 8  # reading and decompression take most of the time, and run in parallel
 Known: TypeAlias = dict[str, tuple[str, Int64Array]]
 """Version and pieces by name."""
@@ -66,8 +68,8 @@ def count_files(
     found = [_found(file, known) for file in files]
     if all(pieces is not None for pieces in found):
         return [pieces for pieces in found if pieces is not None]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _held(path):
+    num_bytes = BYTES_OF_PIECE * len(files)  # at least
+    with as_data_error(path, num_bytes, is_retried=False), _held(path):
         known = _read(path) | stated
         found = [_found(file, known) for file in files]
         uncounted = [f for f, pieces in zip(files, found, strict=True) if pieces is None]
@@ -169,6 +171,7 @@ def _count(files: Sequence[InputSlice], wanted: RowSelection, known: Known) -> l
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{path}.lock")
     try:
         held = lock.acquire(timeout=0)

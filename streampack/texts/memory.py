@@ -28,6 +28,7 @@ from filelock import FileLock
 from streampack._extras import import_extra, is_from
 from streampack._paths import replaced
 from streampack.errors import ConfigError, DataError, short_text
+from streampack.storage.verify import as_data_error
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.source_traits import is_one_shot
 
@@ -73,17 +74,24 @@ def write_memory(rows: Any, wanted: RowSelection, cache: Path) -> tuple[Path, st
             digest.update(line)
     name = digest.hexdigest()
     path = cache / FOLDER / name[:2] / f"{name}{'.arrow' if is_arrow else '.jsonl'}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                logger.info("writing rows in memory to %s", path)
-                with replaced(path) as temporary:
-                    _write_arrow(rows, temporary) if is_arrow else _write_lines(
-                        rows, wanted, temporary
-                    )
-                    os.utime(temporary, (0, 0))
+    with as_data_error(path, len(rows), is_retried=False):
+        _write_once(rows, wanted, path)
     return path, name
+
+
+def _write_once(rows: Any, wanted: RowSelection, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            logger.info("writing rows in memory to %s", path)
+            with replaced(path) as temporary:
+                if path.suffix == ".arrow":
+                    _write_arrow(rows, temporary)
+                else:
+                    _write_lines(rows, wanted, temporary)
+                os.utime(temporary, (0, 0))
 
 
 def _write_arrow(rows: Any, path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,20 @@ import litdata
 import pyarrow as pa
 import pytest
 from streaming import MDSWriter
+from tokenizers import ByteLevelBPETokenizer
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from streampack import Chats, PackedDataLoader, PackedStreamingDataset, Shards, Texts, World
+from streampack import (
+    Buffers,
+    Chats,
+    DataError,
+    PackedDataLoader,
+    PackedStreamingDataset,
+    Shards,
+    Texts,
+    World,
+)
 from streampack.testing import assert_exactly_once, assert_resumes, assert_same_in_every_world
 from streampack.testing.shown import show
 from streampack.texts import units
@@ -169,3 +183,60 @@ def test_every_world_gets_the_same_packs_and_they_resume(source):
     assert_same_in_every_world(make, [(4, 2)])
     assert_resumes(lambda: PackedDataLoader(make()), every=4)
     assert_same_in_every_world(lambda world: dataset_of(source(lengths="eager"), world), [(2, 2)])
+
+
+FILES = [name for name in INPUTS if name not in ("list", "table", "dataset", "chats")]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_changes_after_it_was_planned_is_an_error(name, tokenizer, tmp_path):
+    folder = tmp_path / "input"
+    folder.mkdir()
+    files = INPUTS[name](folder)
+    dataset = dataset_of(Texts(files, tokenizer, local=tmp_path, lengths="lazy"), **LANES)
+    for path in folder.rglob("*.*"):
+        if path.is_file() and path.suffix != ".json":
+            data = path.read_bytes()
+            # Shards have no time of change in their index, and these have no hash.
+            end = b"!" if name in ("mds", "litdata") else b""
+            path.write_bytes(data[: len(data) // 2] + b"!" + data[len(data) // 2 + 1 :] + end)
+    with pytest.raises(DataError, match=r"changed since|but index.json says"):
+        list(dataset)
+
+
+def test_gigatoken_gives_the_batches_of_huggingface(tmp_path):
+    pytest.importorskip("gigatoken", reason="the extra gigatoken is not installed")
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(TEXTS, vocab_size=300, show_progress=False)
+    made.save(str(tmp_path / "tokenizer.json"))
+    found = []
+    for backend in ("huggingface", "gigatoken"):
+        files, file = lines(tmp_path), tmp_path / "tokenizer.json"
+        source = Texts(files, file, local=tmp_path, backend=backend, lengths="lazy")
+        found.append(list(map(show, dataset_of(source, **LANES))))
+    assert found[0] == found[1]
+    assert len({path.name for path in (tmp_path / "tokens").glob("??/[0-9a-f]*")}) > 4
+
+
+@pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("lengths", ["lazy", "eager"])
+def test_worker_processes_deliver_the_same_batches_and_resume(lengths, tokenizer, tmp_path):
+    files, caches = lines(tmp_path), count()
+
+    def make() -> PackedStreamingDataset:
+        local = tmp_path / str(next(caches))
+        source = Texts(files, tokenizer, local=local, lengths=lengths)
+        return dataset_of(source, buffers=Buffers(tokenizing=1), **LANES)
+
+    def stateful() -> StatefulDataLoader:
+        return StatefulDataLoader(make(), batch_size=None, num_workers=2)
+
+    wanted = list(map(show, make()))
+    assert list(map(show, PackedDataLoader(make(), num_workers=2))) == wanted
+    assert list(map(show, DataLoader(make(), batch_size=None, num_workers=2))) == wanted
+    loader = stateful()
+    first = [show(batch) for batch in islice(loader, 3)]
+    resumed = stateful()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert first + list(map(show, resumed)) == wanted

@@ -44,7 +44,7 @@ def write_files(folder: Path) -> Path:
     return folder
 
 
-def source_of(folder: Path, name: str, local: Path, **options: Any) -> Any:
+def source_of(folder: Path, name: str, local: Path | None, **options: Any) -> Any:
     kind = Chats if name.startswith("chats") else Texts
     return kind(folder / name, folder / "tokenizer", local=local, **options)
 
