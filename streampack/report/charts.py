@@ -19,6 +19,7 @@ from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Int64Ar
 
 HATCHES = ("//", "\\\\", "xx", "..", "--", "||", "++", "oo")
 SHADES = (1, 0.66, 0.82)  # opacities of neighbouring documents
+MOST_STREAMS = 10  # by name, and with a colour of their own; the others share a row
 CUTS = {"split": (None, "area"), "truncated": ("///", "hatch"), "dropped": ("xxx", "cross")}
 DOCUMENT = [STREAM, PASS, SAMPLE]
 
@@ -46,18 +47,44 @@ def percent(share: float) -> str:
     return f"{100 * share:.{2 if 0.99 < share < 1 else 1}f} %"
 
 
+class Group(NamedTuple):
+    """A large stream, or all small ones together: a row of a chart."""
+
+    name: str
+    members: Int64Array
+    colour: str
+
+
+def groups_of(facts: RunFacts, most: int = MOST_STREAMS) -> list[Group]:
+    """Return the streams as they are listed, or the `most` largest in order and then the rest."""
+    streams, used = facts.engine.recipe.streams, facts.curves[2][-1]
+    sizes = used * [stream.num_tokens for stream in streams]
+    order = np.argsort(-sizes, kind="stable") if len(sizes) > most else np.arange(len(sizes))
+    named = [short_name(streams[number].name) for number in order[:most]]
+    groups = [Group(name, order[[at]], colour(at)) for at, name in enumerate(named)]
+    rest = order[most:]
+    return groups + [Group(f"{len(rest)} others", rest, draw.SERIES[1])] * (len(rest) > 0)
+
+
+def short_name(name: str, most: int = 28) -> str:
+    """Return a name, without its middle if it is long."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[-most // 2 :]}"
+
+
 def _mixture(facts: RunFacts) -> Drawn:
-    unit, lines, marks = facts.engine.recipe.target_unit, [], []
+    unit, lines, marks, found = facts.engine.recipe.target_unit, [], [], []
     rows = [["stream", "asked", "planned", *(["delivered"] if facts.delivered else [])]]
-    for number, (name, stream) in enumerate(facts.numbers["streams"].items()):
+    for name, stream in facts.numbers["streams"].items():
         shares = [stream["target"], stream[f"share_{unit}"]]
         shares += [facts.delivered[name][f"share_{unit}"]] if name in facts.delivered else []
         rows.append([name, *map(percent, shares)])
-        words = zip(rows[0][1:], rows[-1][1:], strict=True)
+        found.append(shares + [0.0] * (len(rows[0]) - len(rows[-1])))
+    for group in groups_of(facts):
+        marks.append(np.sum([found[number] for number in group.members], axis=0).tolist())
+        words = zip(rows[0][1:], map(percent, marks[-1]), strict=True)
         text = "  ·  ".join(" ".join(word) for word in words)
-        lines.append((name, [(shares[1], colour(number), None)], text))
-        marks.append(shares)
-    figure, axes = draw.bars(draw.FULL, lines, most=1.35, least=[max(shares) for shares in marks])
+        lines.append((group.name, [(marks[-1][1], group.colour, None)], text))
+    figure, axes = draw.bars(draw.FULL, lines, 1.5 * np.max(marks), np.max(marks, axis=1).tolist())
     for number, (asked, _, *delivered) in enumerate(marks):
         axes.plot([asked] * 2, [number - 0.4, number + 0.4], color=draw.INK, lw=2)
         style = {"ms": 9, "color": draw.SURFACE, "mec": draw.INK, "mew": 2}
@@ -77,7 +104,7 @@ def _run(facts: RunFacts) -> Drawn:
     words = {"unit": _unit_of(recipe, facts.num_chapters), "tokens": draw.shown(tokens[-1])}
     in_chapters = f" in {facts.num_chapters} chapters; tokens and repeats are expected ones"
     words["chapters"] = in_chapters if facts.num_chapters else ""
-    legend = [(colour(number), name) for number, name in enumerate(recipe.names)]
+    legend = [(group.colour, group.name) for group in groups_of(facts)]
     return Drawn(_draw_run(facts), rows, legend, words)
 
 
@@ -91,13 +118,15 @@ def _draw_run(facts: RunFacts) -> Any:
     num_chapters, state_tokens = facts.num_chapters, facts.state_tokens
     figure, panels = draw.new_figure(draw.FULL, 560, rows=3, sharex=True, height_ratios=(3, 2, 2))
     upper, middle, lower = panels = panels[:, 0]
-    colours = [colour(number) for number in range(len(recipe.names))]
-    upper.stackplot(tokens, shares.T, labels=recipe.names, colors=colours, ec=draw.SURFACE, lw=1.5)
+    groups, sizes = groups_of(facts), np.array([stream.num_tokens for stream in recipe.streams])
+    parts, colours = [shares[:, g.members].sum(axis=1) for g in groups], [g.colour for g in groups]
+    upper.stackplot(tokens, parts, colors=colours, ec=draw.SURFACE, lw=1.5)
     upper.set(ylim=(0, 1), xlim=(0, tokens[-1]))
     upper.set_yticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    for number, stream in enumerate(recipe.streams):
-        middle.plot(tokens, passes[:, number] * stream.num_tokens, color=colours[number], lw=2)
-        lower.plot(tokens, passes[:, number], color=colours[number], lw=2)
+    for _, members, hue in groups:
+        used = passes[:, members] @ sizes[members]
+        middle.plot(tokens, used, color=hue, lw=2)
+        lower.plot(tokens, used / max(sizes[members].sum(), 1), color=hue, lw=2)
     for axis in (middle.yaxis, lower.yaxis, lower.xaxis):
         draw.short_ticks(axis)
     edges = [0, *tokens[POINTS - 1 :: POINTS]]
@@ -124,30 +153,34 @@ def _length(facts: RunFacts) -> Drawn | str:
     recipe, found = facts.engine.recipe, stream_lengths(facts.engine.recipe)
     if not found:
         return "No stream has a length file; `streampack index` writes them."
-    columns = min(len(found), 4)
-    lines = -(-len(found) // columns)
-    shape, shared = (draw.FULL, 20 + 200 * lines, lines, columns), {"sharex": True, "sharey": True}
-    figure, axes = draw.new_figure(*shape, **shared)
-    most = [2 * recipe.row_tokens, *(lengths.max() for lengths, *_ in found.values())]
-    edges = np.geomspace(min(lens.min() for lens, *_ in found.values()), max(most) + 1, 40)
     rows = [["stream", "median", "mean", "longest", "longer than a pack", "tokens in these"]]
     rows[0].append("shards read")
-    for panel in axes.flat[len(found) :]:
+    for name, (lengths, num_read, num) in found.items():
+        numbers = np.median(lengths), lengths.mean(), lengths.max()
+        is_longer = lengths > recipe.longest(recipe.names.index(name))
+        shares = is_longer.mean(), lengths[is_longer].sum() / lengths.sum()
+        rows.append([name, *(f"{value:,.0f}" for value in numbers), *map(percent, shares)])
+        rows[-1].append(f"{num_read:,} of {num:,}")
+    lengths_of = {at: found[name][0] for at, name in enumerate(recipe.names) if name in found}
+    groups = [(g, [lengths_of[n] for n in g.members if n in lengths_of]) for g in groups_of(facts)]
+    drawn = [(group, np.concatenate(own)) for group, own in groups if own]
+    columns = min(len(drawn), 4)
+    lines = -(-len(drawn) // columns)
+    shape, shared = (draw.FULL, 20 + 200 * lines, lines, columns), {"sharex": True, "sharey": True}
+    figure, axes = draw.new_figure(*shape, **shared)
+    most = max([2 * recipe.row_tokens, *(lengths.max() for _, lengths in drawn)])
+    edges = np.geomspace(min(lengths.min() for _, lengths in drawn), most + 1, 40)
+    for panel in axes.flat[len(drawn) :]:
         panel.set_visible(False)
-    for panel, (name, (lengths, num_read, num)) in zip(axes.flat, found.items(), strict=False):
-        number = recipe.names.index(name)
-        size, parts = recipe.longest(number), lengths / lengths.sum()
-        panel.hist(lengths, edges, weights=0 * parts + 1 / len(parts), color=colour(number))
+    for panel, (group, lengths) in zip(axes.flat, drawn, strict=False):
+        size, parts = recipe.longest(int(group.members[0])), lengths / lengths.sum()
+        panel.hist(lengths, edges, weights=0 * parts + 1 / len(parts), color=group.colour)
         panel.hist(lengths, edges, weights=parts, histtype="step", color=draw.INK, lw=1.5)
         panel.axvline(size, color=draw.INK, lw=1.5, ls=(0, (4, 3)))
         panel.set(xscale="log", yticks=[])
         panel.xaxis.set_major_formatter(lambda value, _: draw.shown(value))
         panel.minorticks_off()
-        draw.label(panel, y=name)
-        numbers = np.median(lengths), lengths.mean(), lengths.max()
-        shares = (lengths > size).mean(), parts[lengths > size].sum()
-        rows.append([name, *(f"{value:,.0f}" for value in numbers), *map(percent, shares)])
-        rows[-1].append(f"{num_read:,} of {num:,}")
+        draw.label(panel, y=group.name)
     legend = [("area", "share of the documents"), ("step", "share of the tokens")]
     legend.append(("dash", f"a pack: {recipe.shapes.longest[0]:,} tokens"))
     return Drawn(figure, rows, legend)
@@ -176,11 +209,13 @@ def _documents(facts: RunFacts) -> Drawn:
 
 def _cuts(facts: RunFacts) -> Drawn:
     rows, lines = [["stream", "documents", *CUTS]], []
-    for number, (name, own) in enumerate(facts.numbers["streams"].items()):
-        whole = max(own["samples"] + own["dropped"], 1)
-        parts = [(own[kind] / whole, colour(number), hatch) for kind, (hatch, _) in CUTS.items()]
+    streams = list(facts.numbers["streams"].items())
+    rows += [[name, *(f"{own[key]:,}" for key in ("samples", *CUTS))] for name, own in streams]
+    for name, members, hue in groups_of(facts):
+        sums = {key: sum(streams[at][1][key] for at in members) for key in ("samples", *CUTS)}
+        whole = max(sums["samples"] + sums["dropped"], 1)
+        parts = [(sums[kind] / whole, hue, hatch) for kind, (hatch, _) in CUTS.items()]
         lines.append((name, parts, percent(sum(part[0] for part in parts))))
-        rows.append([name, *(f"{own[key]:,}" for key in ("samples", *CUTS))])
     figure, _ = draw.bars(draw.HALF, lines)
     return Drawn(figure, rows, [(mark, kind) for kind, (_, mark) in CUTS.items()])
 
@@ -211,7 +246,8 @@ def _packs(facts: RunFacts) -> Drawn:
     size = max(int(pack[:, LENGTH].sum()) for pack in packs)
     size = max(size, facts.engine.recipe.row_tokens)
     figure, axes = draw.new_figure(draw.FULL, 60 + 26 * len(packs))
-    axes, again, titles = axes[0, 0], documents_again(packs), {}
+    axes, again, titles, groups = axes[0, 0], documents_again(packs), {}, groups_of(facts)
+    hues = {number: group.colour for group in groups for number in group.members.tolist()}
     axes.grid(visible=False)
     axes.barh(range(len(packs)), size, 0.78, color=draw.BAND)
     rows = [["pack", "documents", "in other packs too", "fill"]]
@@ -228,7 +264,7 @@ def _packs(facts: RunFacts) -> Drawn:
                 marks.append(mark)
             if mark and row[LENGTH] > size / 4:
                 mark = f"{mark.strip('…')}  {part}".strip()
-            style |= {"gid": gid, "color": colour(row[STREAM]), "ec": draw.SURFACE, "lw": 1}
+            style |= {"gid": gid, "color": hues[row[STREAM]], "ec": draw.SURFACE, "lw": 1}
             axes.barh(number, row[LENGTH], 0.78, left, **style)
             if mark and row[LENGTH] > size / 60:
                 box = {"boxstyle": "round,pad=0.2", "fc": draw.SURFACE, "lw": 0}
@@ -243,7 +279,7 @@ def _packs(facts: RunFacts) -> Drawn:
     draw.note(axes, "documents", (1, -0.6), (8, 6), axis="y")
     draw.short_ticks(axes.xaxis)
     draw.label(axes, x="token of the pack")
-    legend = [(colour(number), name) for number, name in enumerate(names)]
+    legend = [(group.colour, group.name) for group in groups]
     legend += [("hatch", "one document in several packs: the same hatch and letter")]
     legend += [("dots", "a piece of a cut document: the box names its tokens")]
     legend.append(("empty", "padding"))

@@ -89,7 +89,7 @@ def step_lines(width: int, series: Sequence[Any], colours: Sequence[str]) -> Any
     starts = np.unique(np.linspace(0, num, min(num, MOST_BINS) + 1).astype(int))
     for values, colour in zip(series, colours, strict=True):
         means = np.add.reduceat(values, starts[:-1]) / np.diff(starts)
-        axes.plot(starts[:-1], means, color=colour, lw=2)
+        axes.plot(starts[:-1], means, color=colour, lw=2, marker="o" if num == 1 else "")
     axes.set_xlim(0, max(int(starts[-2]), 1))
     short_ticks(axes.xaxis)
     label(axes, x="step")

@@ -13,7 +13,7 @@ from typing import Any
 from streampack._extras import import_extra
 from streampack._paths import replaced
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.report.charts import SECTIONS, Drawn, Specs, percent
+from streampack.report.charts import SECTIONS, Drawn, Specs, groups_of, percent
 from streampack.report.drawing import FULL, HALF, VARIABLES, as_svg, shown
 from streampack.report.facts import RunFacts, run_facts
 from streampack.types import State
@@ -61,9 +61,13 @@ def write_report(
 
 
 def _about(facts: RunFacts) -> str:
-    recipe, world = facts.engine.recipe, facts.engine.world
+    recipe, world, unit = facts.engine.recipe, facts.engine.world, facts.engine.recipe.target_unit
+    own = [stream[f"share_{unit}"] for stream in facts.numbers["streams"].values()]
+    parts = (
+        f"{100 * sum(own[at] for at in g.members):.0f} % {g.name}" for g in groups_of(facts, 4)
+    )
     return (
-        f"{', '.join(recipe.names)}  ·  packs of {recipe.row_tokens:,} tokens  ·  "
+        f"{unit.capitalize()}: {', '.join(parts)}\nPacks of {recipe.row_tokens:,} tokens  ·  "
         f"global batches of {recipe.global_batch_size:,}  ·  ranks: {world.num_ranks:,}, "
         f"nodes: {world.num_nodes:,}"
     )
@@ -122,7 +126,8 @@ def _figure(key: str, title: str, unit: str, drawn: Drawn, width: int) -> str:
         f'<figure id="{key}" class="w{width}">'
         f"<figcaption><h3>{escape(title)}</h3><p>{escape(unit)}</p></figcaption>"
         f'<ul class="legend">{legend}</ul><div class="plot">{svg}</div>'
-        f'<details><summary>Numbers</summary><div class="table">{table}</div></details></figure>'
+        f"<details><summary>All numbers ({len(lines):,})</summary>"
+        f'<div class="table">{table}</div></details></figure>'
     )
 
 

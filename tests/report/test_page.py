@@ -123,6 +123,35 @@ def test_a_report_opens_in_a_browser_without_an_error_or_a_request(page, tmp_pat
         assert figure["clashes"] == []
 
 
+@pytest.mark.processes
+def test_many_streams_of_long_names_are_the_largest_and_a_row_of_the_others(page, tmp_path):
+    write_stream(([1] * (1 + 7 * n % 90) for n in range(300)), tmp_path / "s")
+    names = [f"bucket-{n:02}/{'a-long-folder/' * 13}part-{n:02}" for n in range(30)]
+    streams = [
+        Stream(local=tmp_path / "s", name=name, proportion=1 if n < 5 else 1 + n)
+        for n, name in enumerate(names)
+    ]
+    path = tmp_path / "report.html"
+    dataset = PackedStreamingDataset(
+        streams, packing=Packing(max_seq_len=256), mixing=Mixing(epoch_size=3000)
+    )
+    write_report(dataset, path)
+    page.open(path)
+
+    assert min(map(len, names)) > 190
+    texts = "[...document.querySelectorAll('#mixture svg text')].map(text => text.textContent)"
+    rows = [text for text in page.evaluate(texts) if not text.startswith("asked ")]
+    large = [f"bucket-{n}/a-lo…folder/part-{n}" for n in range(29, 19, -1)]
+    assert sorted(rows, reverse=True) == [*large, "20 others"]
+    about = page.evaluate("document.querySelector('header p').textContent")
+    assert about.count(" % ") == 5
+    assert "26 others" in about
+    assert [row["stream"] for row in table_of(path, "mixture")] == names
+    for figure in page.evaluate(FIGURES):
+        assert figure["clashes"] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def table_of(path: Path, key: str) -> list[dict[str, str]]:
     """The numbers in a report's chart, as a dict for each row."""
     [figure] = re.findall(rf'<figure id="{key}".*?</figure>', path.read_text(), flags=re.DOTALL)
