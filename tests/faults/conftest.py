@@ -101,8 +101,8 @@ def bench(
 
 @pytest.fixture
 def fine(bench: launch.Bench, dataset: Callable[..., harness.DataSet]) -> launch.Bench:
-    """Yield a bench with a single stream; a quarter of it is more than is planned ahead."""
-    written = dataset(num_samples=60_000, size_limit=2**18)
+    """Yield a bench with a single stream; half of it is more than is planned ahead."""
+    written = dataset(num_samples=24_000, size_limit=2**17)
     bucket = bench.folder / "store" / "fine"
     bench.server.folder = bucket.parent
     bench.datasets = [copied(written, bucket / "s0")]

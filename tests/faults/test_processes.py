@@ -21,6 +21,8 @@ NUM_QUICK, NUM_ALL = 1, 50
 RAISES_WITHIN_S = 30  # on a busy machine, too
 LAST_KILL = 40  # of 76 batches; later, a worker may already have finished
 
+# Without workers, the same process fetches; a third shard is fetched as the first is.
+SLOW_KILLS = [pytest.param(*each, marks=pytest.mark.slow) for each in ((0, 0), (0, 3), (2, 3))]
 POINTS = [
     pytest.param(point, marks=[pytest.mark.slow] if point >= NUM_QUICK else [])
     for point in range(NUM_ALL)
@@ -130,8 +132,7 @@ def test_a_killed_job_starts_again_at_once_and_its_epoch_is_exact(near, point):
     near.check_clean(config)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("skip", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_workers", "skip"), [(2, 0), *SLOW_KILLS])
 def test_a_job_killed_in_mid_download_never_reads_half_a_shard(bench, num_workers, skip):
     """Hold proc_kill_mid_download_restart."""
     stall = bench.server.add("stall_body", path="shard", skip=skip)
