@@ -106,7 +106,7 @@ def loaded(dataset: Any, num_workers: int = 0) -> Any:
     return PackedDataLoader(dataset, num_workers=num_workers)
 
 
-@examples(10, many=30)
+@examples(5, many=30)
 @given(case=cases())
 def test_merged_slices_are_the_whole_batch_and_each_is_what_trainers_cut_of_it(written, case):
     streams, options, num_ranks = written[case["kind"]], case["options"], case["num_ranks"]

@@ -22,11 +22,13 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show
+from tests.helpers.examples import crossed
 
 # torchdata calls torch this way.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 NUM_EPOCHS = 3
+METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 LOADERS = ("packed", "torch", "stateful")
 WORKERS = [(0, False), (2, False), (2, True)]
 FEW = [(0, False), (2, True)]
@@ -136,9 +138,8 @@ def test_set_epoch_chooses_the_next_loop_and_epochs_go_on_from_there(
     assert epoch_of(loader) == reference[2]
 
 
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
-def test_len_is_exactly_the_batches_of_each_epoch(written, epoch_end, method):
+@pytest.mark.parametrize(("method", "epoch_end"), crossed(METHODS, ["pad", "drop", "carry"]))
+def test_len_is_exactly_the_batches_of_each_epoch(written, method, epoch_end):
     mixing = {"epoch_end": epoch_end, "batching_method": method, "global_batch_size": 8}
     for num_ranks in (1, 3):
         for world in conformance.worlds(num_ranks):
@@ -205,8 +206,7 @@ def find(value: Any, wanted: Callable[[Any], bool]) -> Iterator[Any]:
             yield from find(inner, wanted)
 
 
-@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(("kind", "epoch_end"), crossed(LOADERS, ["pad", "carry"]))
 def test_workers_that_live_on_take_over_a_run_of_another_shape(written, kind, epoch_end):
     mixing = {"epoch_end": epoch_end, "global_batch_size": 12}
 

@@ -167,7 +167,9 @@ STEPS = 25  # of a loop; an epoch has more
 CONFIGS = [(source, way) for source in SOURCES for way in WAYS]
 QUICK_CONFIGS = [
     *(("planned", way) for way in WAYS),
-    *((source, way) for source in SOURCES[1:] for way in ("threads", "workers")),
+    ("fetched", "threads"),
+    *(("iterables", way) for way in ("threads", "workers")),
+    ("steps", "workers"),
 ]
 
 

@@ -78,7 +78,7 @@ def test_every_world_delivers_every_chosen_token_once_and_the_same_packs(written
 
 
 @pytest.mark.parametrize(
-    ("method", "num_workers"), [*((method, 2) for method in METHODS), ("random", 3)]
+    ("method", "num_workers"), [("random", 3), *((method, 2) for method in METHODS[1:])]
 )
 def test_any_number_of_workers_delivers_the_same_packs(written, method, num_workers):
     reference = all_rows([make(written, 3, method)])
@@ -103,7 +103,7 @@ def test_weights_are_kept_exactly_over_epochs_and_no_sample_is_seen_twice_as_oft
 
 
 @given(data=st.data())
-@examples(12, many=30)
+@examples(7, many=30)
 def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -150,7 +150,7 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     assert all_rows(ranks) == expected
 
 
-@examples(20, many=40)
+@examples(12, many=40)
 @given(
     method=st.sampled_from(METHODS),
     epoch_end=st.sampled_from(["pad", "drop"]),

@@ -91,7 +91,7 @@ def rest_of_each(ranks: list[PackedStreamingDataset], skipped: int) -> list[Any]
     return [[show(batch) for batch in islice(rank, skipped, None)] for rank in ranks]
 
 
-@examples(12, many=40)
+@examples(6, many=40)
 @given(
     chosen=options(),
     within=st.sampled_from([None, "rank", "node", "batch"]),

@@ -75,7 +75,7 @@ def by_global_batch(steps: list[list[list]], per_batch: int) -> list[list[str]]:
 
 
 @pytest.mark.thorough
-@examples(15, many=40)
+@examples(8, many=40)
 @given(
     st.sampled_from(METHODS),
     st.sampled_from(["pad", "drop", "carry"]),

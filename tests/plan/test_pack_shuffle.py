@@ -132,7 +132,7 @@ def test_small_windows_are_parts_of_a_chunk(pack_shuffle):
 
 
 @pytest.mark.thorough
-@examples(10, many=25)
+@examples(5, many=25)
 @given(orders, st.sampled_from(METHODS), st.sampled_from(["pad", "drop", "carry"]), st.data())
 def test_a_run_resumes_inside_a_window_in_any_world_with_or_without_snapshots(
     order, method, epoch_end, data

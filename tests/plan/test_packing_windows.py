@@ -97,7 +97,7 @@ def test_windows_of_256_samples_span_smaller_shuffle_blocks_and_fill_packs():
 
 
 @pytest.mark.thorough
-@examples(20, many=40)
+@examples(10, many=40)
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]))
 def test_a_sample_waits_for_two_windows_at_most(order, method, num_lanes):
     r = make(order, method, num_lanes)

@@ -53,7 +53,7 @@ def show(batch) -> tuple:
     return segments, ends, batch.num_rows, batch.epoch, batch.position
 
 
-@examples(60, many=150)
+@examples(30, many=150)
 @given(
     method=st.sampled_from(METHODS),
     epoch_end=st.sampled_from(ENDS),

@@ -233,7 +233,7 @@ def test_lanes_drift_apart_by_what_is_told_of_each_pass(num_lanes):
         num_lanes=num_lanes,
         global_batch_size=num_lanes,
     )
-    uses, num_epochs = np.zeros(2000, int), 60
+    uses, num_epochs = np.zeros(2000, int), 30
     for epoch in range(num_epochs):
         for batch in device_batches(r, DeviceView(batch_size=num_lanes), epoch):
             rows = batch.packs.segments

@@ -33,6 +33,7 @@ from streampack.cli.config import read_config
 from streampack.streams import open_stream
 from tests.helpers.builders import write_stream_files
 from tests.helpers.datasets import state_after
+from tests.helpers.examples import crossed
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -439,7 +440,10 @@ def long_and_short(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("method", "unit"),
-    [(method, "tokens") for method in METHODS] + [(method, "samples") for method in METHODS[:2]],
+    [
+        *crossed(["random", "stratified"], ["samples", "tokens"]),
+        *((method, "tokens") for method in METHODS[2:]),
+    ],
 )
 def test_targets_are_the_mean_shares_of_the_chapters_delivered(long_and_short, method, unit):
     chapters = [
@@ -493,9 +497,12 @@ EDGE = [
 ]
 
 
-@pytest.mark.parametrize("overflow", ["split", "drop"])
 @pytest.mark.parametrize(
-    "skip", [[(2, 2)], [(3, 4)], [(0, 2)], [(4, 5)], [(6, 7)], [(0, 7)], [(1, 3), (7, 7)]]
+    ("skip", "overflow"),
+    crossed(
+        [[(2, 2)], [(3, 4)], [(0, 2)], [(4, 5)], [(6, 7)], [(0, 7)], [(1, 3), (7, 7)]],
+        ["split", "drop"],
+    ),
 )
 def test_skipped_steps_are_counted_at_edges_and_in_whole_chapters(make, skip, overflow):
     chapters = [
@@ -531,22 +538,20 @@ def plain(*lengths):
     return [Chapter(weights=weights, steps=steps) for weights, steps in lengths]
 
 
-@pytest.mark.parametrize("until", [37, 40, 64])
-@pytest.mark.parametrize(
-    ("edited", "expected"),
-    [
-        ([(WEB, 20), (MATH, 4)], [5, 15, 4]),
-        ([(WEB, 25), (MATH, 2)], [5, 20, 2]),
-        ([(WEB, 10), (MATH, 4)], [5, 5, 4]),
-        ([(WEB, 5), (CODE, 15), (MATH, 4)], [5, 15, 4]),
-        ([(WEB, 5), (CODE, 6), (MATH, 4)], [5, 6, 4]),
-        ([(WEB, 5), (CODE, 17), (MATH, 4)], [5, 17, 4]),
-        ([(WEB, 5), (CODE, 17)], [5, 17]),
-    ],
-)
-def test_an_amended_run_is_edited_in_the_original_and_in_the_written_chapters(
-    make, edited, expected, until
-):
+EDITED = [
+    ([(WEB, 20), (MATH, 4)], [5, 15, 4]),
+    ([(WEB, 25), (MATH, 2)], [5, 20, 2]),
+    ([(WEB, 10), (MATH, 4)], [5, 5, 4]),
+    ([(WEB, 5), (CODE, 15), (MATH, 4)], [5, 15, 4]),
+    ([(WEB, 5), (CODE, 6), (MATH, 4)], [5, 6, 4]),
+    ([(WEB, 5), (CODE, 17), (MATH, 4)], [5, 17, 4]),
+    ([(WEB, 5), (CODE, 17)], [5, 17]),
+]
+
+
+@pytest.mark.parametrize(("edited", "until"), crossed(EDITED, [37, 40, 64]))
+def test_an_amended_run_is_edited_in_the_original_and_in_the_written_chapters(make, edited, until):
+    edited, expected = edited
     state = amended_state(make, plain((WEB, 20), (MATH, 4)), {37: CODE}, until)
     loader = PackedDataLoader(make(plain(*edited)))
     loader.load_state_dict(state)

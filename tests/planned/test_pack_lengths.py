@@ -150,7 +150,7 @@ def test_a_world_whose_batches_would_mix_lengths_is_refused_with_sizes_that_work
 
 
 @pytest.mark.thorough
-@examples(8, many=15)
+@examples(5, many=15)
 @given(data=st.data())
 def test_any_world_continues_where_another_stopped(written, data):
     draw = data.draw

@@ -90,7 +90,7 @@ def dataset_of(
     own=st.lists(st.tuples(IDS, IDS, RULES), min_size=2, max_size=2),
     of_all=st.tuples(IDS, IDS, RULES),
 )
-@examples(25, many=60)
+@examples(12, many=60)
 def test_each_stream_has_its_own_ends_or_those_of_the_packing(folders, own, of_all):
     names = ("bos_id", "eos_id", "overflow")
     packing = {n: value for n, value in zip(names, of_all, strict=True) if value is not None}

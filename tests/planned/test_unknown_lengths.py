@@ -6,6 +6,7 @@ The same samples in streams with lengths must give the same packs.
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,13 @@ from streampack.report import describe_run, simulate
 from streampack.testing import assert_exactly_once, assert_resumes
 from streampack.testing.shown import all_rows, worlds
 from tests.helpers import builders
+from tests.helpers.examples import crossed
 from tests.helpers.lazy_source import Untokenized
 from tests.helpers.texts import source_of, write_files
 from tests.helpers.verbs import call_verb
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
+RUNS = ["carry", "chapters"]
 NUM_SAMPLES = (350, 180)  # with 2 lanes the first is dealt, the second shared
 CHAPTERS = (
     Chapter(weights={"web": 3, "code": 1}, steps=3),
@@ -104,14 +107,15 @@ def shards_opened(dataset: PackedStreamingDataset) -> int:
     return sum(len(stream.shards.opened) for stream in dataset.streams.opened)
 
 
-@pytest.mark.parametrize("chapters", [None, CHAPTERS], ids=["carry", "chapters"])
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-@pytest.mark.parametrize("method", METHODS)
-def test_packs_are_those_of_streams_with_lengths_in_every_world(make, method, unit, chapters):
+@pytest.mark.parametrize(
+    ("method", "unit_and_run"), crossed(METHODS, list(product(("samples", "tokens"), RUNS)))
+)
+def test_packs_are_those_of_streams_with_lengths_in_every_world(make, method, unit_and_run):
+    unit, run = unit_and_run
     mixing = {"batching_method": method, "weight_unit": unit}
     options = {"mixing": mixing, "block_shards": 4}
-    if chapters is not None:
-        options["chapters"] = chapters
+    if run == "chapters":
+        options["chapters"] = CHAPTERS
     elif unit == "tokens":
         mixing["epoch_size"] = sum(map(sum, LENGTHS))
 
@@ -121,9 +125,9 @@ def test_packs_are_those_of_streams_with_lengths_in_every_world(make, method, un
         assert all_rows(ranks) == wanted
 
 
-@pytest.mark.parametrize("block_shards", [None, 4])
-@pytest.mark.parametrize("num_lanes", [2, 3])
-@pytest.mark.parametrize("method", ["random", "per_stream"])
+@pytest.mark.parametrize(
+    ("method", "num_lanes", "block_shards"), crossed(["random", "per_stream"], [2, 3], [None, 4])
+)
 def test_each_pass_has_each_sample_once_and_empty_ones_are_counted(
     make, method, num_lanes, block_shards
 ):

@@ -104,7 +104,7 @@ def test_workers_that_plan_for_themselves_count_their_packers_each(written):
 
 
 @given(data=st.data())
-@examples(20, many=40)
+@examples(10, many=40)
 def test_what_a_rank_holds_never_passes_what_it_was_said_to_hold(written, data):
     num_ranks = data.draw(st.integers(1, 6), "ranks")
     world = worlds(num_ranks)[data.draw(st.integers(0, num_ranks - 1), "rank")]
