@@ -38,20 +38,31 @@ from streampack import (
 from streampack.errors import ConfigError, DataError
 from streampack.planned import stream_lengths
 from streampack.streams import open_stream
-from streampack.texts import ChatEncoder
+from streampack.texts import ChatEncoder, pool
 from tests.helpers.chats import LETTERS, PACKING, TEMPLATE, chat_tokenizer, chats, say, words
 from tests.helpers.examples import examples
+from tests.helpers.faults.servers import s3_environment, s3_server
+from tests.helpers.verbs import call_verb
 
 
 def texts(num: int) -> list[dict[str, Any]]:
     return [{"text": row["messages"][0]["content"]} for row in chats(num)]
 
 
+def line_of(row: dict[str, Any]) -> str:
+    return f"{json.dumps(row)}\n"
+
+
+def close_pools() -> None:
+    for each in list(pool._pools.values()):
+        each.close()
+
+
 def files_of(rows: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     """Return the same rows as files."""
     table = pa.Table.from_pylist(rows)
     pq.write_table(table, folder / "rows.parquet")
-    (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (folder / "rows.jsonl").write_text("".join(map(line_of, rows)))
     return {"jsonl": folder / "rows.jsonl", "parquet": str(folder / "rows.parquet")}
 
 
@@ -179,6 +190,21 @@ def test_labels_and_masks_of_token_ids_are_kept(tmp_path, kind):
     assert as_labels == [([5, 6, 7], [0, 1, -100]), ([8, 9], [1, -100])]
     both = read(labels="labels", loss_mask="mask")
     assert both == [([5, 6, 7], [-100, 7, -100]), ([8, 9], [-100, -100])]
+
+
+@pytest.mark.processes
+def test_token_ids_in_lines_of_a_store_are_read_once_their_rows_are_counted(tmp_path):
+    (tmp_path / "store" / "bucket").mkdir(parents=True)
+    rows, url = [{"tokens": [1, 2]}, {"tokens": [3]}], "s3://bucket/rows.jsonl"
+    (tmp_path / "store" / "bucket" / "rows.jsonl").write_text("".join(map(line_of, rows)))
+    with s3_server(tmp_path / "store") as s3, s3_environment(s3.url):
+        close_pools()  # their processes have no such store
+        with pytest.raises(ConfigError, match=f"streampack index {url} --out FOLDER, and set inde"):
+            samples_of(Stream(TokenFiles(url, local=tmp_path / "a")))
+        call_verb("index", url, "--out", tmp_path / "index")
+        source = TokenFiles(url, local=tmp_path / "a", index=tmp_path / "index")
+        assert [tokens for tokens, _ in samples_of(Stream(source))] == [[1, 2], [3]]
+        close_pools()
 
 
 def test_a_table_of_many_batches_keeps_its_rows_and_their_order(tmp_path):
