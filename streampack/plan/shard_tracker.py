@@ -36,6 +36,8 @@ class ShardDelta:
 
     ahead: Int64Array = field(default_factory=_no_rows)
     """Rows (stream, shard) that are or will be needed, in order of need, shape (n, 2)."""
+    num_first: int = 0
+    """How many of them are held or in the first block of a queue; others are of later blocks."""
     finished: Int64Array = field(default_factory=_no_rows)
     """Rows (stream, shard) that are no longer needed, shape (m, 2)."""
 
@@ -48,6 +50,7 @@ class ShardTracker:
         self._num_moves: int | None = None
         self._blocks: list[dict[int, list[int]]] = []
         self._in_blocks: dict[tuple[int, int], None] = {}
+        self._num_later = 0
         self._needed: dict[tuple[int, int], None] = {}
 
     def look(self, queues: Iterable[PackQueue]) -> ShardDelta | None:
@@ -60,7 +63,10 @@ class ShardTracker:
         blocks = [queue.blocks() for queue in queues]
         if blocks != self._blocks:
             self._blocks = blocks
-            self._in_blocks = dict.fromkeys(_in_order_of_need(queues, blocks))
+            placed = _in_order_of_need(queues, blocks)
+            self._in_blocks = dict.fromkeys(key for _, key in placed)
+            first = {key for depth, key in placed if depth < 1}
+            self._num_later = len(self._in_blocks) - len(first)
         # Shards of older blocks that packers still hold come first.
         held = [shard for queue in queues for shard in self._held(queue)]
         needed = dict.fromkeys(shard for shard in held if shard not in self._in_blocks)
@@ -69,7 +75,11 @@ class ShardTracker:
             return None
         finished = [shard for shard in self._needed if shard not in needed]
         self._needed = needed
-        return ShardDelta(ahead=_rows(list(needed)), finished=_rows(finished))
+        return ShardDelta(
+            ahead=_rows(list(needed)),
+            num_first=len(needed) - self._num_later,
+            finished=_rows(finished),
+        )
 
     def _held(self, queue: PackQueue) -> list[tuple[int, int]]:
         segments = queue.held()
@@ -88,15 +98,18 @@ def _rows(shards: list[tuple[int, int]]) -> Int64Array:
 
 def _in_order_of_need(
     queues: list[PackQueue], blocks: list[dict[int, list[int]]]
-) -> list[tuple[int, int]]:
-    """Return the (stream, shard) of all queues' blocks, block by block, queues interleaved."""
+) -> list[tuple[float, tuple[int, int]]]:
+    """Return the (stream, shard) of all queues' blocks, block by block, queues interleaved.
+
+    Each comes after its place: below 1 in the first block of its queue, and so on.
+    """
     placed = []
     for queue, of_queue in zip(queues, blocks, strict=True):
         for stream, numbers in of_queue.items():
             for depth, number in enumerate(numbers):
                 shards = queue.shards_in(stream, number).tolist()
                 placed += [
-                    (depth + place / len(shards), stream, shard)
+                    (depth + place / len(shards), (stream, shard))
                     for place, shard in enumerate(shards)
                 ]
-    return [(stream, shard) for _, stream, shard in sorted(placed)]
+    return sorted(placed)

@@ -34,6 +34,7 @@ from streampack.plan.device_plan import DevicePlan, ranks_of_node, touched_lanes
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import PackSequence
+from streampack.plan.shard_tracker import ShardDelta
 from streampack.planned.spec import DatasetSpec
 from streampack.types import Int64Array
 from streampack.world import World
@@ -152,11 +153,19 @@ def fetch_limits(
 
 
 class ReadAhead:
-    """The prefetch of one iteration; does nothing if there is nothing to fetch."""
+    """The prefetch of one iteration; does nothing if there is nothing to fetch.
 
-    def __init__(self, fetcher: ShardPrefetcher | None, sequence: PackSequence) -> None:
+    With `is_patient`, shards of later blocks wait for the first delivery: to make them would delay
+    it.
+    """
+
+    def __init__(
+        self, fetcher: ShardPrefetcher | None, sequence: PackSequence, *, is_patient: bool = False
+    ) -> None:
         self._fetcher = fetcher
         self._sequence = sequence
+        self.is_patient = is_patient
+        self._put_off: ShardDelta | None = None
         if fetcher is not None:
             fetcher.end_with(self)
 
@@ -170,8 +179,16 @@ class ReadAhead:
             return None
         self._fetcher.check()
         needs = self._sequence.shards_ahead()
-        self._fetcher.update_plan(needs)
+        self._follow(needs)
         return None if needs is None else needs.finished
+
+    def _follow(self, needs: ShardDelta | None) -> None:
+        needs = needs or self._put_off
+        self._put_off = needs if self.is_patient else None
+        if needs is not None and self.is_patient:
+            needs = replace(needs, ahead=needs.ahead[: needs.num_first])
+        if self._fetcher is not None:
+            self._fetcher.update_plan(needs)
 
     def has(self, plan: DevicePlan) -> bool:
         """Return whether the shards of a plan are local."""

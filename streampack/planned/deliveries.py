@@ -106,7 +106,7 @@ class IterationPlans:
 
     def deliver(self) -> PlannedBatches:
         """Record the delivery of one more batch, and return those that it was planned with."""
-        delivered = self.waiting[0]
+        delivered, self.ahead.is_patient = self.waiting[0], False
         delivered.num_delivered += 1
         self._num_delivered += 1
         if delivered.is_delivered:

@@ -261,6 +261,7 @@ class PlanEngine(ReadableRun):
                         if num_moves != self.state.moves:
                             raise self.moved()
                         self.note(sequence, Progress(epoch=plan.epoch, position=position))
+                        ahead.is_patient = False
                         yield batch
                         del batch
                     ahead.finish(finished)

@@ -23,7 +23,10 @@ from streampack import (
     ConfigError,
     DataError,
     HeldOut,
+    Mixing,
+    Order,
     PackedDataLoader,
+    PackedStreamingDataset,
     Packing,
     World,
 )
@@ -36,6 +39,7 @@ from streampack.texts.token_shard import parse_token_shard
 from tests.helpers import transforms
 from tests.helpers.chats import chat_tokenizer, say, words
 from tests.helpers.texts import (
+    PACKING,
     dataset_of,
     ids_of,
     source_of,
@@ -140,13 +144,32 @@ def test_much_text_without_a_folder_is_refused(folder, tmp_path, monkeypatch, wa
     assert list(dataset_of(lazy(folder, local), buffers=buffers, **CARRY))
 
 
-def test_the_first_batch_waits_for_a_block_and_not_for_all(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(units, "SHARD_BYTES", 300)
-    dataset = dataset_of(lazy(folder, tmp_path), mixing={"epoch_end": "carry"})
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_the_first_batch_waits_for_a_block_of_each_lane_and_one_shard_more(
+    num_lanes, folder, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(units, "SHARD_BYTES", 150)
+    sources = [
+        source_of(folder, name, tmp_path / name, lengths="lazy")
+        for name in ("rows.jsonl", "chats.jsonl")
+    ]
+    dataset = PackedStreamingDataset(
+        [Stream(source, proportion=0.5) for source in sources],
+        packing=PACKING,
+        batch_size=2,
+        mixing=Mixing(epoch_end="carry", global_batch_size=2 * num_lanes),
+        order=Order(seed=3, num_lanes=num_lanes),
+    )
     loader = PackedDataLoader(dataset, prefetch_threads=0)
-    next(iter(loader))
-    # The block of 8 shards, and the next one, which is fetched ahead.
-    assert loader.stats()["shards"]["tokenized"] <= 18 < dataset.streams.opened[0].num_shards
+    batches = iter(loader)
+    next(batches)
+    num_first, bound = loader.stats()["shards"]["tokenized"], len(sources) * num_lanes * 9
+    assert num_first <= bound < sum(stream.num_shards for stream in dataset.streams.opened)
+    next(batches)  # now those of the next blocks are made ahead
+    deadline = time.monotonic() + 60
+    while loader.stats()["shards"]["tokenized"] == num_first:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_least_cache_limit_is_enough(folder, made, tmp_path):
