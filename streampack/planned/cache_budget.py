@@ -51,7 +51,7 @@ class CacheWorkingSet:
     own_bytes: int = 0
     """The same for this rank's lanes, in one epoch."""
     shard_bytes: int = 0
-    """The largest shard, compressed plus raw."""
+    """The largest shard, compressed plus raw, or with the decoded unit that it is made of."""
     raw_part: float = 1.0
     """Fraction of a kept shard's bytes that is not its compressed form."""
 
@@ -98,7 +98,7 @@ def cache_needs(spec: DatasetSpec, recipe: Recipe, epoch: int = 0) -> CacheWorki
     return CacheWorkingSet(
         node_bytes=max(bytes_of(ranks, epoch) for epoch in range(lane_cycle(spec, recipe))),
         own_bytes=bytes_of([spec.world], epoch),
-        shard_bytes=max(int(cached_bytes(stream).max()) for stream in fetched.values()),
+        shard_bytes=max(int(cached_bytes(s).max()) + s.unit_bytes for s in fetched.values()),
         raw_part=raw / max(sum(int(sizes.sum()) for sizes in kept.values()), 1),
     )
 

@@ -104,7 +104,7 @@ def open_streams(
             disk=disk,
             store=store,
             num_workers=num_workers,
-            has_cache_limit=cache_limit is not None,
+            cache_limit=cache_limit,
         )
         for number, stream in enumerate(streams)
     )

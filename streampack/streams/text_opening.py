@@ -30,6 +30,7 @@ from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError
 from streampack.mds.index import MdsIndex
 from streampack.storage.cache import ShardCache
+from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation, cache_root
 from streampack.storage.locks import FileLocks
@@ -72,6 +73,9 @@ def open_texts(
     is_short = known is None and lengths is None and text_bytes <= WHOLE_BYTES
     if lengths == "eager" or is_short:
         disk = opening.disk or LocalFilesystem()
+        if opening.cache_limit is not None:  # not yet that of all streams
+            folders = shards.cache.cache_folders([shards.entry(0)])
+            shards.cache.keep_within(CacheLimit(opening.cache_limit, folders, disk))
         known = known_lengths(shards, shards.cache.location.root, disk)
     if known is not None:
         shards = replace(shards, known=known, first_sample=known.first_sample)
@@ -106,7 +110,7 @@ def shards_of_texts(
         source.files, form.selection, root, transform=form.transform, index=source.index
     )
     text_bytes = int(table.text_bytes.sum())
-    if source.local is None and not opening.has_cache_limit and text_bytes > UNLIMITED_BYTES:
+    if source.local is None and opening.cache_limit is None and text_bytes > UNLIMITED_BYTES:
         raise ConfigError(
             f"local=None: {text_bytes} bytes of text would fill the system's temporary folder; set "
             "local= to a folder of this node's disk, or Buffers(cache_limit=) to what may be kept"

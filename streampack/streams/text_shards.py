@@ -100,12 +100,18 @@ class TextShards:
     """The shards of the table that were tokenized for this process; grows."""
     made_again: list[int] = field(default_factory=list)
     """Those that were, each time but the first."""
+    reserved: Int64Array = field(init=False)
+    """Bytes reserved for each token shard of the table, from it and the probe alone."""
+
+    def __post_init__(self) -> None:
+        table, rate = self.table, self.tokens_per_byte
+        reserved = self.format.reserved_bytes(table.text_bytes, table.shard_rows, rate)
+        object.__setattr__(self, "reserved", reserved)
 
     @property
     def raw_bytes(self) -> Int64Array:
-        """The most that each token shard takes, from the table alone; shape (num_shards,)."""
-        table = self.table
-        return self.format.most_bytes(table.text_bytes, table.shard_rows)[self.numbers]
+        """Bytes reserved for each token shard that is used, shape (num_shards,)."""
+        return self.reserved[self.numbers]
 
     @property
     def stored_bytes(self) -> Int64Array:
@@ -135,9 +141,8 @@ class TextShards:
     def entry(self, shard: int) -> Shard:
         """Return the shard as the cache knows it."""
         number = int(self.numbers[shard])
-        rows, text_bytes = self.table.shard_rows[number], self.table.text_bytes[number]
-        num_bytes = int(self.format.most_bytes(text_bytes, rows))
-        return _made(self.file_name(number), num_bytes, partial(self._make, number))
+        make = partial(self._make, number)
+        return _made(self.file_name(number), int(self.reserved[number]), make)
 
     def file_name(self, number: int) -> str:
         """Return the name of the token shard of a shard of the table."""
@@ -146,32 +151,46 @@ class TextShards:
         return f"{name[:24]}{skips}.{name[24:]}"
 
     def _make(self, number: int, to: Path) -> None:
-        shard, decoded = self.table.shard(number), None
-        if shard.is_large:
-            decoded = Path(self.cache.file(self._decoded(number, shard)).path)
-        task = TokenTask(shard=shard, format=self.format, decoded=decoded)
-        tokenizer_pool(self.num_workers).run(partial(make_token_shard, task, to))
+        shard = self.table.shard(number)
+        if shard.decoded_bytes:
+            self._make_of_decoded(shard, to)
+        else:
+            self._tokenize(shard, to)
         if number in self.made:
             self.made_again.append(number)
         self.made.add(number)
         if len(self.made_again) > max(LEAST_AGAIN, MANY_AGAIN * len(self.made)):
             _warn_of_shards_again(self.name)
 
-    def _decoded(self, number: int, shard: TextShard) -> Shard:
-        """Return the rows of the unit of a large shard as the cache knows them."""
+    def _tokenize(self, shard: TextShard, to: Path, decoded: Path | None = None) -> None:
+        task = TokenTask(shard=shard, format=self.format, decoded=decoded)
+        tokenizer_pool(self.num_workers).run(partial(make_token_shard, task, to))
+
+    def _make_of_decoded(self, shard: TextShard, to: Path) -> None:
+        unit = self._decoded(shard)
+        path = Path(self.cache.file(unit).path)
+        try:
+            self._tokenize(shard, to, path)
+        except DataError as error:
+            if path.exists():
+                raise
+            raise FileNotFoundError(f"{path} was evicted while it was read") from error
+        if self.cache.is_limited:  # it is larger than its shards, and the first to go
+            self.cache.mark_finished([unit])
+
+    def _decoded(self, shard: TextShard) -> Shard:
+        """Return the decoded unit of a shard as the cache knows it."""
         form = self.format
         wanted = form.selection
         if form.transform is not None:
             wanted = RowSelection("row", wanted.name)
         name = hashlib.blake2b(repr((shard.units, wanted)).encode(), digest_size=16).hexdigest()
-        others = self.table.unit_shards(number)
-        num_bytes = int(self.table.text_bytes[others.start : others.stop].sum())
         make = partial(decode_unit, shard, wanted)
 
         def run(to: Path) -> None:
             tokenizer_pool(self.num_workers).run(partial(make, to))
 
-        return _made(f"{name[:24]}-rows.{name[24:]}", num_bytes, run)
+        return _made(f"{name[:24]}-rows.{name[24:]}", shard.decoded_bytes, run)
 
     def lengths_digest(self) -> str:
         return "" if self.known is None else self.known.digest

@@ -62,7 +62,8 @@ class Opening:
     """None: the sources' own downloaders."""
     num_workers: int | None = None
     """Processes that tokenize. None: the cores of this machine but one."""
-    has_cache_limit: bool = False
+    cache_limit: int | None = None
+    """Bytes of files that may be kept on this node."""
     has_targets: bool = True
     """Whether columns that may hold targets, but are not selected, cause a warning."""
 
@@ -183,6 +184,13 @@ class TokenStream:
     def num_workers(self) -> int:
         """Processes that tokenize its shards."""
         return self.shards.num_workers if isinstance(self.shards, TextShards) else 0
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of the largest file that is decoded in the cache, for shards to be made of."""
+        if not isinstance(self.shards, TextShards):
+            return 0
+        return int(self.shards.table.cut.decoded[self.shards.numbers].max())
 
     @property
     def num_made(self) -> tuple[int, int]:

@@ -30,9 +30,10 @@ from streampack._paths import is_url, shown_path
 from streampack.errors import DataError
 from streampack.texts.counts import count_files
 from streampack.texts.inputs.listing import list_inputs
-from streampack.texts.inputs.read import read_rows, with_contents
+from streampack.texts.inputs.read import read_pieces, read_rows, with_contents
+from streampack.texts.inputs.shards import open_shard_file, unpacked
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.texts.inputs.sources import open_input
+from streampack.texts.inputs.sources import open_input, version_of
 from streampack.texts.inputs.tables import (
     RECORD_BATCH,
     arrow_messages,
@@ -42,7 +43,15 @@ from streampack.texts.inputs.tables import (
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.memory import mapped_files, write_memory
 from streampack.texts.transform import Transform
-from streampack.texts.units import ROWS, SHARD_BYTES, Cut, cut_pieces, is_counted, join_pieces
+from streampack.texts.units import (
+    ROWS,
+    SHARD_BYTES,
+    TABLES,
+    Cut,
+    cut_pieces,
+    is_counted,
+    join_pieces,
+)
 from streampack.types import Int64Array
 
 BATCH_ROWS = 256
@@ -63,9 +72,9 @@ class TextShard:
     """Its rows: each is a sample of the stream, some of length 0."""
     file_row: int
     """Number of its first row in the file."""
-    is_large: bool
-    """Whether the unit is a row group or record batch above 64 MiB, which `decode_unit` writes
-    into a file of the cache before its shards are read."""
+    decoded_bytes: int
+    """About the bytes of the file of the cache that `decode_unit` writes of the unit, before its
+    shards are read; 0 if they read the unit itself."""
     is_memory: bool = False
     """Whether the rows were in memory."""
 
@@ -130,17 +139,9 @@ class TextTable:
             first_row=int(cut.first_row[number]),
             num_rows=int(cut.rows[number]),
             file_row=int(cut.file_row[number]),
-            is_large=bool(cut.is_large[number]),
+            decoded_bytes=int(cut.decoded[number]),
             is_memory=self.memory is not None,
         )
-
-    def unit_shards(self, number: int) -> range:
-        """Return the shards that have the same units as this one, which one reading could serve."""
-        same = self.cut.file == self.cut.file[number]
-        same &= self.cut.num_files == self.cut.num_files[number]
-        same &= self.cut.start == self.cut.start[number]
-        found = np.flatnonzero(same)
-        return range(int(found[0]), int(found[-1]) + 1)
 
     def digest(self) -> str:
         """Return a digest of names, sizes and the rows of each shard, for the fingerprint.
@@ -210,7 +211,6 @@ def read_shard(
     transform: Transform | None = None,
     *,
     decoded: Path | None = None,
-    skips_damage: bool = False,
 ) -> Iterator[RowBatch]:
     """Yield the rows of a shard in order; `rows` are numbered from 0 in the shard.
 
@@ -222,26 +222,26 @@ def read_shard(
         shard: A shard of a table.
         selection: The column of the value.
         transform: What is called with each row.
-        decoded: The file that `decode_unit` wrote, for a shard that `is_large`.
-        skips_damage: Whether the rest of a unit that cannot be decoded is one bad row.
+        decoded: The file that `decode_unit` wrote, for a shard with `decoded_bytes`.
 
     Raises:
         DataError: If a file is damaged, or has changed since the table was opened.
     """
     wanted = selection if transform is None else RowSelection("row", selection.name)
     stop_row, before = shard.first_row + shard.num_rows, 0
-    units = zip(with_contents(shard.units), shard.unit_rows, strict=True)
+    opened = with_contents(shard.units) if decoded is None else [(shard.units[0], None)]
+    units = zip(opened, shard.unit_rows, strict=True)
     for number, ((unit, contents), num_rows) in enumerate(units):
         taken = range(max(shard.first_row - before, 0), min(stop_row - before, num_rows))
         # Rows of Parquet are numbered in the file.
         base = shard.file_row - shard.first_row if unit.format == "parquet" and not number else 0
-        if decoded is not None:
+        if decoded is not None and unit.format not in TABLES:
+            unit = _decoded_file(unit, decoded)
+        elif decoded is not None:
             unit, base = _decoded_slice(decoded, taken)
             taken, base = range(taken.start - base, taken.stop - base), -base
         in_file = shard.file_row - shard.first_row if len(shard.units) == 1 else 0
-        batches = read_rows(
-            unit, wanted, BATCH_ROWS, contents, skips_damage=skips_damage, taken=taken
-        )
+        batches = read_rows(unit, wanted, BATCH_ROWS, contents, taken=taken)
         for batch in batches if taken else ():
             if transform is not None:
                 batch = transform.apply(batch, selection, unit.uri)
@@ -271,7 +271,7 @@ def read_whole_row(shard: TextShard, row: int) -> dict[str, Any]:
 
 
 def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
-    """Write the rows of the unit of a large shard as a file of Arrow IPC.
+    """Fetch and decode the unit of a shard into a file: of a table, Arrow IPC with the columns.
 
     All shards of the unit read the same file, which the caller puts in its place. With a transform,
     `selection` is one of whole rows: `RowSelection("row", name)`.
@@ -279,8 +279,16 @@ def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
     Raises:
         DataError: If the unit cannot be read.
     """
-    ipc = load_pyarrow(shard.units[0].uri, "pyarrow.ipc")
     [unit], [num_rows] = shard.units, shard.unit_rows
+    if unit.format == "mds":
+        path.write_bytes(open_shard_file(unit).read())
+        return
+    if unit.format not in TABLES:
+        with open_input(unit, is_sequential=True) as opened, path.open("wb") as file:
+            file.writelines(read_pieces(opened.file, unit.uri, unit.compression, unit.num_bytes))
+            opened.check()
+        return
+    ipc = load_pyarrow(unit.uri, "pyarrow.ipc")
     batch_rows = max(1, num_rows // max(1, unit.num_bytes // SHARD_BYTES))
     with open_input(unit, is_sequential=False) as opened:
         batches = unit_batches(opened.file, unit, selection, batch_rows)
@@ -289,6 +297,16 @@ def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
             for batch in chain([first], batches):
                 writer.write_batch(batch)
         opened.check()
+
+
+def _decoded_file(unit: InputSlice, path: Path) -> InputSlice:
+    """Return the slice of the decoded file of a whole shard or compressed file."""
+    if unit.format == "mds":
+        return unpacked(unit, path)
+    status = path.stat()
+    return replace(
+        unit, uri=str(path), version=version_of(status), compression=None, num_bytes=status.st_size
+    )
 
 
 def _decoded_slice(path: Path, taken: range) -> tuple[InputSlice, int]:
@@ -301,6 +319,6 @@ def _decoded_slice(path: Path, taken: range) -> tuple[InputSlice, int]:
                 if row < taken.stop and row + rows > taken.start:
                     found.append((begin, end, row))
                 row += rows
-    version = f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
+    version = version_of(status)
     begin, end = found[0][0], found[-1][1]
     return InputSlice(str(path), version, "arrow", None, begin, end, end - begin), found[0][2]

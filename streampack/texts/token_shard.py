@@ -46,6 +46,8 @@ OnBadRow = Literal["error", "skip"]
 MAGIC = b"SPTOKEN1"
 COLUMN = "tokens"
 ALIGNMENT = 8  # of the ids
+LEAST_RATE_OF_IDS = 0.5
+ROOM = 1.5  # reserved for each token of an estimate: some texts have more than the first ones
 OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 
 
@@ -120,11 +122,16 @@ class ShardFormat:
         )
         return RowEncoder(self.rows, schema, self.digest)
 
-    def most_bytes(self, text_bytes: Int64Array, rows: Int64Array) -> Int64Array:
+    def reserved_bytes(
+        self, text_bytes: Int64Array, rows: Int64Array, tokens_per_byte: float
+    ) -> Int64Array:
         """Return the bytes that are reserved for token shards, shape (num_shards,)."""
         per_token = np.dtype(self.dtype).itemsize
         per_token += len(self.columns) * np.dtype(self.column_dtype).itemsize
-        return text_bytes * per_token + 8 * rows
+        # Those of ids are bytes of JSON, but a table may have ids in half as many.
+        rate = max(tokens_per_byte, LEAST_RATE_OF_IDS) if self.is_ids else tokens_per_byte
+        ids: Int64Array = np.ceil(text_bytes * (ROOM * rate * per_token)).astype(np.int64)
+        return ids + 8 * rows
 
 
 def dtype_of(tokenizer: Path | None) -> str:
@@ -140,7 +147,7 @@ class TokenTask:
     shard: TextShard
     format: ShardFormat
     decoded: Path | None = None
-    """The file with the rows of a unit that is large."""
+    """The file with the rows of a unit that is decoded once for its shards."""
 
 
 class _Samples:
@@ -223,14 +230,7 @@ def make_token_shard(task: TokenTask, to: Path) -> ShardCounts:
     """
     form, samples = task.format, _Samples(task)
     encoder = _encoder(form)
-    batches = read_shard(
-        task.shard,
-        form.selection,
-        form.transform,
-        decoded=task.decoded,
-        skips_damage=form.on_bad_row == "skip",
-    )
-    for batch in batches:
+    for batch in read_shard(task.shard, form.selection, form.transform, decoded=task.decoded):
         samples.add(batch, encoder)
     counts, pieces = samples.pieces()
     LocalFilesystem().write(to, [seal(MAGIC, pieces), *pieces])

@@ -21,10 +21,11 @@ from typing import BinaryIO
 
 import numpy as np
 
+from streampack._paths import is_url
 from streampack.errors import DataError
 from streampack.texts.inputs.lines import csv_ends, refuse_array
 from streampack.texts.inputs.read import read_pieces
-from streampack.texts.inputs.shards import raw_bytes_of
+from streampack.texts.inputs.shards import is_packed, raw_bytes_of
 from streampack.texts.inputs.slices import WHOLE, InputSlice
 from streampack.texts.inputs.sources import open_input
 from streampack.texts.inputs.tables import batch_sizes, group_sizes
@@ -180,7 +181,8 @@ class Cut:
     """Rows of the file before the shard."""
     rows: Int64Array
     text: Int64Array
-    is_large: Int64Array
+    decoded: Int64Array
+    """Bytes of text of the unit if it is decoded once for its shards, else 0."""
 
 
 def shard_bytes(text_bytes: int) -> int:
@@ -214,8 +216,8 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
     first = _unit_begins(owner, text, (file_text < size)[owner], is_large, size)
     last = np.append(first[1:], len(owner)) - 1
     file, num_files = owner[first], owner[last] - owner[first] + 1
-    is_packed = np.array([each.compression is not None for each in files])
-    whole = is_packed | (file_text < size) | ~np.isin(formats, (*TABLES, *LINES))
+    is_compressed = np.array([each.compression is not None for each in files])
+    whole = is_compressed | (file_text < size) | ~np.isin(formats, (*TABLES, *LINES))
     is_whole = whole[file]
     file_bytes, file_stop = (
         np.array([f.num_bytes for f in files]),
@@ -237,18 +239,45 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
 
     before = np.cumsum(rows) - rows
     row = before[first] - before[np.searchsorted(owner, file)]
+    starts = np.where(is_whole, 0, start[first])[unit]
+    text = edge(unit_text, 1) - edge(unit_text, 0)
+    is_decoded = (num_files == 1) & ~_are_direct(files)[file] | (num_large > 0)
     return Cut(
         file=file[unit],
         num_files=num_files[unit],
-        start=np.where(is_whole, 0, start[first])[unit],
+        start=starts,
         stop=np.where(is_whole, file_stop[file], stop[last])[unit],
         at_rest=np.where(is_whole, file_bytes[file], unit_bytes)[unit],
         unit_rows=np.where(is_whole & (num_files == 1), file_rows[file], unit_rows)[unit],
         first_row=np.where(is_whole, row, 0)[unit] + edge(unit_rows, 0),
         file_row=row[unit] + edge(unit_rows, 0),
         rows=edge(unit_rows, 1) - edge(unit_rows, 0),
-        text=edge(unit_text, 1) - edge(unit_text, 0),
-        is_large=num_large[unit],
+        text=text,
+        decoded=np.where(is_decoded[unit], _shared_bytes(file[unit], starts, text), 0),
+    )
+
+
+def _shared_bytes(file: Int64Array, start: Int64Array, text: Int64Array) -> Int64Array:
+    """Return the bytes of text of all shards of the range that each is of, 0 if it is alone.
+
+    They are neighbours, and begin at the same place of a file.
+    """
+    is_first = (np.diff(file, prepend=-1) != 0) | (np.diff(start, prepend=-1) != 0)
+    group = np.cumsum(is_first) - 1
+    total = np.where(np.bincount(group) > 1, np.bincount(group, text), 0).astype(np.int64)
+    shared: Int64Array = total[group]
+    return shared
+
+
+def _are_direct(files: Sequence[InputSlice]) -> BoolArray:
+    """Return of which files each shard reads its rows as cheaply as from a decoded copy."""
+    return np.array(
+        [
+            not is_url(file.uri)
+            and file.compression is None
+            and (file.format == "arrow" or (file.format == "mds" and not is_packed(file)))
+            for file in files
+        ]
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from streampack import (
     PackedDataLoader,
     PackedStreamingDataset,
     Packing,
+    Texts,
     World,
 )
 from streampack.streams import open_stream, text_opening
@@ -74,6 +77,14 @@ def made(folder, tmp_path_factory) -> Path:
 
 def token_shards(cache: Path) -> list[Path]:
     return [path for path in (cache / "tokens").glob("??/*") if path.is_file()]
+
+
+def bytes_in(cache: Path) -> int:
+    total = 0
+    for path in token_shards(cache):
+        with suppress(FileNotFoundError):  # evicted meanwhile
+            total += path.stat().st_size
+    return total
 
 
 def leftovers(cache: Path) -> list[Path]:
@@ -172,22 +183,43 @@ def test_the_first_batch_waits_for_a_block_of_each_lane_and_one_shard_more(
         time.sleep(0.01)
 
 
-def test_the_least_cache_limit_is_enough(folder, made, tmp_path):
-    wanted = shown(dataset_of(lazy(folder, made), **CARRY))
+@pytest.mark.parametrize(
+    ("name", "lengths", "shard_bytes"),
+    [
+        ("rows.jsonl", "lazy", 1000),
+        ("rows.jsonl", "eager", 1000),
+        ("rows.parquet", "lazy", 200),  # whose row groups are decoded in the cache, too
+    ],
+)
+def test_the_least_cache_limit_is_enough(
+    name, lengths, shard_bytes, folder, tmp_path, tmp_path_factory, monkeypatch
+):
+    monkeypatch.setattr(units, "SHARD_BYTES", shard_bytes)
+    other = tmp_path_factory.mktemp("other")
+    wanted = shown(dataset_of(source_of(folder, name, other, lengths=lengths), **CARRY))
 
     def make(limit: int) -> PackedDataLoader:
-        limited = dataset_of(
-            lazy(folder, tmp_path), buffers=Buffers(cache_limit=limit, tokenizing=1), **CARRY
-        )
-        return PackedDataLoader(limited)
+        source = source_of(folder, name, tmp_path, lengths=lengths)
+        buffers = Buffers(cache_limit=limit, tokenizing=1)
+        return PackedDataLoader(dataset_of(source, buffers=buffers, **CARRY))
 
     with pytest.raises(ConfigError, match="set cache_limit to at least") as refused:
         make(1)
     least = int(re.findall(r"at least (\d+)", str(refused.value))[0])
+    for path in [*token_shards(tmp_path), *tmp_path.glob("lengths/*.npz")]:
+        path.unlink()
     loader = make(least)
+    assert bytes_in(tmp_path) <= least
     for batch, other in zip(loader, wanted, strict=True):
         assert show(batch) == other
-        assert sum(path.stat().st_size for path in token_shards(tmp_path)) <= least
+        assert bytes_in(tmp_path) <= least
+
+
+def test_the_room_of_a_token_shard_is_near_to_what_it_takes(folder, made):
+    shards = dataset_of(lazy(folder, made)).streams.opened[0].shards
+    sizes = [shards.cache.file(shards.entry(n)).state.num_bytes for n in range(len(shards.numbers))]
+    assert sum(sizes) <= shards.raw_bytes.sum() <= 2 * sum(sizes)
+    assert (shards.raw_bytes[:-1] >= sizes[:-1]).all()
 
 
 def test_a_full_disk_is_an_error_that_names_the_path_and_nothing_stays_half(folder, tmp_path):
@@ -288,6 +320,21 @@ def test_a_bad_row_is_named_and_may_be_skipped(tmp_path, caplog):
         with pytest.raises(DataError, match=rf"{path}, row 151: .*text.*on_bad_row='skip'"):
             list(dataset_of(failing))
     assert "31 rows give no tokens: 1 bad ones" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.parquet"])
+def test_a_file_that_cannot_be_decoded_is_refused_by_name_whatever_a_bad_row_does(
+    name, folder, tmp_path
+):
+    data = bytearray((folder / name.removesuffix(".gz")).read_bytes())
+    if name.endswith(".gz"):
+        data = bytearray(gzip.compress(data))[:-9]
+    else:
+        data[100:160] = bytes(60)
+    (tmp_path / name).write_bytes(data)
+    source = Texts(tmp_path / name, folder / "tokenizer", local=tmp_path, on_bad_row="skip")
+    with pytest.raises(DataError, match=rf"{name}: .*make a new copy"):
+        dataset_of(source)
 
 
 def test_a_large_row_group_is_decoded_once(folder, made, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from streaming import MDSWriter
 from streampack.cli.index import run_index
 from streampack.cli.verbs import Index
 from streampack.errors import ConfigError, DataError
+from streampack.stores.drivers import DriverStore
 from streampack.texts import counts, units
 from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows
@@ -57,8 +58,8 @@ def rows_of(
     for number in range(len(table)):
         shard = table.shard(number)
         decoded = None
-        if shard.is_large:
-            decoded = folder / f"decoded-{shard.file_row - shard.first_row}"
+        if shard.decoded_bytes:
+            decoded = folder / f"decoded-{hash(shard.units)}"
             if not decoded.exists():
                 decode_unit(shard, selection, decoded)
         found: list[Any] = [None] * shard.num_rows
@@ -73,6 +74,14 @@ def rows_of(
 
 def opened(path: Any, cache: Path, selection: RowSelection = TEXT, **options: Any) -> TextTable:
     return open_table(path, selection, cache, **options)
+
+
+def opened_with_index(url: str, folder: Path) -> TextTable:
+    """Return the table of files of a store, whose lines are counted first."""
+    if ".jsonl" not in url and ".csv" not in url:
+        return opened(url, folder)
+    run_index(Index(paths=[url], out=folder / "index"))
+    return opened(url, folder, index=str(folder / "index"))
 
 
 def write_mds(folder: Path, **options: Any) -> Path:
@@ -491,3 +500,30 @@ def test_small_objects_of_a_store_share_shards(tmp_path):
     table = opened(url, tmp_path)
     assert (len(table), len(table.shard(0).units)) == (1, 20)
     assert rows_of(table, tmp_path)[0] == list(map(str, range(20)))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "mds", "lit"])
+def test_what_several_shards_of_a_store_share_is_read_once(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "SHARD_BYTES", KB)
+    (tmp_path / "in").mkdir()
+    if name in ("mds", "lit"):
+        (write_mds if name == "mds" else write_litdata)(tmp_path / "in" / name)
+    else:
+        write_rows(tmp_path / "in" / name, TEXTS, 150)
+    url, files = f"memory://{uuid4().hex}", fsspec.filesystem("memory")
+    files.put(f"{tmp_path}/in/", f"{url}/", recursive=True)
+    table = opened_with_index(f"{url}/{name}", tmp_path)
+    read, original = [], DriverStore.read
+
+    def counted(*args: Any, **options: Any) -> bytes:
+        data = original(*args, **options)
+        read.append(len(data))
+        return data
+
+    monkeypatch.setattr(DriverStore, "read", counted)
+    assert rows_of(table, tmp_path)[0] == TEXTS
+    sizes = [file.num_bytes for file in table.files]
+    assert len(table) > len(sizes)
+    # Of a small table, each of the two row groups is read with the footer, and all between.
+    most = 4 if name == "a.parquet" else 1
+    assert sum(sizes) <= sum(read) <= most * sum(sizes)

@@ -43,7 +43,7 @@ def read(source, tmp_path, transform, selection=TEXT):
     rows, bad = {}, []
     for number in range(len(table)):
         shard, decoded = table.shard(number), None
-        if shard.is_large:
+        if shard.decoded_bytes:
             decoded = tmp_path / "decoded"
             decode_unit(shard, RowSelection("row", "text"), decoded)
         for batch in read_shard(shard, selection, transform, decoded=decoded):

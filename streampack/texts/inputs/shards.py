@@ -92,6 +92,19 @@ def raw_bytes_of(slice_: InputSlice) -> int:
     return int(slice_.version.rpartition(RAW_BYTES)[2])
 
 
+def is_packed(slice_: InputSlice) -> bool:
+    """Return whether a shard is unpacked before its rows are read."""
+    return PACKED.search(slice_.uri) is not None
+
+
+def unpacked(slice_: InputSlice, path: Path) -> InputSlice:
+    """Return the slice of a shard whose verified and unpacked bytes are in a file."""
+    size = path.stat().st_size
+    columns = slice_.version.rpartition(RAW_BYTES)[0]
+    version = f"{columns if columns.startswith('[') else ''}{RAW_BYTES}{size}"
+    return replace(slice_, uri=str(path), version=version, num_bytes=size)
+
+
 def open_shard_file(slice_: InputSlice) -> BinaryIO:
     """Fetch, verify and unpack a shard; return its bytes as a file.
 
