@@ -37,6 +37,7 @@ START, STOP, ROWS, TEXT, AT_REST = range(5)
 SHARD_BYTES = 4 << 20
 MAX_SHARDS = 1 << 16  # about; each has at least 4 MiB
 UNIT_BYTES = 64 << 20
+HEAD_BYTES = 4096  # of a decoded unit beside its rows, in Arrow IPC
 LINES = ("jsonl", "csv")
 TABLES = ("parquet", "arrow")
 Piece = tuple[int, int, int, int, int]
@@ -240,7 +241,7 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
     before = np.cumsum(rows) - rows
     row = before[first] - before[np.searchsorted(owner, file)]
     starts = np.where(is_whole, 0, start[first])[unit]
-    text = edge(unit_text, 1) - edge(unit_text, 0)
+    num_rows, text = (edge(each, 1) - edge(each, 0) for each in (unit_rows, unit_text))
     is_decoded = (num_files == 1) & ~_are_direct(files)[file] | (num_large > 0)
     return Cut(
         file=file[unit],
@@ -251,20 +252,24 @@ def cut_pieces(files: Sequence[InputSlice], pieces: Int64Array, num_pieces: Int6
         unit_rows=np.where(is_whole & (num_files == 1), file_rows[file], unit_rows)[unit],
         first_row=np.where(is_whole, row, 0)[unit] + edge(unit_rows, 0),
         file_row=row[unit] + edge(unit_rows, 0),
-        rows=edge(unit_rows, 1) - edge(unit_rows, 0),
+        rows=num_rows,
         text=text,
-        decoded=np.where(is_decoded[unit], _shared_bytes(file[unit], starts, text), 0),
+        decoded=np.where(
+            is_decoded[unit], _shared_bytes(file[unit], starts, text + 8 * num_rows), 0
+        ),
     )
 
 
-def _shared_bytes(file: Int64Array, start: Int64Array, text: Int64Array) -> Int64Array:
-    """Return the bytes of text of all shards of the range that each is of, 0 if it is alone.
+def _shared_bytes(file: Int64Array, start: Int64Array, sizes: Int64Array) -> Int64Array:
+    """Return the bytes of all shards of the range that each is of, 0 if it is alone.
 
     They are neighbours, and begin at the same place of a file.
     """
     is_first = (np.diff(file, prepend=-1) != 0) | (np.diff(start, prepend=-1) != 0)
     group = np.cumsum(is_first) - 1
-    total = np.where(np.bincount(group) > 1, np.bincount(group, text), 0).astype(np.int64)
+    total = np.where(np.bincount(group) > 1, np.bincount(group, sizes) + HEAD_BYTES, 0).astype(
+        np.int64
+    )
     shared: Int64Array = total[group]
     return shared
 
