@@ -33,7 +33,7 @@ from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_pieces, read_rows, with_contents
 from streampack.texts.inputs.shards import open_shard_file, unpacked
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.texts.inputs.sources import open_input, version_of
+from streampack.texts.inputs.sources import open_input, file_version
 from streampack.texts.inputs.tables import (
     RECORD_BATCH,
     arrow_messages,
@@ -305,7 +305,11 @@ def _decoded_file(unit: InputSlice, path: Path) -> InputSlice:
         return unpacked(unit, path)
     status = path.stat()
     return replace(
-        unit, uri=str(path), version=version_of(status), compression=None, num_bytes=status.st_size
+        unit,
+        uri=str(path),
+        version=file_version(status),
+        compression=None,
+        num_bytes=status.st_size,
     )
 
 
@@ -319,6 +323,6 @@ def _decoded_slice(path: Path, taken: range) -> tuple[InputSlice, int]:
                 if row < taken.stop and row + rows > taken.start:
                     found.append((begin, end, row))
                 row += rows
-    version = version_of(status)
+    version = file_version(status)
     begin, end = found[0][0], found[-1][1]
     return InputSlice(str(path), version, "arrow", None, begin, end, end - begin), found[0][2]

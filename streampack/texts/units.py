@@ -25,7 +25,7 @@ from streampack._paths import is_url
 from streampack.errors import DataError
 from streampack.texts.inputs.lines import csv_ends, refuse_array
 from streampack.texts.inputs.read import read_pieces
-from streampack.texts.inputs.shards import is_packed, raw_bytes_of
+from streampack.texts.inputs.shards import is_compressed_shard, raw_bytes_of
 from streampack.texts.inputs.slices import WHOLE, InputSlice
 from streampack.texts.inputs.sources import open_input
 from streampack.texts.inputs.tables import batch_sizes, group_sizes
@@ -280,7 +280,7 @@ def _are_direct(files: Sequence[InputSlice]) -> BoolArray:
         [
             not is_url(file.uri)
             and file.compression is None
-            and (file.format == "arrow" or (file.format == "mds" and not is_packed(file)))
+            and (file.format == "arrow" or (file.format == "mds" and not is_compressed_shard(file)))
             for file in files
         ]
     )

@@ -92,7 +92,7 @@ def raw_bytes_of(slice_: InputSlice) -> int:
     return int(slice_.version.rpartition(RAW_BYTES)[2])
 
 
-def is_packed(slice_: InputSlice) -> bool:
+def is_compressed_shard(slice_: InputSlice) -> bool:
     """Return whether a shard is unpacked before its rows are read."""
     return PACKED.search(slice_.uri) is not None
 

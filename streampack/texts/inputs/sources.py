@@ -113,7 +113,7 @@ def _open_file(slice_: InputSlice, *, is_sequential: bool) -> Iterator[OpenInput
         ) from error
 
     def _check() -> None:
-        now = version_of(os.fstat(file.fileno()))
+        now = file_version(os.fstat(file.fileno()))
         if now != slice_.version:
             raise _changed(slice_, now)
 
@@ -125,7 +125,7 @@ def _open_file(slice_: InputSlice, *, is_sequential: bool) -> Iterator[OpenInput
         _check()
 
 
-def version_of(status: os.stat_result) -> str:
+def file_version(status: os.stat_result) -> str:
     """Return the version of a file of this machine."""
     return f"size:{status.st_size},mtime_ns:{status.st_mtime_ns}"
 
@@ -139,7 +139,7 @@ def _found(path: str) -> StoredObject:
             "or delete the link",
             uri=path,
         ) from error
-    return StoredObject(path, version_of(status), status.st_size)
+    return StoredObject(path, file_version(status), status.st_size)
 
 
 def _names_below(folder: str) -> Iterator[str]:
