@@ -33,7 +33,7 @@ from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_pieces, read_rows, with_contents
 from streampack.texts.inputs.shards import open_shard_file, unpacked
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
-from streampack.texts.inputs.sources import open_input, file_version
+from streampack.texts.inputs.sources import file_version, open_input
 from streampack.texts.inputs.tables import (
     RECORD_BATCH,
     arrow_messages,
