@@ -204,7 +204,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         Returns:
             The columns by name. `tokens` are those of the whole sample as they are stored, shape
             (num_tokens,), and `text` is what the tokenizer makes of them. Values of other columns
-            are text, numbers, or bytes. Token files have no other columns. Of texts and chats there
+            are text, numbers, or bytes. Token files have no other columns. Of rows in files there
             are `file`, the `row` in it, counted from 0, and the `fields` of that row as they are
             read now, before a transform; rows in memory are of the file "rows".
 

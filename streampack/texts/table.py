@@ -263,7 +263,7 @@ def read_whole_row(shard: TextShard, row: int) -> dict[str, Any]:
     before, of_file = shard.first_row + row, shard.file_row + row
     one = replace(shard, first_row=before, file_row=of_file, num_rows=1)
     found: dict[str, Any] = {}
-    for batch in read_shard(one, RowSelection("row", "row")):
+    for batch in read_shard(one, RowSelection("row", "")):
         for bad in batch.bad:
             raise DataError(f"{bad.uri}, row {bad.row}: {bad.reason}; fix the row", uri=bad.uri)
         [found] = batch.values

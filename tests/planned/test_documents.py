@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streampack import DataError, HeldOut
+from streampack import DataError, HeldOut, TokenFiles
 from streampack.texts import units
 from tests.helpers.chats import chat_tokenizer, say
 from tests.helpers.texts import dataset_of, source_of, texts, write_files, write_lines
@@ -52,3 +52,9 @@ def test_a_row_that_cannot_be_read_or_has_changed_is_an_error(tmp_path):
     path.write_text(path.read_text().replace("c", "d"))
     with pytest.raises(DataError, match=r"rows\.jsonl: changed since"):
         dataset.document([0, 0, 3])
+
+
+def test_a_row_of_token_ids_may_be_the_list_itself(tmp_path):
+    path = write_lines(tmp_path / "rows.jsonl", [[number + 1] * 5 for number in range(9)])
+    found = documents(dataset_of(TokenFiles(str(path), local=tmp_path)))
+    assert [each["fields"] for each in found] == [{"tokens": [n + 1] * 5} for n in range(9)]

@@ -159,6 +159,8 @@ def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: RowSelecti
         rows.add(number, row)
     elif isinstance(row, list) and wanted.option == "tokens" and not wanted.keep:
         rows.add_value(number, to_tokens(row))
+    elif isinstance(row, list) and not wanted.name:
+        rows.add_value(number, {"tokens": row})
     else:
         also = " or a list of token ids" if wanted.option == "tokens" else ""
         raise BadValueError(f"{type(row).__name__}, but a row must be a JSON object{also}")

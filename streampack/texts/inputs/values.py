@@ -84,7 +84,8 @@ class RowSelection:
     columns of the row, as a dict."""
     name: str
     """Column of the value. Tokens in "tokens" are also found in "input_ids"; a row of JSON lines
-    may be the list itself. Without that of a chat, any layout that a `ChatEncoder` reads is."""
+    may be the list itself. Without that of a chat, any layout that a `ChatEncoder` reads is. Empty
+    for a whole row, whatever it is taken for."""
     keep: tuple[str, ...] = ()
     """Columns that are kept next to the tokens."""
 
