@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from itertools import count
 
@@ -19,7 +18,7 @@ from rich.console import Console
 
 from streampack.cli.console import counted, output_console, progress
 from streampack.cli.verbs import Index, RowOptions
-from streampack.cli.write import stated_format
+from streampack.cli.write import refuse_stated, stated_format
 from streampack.errors import ConfigError
 from streampack.flat.files import is_flat
 from streampack.index import write_lengths, write_text_lengths
@@ -45,13 +44,13 @@ def run_index(options: Index) -> None:
     if options.tokenizer is not None:
         _index_texts(console, options)
         return
-    _refuse(options, OF_TEXTS, "is for texts; omit it, or set --tokenizer")
+    refuse_stated(options, OF_TEXTS, "is for texts; omit it, or set --tokenizer")
     if options.out is not None and options.eos_id is None and _index_lines(console, options):
         return
     if options.out is not None and is_flat(sources, options.format):
         _index_tokens(console, options, sources)
         return
-    _refuse(options, OF_TOKEN_FILES, "is for token files; omit it, or set --out")
+    refuse_stated(options, OF_TOKEN_FILES, "is for token files; omit it, or set --out")
     others = {*OF_TEXTS, *OF_TOKEN_FILES, "tokenizer"}
     given = {name: value for name, value in vars(options).items() if name not in others}
     if (options.out is None) != (options.eos_id is None):
@@ -72,16 +71,10 @@ def run_index(options: Index) -> None:
                 )
 
 
-def _refuse(options: Index, names: Sequence[str], why: str) -> None:
-    for field in fields(options):
-        if field.name in names and getattr(options, field.name) != field.default:
-            raise ConfigError(why, option=field.name)
-
-
 def _index_texts(console: Console, options: Index) -> None:
     """Tokenize texts or conversations for the lengths of their samples."""
     of_tokens = (*(name for name in OF_TOKEN_FILES if name != "num_workers"), "eos_id", "tokens")
-    _refuse(options, of_tokens, "is for token files and rows of ids; omit it, or --tokenizer")
+    refuse_stated(options, of_tokens, "is for token files and rows of ids; omit it, or --tokenizer")
     if options.out is None:
         raise ConfigError("is needed for an index of texts; set it to a folder", option="out")
     if len(options.paths) > 1:

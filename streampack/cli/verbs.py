@@ -91,7 +91,12 @@ class Write(RowOptions):
             "globs, or URLs of them."
         ),
     ]
-    out: Annotated[str, Option(help="The stream's folder or s3:// URL: new, or of the same job.")]
+    out: Annotated[
+        str | None, Option(help="The stream's folder or s3:// URL: new, or of the same job.")
+    ] = None
+    warm: Annotated[
+        bool, Option("--warm", help="Tokenize ahead the texts of a run, whose YAML is the input.")
+    ] = False
     tokens: Tokens = "tokens"
     max_seq_len: Annotated[
         int | None,

@@ -3,15 +3,19 @@
 ::
 
     docs/ more.jsonl.zst --> OUT/job.json  OUT/parts/...  OUT/index.json  OUT/lengths.bin
+    --warm run.yaml      --> the token shards of its texts (warm.py)
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -20,6 +24,7 @@ from rich.progress import Progress as ProgressBar
 from streampack import write
 from streampack.cli.console import counted, print_json, terminable
 from streampack.cli.verbs import Merge, RowOptions, Write
+from streampack.errors import ConfigError
 from streampack.texts import RowFormat
 from streampack.texts.rows import row_format
 
@@ -28,11 +33,19 @@ LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
 def run_write(options: Write) -> None:
     """Write a stream, and print its size."""
+    if options.warm:
+        others = {field.name for field in fields(options)} - {"inputs", "warm", "num_workers"}
+        refuse_stated(options, others, "is no option of --warm: the run's YAML has it; omit it")
+        for path in options.inputs:  # torch, which nothing else here needs
+            import_module("streampack.cli.warm").warm_caches(Path(path), options.num_workers)
+        return
+    if (out := options.out) is None:
+        raise ConfigError("is needed for a stream; set it to a new folder", option="out")
     console = Console(stderr=options.as_json)
     begin = time.monotonic()
-    written = write_with_progress(options.inputs, options.out, _options(options), console)
+    written = write_with_progress(options.inputs, out, _options(options), console)
     is_verified = options.verify and written.is_complete
-    num_verified = write.verify(options.out) if is_verified else 0
+    num_verified = write.verify(out) if is_verified else 0
     show_summary(
         written,
         as_json=options.as_json,
@@ -40,6 +53,13 @@ def run_write(options: Write) -> None:
         part=options.part,
         num_verified=num_verified,
     )
+
+
+def refuse_stated(options: Any, names: Collection[str], why: str) -> None:
+    """Refuse options of these names that were set."""
+    for field in fields(options):
+        if field.name in names and getattr(options, field.name) != field.default:
+            raise ConfigError(why, option=field.name)
 
 
 def run_merge(options: Merge) -> None:

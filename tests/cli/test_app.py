@@ -135,7 +135,7 @@ def test_an_option_means_the_same_in_all_verbs(name):
 # The classes and functions that each verb calls, which give its options their names, and the
 # options that belong to the verb alone.
 CALLS = {
-    "write": ([RowFormat, WriteOptions], {"out", "verify", "json"}),
+    "write": ([RowFormat, WriteOptions], {"out", "warm", "verify", "json"}),
     "merge": ([merge], {"verify", "json"}),
     "index": ([write_lengths, index_files, TokenFiles, RowFormat, Texts], set()),
     "inspect": ([Shards], {"pack", "tokenizer"}),

@@ -1,0 +1,70 @@
+"""``streampack write --warm CONFIG``: tokenize the texts of a run ahead, into its cache folders.
+
+::
+
+    run.yaml --> its Texts and Chats --> each token shard that the run will read --> local=
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from streampack.cli.build import build_streams
+from streampack.cli.config import read_config
+from streampack.cli.console import counted, output_console, terminable
+from streampack.errors import ConfigError
+from streampack.streams.opening import open_streams
+from streampack.streams.sources.chats import Chats
+from streampack.streams.sources.texts import Texts
+from streampack.streams.text_lengths import of_all_shards
+from streampack.streams.text_shards import TextShards
+
+
+def warm_caches(path: Path, num_workers: int | None) -> None:
+    """Make the token shards of a run's texts, and print a line for each of their streams."""
+    config = read_config(path)
+    every = build_streams(config)
+    streams = [each for each in every if isinstance(getattr(each, "source", None), Texts | Chats)]
+    if not streams:
+        raise ConfigError(
+            f"{path}: has no texts or conversations to tokenize; name the YAML of a run that has, "
+            "or omit --warm"
+        )
+    limit, console = config.buffers.cache_bytes, output_console()
+    with terminable():
+        opened = open_streams(
+            streams,
+            packing=config.packing,
+            cache_limit=limit,
+            num_workers=num_workers or config.buffers.processes(1),
+        )
+        total = 0
+        for stream in opened:
+            if isinstance(shards := stream.shards, TextShards):
+                total += _make_all(shards, None if limit is None else limit - total)
+            console.out(
+                f"{stream.name}: {counted(stream.num_shards, 'token shard')} in "
+                f"{stream.cache.folder}, {stream.num_made[0]:,} tokenized now",
+                highlight=False,
+            )
+
+
+def _make_all(shards: TextShards, limit: int | None) -> int:
+    """Make the token shards that are not here yet, and return the bytes of all of them."""
+    total = 0
+    # For a shard that is made, room is needed for the most that it can take.
+    room = shards.num_workers * int(shards.raw_bytes.max())
+    for num_bytes in of_all_shards(shards, partial(_make, shards)):
+        total += num_bytes
+        if limit is not None and total + room > limit:
+            raise ConfigError(
+                f"cache_limit has {limit} bytes left for the token shards of {shards.name!r}, "
+                f"which take more, and would drop what was made; raise Buffers(cache_limit=), or "
+                "omit it"
+            )
+    return total
+
+
+def _make(shards: TextShards, number: int) -> int:
+    return shards.cache.file(shards.entry(number)).state.num_bytes
