@@ -37,6 +37,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MODULES = {"demo": "demo.show", "merge": "write"}
 MODULES |= dict.fromkeys(("at", "where", "diff"), "lookback")
 MODULES |= dict.fromkeys(("simulate", "plan", "report"), "planning")
+WARM = "streampack.cli.warm"
 NO_RIGHTS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -67,7 +68,10 @@ def _runner(name: str, options: type) -> Callable[..., None]:
     module = f"streampack.cli.{MODULES.get(name, name)}"
 
     def _run(**values: Any) -> None:
-        getattr(import_module(module), f"run_{name}")(options(**values))
+        given, verb, where = options(**values), name, module
+        if getattr(given, "warm", False):  # apart, because it needs torch
+            verb, where = "warm", WARM
+        getattr(import_module(where), f"run_{verb}")(given)
 
     _run.__signature__ = inspect.signature(options, eval_str=True)  # type: ignore[attr-defined]
     return _run

@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 from streampack.cli.build import build_streams
 from streampack.cli.config import read_config
 from streampack.cli.console import counted, output_console, terminable
+from streampack.cli.verbs import Write
+from streampack.cli.write import refuse_stated
 from streampack.errors import ConfigError
 from streampack.streams.opening import open_streams
 from streampack.streams.sources.chats import Chats
@@ -21,8 +24,15 @@ from streampack.streams.text_lengths import of_all_shards
 from streampack.streams.text_shards import TextShards
 
 
-def warm_caches(path: Path, num_workers: int | None) -> None:
-    """Make the token shards of a run's texts, and print a line for each of their streams."""
+def run_warm(options: Write) -> None:
+    """Make the token shards of the texts of runs, and print a line for each of their streams."""
+    others = {field.name for field in fields(options)} - {"inputs", "warm", "num_workers"}
+    refuse_stated(options, others, "does not go with --warm: the run's YAML has it; omit it")
+    for path in options.inputs:
+        _warm(Path(path), options.num_workers)
+
+
+def _warm(path: Path, num_workers: int | None) -> None:
     config = read_config(path)
     every = build_streams(config)
     streams = [each for each in every if isinstance(getattr(each, "source", None), Texts | Chats)]

@@ -12,8 +12,6 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
-from importlib import import_module
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +31,6 @@ LINE_S = 30.0  # between lines of progress, where the output is not a terminal
 
 def run_write(options: Write) -> None:
     """Write a stream, and print its size."""
-    if options.warm:
-        others = {field.name for field in fields(options)} - {"inputs", "warm", "num_workers"}
-        refuse_stated(options, others, "is no option of --warm: the run's YAML has it; omit it")
-        for path in options.inputs:  # torch, which nothing else here needs
-            import_module("streampack.cli.warm").warm_caches(Path(path), options.num_workers)
-        return
     if (out := options.out) is None:
         raise ConfigError("is needed for a stream; set it to a new folder", option="out")
     console = Console(stderr=options.as_json)

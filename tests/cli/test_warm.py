@@ -62,7 +62,7 @@ def test_what_cannot_be_kept_or_has_no_texts_is_refused(folder):
     without = config_of(folder, "without", streams=[{"local": "data"}])
     with pytest.raises(ConfigError, match="has no texts or conversations to tokenize"):
         call_verb("write", "--warm", without)
-    with pytest.raises(ConfigError, match="is no option of --warm"):
+    with pytest.raises(ConfigError, match="does not go with --warm"):
         call_verb("write", "--warm", without, "--text", "body")
     with pytest.raises(ConfigError, match="--out: is needed"):
         call_verb("write", folder / "rows.jsonl")
