@@ -30,6 +30,7 @@ from streampack.cli.verbs import Index
 from streampack.errors import ConfigError, DataError
 from streampack.stores.drivers import DriverStore
 from streampack.texts import counts, units
+from streampack.texts.inputs import sources
 from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows
 from streampack.texts.inputs.slices import InputSlice
@@ -500,6 +501,12 @@ def test_small_objects_of_a_store_share_shards(tmp_path):
     table = opened(url, tmp_path)
     assert (len(table), len(table.shard(0).units)) == (1, 20)
     assert rows_of(table, tmp_path)[0] == list(map(str, range(20)))
+
+
+def test_shards_that_an_index_names_are_not_looked_up_one_by_one(tmp_path, monkeypatch):
+    folder = write_mds(tmp_path / "mds")
+    monkeypatch.delattr(sources, "_found")
+    assert sum(opened(folder, tmp_path).shard_rows) == len(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "mds", "lit"])

@@ -31,7 +31,7 @@ from typing import BinaryIO
 from streampack._paths import folder_of, is_url, shown_path
 from streampack.errors import DamagedInputError, DataError
 from streampack.stores.objects import StoredObject
-from streampack.texts.inputs.shards import index_of_shards, shard_slices
+from streampack.texts.inputs.shards import folder_of_shards, index_of_shards, shard_slices
 from streampack.texts.inputs.slices import WHOLE, Compression, Format, InputSlice
 from streampack.texts.inputs.sources import MAGIC, Listing, find_input, open_input
 from streampack.texts.inputs.tables import group_sizes
@@ -79,7 +79,8 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
     for uri in inputs:
         shown = shown_path(uri)
         path = folder_of(shown) or shown
-        listings = find_input(path)
+        shards_only = None if is_url(path) else folder_of_shards(path)
+        listings = find_input(path) if shards_only is None else [shards_only]
         # Only a folder of this machine can exist without a file.
         if not any(one.files or (one.folder and not is_url(path)) for one in listings):
             text = "does not exist; check the path"

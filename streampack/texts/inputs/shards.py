@@ -34,7 +34,7 @@ from streampack.stores.objects import StoredObject
 from streampack.stores.retries import request
 from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES, BatchCollector
 from streampack.texts.inputs.slices import WHOLE, InputSlice, RowBatch
-from streampack.texts.inputs.sources import WAY_OUT, Listing
+from streampack.texts.inputs.sources import WAY_OUT, Listing, file_version
 from streampack.texts.inputs.tables import read_arrow
 from streampack.texts.inputs.values import BadValueError, RowSelection
 
@@ -50,6 +50,21 @@ def index_of_shards(listing: Listing) -> StoredObject | None:
     path = f"{(listing.folder or '').rstrip('/')}/{INDEX_FILE}"
     has_shards = any(file.url.endswith(ENDINGS) for file in listing.files)
     return next((file for file in listing.files if has_shards and file.url == path), None)
+
+
+def folder_of_shards(path: str) -> Listing | None:
+    """Return the index.json and one shard of a folder of this machine; None of another one.
+
+    A `stat` of each of 200,000 shards would take longer than reading the index that names them.
+    """
+    names = os.listdir(path) if os.path.isdir(path) else []
+    one = next((name for name in names if name.endswith(ENDINGS)), None)
+    if one is None or INDEX_FILE not in names:
+        return None
+    folder = path.rstrip("/")
+    index = os.stat(f"{folder}/{INDEX_FILE}")
+    found = StoredObject(f"{folder}/{INDEX_FILE}", file_version(index), index.st_size)
+    return Listing(path, [found, StoredObject(f"{folder}/{one}", "", 0)])
 
 
 def shard_slices(found: StoredObject) -> list[InputSlice]:
