@@ -71,7 +71,9 @@ def test_each_token_is_delivered_once_or_held_out():
 
 
 def test_a_run_resumes_with_worker_processes():
-    assert_resumes(lambda: PackedDataLoader(dataset_of(Numbers(), repeat=2), num_workers=2))
+    assert_resumes(
+        lambda: PackedDataLoader(dataset_of(Numbers(), repeat=2), num_workers=2), every=5
+    )
 
 
 def test_other_contents_are_another_stream():
