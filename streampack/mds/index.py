@@ -26,6 +26,7 @@ from streampack.mds.litdata import LITDATA, LITDATA_BARE, entries_of, is_litdata
 from streampack.types import Int64Array
 
 INDEX_FILE = "index.json"
+LAYOUT_FIELDS = ("format", "column_names", "column_encodings", "column_sizes")
 MAX_SHARD_BYTES = 2**32 - 1  # offsets in a shard are uint32
 
 
@@ -171,7 +172,7 @@ def parse_entries(text: bytes, uri: str) -> list[Any]:
 
 def index_of(entries: list[Any], uri: str) -> MdsIndex:
     """Validate the entries of shards; errors as above."""
-    known: dict[Layout, Layout] = {}
+    known: dict[str, Layout] = {}
     shards = tuple(
         _parse_shard(entry, f"{uri}: shards.{i}", known) for i, entry in enumerate(entries)
     )
@@ -190,12 +191,15 @@ def _check(is_right: object, where: str, value: object, must: str) -> None:
         raise DataError(f"{where} {text if len(text) <= 60 else f'{text[:57]}...'}, but {must}")
 
 
-def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
+def _parse_shard(entry: Any, where: str, known: dict[str, Layout]) -> Shard:
     _check(isinstance(entry, dict), f"{where} is", entry, "must be an object")
     for key, allowed in (("version", (2,)), ("format", ("mds", LITDATA, LITDATA_BARE))):
         value, must = entry.get(key), f"must be {allowed[0]!r}; only MDS streams can be read"
         _check(value in allowed, f"{where}.{key} is", value, must)
-    layout = _parse_layout(entry, where)
+    described = repr([entry.get(key) for key in LAYOUT_FIELDS])
+    if described not in known:  # shards of a stream have the same columns
+        known[described] = _parse_layout(entry, where)
+    layout = known[described]
     raw = _parse_file(entry.get("raw_data"), f"{where}.raw_data")
     packed = compression = None
     if entry.get("zip_data") is not None:
@@ -220,7 +224,7 @@ def _parse_shard(entry: Any, where: str, known: dict[Layout, Layout]) -> Shard:
         raw=raw,
         packed=packed,
         compression=compression,
-        layout=known.setdefault(layout, layout),
+        layout=layout,
     )
 
 
