@@ -16,7 +16,7 @@ def import_extra(module: str, extra: str, purpose: str, otherwise: str = "") -> 
     """
     try:
         return import_module(module)
-    # Importing torchvision, which some need, is a RuntimeError beside another build of torch.
+    # Importing torchvision, which some need, is a RuntimeError if torch is of another build.
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"{purpose} needs {module.partition('.')[0]} ({error}); pip install "

@@ -37,7 +37,7 @@ from streampack.streams.stream import OPTIONS
 from streampack.world import World
 
 MAX_BYTES = 2**24  # a mix may name tens of thousands of files
-MAX_VALUES = 10**6  # with each alias counted as what it stands for
+MAX_VALUES = 10**6  # with each alias counted as its value
 MAX_DEPTH = 50  # mappings and lists within one another; a config has 5
 MAX_DIGITS = 100
 
@@ -206,7 +206,7 @@ class _Loader(yaml.SafeLoader):
             raise _at(event, f"is nested more than {MAX_DEPTH} deep; no key needs that")
         node: Any = super().compose_node(parent, index)
         self._depth -= 1
-        # An alias inside what it stands for has no size yet: it would have no end.
+        # An alias inside its own value has no size yet: it would have no end.
         is_alias = isinstance(event, yaml.AliasEvent)
         self._num_values += self._sizes.get(node, MAX_VALUES) if is_alias else 1
         if self._num_values > MAX_VALUES:

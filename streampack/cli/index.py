@@ -34,7 +34,7 @@ OF_FILES = ("format", "tokens", "dtype", "trailing")
 OF_TOKEN_FILES = ("bos_id", "dtype", "format", "trailing", "part", "resume", "num_workers")
 OF_SOURCE = ("transform", "version")
 OF_TEXTS = (*OF_SOURCE, *(field.name for field in fields(RowOptions)[1:]))
-"""Options of texts, beside their tokenizer."""
+"""Options of texts, except for their tokenizer."""
 
 
 def run_index(options: Index) -> None:

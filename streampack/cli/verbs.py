@@ -203,7 +203,7 @@ class Inspect(ColumnOptions):
     """Show a stream: its parts, its shards, its lengths, one of its packs."""
 
     path: Annotated[str, Argument(help="The stream's folder, or the URL of a remote one.")]
-    split: Annotated[str | None, Option(help="Subfolder that holds the stream.")] = None
+    split: Annotated[str | None, Option(help="Subfolder of the stream.")] = None
     pack: Annotated[int, Option(min=1, help="Tokens in the pack that is drawn.")] = 2048
     tokenizer: Decoder = None
 

@@ -1,6 +1,6 @@
 """What streams of others lack: length files of shards, indexes of token files, lengths of texts.
 
-In: folders, files or URLs of streams. Out: a length file beside each index.json, or files in a
+In: folders, files or URLs of streams. Out: a length file next to each index.json, or files in a
 folder of the user's choice. May import `streams` and every room before it. Streams that `write`
 made have all of it.
 

@@ -104,7 +104,7 @@ def write_lengths(
     index_files = sorted(local_path(folder, "path").rglob(INDEX_FILE))
     if not index_files:
         raise DataError(
-            f"{path}: holds no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
+            f"{path}: has no {INDEX_FILE}, nor does a subfolder; give an MDS stream: "
             "`streampack write` makes one of text, rows or token ids"
         )
     if split_file is not None and len(index_files) > 1:

@@ -54,7 +54,7 @@ def where(
         dataset: The dataset of the run, as for `at`.
         stream: Name of the stream, as in `dataset.stream_names`.
         sample: Its number in the stream, as in `segments`.
-        upto: The last step of the run to look at; None: its last, for a run of chapters that ends.
+        upto: The last step to look at. By default that of the run, for chapters that end.
         report: Called with the step that planning has reached, from time to time.
 
     Raises:

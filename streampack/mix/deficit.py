@@ -127,7 +127,7 @@ class Deficits:
         deficits = [int(deficit) for deficit in state["deficits"]]
         if not len(amounts) == len(deficits) == len(self._amounts):
             raise ResumeError(
-                f"the state holds amounts of {len(amounts)} sources and deficits of "
+                f"the state has amounts of {len(amounts)} sources and deficits of "
                 f"{len(deficits)}, but there are {len(self._amounts)}; load what state_dict() "
                 "returned, unchanged"
             )

@@ -86,7 +86,7 @@ class PackedIterableDataset(FlowDataset):
         batch_size: Packs in a device batch.
         batch_format: The batch layout: "native", a trainer's format by name such as "hf", or a
             function of the native batch; see `streampack.formats`.
-        world: This process's rank; None: from torch.distributed if it is initialised, or from
+        world: This process's rank. By default from torch.distributed if it is initialised, or from
             torchrun's variables. With `context_parallel`, each rank packs whole rows and delivers
             its slice of them, so the ranks that share rows must have the same sources.
         steps: Where a loop ends, so that all ranks take as many steps. A number: after that many.
@@ -145,7 +145,7 @@ class BucketedIterableDataset(FlowDataset):
         order: With shuffle, indexed sources (lists, map-style datasets) are shuffled by the seed;
             None: they are read in stored order. Other sources keep their own order.
         buffers: Memory limits.
-        world: This process's rank; None: from torch.distributed if it is initialised, or from
+        world: This process's rank. By default from torch.distributed if it is initialised, or from
             torchrun's variables.
         steps: Where a loop ends on all ranks, a number or "equal"; as in `PackedIterableDataset`.
 

@@ -12,7 +12,7 @@ are smaller, because a slow source would otherwise delay the first batch. Packs 
 together are those of one window, which ends only at its tokens.
 
 A state tells where the streams were before the oldest sample that waits, which is in this window or
-the one before, and which samples waited for this window. They are read again, and a digest of each
+the one before, and which samples waited for this window. They are reread, and a digest of each
 window tells whether they are the same.
 
 Cost: about 60 us a chunk of a window, and 0.3 ms a window. Memory: the tokens of a window and of

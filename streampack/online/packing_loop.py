@@ -206,7 +206,7 @@ class OnlinePacker:
         return {"flow": flow, "sources": own}
 
     def load_state_dict(self, state: State) -> None:
-        """Resume from a worker's state: the samples of its windows are read again."""
+        """Resume from a worker's state: the samples of its windows are reread."""
         try:
             self._restore(state["flow"], state["sources"])
         except StreampackError:

@@ -249,7 +249,7 @@ class Position:
 
 
 class Standing(NamedTuple):
-    """Where the iterations of a dataset stand; see `ResumableRun`."""
+    """The positions of a dataset's iterations; see `ResumableRun`."""
 
     start: Position | None = None
     """A loaded position, until an iteration begins there."""

@@ -22,7 +22,7 @@ Path: TypeAlias = tuple[str | int, ...]
 Values: TypeAlias = dict[Path, Any]
 CHAPTERS = "chapters"
 PACK_LENGTHS = "max_seq_len_of_streams"
-MOST_LEVELS = 5  # what lies deeper is compared as a whole
+MOST_LEVELS = 5  # what is nested deeper is compared as a whole
 
 
 NEVER = "never"
@@ -64,7 +64,7 @@ FIELDS = {
 
 
 class Difference(NamedTuple):
-    """A field with two values; None: it is missing."""
+    """A field with two values, None where it is missing."""
 
     path: Path
     first: Any

@@ -138,7 +138,7 @@ class LaneStream:
         if not len(places):
             return
         if self._passes is None:
-            raise IndexError(f"lane {self._lane} holds no sample of stream {self.stream.name!r}")
+            raise IndexError(f"lane {self._lane} has no sample of stream {self.stream.name!r}")
         if self.stream.prepare is not None:
             self._prepare(self.stream.prepare, self.block_of(cursor + len(places) - 1))
         self._passes.put(self._first + cursor * self._step, rows, places, self._step)

@@ -66,7 +66,7 @@ class PlanStream:
     """Tokens that each shard delivers in total, shape (num_shards,). None: computed from the
     lengths."""
     passes: int | None = None
-    """Passes that a run of chapters takes, in its last chapter; None: any number."""
+    """Passes that a run of chapters takes, in its last chapter, or None for any number."""
     num_slots: int | None = None
     """Slots of packs that the stream's tokens are expected to take. None: one for each token."""
     may_be_empty: bool = False
@@ -283,7 +283,7 @@ class Recipe:
         return CHUNK if most >= MAX_SAMPLES else -(-most // -(-most // CHUNK))
 
     def longest_look(self, number: int) -> int:
-        """Return the samples of a stream to look at beside those that a window draws."""
+        """Return the samples of a stream to look at in addition to those that a window draws."""
         return max(min(LOOKAHEAD, self._own_block(number) // 4), 1)
 
     def _own_block(self, number: int) -> int:
@@ -385,6 +385,6 @@ class Recipe:
         # Bytes approximate tokens, with or without length files; sample counts would not.
         held = [each.num_bytes(samples, stream.raw_bytes) for each in extents]
         if self.is_mixed and max(held) - min(held) <= max(held) // EQUAL_PART:
-            # Cuts lie between samples. No lane begins a second pass earlier for that.
+            # Cuts are between samples. No lane begins a second pass earlier for that.
             held = [1] * num_parts
         return extents, np.maximum(held, [min(each.num_samples, 1) for each in extents])

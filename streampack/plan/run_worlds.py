@@ -5,7 +5,7 @@
     "worlds": "[[0, 0, 8, 8, 1, 4, null, null], [0, 4096, 16, 8, 1, 2, null, null]]"
                 epoch, position, ranks, ranks per node, replication, batch_size, balance
 
-In place of replication stand the dp_ranks of a World that has them.
+The dp_ranks of a World, if it has them, take the place of replication.
 
 Packs do not depend on them. They say which rank got which row. They are one text, because a
 distributed checkpoint loads only structures with as many entries as were saved.
@@ -110,7 +110,7 @@ def check_balance(
     if saved == own or edge == position or edge + size > num_packs():
         return
     raise ResumeError(
-        f"the state lies inside a global batch, at position {position}, and was saved with "
+        f"the state is inside a global batch, at position {position}, and was saved with "
         f"balance={saved!r:.200}, but this dataset has {own!r}; resume with the saved balance, "
         f"batch_size and ranks, or from the edge of the global batch: set the state's 'position' "
         f"to {edge}"

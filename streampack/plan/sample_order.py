@@ -326,7 +326,7 @@ class SampleOrder:
         return blocks_there
 
     def state(self) -> list[int]:
-        """Return where the samples stand; see `Arrivals`."""
+        """Return the positions of the samples; see `Arrivals`."""
         at = [cursor.at or cursor.locate() for cursor in self._cursors]
         cursors, offsets = map(list, zip(*at, strict=True))
         return Arrivals(self._epoch, self._chunk, self._due.tolist(), cursors, offsets).as_list()

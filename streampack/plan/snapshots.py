@@ -134,7 +134,7 @@ def text_as_rows(text: str) -> Int64Array:
 
 
 class Arrivals(NamedTuple):
-    """The columns of a snapshot's "arrivals": where the samples of a queue stand.
+    """The columns of a snapshot's "arrivals": the positions of a queue's samples.
 
     >>> Arrivals.read([2, 1, 8, 9, 30, 40, 5, 6]).cursors
     [30, 40]

@@ -127,7 +127,7 @@ class RunPlan:
         return self._counted[epoch]
 
     def num_slots(self, number: int) -> int | None:
-        """Return the slots of an epoch or a chapter, padding included; None: it has no end."""
+        """Return the slots of an epoch or a chapter, padding included, or None if it has no end."""
         if self.chapters:
             return self.spans[number].num_slots
         return slots_in(self.recipes[0], self.counted(number))

@@ -118,7 +118,7 @@ def plan_fingerprint(
 
     `digests` are of each stream's contents, followed by a colon and a digest of its lengths if
     there is a length file. In a run of chapters, it is what they have in common, and the streams
-    that are `used`; None: in any chapter.
+    that are `used`, or in any chapter if that is None.
     """
     recipe = run.recipes[0]
     values = recipe.packing.in_sequence() | asdict(recipe.mixing) | asdict(recipe.order)
@@ -201,7 +201,7 @@ def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress
         before, chapters = state["streams"], state["chapters"]
         if number >= len(run):
             raise ResumeError(
-                f"the state lies in chapters[{number}], but this run has {len(run)} chapters; "
+                f"the state is in chapters[{number}], but this run has {len(run)} chapters; "
                 "keep those that the run began, and add others after them"
             )
         saved, ran = [ran.get(name) for name in names], run.uses(number)

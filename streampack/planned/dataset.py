@@ -67,7 +67,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
             the run has epochs. See `Chapter`.
         skip: Inclusive ranges of steps of a run of chapters, counted from 0, that are planned and
             counted, and not delivered.
-        world: Rank and number of ranks; None: from torch.distributed, if it is initialised, or
+        world: Rank and number of ranks. By default from torch.distributed, if it is initialised, or
             from torchrun's variables.
 
     Raises:

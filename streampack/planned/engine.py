@@ -86,7 +86,7 @@ class PlanEngine(ReadableRun):
             num_batches += -(-slots // self.run.view(number).stride)
         return num_batches
 
-    # Where the run stands.
+    # The position of the run.
 
     def worlds(self, number: int) -> list[RunWorld]:
         """Return the worlds of the run up to an epoch or a chapter, in order.
@@ -376,7 +376,7 @@ class PlanEngine(ReadableRun):
     # Changes of a run of chapters; all ranks must ask for the same.
 
     def _compare(self, **asked: Any) -> Progress:
-        """Return where the run stands, once all ranks asked for the same there."""
+        """Return the position of the run, once all ranks asked for the same there."""
         at = after_edge(self.run, self._reached)
         compare_values(asked | {"position": (at.epoch, at.position)}, self.world)
         return self.left.completed(self.state, self._reached)  # the changed run has another name

@@ -6,7 +6,7 @@
     rank 1   lanes 1, 3   --window edge--> store
     rank 0   a state at some place <------ of each lane the last that was left at or before it
 
-Ranks do not wait for each other: what has not arrived, or is of an older window, is planned again.
+Ranks do not wait for each other: what has not arrived, or is of an older window, is replanned.
 Snapshots are a function of the run and of their place, so keys name the run by its fingerprint, and
 a run that was started again, or a second dataset of the same run, may take them.
 
@@ -59,7 +59,7 @@ class LeftSnapshots:
         return f"streampack/{self._name}/{key[0]}/{key[1]}"
 
     def _name_of(self, run: RunPlan) -> str:
-        # Ranks of another group may stand elsewhere in the same run.
+        # Ranks of another group may be elsewhere in the same run.
         return digest_of_values([run_fingerprint(run, self._digests), list(self._world.loading)])
 
     def _enter(self, run: RunPlan) -> None:

@@ -135,7 +135,7 @@ def check_within_epoch(sequence: PackSequence, position: int, saved_size: int) -
     # With larger global batches, a state may be after padding that the last batch lacks here.
     if slots is not None and position > -(-slots // saved_size) * saved_size:
         raise ResumeError(
-            f"the state's position {position} lies after the epoch's {slots} "
+            f"the state's position {position} is after the epoch's {slots} "
             "packs; load what state_dict() or state_after(batch) returned, unchanged"
         )
 

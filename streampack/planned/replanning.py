@@ -6,7 +6,7 @@
     costs        lane 1 from its start: lengths of its samples, which may have to be tokenized
 
 Cost: about 10 ns a slot of the run, only where learning a length means tokenizing a text; and where
-lanes are planned again, a `stat` of each shard up to the first that is not in the cache.
+lanes are replanned, a `stat` of each shard up to the first that is not in the cache.
 """
 
 from __future__ import annotations

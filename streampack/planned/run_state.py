@@ -1,4 +1,4 @@
-"""What a process runs and where it stands, as one frozen value, and where it begins.
+"""What a process runs and its position, as one frozen value, and where it begins.
 
 ::
 
@@ -24,7 +24,7 @@ from streampack.planned.spec import DatasetSpec
 
 
 class RunState(NamedTuple):
-    """A run, and where it stands in a process; see `ResumableRun`."""
+    """A run, and its position in a process; see `ResumableRun`."""
 
     run: RunPlan
     """Its epochs or its chapters, and where they begin."""

@@ -6,9 +6,9 @@
     note(...)      the position, after every batch         ignored once a later iteration began
     go_to(...)     a state was loaded, or the epoch set    running iterations end with an error
 
-Where a run stands is one value, `state`, and each change of it one assignment. So a signal handler
-that raises finds it as it was or as it is to be. A position is whatever the wing's states hold:
-progress in a plan, or positions in the sources.
+The position of a run is one value, `state`, and each change of it is one assignment. So a signal
+handler that raises finds the old value or the new one. A position is what the wing's states
+contain: progress in a plan, or positions in the sources.
 """
 
 from __future__ import annotations

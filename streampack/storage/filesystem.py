@@ -56,7 +56,7 @@ OCTAL = re.compile(r"\\([0-7]{3})")  # the escapes of spaces in mount point name
 
 
 class LockBusyError(Exception):
-    """Another process or thread holds the lock."""
+    """Another process or thread has the lock."""
 
 
 class FileState(NamedTuple):

@@ -41,7 +41,7 @@ def stated_hash(disk: LocalFilesystem, path: Path) -> str:
 
 
 def sealed_hash(disk: LocalFilesystem, path: Path) -> str:
-    """Return the hash of what a file holds after its seal, as "algorithm:digest"."""
+    """Return the hash of a file's bytes after its seal, as "algorithm:digest"."""
     with disk.open(path) as file:
         file.seek(SEAL_BYTES)
         return f"{ALGORITHM}:{hashlib.file_digest(file, HASHES[ALGORITHM]).hexdigest()}"

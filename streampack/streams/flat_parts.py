@@ -1,4 +1,4 @@
-"""What a virtual shard consists of: bytes of a token file, and of the loss mask beside it.
+"""What a virtual shard consists of: bytes of a token file, and of its loss mask.
 
 ::
 
@@ -32,7 +32,7 @@ NO_LAYOUT = Layout(names=(), encodings=(), sizes=())
 def with_masks(
     files: Sequence[TokenFile], stored: Callable[[str], StoredObject | None]
 ) -> tuple[TokenFile, ...]:
-    """Return token files with the loss masks beside them, of which `stored` knows the files.
+    """Return token files with the loss masks next to them, which are among the files of `stored`.
 
     Raises:
         DataError: If a mask has not a byte for each token, or only some of the files have one.

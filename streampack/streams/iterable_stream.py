@@ -71,7 +71,7 @@ class IterableSample:
 @with_known_options
 @dataclass(frozen=True, slots=True)
 class Payloads:
-    """Objects that samples of an iterable have beside their tokens, such as images.
+    """Objects that samples of an iterable have in addition to tokens, such as images.
 
     >>> Payloads({"images": "spans"}, split=True).split
     True
@@ -127,7 +127,7 @@ class IterableStream:
     token_fields: Mapping[str, str] = field(default_factory=dict)
     """Fields with one value per token, and the dtypes of their arrays in a batch."""
     payloads: Payloads = Payloads()
-    """Objects of a sample beside its tokens, such as images."""
+    """Objects of a sample in addition to its tokens, such as images."""
     sharded: bool | None = None
     """Whether the source gives each worker of each rank its own samples. None: it does not, and is
     refused if it asks which worker it is in. False: it is told that it is in none."""
@@ -193,7 +193,7 @@ class IterableStream:
 
     @property
     def most_bad(self) -> int | None:
-        """Bad samples that a worker skips per epoch before one is an error; None: each is one."""
+        """Bad samples that a worker skips per epoch before one is an error. None: each is one."""
         given = self.on_bad_row
         return {"error": None, "skip": 100}[given] if isinstance(given, str) else int(given)
 

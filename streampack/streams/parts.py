@@ -81,7 +81,7 @@ class SamplePart:
 
     held_out: HeldOut | None
     only: tuple[int, int] | None
-    """The first sample of the stream and one past the last; None: all."""
+    """The first sample of the stream and one past the last, or None for all."""
     numbering: Numbering
     own: Int64Array
     tokens: Int64Array | None = None

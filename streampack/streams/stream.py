@@ -148,7 +148,7 @@ class Stream:
 
 
 OPTIONS = tuple(signature(Stream).parameters)[1:-1]
-"""The options of a `Stream` beside its source."""
+"""The options of a `Stream`, without its source."""
 
 
 def _check_weights(weights: Mapping[str, Any]) -> None:

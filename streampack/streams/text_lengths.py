@@ -71,7 +71,7 @@ def known_lengths(shards: TextShards, root: Path, disk: LocalFilesystem) -> Know
 
 def _read_lengths(path: Path, disk: LocalFilesystem) -> KnownLengths | None:
     data = disk.read(path)
-    # A damaged one is made again.
+    # A damaged one is replaced.
     return None if data is None or (found := read_npz(data)) is None else _known(found)
 
 
@@ -113,7 +113,7 @@ def indexed_lengths(index: str | os.PathLike[str], of: Mapping[str, object]) -> 
 def write_lengths_index(
     shards: TextShards, out: str, of: Mapping[str, object], *, is_kept: bool
 ) -> KnownLengths:
-    """Tokenize all shards, and write their lengths beside the counts of an index.
+    """Tokenize all shards, and write their lengths next to the counts of an index.
 
     Token shards that are not kept are removed one by one, so that a small disk is enough.
     """

@@ -278,7 +278,7 @@ class TextShards:
         try:
             parsed = parse_token_shard(mapped.data, mapped.file.path)
         except DataError:
-            self.cache.remove_damaged(entry, mapped.file)  # our own file: make it again
+            self.cache.remove_damaged(entry, mapped.file)  # our own file: recreate it
             mapped = self.cache.map(entry)
             parsed = parse_token_shard(mapped.data, mapped.file.path)
         facts = parsed.facts(mapped.data)

@@ -51,11 +51,11 @@ class Opening:
     number: int
     """The place of the stream in its dataset."""
     name: str | None = None
-    """The name of the stream; None: that of the source."""
+    """The name of the stream, or None for that of its source."""
     held_out: HeldOut | None = None
     """The side of a split to use, or None for all samples."""
     cut_to: int | None = None
-    """Tokens that samples are cut to, if those without a target in them are to be left out."""
+    """Tokens that samples are cut to, if those without a target in them are omitted."""
     disk: LocalFilesystem | None = None
     """None: that of this machine."""
     store: Downloader | None = None

@@ -99,7 +99,7 @@ def read_row(row: Any, ignored: Collection[str] = ()) -> Conversation:
         messages = [*_turns(asked, "user"), *_turns(row["output"], RESPONSE)]
     else:
         raise DataError(
-            f"a row with {', '.join(map(repr, row))} holds no conversation; "
+            f"a row with {', '.join(map(repr, row))} has no conversation; "
             f"name its fields {FORMATS}, or pass the messages alone"
         )
     if first := _system(row.get("system"), messages[0]):

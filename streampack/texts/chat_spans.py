@@ -309,7 +309,7 @@ class Rendering:
         return added if is_whole and not turns and added != self.text else ""
 
     def _omitted(self, response: int, target: str, parts: Any = None) -> tuple[str, str] | None:
-        """Return the kind and text of what a response says and a target lacks; None: nothing."""
+        """Return the kind and text of what a response says and a target lacks, or None."""
         printed = "".join(target.split())  # templates trim and join white space
         said = said_by(self.messages[response]) if parts is None else parts
         return next((each for each in said if "".join(each[1].split()) not in printed), None)

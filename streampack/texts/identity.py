@@ -60,7 +60,7 @@ class Probe:
     """The first 256 rows, 1 MiB of text at most, as token ids."""
 
     digest: str
-    """Digest of the ids, and of what stands beside them, such as loss masks."""
+    """Digest of the ids, and of what comes with them, such as loss masks."""
     tokens_per_byte: float
     """Tokens divided by bytes of rows as JSON, for estimates; 0.25 without any text."""
 

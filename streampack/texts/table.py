@@ -5,7 +5,7 @@
     files --list, count--> pieces: the rows of each 4 MiB of lines, row group, record batch, shard
                  '--cut--> text shards: runs of rows of about max(4 MiB, text / 65,536) of text
 
-A shard lies in one unit, which is what can be decoded alone: a byte range of plain lines,
+A shard is inside one unit, which is what can be decoded alone: a byte range of plain lines,
 neighbouring row groups or record batches, an MDS shard, a compressed file. Files that are smaller
 than a shard share one: its units are then those whole files, in order.
 
@@ -215,7 +215,7 @@ def read_shard(
     """Yield the rows of a shard in order; `rows` are numbered from 0 in the shard.
 
     Each row is good, or listed in `bad` (by file and row, as in messages; its number in the shard
-    is among those that `rows` skips), or neither: a blank line, or left out by the transform. Both
+    is among those that `rows` skips), or neither: a blank line, or omitted by the transform. Both
     have length 0.
 
     Args:

@@ -11,7 +11,7 @@
                  masks of rows of token ids
 
 A row has one sample, or with `train_on="each_response"` one for each response. An empty row, one
-that is left out, and a bad one that may be skipped have one sample of length 0, so that no other
+that is omitted, and a bad one that may be skipped have one sample of length 0, so that no other
 row is moved.
 
 Cost: the tokenizer's. A file takes 4 bytes a row, and 2 or 4 a token, and the columns.
@@ -52,14 +52,14 @@ OR_SKIP = "; set on_bad_row='skip' to skip such rows"
 
 
 class ShardCounts(NamedTuple):
-    """What a token shard holds."""
+    """The contents of a token shard."""
 
     num_samples: int
     num_tokens: int
     itemsize: int
     """Bytes of an id."""
     num_columns: int
-    """Columns beside the ids."""
+    """Columns in addition to the ids."""
     column_bytes: int
     """Bytes of a value in them."""
     has_rows: int
@@ -99,7 +99,7 @@ class ShardFormat:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns beside the ids."""
+        """The columns in addition to the ids."""
         return (LOSS_MASK,) if self.is_chat else tuple(self.rows.kept)
 
     @property
@@ -190,7 +190,7 @@ class _Samples:
             raise BadRowsError(f"{uri}, row {row}: {reason}{OR_SKIP}", uri=uri)
 
     def pieces(self) -> tuple[ShardCounts, list[bytes]]:
-        """Return the counts, and what a file holds after its seal."""
+        """Return the counts, and a file's contents after its seal."""
         form, num_rows = self._task.format, self._task.shard.num_rows
         rows, own = np.array(self.rows, np.int64), np.array(self.lengths, np.int64)
         has_none = np.ones(num_rows, np.bool_)

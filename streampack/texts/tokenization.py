@@ -183,7 +183,7 @@ def describe_tokenizer(path: Path) -> dict[str, Any]:
 def special_ids_of(tokenizer: Any) -> UInt32Array:
     """Return the ids of special tokens that a text can spell, sorted."""
     tokens = tokenizer.get_added_tokens_decoder()
-    unknown = getattr(tokenizer.model, "unk_token", None)  # stands for other words too
+    unknown = getattr(tokenizer.model, "unk_token", None)  # also the id of other words
     ids = [i for i, token in tokens.items() if token.special and token.content != unknown]
     return np.array(sorted(ids), np.uint32)
 

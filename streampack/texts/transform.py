@@ -78,7 +78,7 @@ class Transform:
         return found
 
     def apply(self, batch: RowBatch, selection: RowSelection, uri: str) -> RowBatch:
-        """Return the rows of a batch of whole rows, without those that are left out."""
+        """Return the rows of a batch of whole rows, without those that it omits."""
         function = self.load()
         rows = BatchCollector(uri, selection)
         rows.batch.bad += batch.bad

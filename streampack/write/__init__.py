@@ -2,7 +2,7 @@
 
 In: samples, or paths of rows and their format. Out: a folder of MDS shards with a length file.
 May import `mds`, `stores`, `storage` and `texts`. What was written is measured here, so that no
-shard is read again.
+shard is reread.
 
 Cost: about 10 us a sample, compression, and the tokenizer's time over all cores.
 """

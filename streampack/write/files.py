@@ -137,7 +137,7 @@ def _check_place(output: Output, inputs: Sequence[str]) -> None:
         out = output.url if "://" in output.url else os.path.realpath(output.url)
         if out.startswith(folder.rstrip("/") + "/"):
             raise ConfigError(
-                f"out={output.url!r} lies in the input {one}, so its files would be read as rows; "
+                f"out={output.url!r} is in the input {one}, so its files would be read as rows; "
                 "name a folder outside of it"
             )
 
@@ -158,8 +158,7 @@ def merge(out: str | os.PathLike[str], max_bad_rows: int | None = None) -> Writt
     job = read_job(output)
     if job is None:
         raise ConfigError(
-            f"out={output.url!r} holds no job.json; name the folder that `streampack write` wrote "
-            "to"
+            f"out={output.url!r} has no job.json; name the folder that `streampack write` wrote to"
         )
     results = finished_parts(output, job)
     if max_bad_rows is not None:
@@ -257,7 +256,7 @@ def verify(out: str | os.PathLike[str]) -> int:
     text = output.read(INDEX_FILE)
     if text is None:
         raise DataError(
-            f"{output.url}: holds no {INDEX_FILE}: the stream is not finished; run the command "
+            f"{output.url}: has no {INDEX_FILE}: the stream is not finished; run the command "
             "that began it again, or `streampack merge` once all its parts are done"
         )
     index = parse_index(text, f"{output.url}/{INDEX_FILE}")

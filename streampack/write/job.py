@@ -161,7 +161,7 @@ def start_job(output: Output, settings: Settings, slices: Sequence[InputSlice]) 
     job = read_job(output)
     if job is None and not output.is_empty():
         raise ConfigError(
-            f"out={output.url!r} exists already and is not empty, and holds no {JOB_FILE} to "
+            f"out={output.url!r} exists already and is not empty, and has no {JOB_FILE} to "
             "resume; remove it, or name another"
         )
     file = JobFile.of(settings, slices)
@@ -186,7 +186,7 @@ def start_job(output: Output, settings: Settings, slices: Sequence[InputSlice]) 
     _check_unchanged(output, theirs, ours)
     differing = sorted({one.uri for one in set(theirs) ^ set(ours)}) or [ours[0].uri]
     raise ConfigError(
-        f"out={output.url!r} holds another job, of other inputs or in another order "
+        f"out={output.url!r} has another job, of other inputs or in another order "
         f"({', '.join(differing[:3])}{', ...' if len(differing) > 3 else ''}); {ANOTHER}, or set "
         "append=True to add inputs that it does not have"
     )
@@ -203,7 +203,7 @@ def append_to_job(output: Output, settings: Settings, slices: Sequence[InputSlic
         job = read_job(output)
         if job is None:
             raise ConfigError(
-                f"out={output.url!r} holds no {JOB_FILE}, so append=True has nothing to add to; "
+                f"out={output.url!r} has no {JOB_FILE}, so append=True has nothing to add to; "
                 "omit it to write a new stream"
             )
         _check_same(output, job, settings)
@@ -222,7 +222,7 @@ def _check_same(output: Output, job: Job, settings: Settings) -> None:
     for name in theirs | ours:
         if theirs.get(name) != ours.get(name):
             raise ConfigError(
-                f"out={output.url!r} holds another job, whose {name} is {theirs.get(name)!r}, but "
+                f"out={output.url!r} has another job, whose {name} is {theirs.get(name)!r}, but "
                 f"this one's is {ours.get(name)!r}; {ANOTHER}"
             )
 

@@ -183,7 +183,7 @@ def _local_folder(out: str | os.PathLike[str]) -> Path:
 def _partial_folder(out: Path) -> Iterator[Path]:
     """Yield a folder to be renamed to `out`, next to it, and remove it if it was not.
 
-    Those of killed writers are removed first. A live one holds the lock next to its folder.
+    Those of killed writers are removed first. A live one keeps the lock next to its folder.
     """
     for file in out.parent.glob(f"{escape(out.name)}.*{PARTIAL}{LOCK}"):
         with suppress(Timeout), FileLock(file, timeout=0):

@@ -303,7 +303,7 @@ FILES = [
         lambda folder: write_texts(
             [mds(folder)], mds(folder) / "out", WriteOptions(rows=RowFormat())
         ),
-        r"out='.*/out' lies in the input .*/mds-tokens, .*; name a folder outside of it",
+        r"out='.*/out' is in the input .*/mds-tokens, .*; name a folder outside of it",
     ),
     (
         lambda folder: write_rows(folder, "a.xyz"),
@@ -327,7 +327,7 @@ FILES = [
     ),
     (
         lambda _: chat_encoder()({"title": "a", "text": "b"}),
-        r"a row with 'title', 'text' holds no conversation; name its fields .*, or pass",
+        r"a row with 'title', 'text' has no conversation; name its fields .*, or pass",
     ),
     (
         lambda _: chat_encoder()([{"role": "assistant", "content": "a", "train": 2}]),

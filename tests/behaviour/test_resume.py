@@ -359,7 +359,7 @@ def test_damaged_snapshots_and_those_of_another_position_change_no_batch(written
 def test_a_position_after_the_epoch_is_refused(written):
     _, states = states_of(make(written))
     dataset = loaded(make(written), json.loads(states[1]) | {"position": 10**6})
-    with pytest.raises(ResumeError, match=r"position 1000000 lies after the epoch's \d+ packs"):
+    with pytest.raises(ResumeError, match=r"position 1000000 is after the epoch's \d+ packs"):
         next(iter(dataset))
 
 

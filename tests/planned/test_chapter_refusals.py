@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
     "too few chapters": (
         RAMP,
         {"chapters": C[:1]},
-        r"the state lies in chapters\[1\], but this run has 1 chapters; keep those that the run "
+        r"the state is in chapters\[1\], but this run has 1 chapters; keep those that the run "
         "began, and add others after them",
         [{"chapters": C[:2]}, {"chapters": [*C[:2], MORE]}],
     ),
@@ -171,7 +171,7 @@ def test_steps_are_skipped_only_where_a_world_reads_them_whole(make):
     state, two = saved(make, 19), World(num_ranks=2)
     with pytest.raises(
         ResumeError,
-        match=r"position 38 lies inside a step .* batch_size \* ranks = 4.*steps 4 to 4",
+        match=r"position 38 is inside a step .* batch_size \* ranks = 4.*steps 4 to 4",
     ):
         make(skip=[(4, 4)], world=two).load_state_dict(state)
     for options in ({"skip": [(4, 4)], "world": two, "batch_size": 1}, {"world": two}):
@@ -182,7 +182,7 @@ def test_steps_are_skipped_only_where_a_world_reads_them_whole(make):
     make(skip=[(4, 4)], world=two).load_state_dict(whole)
     loader = PackedDataLoader(make(world=two))
     loader.load_state_dict(state)
-    with pytest.raises(ConfigError, match="position 38 lies inside a step"):
+    with pytest.raises(ConfigError, match="position 38 is inside a step"):
         loader.skip(1)
 
 

@@ -354,12 +354,12 @@ def test_rows_of_a_file_that_is_cut_are_named_by_the_byte_that_they_are_counted_
 
 def test_a_folder_without_a_job_is_refused(tmp_path, inputs):
     (tmp_path / "s").mkdir()
-    with pytest.raises(ConfigError, match=r"holds no job\.json, so append=True has nothing to add"):
+    with pytest.raises(ConfigError, match=r"has no job\.json, so append=True has nothing to add"):
         write_texts(inputs, tmp_path / "s", options_of(tmp_path, append=True))
     (tmp_path / "s" / "index.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"already and is not empty, and holds no job\.json"):
+    with pytest.raises(ConfigError, match=r"already and is not empty, and has no job\.json"):
         write_texts(inputs, tmp_path / "s", options_of(tmp_path))
-    with pytest.raises(ConfigError, match=r"holds no job\.json; name the folder that"):
+    with pytest.raises(ConfigError, match=r"has no job\.json; name the folder that"):
         merge(tmp_path / "s")
     assert files_of(tmp_path / "s") == {"index.json": b"{}"}
 

@@ -58,7 +58,7 @@ class Chats:
     """When the conversations are tokenized: "eager", all at the start, or "lazy", while a run reads
     them. None: "eager" up to 256 MiB of text."""
     transform: str | Callable[..., Any] | None = None
-    """A function that returns a row as it should be, or nothing to leave it out: "module:function",
+    """A function that returns a row as it should be, or None to omit it: "module:function",
     or a function that other processes can import."""
     version: str = "1"
     """The version of `transform`, to be changed with it."""

@@ -60,7 +60,7 @@ class TokenFiles:
     """Whether labels[i] is the target at token i (True), or token i itself or -100 (False). None:
     detect from the first samples."""
     loss_mask: str | None = None
-    """Column in rows that marks the targets, 1 or 0 for each token. A mask beside token files is
+    """Column in rows that marks the targets, 1 or 0 for each token. A mask next to token files is
     found by its name."""
     unit: Literal["document", "sequence"] = "document"
     """A sample of Megatron's files: a "document", or a "sequence" of one."""

@@ -119,7 +119,7 @@ def check_texts(source: Any) -> None:
 
 
 def refuse_options(source: Any, names: Sequence[str], what: str) -> None:
-    """Refuse options that have no use for what a source holds."""
+    """Refuse options that are of no use for the contents of a source."""
     for name in names:
         if (value := getattr(source, name)) is not None:
             raise ConfigError(f"{name}={short_text(value)} has no use for {what}; omit it")

@@ -63,7 +63,7 @@ DESCRIPTIONS = re.compile(
 DERIVED = re.compile(
     r"(?:.*/)?(?:cache-[0-9a-f]{16}[^/]*\.arrow|tmp\w{8}|[^/]*\.lock|[^/]*\.incomplete)"
 )
-# What `streampack index` writes, which may be beside the data.
+# What `streampack index` writes, which may be next to the data.
 INDEX = re.compile(r"(?:.*/)?(?:rows|lengths)\.npz")
 SHARD = re.compile(r"(?:.*/)?([^/]*?)-\d{5}-of-\d{5}\.(?:parquet|arrow)")
 SPLIT = re.compile(r"(?:.*[-_.])?(train|validation|valid|val|dev|test|eval)")

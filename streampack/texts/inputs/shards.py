@@ -75,7 +75,7 @@ def shard_slices(found: StoredObject) -> list[InputSlice]:
     """
     text = _read(found.url, found.num_bytes)
     index = parse_index(text, found.url)
-    # Without hashes, the same index may be written again for other shards.
+    # Without hashes, an equal index may replace this one for other shards.
     version = f"{index_digest(text).hex()[:8]} {found.version}"
     folder = found.url.removesuffix(INDEX_FILE)
     folder = folder if is_url(folder) else f"{os.path.realpath(folder)}/"
