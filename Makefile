@@ -122,6 +122,9 @@ bench-peers: $(PEERS)/peers.json
 	@mkdir -p $(RESULTS) && rm -f $(RESULTS)/peers.jsonl
 	@echo "bench_peers.py, bench_compat.py, bench_start.py --peers"
 	@$(PEERS)/bin/python benchmarks/bench_peers.py --out $(RESULTS)/peers.jsonl > /dev/null
+	@$(PEERS)/bin/python benchmarks/bench_peers.py --workload jsonl parquet lists --runs 5 \
+		--peer tokenizer_alone streampack_texts zephon_pipeline \
+		--out $(RESULTS)/peers.jsonl > /dev/null
 	@$(PEERS)/bin/python benchmarks/bench_compat.py --runs 3 --out $(RESULTS)/peers.jsonl > /dev/null
 	@$(PEERS)/bin/python benchmarks/bench_start.py --peers --samples 100000000 --runs 1 \
 		--out $(RESULTS)/peers.jsonl > /dev/null

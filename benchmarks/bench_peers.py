@@ -7,13 +7,17 @@
                    --> child "streampack_ours" ...
 
     kind: read samples | load batches | pack samples in memory | plan them      see peers/task.py
+          load from texts | resume on half the ranks
 
 Children stay alive and take turns, so that background noise affects all of them equally; the first
 round is a warm-up and does not count. A peer that fails, or cannot be imported, gets a line with
 the reason. `of_streaming` is relative to StreamingDataset's reading with the same number of
-workers, and `of_collator` to its packing collator.
+workers, and `of_collator` to its packing collator. Texts, as JSON lines or Parquet, and lists of
+token ids in Parquet are measured in processor seconds of a peer's whole process tree, and
+`of_tokenizer` is relative to the tokenizer alone.
 
-Cost: about five minutes, one of them to convert data for litData and LanceDB.
+Cost: about five minutes, one of them to convert data for litData and LanceDB, and about 20 of a
+core for texts.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from typing import Any
 
 import record
 import workloads
-from peers.task import Task
+from peers.task import ROWS, Task
 
 # The module of each adapter, and the package that it measures.
 ADAPTERS = {
@@ -46,9 +50,13 @@ ADAPTERS = {
     "torchtune_packed": "torchtune",
     "torchdata_bucketizer": "torchdata",
     "llamafactory_knapsack": "llamafactory",
+    "tokenizer_alone": "tokenizers",
+    "streampack_texts": "streampack",
+    "zephon_pipeline": "zephon",
 }
+GROUPS = {"texts": "texts", "resume": "texts"}  # of lines, by kind; of the others: "peers"
 WITHOUT_ADAPTER = ("fairseq2n",)
-GRID = {"web": 8192, "sft": 4096}
+GRID = {"web": 8192, "sft": 4096, "jsonl": 4096, "parquet": 4096, "lists": 8192}
 MEMORY_SAMPLES = {"web": 10_000, "sft": 20_000}
 
 
@@ -71,7 +79,7 @@ def serve(name: str) -> None:
             {
                 "versions": record.versions(adapter.PACKAGES),
                 "cases": {
-                    name: {"kind": case.kind, "workers": case.workers}
+                    name: {"kind": case.kind, "workers": case.workers, "of": case.workloads}
                     for name, case in adapter.CASES.items()
                 },
             }
@@ -82,7 +90,9 @@ def serve(name: str) -> None:
                 work, task = adapter.CASES[asked["case"]].work, Task(**asked["task"])
                 begin = time.process_time()
                 measured = work(task).answer()
-                answer(measured | {"cpu_s": time.process_time() - begin})
+                if measured["cpu_s"] is None:
+                    measured["cpu_s"] = time.process_time() - begin
+                answer(measured)
             except Exception as error:  # a failure is a line, not the end of the run
                 answer({"error": f"{type(error).__name__}: {error}"})
 
@@ -143,15 +153,22 @@ class Child:
 
 
 def make_task(workload: str, args: Any) -> Task:
-    """Return the task of a workload; writes its shards."""
-    raw = workloads.write(workload, args.data, None, args.num_samples)
-    count = args.num_samples or workloads.NUM_SAMPLES[workload]
+    """Return the task of a workload; writes its shards or texts."""
+    if workload in ROWS:
+        # Not at the top: processes that a peer spawns would import it, too.
+        import text_sets
+
+        raw, count = text_sets.write(args.data, args.num_samples), text_sets.NUM_ROWS
+    else:
+        raw = workloads.write(workload, args.data, None, args.num_samples)
+        count = workloads.NUM_SAMPLES[workload]
+    count = args.num_samples or count
     return Task(
         workload=workload,
         max_seq_len=args.max_seq_len or GRID[workload],
         batch_size=args.batch_size,
         num_samples=count,
-        memory_samples=min(MEMORY_SAMPLES[workload], count),
+        memory_samples=min(MEMORY_SAMPLES.get(workload, 0), count),
         seconds=args.seconds,
         raw=str(raw),
         data=str(args.data),
@@ -177,50 +194,70 @@ class Results:
             "error" in each for each in self._answers.get((task.workload, child.name, case), [])
         )
 
-    def _rates(self, key: tuple[str, str, str]) -> list[float]:
+    def _measured(self, key: tuple[str, str, str]) -> list[dict[str, Any]]:
+        """Return the answers that count."""
         answers = self._answers.get(key, [])
-        if any("error" in answer for answer in answers):
-            return []
-        return [answer["tokens"] / answer["seconds"] for answer in answers[1:]]
+        return [] if any("error" in answer for answer in answers) else answers[1:]
 
-    def _ratios(self, workload: str, workers: int, rate: float) -> dict[str, float]:
-        ending = f", {workers} workers" if workers else ""
+    def _median(self, key: tuple[str, str, str], seconds: str = "seconds") -> float | None:
+        rates = [answer["tokens"] / answer[seconds] for answer in self._measured(key)]
+        return statistics.median(rates) if rates else None
+
+    def _ratios(self, key: tuple[str, str, str], workers: int) -> dict[str, float]:
+        """Return a rate relative to those of StreamingDataset, or to the tokenizer alone."""
+        workload, ending = key[0], f", {workers} workers" if workers else ""
+        others = {
+            "of_streaming": ("mosaicml", "read" + ending, "seconds"),
+            "of_collator": ("mosaicml", "packing collator" + ending, "seconds"),
+            "of_tokenizer": ("tokenizer_alone", "encode_batch", "cpu_s"),
+        }
         ratios = {}
-        for field, case in (("of_streaming", "read"), ("of_collator", "packing collator")):
-            rates = self._rates((workload, "mosaicml", case + ending))
-            if rates:
-                ratios[field] = round(rate / statistics.median(rates), 2)
+        for field, (name, case, seconds) in others.items():
+            own, other = self._median(key, seconds), self._median((workload, name, case), seconds)
+            if own and other:
+                ratios[field] = round(own / other, 3 if seconds == "cpu_s" else 2)
         return ratios
+
+    def _line(self, key: tuple[str, str, str], params: dict[str, Any]) -> dict[str, Any]:
+        """Return the line of a case that was measured."""
+        _, name, case = key
+        kind, workers = params["kind"], params["workers"]
+        answers = self._measured(key)
+        versions = record.versions(record.PACKAGES) | self._abouts[name]["versions"]
+        fields: dict[str, Any] = {"versions": versions} | answers[-1]["more"]
+        if kind in ("read", "load", "texts"):
+            fields |= self._ratios(key, workers)
+        if kind in ("read", "load") and not workers:  # that of workers is not included
+            seconds = [1e9 * each["cpu_s"] / each["tokens"] for each in answers]
+            fields["cpu_s_per_billion_tokens"] = round(statistics.median(seconds), 2)
+        if answers[-1]["slots"]:
+            fields["fill"] = round(answers[-1]["tokens"] / answers[-1]["slots"], 4)
+        bench, unit = f"{GROUPS.get(kind, 'peers')}/{ADAPTERS[name]}/{case}", "tokens/s"
+        runs = [answer["tokens"] / answer["seconds"] for answer in answers]
+        if kind == "texts":
+            unit, runs = "tokens/CPU s", [each["tokens"] / each["cpu_s"] for each in answers]
+        elif kind == "resume":
+            unit, runs = "CPU s", [each["cpu_s"] for each in answers]
+        return record.line(bench, unit, runs, params, **fields)
 
     def lines(self) -> list[dict[str, Any]]:
         """Return a line for each case."""
         made = []
         for key, answers in self._answers.items():
             workload, name, case = key
-            task, about = self._tasks[workload], self._abouts[name]
-            how = about["cases"][case]
-            params = {
+            how = self._abouts[name]["cases"][case]
+            task = {
                 field: value
-                for field, value in asdict(task).items()
+                for field, value in asdict(self._tasks[workload]).items()
                 if field not in ("raw", "data")
-            } | how
-            bench = f"peers/{ADAPTERS[name]}/{case}"
-            rates = self._rates(key)
-            if not rates:
-                why = next((answer["error"] for answer in answers if "error" in answer), "no run")
-                made.append(record.skipped(bench, why, params))
-                continue
-            fields: dict[str, Any] = {
-                "versions": record.versions(record.PACKAGES) | about["versions"]
             }
-            if how["kind"] in ("read", "load"):
-                fields |= self._ratios(workload, how["workers"], statistics.median(rates))
-                if not how["workers"]:  # the processor time of workers is not included
-                    seconds = [1e9 * each["cpu_s"] / each["tokens"] for each in answers[1:]]
-                    fields["cpu_s_per_billion_tokens"] = round(statistics.median(seconds), 2)
-            if answers[-1]["slots"]:
-                fields["fill"] = round(answers[-1]["tokens"] / answers[-1]["slots"], 4)
-            made.append(record.line(bench, "tokens/s", rates, params, **fields))
+            params = task | {"kind": how["kind"], "workers": how["workers"]}
+            if self._measured(key):
+                made.append(self._line(key, params))
+                continue
+            why = next((answer["error"] for answer in answers if "error" in answer), "no run")
+            bench = f"{GROUPS.get(how['kind'], 'peers')}/{ADAPTERS[name]}/{case}"
+            made.append(record.skipped(bench, why, params))
         return made
 
 
@@ -231,8 +268,9 @@ def run(children: list[Child], tasks: list[Task], num_runs: int) -> Results:
         print(f"round {number} after {time.perf_counter() - begin:.0f} s", file=sys.stderr)
         for task in tasks:
             for child in children:
-                for case in child.about["cases"]:
-                    if not results.failed(task, child, case):
+                for case, how in child.about["cases"].items():
+                    is_due = task.workload in how["of"] and not results.failed(task, child, case)
+                    if is_due:
                         results.note(task, child, case, child.ask(case, task))
     return results
 
@@ -240,7 +278,7 @@ def run(children: list[Child], tasks: list[Task], num_runs: int) -> Results:
 def main() -> None:
     """Print one line for each peer, case and workload."""
     parser = record.options(__doc__, runs=3)
-    parser.add_argument("--workload", nargs="+", default=list(GRID), choices=list(GRID))
+    parser.add_argument("--workload", nargs="+", default=["web", "sft"], choices=list(GRID))
     parser.add_argument("--max-seq-len", type=int, help="by default one for each workload")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")

@@ -30,6 +30,7 @@ from results import Line, Results
 
 HOME = Path(__file__).resolve().parent.parent
 PAGE = HOME / "docs" / "benchmarks.md"
+AFTER = "tokens_per_cpu_s_after"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -227,6 +228,33 @@ def peers(results: Results) -> str:
     return "\n".join([text, "", "Left out:", "", *left_out] if left_out else [text])
 
 
+def texts(results: Results) -> str:
+    """Texts and lists of token ids, by processor seconds of the whole process tree."""
+    rows = []
+    for line in results.group("texts/"):
+        _, name, case = line["bench"].split("/", 2)
+        of_tokenizer, apart = line.get("of_tokenizer"), line.get("deviation")
+        is_resume = line["params"]["kind"] == "resume"
+        rows.append(
+            [
+                name,
+                case,
+                f"{line['params']['workload']} at {line['params']['max_seq_len']:,}",
+                "" if is_resume else millions(line["median"]),
+                "" if is_resume else _range(line),
+                "" if of_tokenizer is None else f"{100 * of_tokenizer:.0f} %",
+                millions(line[AFTER]) if AFTER in line else "",
+                f"{line['median']:.2f}" if is_resume else line.get("first_batch_cpu_s", ""),
+                f"{100 * line['fill']:.2f}" if "fill" in line else "",
+                "" if apart is None else f"{100 * apart['max']:.2f}",
+                f"{line['state_bytes']:,}" if "state_bytes" in line else "",
+            ]
+        )
+    headers = ["what", "way", "files", "Mtok / CPU s", "runs", "of the tokenizer alone"]
+    more = ["after the first batch", "CPU s to it", "fill %", "off the mixture, points"]
+    return table([*headers, *more, "bytes of state"], rows)
+
+
 def compat(results: Results) -> str:
     """The classes of streampack.compat and the originals they replace."""
     rows = []
@@ -247,6 +275,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Results], str]]] = {
     "loader": ("loader/", loader),
     "start": ("start/", start),
     "peers": ("peers/", peers),
+    "texts": ("texts/", texts),
     "compat": ("compat/", compat),
 }
 

@@ -71,6 +71,37 @@ def _over(bench: str, others: list[str], **params: Any) -> Callable[[Results], f
     return read
 
 
+def _over_zephon(workload: str) -> Callable[[Results], float | None]:
+    """Return what divides our whole pass by Zephon's best, which may leave out its start."""
+
+    def read(results: Results) -> float | None:
+        ours = results.one("texts/streampack/planned", workload=workload)
+        lines = results.group("texts/zephon/", workload=workload)
+        rates = [max(line["median"], line["tokens_per_cpu_s_after"]) for line in lines]
+        return ours["median"] / max(rates) if ours and rates else None
+
+    return read
+
+
+def _of_texts() -> list[Target]:
+    made = []
+    for workload in ("jsonl", "parquet"):
+        what = f"texts of {workload}, planned, empty cache, CPU seconds"
+        value = _field("texts/streampack/planned", "of_tokenizer", workload=workload)
+        made += [
+            Target(
+                what=f"{what}: of the tokenizer alone", sign=">=", bound=0.85, value=value, unit="%"
+            ),
+            Target(
+                what=f"{what}: over Zephon's best",
+                sign=">=",
+                bound=1.4,
+                value=_over_zephon(workload),
+            ),
+        ]
+    return made
+
+
 def _streams_over_one(results: Results) -> float | None:
     many, one = (results.one("plan/streams", num_streams=count) for count in (100, 1))
     return many["median"] / one["median"] if many and one else None
@@ -242,7 +273,7 @@ def _alone() -> list[Target]:
 
 def targets() -> list[Target]:
     """Return all that must hold."""
-    return [*_beside_peers(), *_beside_the_machine(), *_alone()]
+    return [*_beside_peers(), *_of_texts(), *_beside_the_machine(), *_alone()]
 
 
 def rows(results: Results) -> list[list[str]]:

@@ -27,6 +27,7 @@ PEERS = {
     "trl": ["trl"],
     "torchtune": ["torchtune", "torchao"],
     "lancedb": ["lancedb"],
+    "zephon": ["zephon[parquet]"],
     # Their other dependencies pin another torch or pull in gigabytes of CUDA, all unused here.
     "axolotl": ["--no-deps", "axolotl"],
     "torchdata": ["--no-deps", "--target", "{venv}/torchdata", "torchdata==0.8.0"],

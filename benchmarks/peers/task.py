@@ -5,7 +5,8 @@
     Task --> work --> Measured --> tokens a second, fill
 
 Kinds of work: `read` samples or blocks one by one, `load` batches as a training loop gets them,
-`pack` samples that are in memory into rows, `plan` which sample goes where and no tokens.
+`pack` samples that are in memory into rows, `plan` which sample goes where and no tokens,
+`texts`: batches from files of texts or of lists of tokens, `resume` them on half the ranks.
 
 Cost: reading the clock once per item.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +23,12 @@ from typing import Any, Literal
 import numpy as np
 import workloads
 
-__all__ = ["Case", "Measured", "Task", "drain", "folder", "samples"]
+__all__ = ["ROWS", "TEXTS", "Case", "Measured", "Task", "drain", "folder", "samples"]
 
-Kind = Literal["read", "load", "pack", "plan"]
+Kind = Literal["read", "load", "pack", "plan", "texts", "resume"]
+TEXTS = ("jsonl", "parquet")
+ROWS = (*TEXTS, "lists")
+"""The workloads of kinds "texts" and "resume"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,10 @@ class Measured:
     seconds: float
     slots: int | None = None
     """Token slots of the rows that contained them, if there were rows."""
+    cpu_s: float | None = None
+    """Processor seconds of the process and all that it started, where they are measured."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """What else a line has."""
 
     def answer(self) -> dict[str, Any]:
         """Return the result as values for JSON."""
@@ -68,6 +76,7 @@ class Case:
     kind: Kind
     work: Callable[[Task], Measured]
     workers: int = 0
+    workloads: tuple[str, ...] = ("web", "sft")
 
 
 def drain(

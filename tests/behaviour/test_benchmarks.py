@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
+import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -31,6 +35,10 @@ PROCESSES = {  # these start new processes, which import everything
     "bench_loader": [
         *["--workload", "sft", "--max-seq-len", "512", "--num-samples", "3000"],
         *["--seconds", "0.05", "--way", "workers_1"],
+    ],
+    "bench_peers": [
+        *["--workload", "jsonl", "parquet", "lists", "--num-samples", "60"],
+        *["--peer", "tokenizer_alone", "streampack_texts", "zephon_pipeline"],
     ],
     "bench_process": ["--num-samples", "2000"],
     "bench_start": ["--samples", "40000"],
@@ -110,6 +118,51 @@ def test_the_report_fills_in_every_section_it_has_lines_for_and_no_other(bench, 
     for line in lines_of(data / "bench_pack.jsonl"):
         assert f"| {line['bench'].removeprefix('pack/')} |" in text
     assert (tmp_path / "images" / "bench-cost.png").stat().st_size > 1000
+
+
+BURN = "import time\nwhile time.process_time() < {}: pass\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_processes_that_run_and_those_that_ended_count_as_processor_seconds(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    meter, own = import_module("peers.texts").Meter(), time.process_time()
+
+    def of_others() -> float:
+        return meter.stop()["cpu_s"] - (time.process_time() - own)
+
+    subprocess.run([sys.executable, "-Sc", BURN.format(0.2)], check=True)
+    ended = of_others()
+    assert ended >= 0.15  # in ticks of 10 ms
+
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-Sc', {BURN.format(9)!r}])"
+    running = subprocess.Popen([sys.executable, "-Sc", nested], start_new_session=True)
+    deadline = time.monotonic() + 30
+    while of_others() < ended + 0.3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    grown = of_others() - ended
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    assert grown >= 0.3
+
+
+def test_texts_are_compared_with_the_best_of_zephon(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    results, targets = import_module("results"), import_module("targets")
+    params = {"workload": "jsonl", "kind": "texts"}
+    zephon = {"wrap": (3.0, 4.0), "best_fit": (3.0, 5.0)}  # the whole pass, and without the start
+    lines = [
+        {"bench": f"texts/zephon/{name}", "median": whole, "tokens_per_cpu_s_after": after}
+        for name, (whole, after) in zephon.items()
+    ]
+    lines.append({"bench": "texts/streampack/planned", "median": 8.0, "of_tokenizer": 0.9})
+
+    rows = targets.rows(results.Results([line | {"params": params} for line in lines]))
+
+    assert [row[2:] for row in rows if "texts of jsonl" in row[0]] == [
+        ["90 %", "yes"],
+        ["1.60x", "yes"],
+    ]
 
 
 def test_batches_and_the_load_of_a_state_take_few_calls_and_changes_of_room(bench, capsys):
