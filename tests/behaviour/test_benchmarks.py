@@ -37,7 +37,7 @@ PROCESSES = {  # these start new processes, which import everything
         *["--seconds", "0.05", "--way", "workers_1"],
     ],
     "bench_peers": [
-        *["--workload", "jsonl", "parquet", "lists", "--num-samples", "60"],
+        *["--workload", "jsonl", "--num-samples", "60"],
         *["--peer", "tokenizer_alone", "streampack_texts", "zephon_pipeline"],
     ],
     "bench_process": ["--num-samples", "2000"],
