@@ -52,7 +52,7 @@ def check_replanning(run: RunPlan, streams: Sequence[TokenStream], progress: Pro
     if not missing:
         return
     costly = [number for number in costly if not _is_all_here(streams[number])]
-    recipe, num_bytes, lanes = run.recipe(progress.epoch), 0, set()
+    recipe, num_tokens, lanes = run.recipe(progress.epoch), 0, set()
     for lane, queue, num_slots in missing:
         for number in set(costly).intersection(recipe.streams_in(queue)):
             stream = recipe.streams[number]
@@ -61,14 +61,14 @@ def check_replanning(run: RunPlan, streams: Sequence[TokenStream], progress: Pro
             part = min(tokens / max(stream.num_tokens, 1), Fraction(1, recipe.num_lanes))
             block = Fraction(streams[number].block_samples or 1, stream.num_samples)
             if part >= block:
-                num_bytes += int(part // block * block * int(stream.raw_bytes.sum()))
+                num_tokens += int(part // block * block * stream.num_tokens)
                 lanes.add(lane)
     if lanes:
         names = ", ".join(repr(recipe.names[number]) for number in costly)
         raise ResumeError(
             f"no snapshot is known of {len(lanes)} of {recipe.num_lanes} lanes at position "
             f"{progress.position} of epoch or chapter {progress.epoch}: to plan them from their "
-            f"start, about {num_bytes} bytes of text in {names} would be tokenized again; load "
+            f"start, about {num_tokens} tokens of {names} would be tokenized again; load "
             "what loader.gather_state() returned on all ranks at or before it, or allow it with "
             "load_state_dict(state, replan=True)"
         )

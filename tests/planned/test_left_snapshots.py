@@ -54,7 +54,7 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "chapters": {"chapters": CHAPTERS},
 }
-WAYS_OUT = r"bytes of text in .*loader\.gather_state\(\).*load_state_dict\(state, replan=True\)"
+WAYS_OUT = r"tokens of .*loader\.gather_state\(\).*load_state_dict\(state, replan=True\)"
 STEPS = {"epochs": 35, "by stream": 12, "chapters": 14}
 
 
@@ -224,7 +224,7 @@ def states_of_ranks(origin: Path, cache: Path, run: str) -> list[dict[str, Any]]
 
 @pytest.mark.usefixtures("tokenized")
 @pytest.mark.parametrize("run", RUNS)
-def test_a_state_without_a_lane_of_texts_is_refused_with_the_bytes_and_the_ways_out(
+def test_a_state_without_a_lane_of_texts_is_refused_with_the_tokens_and_the_ways_out(
     origin, tmp_path, run
 ):
     first, second = states_of_ranks(origin, tmp_path / "cache", run)
@@ -233,9 +233,9 @@ def test_a_state_without_a_lane_of_texts_is_refused_with_the_bytes_and_the_ways_
     for state in (first, bare):
         with pytest.raises(ResumeError, match=WAYS_OUT) as refused:
             other.load_state_dict(state)
-        num_bytes = int(re.search(r"about (\d+) bytes", str(refused.value))[1])
-        stored = [int(each.raw_bytes.sum()) for each in engine_of(other).spec.streams]
-        assert 0.02 * sum(stored) < num_bytes <= sum(stored)
+        num_tokens = int(re.search(r"about (\d+) tokens", str(refused.value))[1])
+        in_epoch = sum(each.num_tokens for each in engine_of(other).run.recipe(0).streams)
+        assert 0.02 * in_epoch < num_tokens <= in_epoch
     other.load_state_dict(second)
     wanted = [rows(batch) for batch in islice(PackedDataLoader(other), 8)]
     loader = PackedDataLoader(make(origin, tmp_path / "cache", worlds(2, 2)[1], run))
