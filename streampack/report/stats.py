@@ -34,7 +34,7 @@ def stats_view(
     """Return a run's table and summary for a terminal; `seconds` add a rate."""
     facts = _facts(stats, f"{stats['tokens'] / seconds:,.0f} tokens/s" if seconds else None)
     marks = [f"{value:,} {name}" for name, value in stats["buffers"].items() if value is not None]
-    summary = Text(f"{facts}\nmost buffered: {', '.join(marks)}")
+    summary = Text(f"{facts}{_tokenizing(stats, seconds)}\nmost buffered: {', '.join(marks)}")
     return Group(stats_table(stats, weight_unit=weight_unit), summary)
 
 
@@ -101,6 +101,16 @@ def _waits(numbers: Mapping[str, Any]) -> str:
         both = f"{planned} x the ideal, {dealt} x with balance=Balance()"
     note = f" ({times['note']})" if times["note"] else ""
     return f"\na global batch takes {both}{note}"
+
+
+def _tokenizing(stats: Mapping[str, Any], seconds: float | None) -> str:
+    shards = stats.get("shards", {})
+    if not shards.get("tokenized"):
+        return ""
+    rate = f" ({shards['tokenized'] / seconds:,.1f}/s)" if seconds else ""
+    again = f", {shards['tokenized_again']:,} of them again" if shards["tokenized_again"] else ""
+    waits = f"waited {shards['waited_s']:,.1f} s for {shards['waited_for']:,} shards"
+    return f"\n{shards['tokenized']:,} shards of text tokenized{rate}{again} · {waits}"
 
 
 def _facts(stats: Mapping[str, Any], speed: str | None = None) -> str:

@@ -28,7 +28,7 @@ from streampack import (
     World,
 )
 from streampack.testing import assert_exactly_once, assert_resumes, assert_same_in_every_world
-from streampack.testing.shown import show
+from streampack.testing.shown import all_rows, show, worlds
 from streampack.texts import units
 from streampack.texts.rows import RowFormat
 from streampack.write.files import write_texts
@@ -183,6 +183,18 @@ def test_every_world_gets_the_same_packs_and_they_resume(source):
     assert_same_in_every_world(make, [(4, 2)])
     assert_resumes(lambda: PackedDataLoader(make()), every=4)
     assert_same_in_every_world(lambda world: dataset_of(source(lengths="eager"), world), [(2, 2)])
+
+
+def test_lanes_of_texts_that_are_nearly_all_empty_end_where_their_packs_end(tokenizer, tmp_path):
+    rows = [text if number % 40 == 0 else "" for number, text in enumerate(texts(4000))]
+    path = write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in rows])
+
+    def make(world: World | None = None) -> PackedStreamingDataset:
+        source = Texts(path, tokenizer, local=tmp_path / "cache")
+        options = {"order": {"num_lanes": 2}, "mixing": {"epoch_end": "pad"}}
+        return dataset_of(source, world, **options)
+
+    assert all_rows([make(world) for world in worlds(4, 2)]) == all_rows([make()])
 
 
 FILES = [name for name in INPUTS if name not in ("list", "table", "dataset", "chats")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,11 @@ def test_a_run_tokenizes_nothing_after_its_caches_were_warmed(folder):
     counts = [int(line.split(", ")[1].split()[0]) for line in said.splitlines() if ", " in line]
     assert sum(counts) == len(shards[::2])
     assert all(path.is_file() for path in shards)
+    for path in shards[::2]:
+        path.unlink()
+    said = call_verb("run", config)
+    number = len(shards[::2])
+    assert re.search(rf"^{number} shards of text tokenized \([\d.]+/s\) · waited ", said, re.M)
 
 
 def test_what_cannot_be_kept_or_has_no_texts_is_refused(folder):
