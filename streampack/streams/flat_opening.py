@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from streampack.flat.file_checks import check_trailing
 from streampack.flat.files import (
     DATASET_DICT,
     DATASET_STATE,
+    GLOB,
     choose,
     format_named,
     mask_of,
@@ -145,7 +147,7 @@ class FoundFiles:
         is_here = self.folder is not None and os.path.isfile(os.path.join(self.folder, name))
         if name in self.of_name or self.folder is None or not is_here:
             return self.of_name.get(name)
-        return _found_in_folder(self.folder, [name], LocalFilesystem())[name]
+        return _found_in_folder(self.folder, [name], "", LocalFilesystem())[name]
 
     def path_of(self, name: str) -> Path | None:
         """Return the path of a file by its name below the root; None if there is none."""
@@ -187,7 +189,7 @@ def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
     of_name = (
         _found_in_store(location, listed, pattern)
         if folder is None
-        else _found_in_folder(folder, listed, disk)
+        else _found_in_folder(folder, listed, pattern, disk)
     )
     names = matching(of_name, pattern) if listed is None else listed
     if form is None and listed is None and INDEX_FILE in names:
@@ -226,20 +228,25 @@ def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
 
 
 def _found_in_folder(
-    folder: Path, listed: Sequence[str] | None, disk: LocalFilesystem
+    folder: Path, listed: Sequence[str] | None, pattern: str, disk: LocalFilesystem
 ) -> dict[str, StoredObject]:
+    names, meant = list(listed or ()), set(listed or ())
     if listed is None:
-        listed = []
-        for where, _, names in walk_linked(folder) if folder.is_dir() else ():
+        walk = walk_linked(folder) if folder.is_dir() else iter(())
+        # The name of a file, or a prefix, is of the folder itself, whatever is below it.
+        for where, _, here in islice(walk, None if GLOB & set(pattern) or not pattern else 1):
             inside = os.path.relpath(where, folder)
             below = "" if inside == "." else f"{inside}/"
-            listed += [f"{below}{name}" for name in names if not f"{below}{name}".startswith(".")]
+            names += [f"{below}{name}" for name in here if not f"{below}{name}".startswith(".")]
+        meant = set(matching(names, pattern))
     found = {}
-    for name in listed:
+    for name in names:
         path = folder / name
         with as_data_error(path, is_retried=False):
             state = disk.state(path)
         if state is None or not path.is_file():
+            if name not in meant:
+                continue
             raise DataError(f"{path}: does not exist, or is not a file; correct its name")
         found[name] = StoredObject(str(path), version_of(state), state.num_bytes)
     return found

@@ -349,7 +349,7 @@ def test_an_index_is_not_written_to_a_store(tmp_path):
     write_stream(make_documents(9), tmp_path / "mds")
     for source, options in ((tmp_path / "web", ()), (tmp_path / "mds", ("--eos-id", EOS))):
         with pytest.raises(ConfigError, match=r"out='s3://bucket/out' is a URL"):
-            index(source, Path("s3://bucket/out"), *options)
+            index(source, "s3://bucket/out", *options)
 
 
 def write_many(folder: Path, count: int) -> list[int]:
