@@ -33,10 +33,10 @@ PROBES = np.array([1, 2, 3, 17, 100, 128, 1000, 2048, 8191, 32_768, 131_072, 10*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCost:
-    """Cost of a sample in a transformer with causal attention, in the dense work of one token.
+    """Cost of a sample in a transformer with causal attention; a token's matrix products cost 1.
 
-    A token costs 1 in the matrices of a layer, and a pair of tokens 1 / (12 * hidden_size) in its
-    attention. A sample of n tokens costs n + n**2 / (12 * hidden_size).
+    In every layer, each token costs 1 in matrix products, and each pair of tokens costs 1 / (12 *
+    hidden_size) in attention. A sample of n tokens costs n + n**2 / (12 * hidden_size).
 
     Raises:
         ConfigError: If a size is not an integer of at least 1.
@@ -67,9 +67,9 @@ class AttentionCost:
 class Balance:
     """Deal the packs of each global batch so that the ranks' device batches cost the same.
 
-    The packs of a global batch stay the same, and a run still resumes exactly at its edges. With
-    ``batching_method="device_per_stream"``, whole device batches move. A last batch with padding is
-    left as it is.
+    The packs of a global batch stay the same, and a run still resumes exactly between global
+    batches. With ``batching_method="device_per_stream"``, whole device batches move. A last batch
+    with padding is left as it is.
 
     Raises:
         ConfigError: If `within` is unknown, or `cost` does not return a finite cost of at least 0

@@ -58,9 +58,9 @@ class Chapter:
     """A part of a run with its own mixture; see `PackedStreamingDataset(chapters=...)`.
 
     Raises:
-        ConfigError: If a weight is not a number of at least 0, or all are 0; if the chapter of a
-            `Ramp` has no end, or the sum of the weights changes; if two of `until`, `steps` and
-            `passes` are given, or a chapter of passes has several streams.
+        ConfigError: If a weight is not a number of at least 0, or all are 0; if a chapter with a
+            `Ramp` has no end, or the sum of its weights changes; if two of `until`, `steps` and
+            `passes` are given, or a chapter with `passes` has several streams.
 
     >>> Chapter(weights={"web": 0.8, "code": 0.2}, until="2t").until
     2000000000000
@@ -68,7 +68,7 @@ class Chapter:
 
     weights: Mapping[str, float | Fraction | Decimal | Ramp]
     """Share of each stream, by name. Weights are divided by their sum. Streams that are omitted
-    rest; when they return, they continue where they stopped."""
+    pause, and later continue where they stopped."""
     until: int | str | None = None
     """Length of the chapter in tokens, rounded to whole global batches: packs times `max_seq_len`.
     Text such as "2t" or "500b" is accepted. None: see `steps`."""
@@ -76,12 +76,13 @@ class Chapter:
     """Length of the chapter in global batches, instead of `until`. None for both: the chapter has
     no end, and is the last."""
     passes: int | None = None
-    """Instead of `until` or `steps`, for the last chapter of a run: it has one stream, which no
-    chapter before has, and the run ends when each of its samples was delivered so many times. The
-    last global batch is padded."""
+    """Number of passes over one stream, instead of `until` or `steps`, for the last chapter of a
+    run. No earlier chapter may have this stream. The run ends when each of its samples has been
+    delivered that many times. The last global batch is padded."""
     packing: Packing | None = None
     """How samples share packs. Only the length, the method and its options may differ from the
-    run's packing; other fields that are omitted are the run's. None: the run's packing."""
+    run's packing; other fields, if omitted, are taken from the run's packing. None: the run's
+    packing."""
     batch_size: int | None = None
     """Packs per device batch. None: the dataset's batch_size."""
     global_batch_size: int | None = None

@@ -80,8 +80,8 @@ class World:
     whole."""
     context_layout: ContextLayout = "zigzag"
     """The tokens that each of these ranks gets. zigzag: chunks r and 2n - 1 - r of 2n equal ones,
-    the same causal work for each. contiguous: chunk r of n. The layouts per document cut each
-    segment of the row so, not the row itself. Applies with context_parallel."""
+    the same causal work for each. contiguous: chunk r of n. The layouts per document divide each
+    segment of the row in this way, instead of the row itself. Only used with context_parallel."""
     dp_rank: int | None = None
     """Data-parallel rank: ranks with the same one get the same batches. None: see `device`."""
     dp_size: int | None = None
@@ -89,11 +89,12 @@ class World:
     cp_rank: int | None = None
     """The slice of each row that this rank gets. None: see `context_rank`."""
     dp_ranks: Sequence[int] | None = None
-    """The `dp_rank` of every rank, in place of this rank's own. It tells which share a node; by
-    default, ranks are taken to be numbered by it in each pipeline stage."""
+    """The `dp_rank` of every rank, instead of only this rank's. It shows which of them share a
+    node; by default, ranks are assumed to be numbered by it within each pipeline stage."""
     group: Any = None
-    """The ranks that load, compare their data and add up statistics: those of this torch process
-    group, or a list. None: all. One rank of each `dp_rank`, evenly spaced, tells `dp_ranks` too."""
+    """The ranks that load, compare their data and add up statistics: a torch process group, or a
+    list of ranks. None: all. If these are one rank of each `dp_rank`, evenly spaced, `dp_ranks` may
+    be omitted."""
 
     def __post_init__(self) -> None:
         if self.ranks_per_node is None:
@@ -247,9 +248,10 @@ class World:
 
         Args:
             mesh: The mesh, with names.
-            dp: The dimensions whose ranks get distinct batches, outermost first; ranks of all
-                others share them. One of the two default names may be missing.
-            cp: The dimension whose ranks divide each row. None, or no "cp": rows stay whole.
+            dp: The dimensions along which ranks get distinct batches, outermost first; along all
+                others, ranks share them. One of the two default names may be missing.
+            cp: The dimension along which ranks divide each row. None, or a mesh without "cp": rows
+                stay whole.
             context_layout, group: As for `World`.
 
         Raises:
@@ -262,7 +264,7 @@ class World:
     def from_megatron(
         cls, *, cp: bool = True, context_layout: ContextLayout = "zigzag", group: Any = None
     ) -> World:
-        """Read the position from Megatron-LM's `parallel_state`; else like `from_mesh`.
+        """Read the position from Megatron-LM's `parallel_state`; otherwise like `from_mesh`.
 
         With `cp=False` rows stay whole, as for `get_batch_on_this_cp_rank`, which divides them.
 

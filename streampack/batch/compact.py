@@ -65,7 +65,7 @@ def to_compact(batch: Batch) -> Batch:
 
 
 def expand(batch: Mapping[str, Any], device: torch.device | str | None = None) -> Batch:
-    """Return the native batch of a compact one, bit for bit, made on a device.
+    """Expand a compact batch on a device, into exactly the native batch that it was made from.
 
     Args:
         batch: A compact batch, from ``batch_format="compact"``. Leave it on the CPU: only the

@@ -30,10 +30,10 @@ def loss_weights(
     Args:
         batch: A native batch.
         average: "tokens", "samples" or "packs": which of these have equal weight. A piece of a
-            split sample counts as a sample: its other pieces are in other batches. A slice of a
-            context-parallel rank takes "tokens" only.
+            split sample counts as a sample: its other pieces are in other batches. Slices of
+            context-parallel ranks allow only "tokens".
         units: Number of units in the global batch, from `global_units`. The weights are then
-            final: sum the weighted losses, call backward for each micro-batch, divide by nothing.
+            final: sum the weighted losses, call backward for each micro-batch, and do not divide.
             None: the units of this batch; its weights then sum to 1, or to the mean
             `Stream(loss_weight=...)` of these units. For a slice, pass the units
             of all slices.

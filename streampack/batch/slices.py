@@ -92,11 +92,12 @@ def slice_batch(batch: Batch, context: ContextSlice) -> Batch:
 
 
 def merge_slices(slices: Sequence[Mapping[str, Any]]) -> Batch:
-    """Return the native batch that the slices of all context-parallel ranks are parts of.
+    """Merge the slices of all context-parallel ranks into the native batch that they came from.
 
     Args:
         slices: The slices of one batch, native, in any order. Fields of your own, such as losses,
-            are merged if they are tensors of shape (B, S / n, ...), and else taken from the first.
+            are merged if they are tensors of shape (B, S / n, ...), and otherwise taken from the
+            first slice.
 
     Raises:
         ConfigError: If one is not a native slice, they are of different batches, or a slice is

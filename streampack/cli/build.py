@@ -17,12 +17,12 @@ from streampack.world import World
 def from_config(
     path: str | os.PathLike[str], *, world: World | None = None
 ) -> PackedStreamingDataset:
-    """Return the dataset that a run's YAML describes: the one of the command line's verbs.
+    """Return the dataset that a run's YAML describes, as the command line builds it.
 
     Args:
         path: The YAML file. Relative paths in it start at the working directory.
-        world: Rank and number of ranks, in place of the file's `world`; None: from the process's
-            surroundings, as for `PackedStreamingDataset`.
+        world: Rank and number of ranks, in place of the file's `world`. None: from the environment,
+            as for `PackedStreamingDataset`.
 
     Raises:
         ConfigError: If the file or the arguments in it are invalid. The message names the place.

@@ -31,8 +31,8 @@ class Buffers:
     "50gb" is accepted (1 gb = 2**30 bytes) and stored as an int. None: no limit."""
 
     tokenizing: int | None = None
-    """Processes of each rank that tokenize texts. None: the cores of the node divided by its ranks,
-    but one, and at least one."""
+    """Tokenizing processes per rank. None: the cores of the node divided by its ranks, minus one,
+    but at least one."""
 
     def __post_init__(self) -> None:
         counts = ("worker_tokens", "worker_bytes", "rank_tokens", "tokenizing")
@@ -40,7 +40,7 @@ class Buffers:
         convert_fields(self, parse_bytes, "cache_limit")
 
     def processes(self, num_ranks: int) -> int:
-        """Return the processes that tokenize for each of so many ranks of this node."""
+        """Return the number of tokenizing processes of each rank, with `num_ranks` on this node."""
         return self.tokenizing or max((os.cpu_count() or 1) // num_ranks - 1, 1)
 
     @property

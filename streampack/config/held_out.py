@@ -17,11 +17,12 @@ MIN_FRACTION = 1e-12
 @with_known_options
 @dataclass(frozen=True)
 class HeldOut:
-    """One side of a split: of each block of 1 / fraction shards or rows, one is held out.
+    """One side of a split that holds out one shard or row in every block of 1 / fraction.
 
-    A hash of the block's number gives its place. Token files are numbered each by itself, and their
-    names are hashed too. So two streams of the same token files, in any lists, or of the same
-    shards never share a sample at the same `fraction` and `by`, and what is appended moves nothing.
+    A hash of the block's number chooses which one. In token files, each file has its own numbers,
+    and its name is hashed too. So a "train" and a "held_out" stream with the same `fraction` and
+    `by` never share a sample of the same shards or token files, however the files are listed. Data
+    that is appended later changes nothing for earlier data.
 
     Raises:
         ConfigError: If a value is invalid.
@@ -35,9 +36,9 @@ class HeldOut:
     fraction: float
     """The share that is held out, such as 0.005; the same on both sides."""
     by: By
-    """What is held out: a "shard", which suits a remote, as held-out samples would be in every
-    shard that is fetched; or a "row", which is a sample, and of conversations with several samples
-    the conversation."""
+    """What is held out: a whole "shard", which suits a remote, because otherwise every shard that
+    is fetched would contain held-out samples; or a "row", which is a sample, or a conversation if
+    it makes several samples."""
 
     def __post_init__(self) -> None:
         check_choice("side", self.side, Side)

@@ -38,7 +38,7 @@ class Mixing:
     """Unit of proportion, choose and epoch_size."""
     epoch_size: int | str | None = None
     """Samples (or tokens, see weight_unit) per epoch. Text such as "10k" is accepted and stored as
-    an int. None: all that the streams hold, or the total of their repeat and choose."""
+    an int. None: all samples of the streams, or the total of their repeat and choose."""
     sampling_method: SamplingMethod = "balanced"
     """balanced: each epoch continues where the previous one stopped. fixed: every epoch takes the
     same samples."""
@@ -56,9 +56,10 @@ class Mixing:
     """End of an epoch of iterable sources. all_exhausted: when every source has ended.
     first_exhausted: when one of them has. repeat: never; sources that end are restarted."""
     max_repeats: float | Mapping[str, float] | None = None
-    """The most times that a run of chapters may take a stream, or some by name. A check alone: a
-    run that would take one more often, in the lane with the fewest tokens of it, is refused when it
-    starts or is amended. The run needs an end. None: any number of times."""
+    """Maximum number of times that a run of chapters may take a stream: one number for all streams,
+    or numbers by name. This is only a check: a run that would exceed it, in the lane with the
+    fewest tokens of the stream, is refused when it starts or is amended. The run needs an end.
+    None: no limit."""
 
     def __post_init__(self) -> None:
         check_choice("batching_method", self.batching_method, BatchingMethod)

@@ -38,10 +38,10 @@ class Order:
     pack_shuffle: int | None = None
     """Number of packs shuffled together, over all lanes and streams, so that a batch has pieces
     of many samples. 0: packs keep the order in which they are packed. None: 32,768 with `shuffle`,
-    otherwise 0. A window of packs also ends at 4 times as many samples as packs, at half a shuffle
-    block, and at one pass over its streams; where streams are mixed by tokens, at the tokens that
-    so many samples have on average. For iterables: packs that each worker shuffles
-    together, or fewer if `Buffers` do not hold as many; None means 0."""
+    otherwise 0. A window of packs also ends after 4 times as many samples as packs, after half a
+    shuffle block, and after one pass over its streams; if streams are mixed by tokens, after the
+    tokens that this many samples have on average. For iterables: packs that each worker shuffles
+    together, or fewer if `Buffers` has no room for as many; None means 0."""
 
     def __post_init__(self) -> None:
         convert_fields(self, _read_seed, "seed")

@@ -72,7 +72,7 @@ def _refusing(init: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class PackCost:
-    """A bound on the cost of a pack, with `streampack.AttentionCost`: packs cost nearly the same.
+    """A limit on each pack's `streampack.AttentionCost`, so that packs cost nearly the same.
 
     Raises:
         ConfigError: If a value is not a whole number of at least 1.
@@ -110,15 +110,15 @@ class Packing:
     """Tokens per pack."""
     method: Method | None = None
     """Packing algorithm. best_fit_decreasing packs a window of samples as a whole. docs/packers.md
-    describes the others. None: best_fit_decreasing, or the method of the run that resumes."""
+    describes the others. None: best_fit_decreasing, or on resume, the method of the run."""
     overflow: Overflow = "split"
     """Handling of samples longer than a pack. split: cut into pieces of at most a pack. truncate:
     keep the first max_seq_len tokens. drop: skip the sample. error: raise a DataError."""
     buffer_tokens: int | None = None
-    """Hard limit on the tokens that wait in one packer, from window to window. With knapsack, none
-    do. None: max(8 * max_seq_len, 65,536)."""
+    """Hard limit on the tokens that one packer carries from window to window. With knapsack, it
+    carries none. None: max(8 * max_seq_len, 65,536)."""
     buffer_samples: int | None = None
-    """Hard limit on the samples that wait in one packer, from window to window. None: 4,096, and
+    """Hard limit on the samples that one packer carries from window to window. None: 4,096, and
     1,024 for iterables."""
     max_samples_per_pack: int | None = None
     """Maximum number of segments in a pack. None: no limit."""
@@ -126,11 +126,12 @@ class Packing:
     """Pad each sample to a multiple of this many tokens. Context parallelism over n ranks needs
     2 * n. None: no padding between samples."""
     short_seq_len: int | None = None
-    """Tokens per block of two_tiers, which requires it. Samples of at most this length are packed
-    into blocks."""
+    """Tokens per block of two_tiers, which requires this option. Samples of at most this length are
+    packed into blocks."""
     cost: PackCost | None = None
-    """Bounds the cost of a pack. Packs then hold up to `PackCost.capacity` tokens and cost nearly
-    the same. For batch formats of varlen attention, with their `pad_to`. None: no limit."""
+    """Limit on the cost of a pack. Packs then have up to `PackCost.capacity` tokens and cost nearly
+    the same. Use it with batch formats for varlen attention, and set their `pad_to`. None: no
+    limit."""
     bos_id: int | None = None
     """Token inserted before each sample that does not start with it. It counts as part of the
     sample's length. None: no token."""

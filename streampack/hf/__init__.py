@@ -1,4 +1,4 @@
-"""transformers' Trainer on packs: `PackedTrainer`, and a mix-in for Trainers of your own.
+"""transformers' Trainer on packs: `PackedTrainer`, and a mix-in for your own Trainers.
 
 Cost: importing this imports transformers, about 5 s.
 """

@@ -52,7 +52,7 @@ _Mixed: Any = object  # the Trainer that a subclass adds, which super() finds
 
 
 class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
-    """What `PackedTrainer` does, for a subclass of your own of transformers' Trainer.
+    """Adds what `PackedTrainer` does to your own subclass of transformers' Trainer.
 
     Put it first: ``class MyPackedTrainer(PackedTrainerMixin, MyTrainer)``. It takes Trainer's
     arguments and `check_leaks`; see `PackedTrainer`.
@@ -74,11 +74,11 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
     def provenance(self, inputs: Any) -> Provenance:
         """Return where the tokens of a batch come from, in `compute_loss` and its callers.
 
-        It is what `PackedDataLoader.provenance` returns, in the layout of the model's inputs, also
-        where Trainer has copied them to a GPU.
+        It is what `PackedDataLoader.provenance` returns, in the layout of the model's inputs, even
+        after Trainer has copied them to a GPU.
 
         Raises:
-            ConfigError: If they are not of a recent batch of a packed dataset.
+            ConfigError: If the inputs are not a recent batch of a packed dataset.
         """
         return self._recent.find(inputs)
 
@@ -94,9 +94,9 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
         """Train, from the start or from a complete checkpoint.
 
         Args:
-            resume_from_checkpoint: A checkpoint's folder; or a folder that has checkpoints, of
-                which the newest complete one is meant; or True for that of `output_dir`. None or
-                False: begin at step 0.
+            resume_from_checkpoint: A checkpoint's folder; or a folder of checkpoints, to use the
+                newest complete one; or True, to look for it in `output_dir`. None or False: begin
+                at step 0.
             args: Further arguments of Trainer.
             kw: The same by name.
 
@@ -354,7 +354,7 @@ class PackedTrainerMixin(_Mixed):  # type: ignore[misc]
 
 
 class PackedTrainer(PackedTrainerMixin, Trainer):
-    """transformers' Trainer for packed datasets; other datasets take Trainer's own path.
+    """transformers' Trainer for packed datasets; Trainer itself handles other datasets.
 
     Args:
         args: Trainer's arguments, by position or by name. `train_dataset` and `eval_dataset` may be
@@ -365,6 +365,6 @@ class PackedTrainer(PackedTrainerMixin, Trainer):
         check_leaks: Check before training that the model keeps the samples of a pack apart.
         kwargs: The same by name.
 
-    `eval_loss` is a mean over all held-out targets. Checkpoints hold the loader's state of every
+    `eval_loss` is a mean over all held-out targets. Checkpoints contain the loader's state of every
     rank, and ``train(resume_from_checkpoint=True)`` continues with the next batch.
     """

@@ -72,10 +72,11 @@ class PackedDataLoader:
             0 or None: no limit, even for a suspended worker.
         check_ranks: Before the first batch, compare a digest of streams, lengths and recipe over
             all ranks of torch's process group, and raise if one differs. For a source that has an
-            index, 16 samples are compared; iterators are not read. Ranks that share batches, by
-            `dataset.world`, by torch's meshes or in Megatron-LM, then compare their first one. All
-            ranks must iterate over the loader, or those of `World(group=...)`. Nothing is compared
-            if the rank and size of `dataset.world` differ from the process group.
+            index, 16 samples are compared; iterators are not read. Ranks that share batches,
+            according to `dataset.world`, torch's meshes or Megatron-LM, then compare their first
+            batch. All ranks, or all those of `World(group=...)`, must iterate over the loader.
+            Nothing is compared if the rank and size of `dataset.world` differ from the process
+            group.
 
     Raises:
         ConfigError: If the arguments contradict each other, `dataset.buffers` cannot hold one
@@ -205,11 +206,11 @@ class PackedDataLoader:
     def load_state_dict(self, state: State, *, replan: bool = False) -> None:
         """Resume from `state` at the next iteration.
 
-        An iterator that began before raises a ConfigError at its next batch.
+        An iterator that is already running raises a ConfigError at its next batch.
 
         Args:
             state: What `state_dict` or `gather_state` returned.
-            replan: As of `PackedStreamingDataset.load_state_dict`; iterables are never replanned.
+            replan: As in `PackedStreamingDataset.load_state_dict`; iterables are never replanned.
 
         Raises:
             ResumeError: If the state belongs to another sequence; the message names the difference.
@@ -256,7 +257,7 @@ class PackedDataLoader:
 
         It works in every format, with any number of workers. The batch is recognized by its
         tensors, or by `epoch` and `position` if the format has them, among the last 64 that were
-        delivered. So a loop may be ahead of the batch that it asks for, as trainers are.
+        delivered. So a loop may have fetched later batches by then, as trainers do.
 
         Args:
             batch: A batch of this loader, as it was delivered.
@@ -271,7 +272,7 @@ class PackedDataLoader:
 
         With `all_ranks`, they are those of all ranks of torch's process group, or of
         `World(group=...)`, which must all call this method: sums, and for high-water marks the
-        highest. Ranks that share batches count once, but each with the shards that it fetched.
+        highest. Ranks that share batches count once, except for the shards that each has fetched.
 
         Per stream: samples and tokens delivered; samples split, truncated and dropped; shares and
         targets. In a run of chapters, `target` is the mean of the chapters delivered, in tokens of
@@ -280,8 +281,8 @@ class PackedDataLoader:
         (`padding_packs`), and high-water marks of the buffers. For shards: how many this process
         prefetched, or fetched for lengths, and their bytes; how many it waited for, and how long;
         peak bytes of shards fetched and not finished; and, since the dataset was made, the bytes of
-        the index files and tables that it fetched (`index_bytes`), which are not in the others,
-        and the token shards that it made of texts (`tokenized`), some of them again.
+        the index files and tables that it fetched (`index_bytes`), which the other numbers do not
+        include, and the token shards that it made from texts (`tokenized`), repeats included.
         Dropped samples are counted when the planner meets them, up to a chunk of 4,096 samples
         ahead, each on one rank only. `digest` identifies everything that determines the packs.
         `straggler` is the time of a global batch divided by the ideal time, as `planned` and as

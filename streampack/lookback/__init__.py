@@ -1,4 +1,4 @@
-"""Which data was in a step of a run, and in which steps a sample was: from the plan alone.
+"""Which samples were in a step of a run, and which steps a sample was in, from the plan alone.
 
 ::
 

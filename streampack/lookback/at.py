@@ -1,7 +1,7 @@
-"""`at`: which packs, and which rows of which ranks, lay in a step of a run.
+"""`at`: the packs of a step of a run, and the rows and ranks that they were in.
 
-Cost: planning from the start of the run, about 0.4 us a sample; of an epoch without carry, from its
-own start; and from a state that was loaded, if it is of a place before the step.
+Cost: planning from the start of the run, about 0.4 us a sample; for an epoch without carry, from
+the start of the epoch; or from a state that was loaded, if it is not after the step.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ def at(
     rank: int | None = None,
     report: OnStep | None = None,
 ) -> StepRows:
-    """Return what lay in a step of a run.
+    """Return the rows of a step of a run, and which ranks got them.
 
     Args:
-        dataset: The dataset of the run. It stays as it is. Load a state of the run to know the
-            worlds that it was trained in, its amendments and its skipped steps; without one, the
-            run is that of this world from its start. Planning begins at the state if the step does
-            not come before it, with what `loader.gather_state()` returned in every lane; or at the
-            step, while the run trains and its ranks have left the snapshots of all lanes.
+        dataset: The dataset of the run, which is not changed. Load a state of the run first: it
+            records the worlds that the run trained in, its amendments and its skipped steps.
+            Without a state, the whole run is taken to have this world. Planning begins at the
+            state, unless the step comes before it; a state from `loader.gather_state()` allows this
+            for every lane. While the run trains and its ranks have left the snapshots of all lanes,
+            planning begins at the step.
         step: The global batch, counted from 0 over all epochs or chapters.
-        rank: The rank to return the rows of, or None for all ranks.
-        report: Called with the step that planning has reached, from time to time.
+        rank: Return only the rows of this rank. None: those of all ranks.
+        report: Called from time to time with the step that planning has reached.
 
     Raises:
-        ConfigError: If the run has no such step or rank, or the step was dealt with a cost that
+        ConfigError: If the run has no such step or rank, or the step was balanced by a cost that
             the dataset does not have.
         ResumeError: If texts would be tokenized again; load a state with `replan=True` to do it.
     """

@@ -40,17 +40,18 @@ def difference(
     """Return the first step at which the packs of two runs differ, and why, or None.
 
     Args:
-        first: The dataset of a run. It stays as it is.
-        second: That of another.
+        first: The dataset of a run, which is not changed.
+        second: The dataset of another run.
         upto: The last step to compare, or None for the last of a run of chapters, or of the first
             epoch.
-        report: Called with the step that was reached, from time to time.
+        report: Called from time to time with the step that was reached.
 
     Raises:
         ConfigError: If `upto` is missing and the chapters of both runs have no end, or texts would
             be tokenized.
 
-    Streams are the same if names and contents are. Where one run ends, the other differs.
+    Two streams are the same if their names and contents are the same. If one run ends earlier, its
+    end is the first difference.
     """
     engines = planned_engine(first), planned_engine(second)
     if engines[0].fingerprint() == engines[1].fingerprint():

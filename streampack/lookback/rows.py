@@ -33,8 +33,8 @@ class Row:
     """A row of a batch."""
 
     ranks: tuple[int, ...]
-    """The ranks that got it; several if they share batches. Ranks are counted by `dp_rank` if the
-    run's `World(dp_rank=...)` does not say which these are."""
+    """The ranks that got it; several if they share batches. They are numbers of `dp_rank` if the
+    run's `World(dp_rank=...)` does not tell which ranks these are."""
     batch: int
     """Which of their batches in the step, from 0."""
     row: int
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRows:
-    """What lay in a step of the run."""
+    """The rows of a step of a run."""
 
     step: int
     """The global batch, counted from 0 over all epochs or chapters."""

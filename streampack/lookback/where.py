@@ -30,14 +30,14 @@ from streampack.types import SAMPLE, STREAM, BoolArray, Int64Array
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Found:
-    """A row that has a part of the sample."""
+    """A row that contained a part of the sample."""
 
     step: int
     """The step of the run."""
     is_skipped: bool
     """Whether the run skipped the step, so that no rank got the row."""
     row: Row
-    """The row, with those segments that are the sample's."""
+    """The row, with only the sample's segments."""
 
 
 def where(
@@ -48,14 +48,14 @@ def where(
     upto: int | None = None,
     report: OnStep | None = None,
 ) -> list[Found]:
-    """Return the rows in which a sample was, in order of steps.
+    """Return the rows that contained a sample, in order of steps.
 
     Args:
         dataset: The dataset of the run, as for `at`.
         stream: Name of the stream, as in `dataset.stream_names`.
         sample: Its number in the stream, as in `segments`.
         upto: The last step to look at. By default that of the run, for chapters that end.
-        report: Called with the step that planning has reached, from time to time.
+        report: Called from time to time with the step that planning has reached.
 
     Raises:
         ConfigError: If the stream or sample does not exist, `upto` is missing and the run has no

@@ -80,7 +80,7 @@ class PackedIterableDataset(FlowDataset):
         mixing: The share of each stream, the batches it appears in, and where an epoch ends.
         order: With shuffle, indexed sources (lists, map-style datasets) are shuffled by the seed;
             None: they are read in stored order. Other sources keep their own order. With
-            `pack_shuffle`, each worker also shuffles so many packs together, or as many as
+            `pack_shuffle`, each worker also shuffles this many packs together, or as many as
             `buffers` allow; by default packs keep their order.
         buffers: Memory limits.
         batch_size: Packs in a device batch.
@@ -89,10 +89,10 @@ class PackedIterableDataset(FlowDataset):
         world: This process's rank. By default from torch.distributed if it is initialised, or from
             torchrun's variables. With `context_parallel`, each rank packs whole rows and delivers
             its slice of them, so the ranks that share rows must have the same sources.
-        steps: Where a loop ends, so that all ranks take as many steps. A number: after that many.
+        steps: Where a loop ends, so that all ranks take as many steps. A number: after this many.
             "equal": when the first rank has delivered its epoch, agreed upon through
-            torch.distributed at every step. The next loop continues where it ended, and nothing
-            is lost. None: with the epoch of each rank.
+            torch.distributed at every step. The next loop continues where it ended, and nothing is
+            lost. None: with the epoch of each rank.
 
     Raises:
         ConfigError: If the arguments cannot work together.
@@ -157,8 +157,8 @@ class BucketedIterableDataset(FlowDataset):
     sample waits for more than `buffer_samples` batches, however long it is.
 
     Batches have the same keys as packed batches, rows as long as their longest sample, and
-    `seq_lens`, the number of tokens in each row, int64, shape (n,). `document_ids` are 1 where
-    there are tokens. `position` counts batches over all ranks and workers as if they advanced in
+    `seq_lens`, the number of tokens in each row, int64, shape (n,). `document_ids` are 1 for tokens
+    and 0 for padding. `position` counts batches over all ranks and workers as if they advanced in
     step. Iterate as over a `PackedIterableDataset`. States are exact after any batch, with the same
     number of ranks and workers. Without `steps`, ranks may take unequal numbers of steps.
 

@@ -28,15 +28,14 @@ def chat_dataset(
     streams to `PackedStreamingDataset`.
 
     Args:
-        rows: A list, a table of pandas or pyarrow, a `Dataset` of Hugging Face, or the path of
-            files.
+        rows: A list, a pandas or pyarrow table, a Hugging Face `Dataset`, or the path of files.
         tokenizer: A tokenizer of transformers with a chat template, or the path of one.
         packing: How samples share packs. With ``overflow="truncate"``, a conversation that is cut
             before its first target is omitted.
         name: See `Stream`.
         held_out: See `Stream`; `chat_datasets` returns both sides.
-        arguments: Options of `Chats`, such as ``train_on``, and of `PackedStreamingDataset`. A
-            trainer sets those of `with_batches` that are left open.
+        arguments: Options of `Chats`, such as ``train_on``, and of `PackedStreamingDataset`.
+            Arguments of `with_batches` that are left open are set by the trainer.
 
     Raises:
         ConfigError: If the arguments cannot work together.

@@ -51,8 +51,8 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         remote: Remote location of a single stream, instead of `streams`.
         local: Local or cache folder of a single stream, instead of `streams`.
         split: Subfolder of `remote` and `local`.
-        stream_name: Class of the single stream, a name that `register_stream`, an entry point or
-            MosaicML's `streams_registry` knows: "streampack" is `Stream`. None: `Stream`.
+        stream_name: Name of the single stream's class in `register_stream`, an entry point or
+            MosaicML's `streams_registry`. "streampack" or None: `Stream`.
         stream_config: Further arguments of the single stream.
         packing: How samples share packs.
         mixing: The share of each stream, and how batches mix them.
@@ -62,11 +62,11 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         batch_format: "native", a trainer's format by name such as "hf", or a function of the
             native batch; see `streampack.formats`. None: "native", unless `with_batches` sets it.
         balance: How the packs of a global batch are dealt to ranks so that their batches cost the
-            same, or None if they are not.
+            same. None: without regard to cost.
         chapters: The mixture of each part of the run, instead of the streams' own weights; None:
             the run has epochs. See `Chapter`.
         skip: Inclusive ranges of steps of a run of chapters, counted from 0, that are planned and
-            counted, and not delivered.
+            counted but not delivered.
         world: Rank and number of ranks. By default from torch.distributed, if it is initialised, or
             from torchrun's variables.
 
@@ -131,13 +131,13 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         batch_format: BatchFormat | None = None,
         world: World | None = None,
     ) -> Self:
-        """Return a new dataset in which arguments are set that were left open in this one.
+        """Return a new dataset, with values for arguments that this one left open.
 
         It begins at epoch 0, whatever the state of this one.
 
         Args:
-            batch_size: Packs in a device batch; None, here and below: as it is.
-            global_batch_size: Packs in an optimizer step, over all ranks; that of `Mixing`.
+            batch_size: Packs in a device batch. None, here and below: unchanged.
+            global_batch_size: Packs in an optimizer step, over all ranks, as in `Mixing`.
             batch_format: The format of batches.
             world: Rank and number of ranks.
 
@@ -164,7 +164,7 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         return self.with_arguments(**changed)
 
     def with_arguments(self, **arguments: Any) -> Self:
-        """Return a new dataset with these arguments and otherwise those of this one.
+        """Return a new dataset with these arguments, and otherwise the arguments of this one.
 
         ``with_arguments(order=Order(shuffle=False))`` reads the samples in stored order, for
         example. It begins at epoch 0, whatever the state of this one.
@@ -175,10 +175,10 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
         return type(self)(**{"streams": self.streams, **self.arguments, **arguments})
 
     def to_config(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the YAML of this dataset, from which `from_config` makes it again.
+        """Return the YAML from which `from_config` can recreate this dataset.
 
-        It has what was passed, without defaults and without the rank. Paths stay as they were
-        passed. A run that was amended is written as it began.
+        It contains the arguments that were passed, without defaults and without the rank. Paths
+        stay as they were passed. The YAML of an amended run describes the run as it began.
 
         Args:
             path: File to write it to as well.
@@ -203,13 +203,13 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
 
         Returns:
             The columns by name. `tokens` are those of the whole sample as they are stored, shape
-            (num_tokens,), and `text` is what the tokenizer makes of them. Values of other columns
-            are text, numbers, or bytes. Token files have no other columns. Of rows in files there
-            are `file`, the `row` in it, counted from 0, and the `fields` of that row as they are
-            read now, before a transform; rows in memory are of the file "rows".
+            (num_tokens,), and `text` is those tokens, decoded. Values of other columns are text,
+            numbers, or bytes. Token files have no other columns. Samples made from files of rows
+            have `file`, the number of the `row` in it, from 0, and the `fields` of that row as they
+            are now, before a transform. For rows in memory, `file` is "rows".
 
         Raises:
-            ConfigError: If the segment is of no sample of this dataset.
+            ConfigError: If this dataset has no such sample.
             DataError: If the sample's shard is unavailable or damaged, or its file of texts has
                 changed.
         """
@@ -234,18 +234,19 @@ class PackedStreamingDataset(ResumableDataset[PlanEngine]):
     def load_state_dict(self, state: State, *, replan: bool = False) -> None:
         """Resume from `state` at the next iteration; change nothing if it does not fit.
 
-        It resumes with other worlds, workers and batch sizes. Its global_batch_size may differ too,
-        if the packs stay the same. An iterator that began before raises a ConfigError at its next
-        batch.
+        The number of ranks, workers and packs in a batch may differ from the run's, and so may
+        global_batch_size if the packs stay the same. An iterator that is already running raises a
+        ConfigError at its next batch.
 
         Args:
             state: What `state_dict`, `state_after` or a loader returned.
-            replan: Whether to tokenize texts again that were delivered before the state, where it
-                has no snapshot to plan their lanes on from. Nothing else costs that.
+            replan: Whether texts that were delivered before the state may be tokenized again, if
+                the state has no snapshots from which to continue planning their lanes. Only states
+                without them need this.
 
         Raises:
             ResumeError: If the state belongs to another sequence, or lacks such snapshots; the
-                message names the difference, or the bytes of text.
+                message names the difference, or the number of tokens.
         """
         self._engine.load_state_dict(state, replan=replan)
 

@@ -1,8 +1,8 @@
-"""What a run will give or gave: numbers, tables for a terminal, and a page with charts.
+"""What a run will deliver, or has delivered: numbers, tables for a terminal, a page with charts.
 
 In: a dataset, and a state or the statistics of a loader. Out: dicts of plain numbers, tables, or
 one HTML file. May import `planned` and every room before it. It plans, and reads lengths but no
-tokens; the dataset stays as it is.
+tokens. The dataset is not changed.
 
 Cost: planning, about 0.4 us a sample; a page plans about a million pieces of samples.
 """

@@ -36,10 +36,10 @@ POINTS = 65  # places of a chapter at which a picture shows shares and passes
 
 
 def describe_run(dataset: PackedStreamingDataset, state: State | None = None) -> dict[str, Any]:
-    """Return what a run of chapters will give.
+    """Return what a run of chapters will deliver.
 
     Args:
-        dataset: A dataset with chapters. It stays as it is.
+        dataset: A dataset with chapters, which is not changed.
         state: A state of the run to compare with, or None at its beginning.
 
     Returns:

@@ -31,11 +31,12 @@ def write_report(
     """Write a report on a run as one HTML file, which needs no network.
 
     Args:
-        dataset: The dataset; its world gives ranks and nodes. It stays as it is.
+        dataset: The dataset, which is not changed. Its world gives ranks and nodes.
         path: The file to write.
         title: The name of the run.
-        state: A state of the run: what was delivered by then, where that takes seconds to plan.
-        stats: The result of ``loader.stats()``: what was delivered and waited for, as measured.
+        state: A state of the run, to show what was delivered by then, if that takes only seconds to
+            plan.
+        stats: The result of ``loader.stats()``, to show what was delivered and waited for.
         steps: Batches per rank to plan, at most an epoch or the run. None: about a million pieces
             of documents.
 

@@ -43,7 +43,7 @@ def simulate(
 
     Args:
         dataset: The dataset to simulate; its world gives the number of ranks. Any rank may call
-            this. It stays as it is: its state, its next epoch and its statistics.
+            this. Its state, its next epoch and its statistics are not changed.
         steps: Batches per rank, over as many epochs as that needs, or None for one epoch.
         progress: Called with the number of batches planned so far, over all ranks, now and then.
 
@@ -60,20 +60,20 @@ def simulate(
         - `straggler`: How long ranks wait for each other, or None if no global batch is a whole
             number of steps. Time of a global batch over the ideal one: `planned` without balance,
             `dealt` with it, by the cost model of the dataset's `balance`, or of ``Balance()`` if
-            it has none (`is_dealt`). `note` says where nothing can be gained.
-        - `nodes`: A dict for each node. `shards`: Those that its batches read; `shared_shards`: of
-          these, what another node reads too. `read_bytes`: Their bytes, decompressed.
-          `fetched_bytes`: What it fetches of them from remotes, each once. `cache_bytes`: What they
-          take on its disk without a limit. `least_cache_limit`: The smallest
+            it has none (`is_dealt`). `note` tells if nothing can be gained.
+        - `nodes`: A dict for each node. `shards`: Shards that its batches read; `shared_shards`:
+          those of them that another node reads too. `read_bytes`: Their bytes, decompressed.
+          `fetched_bytes`: Bytes that it fetches from remotes, each shard once. `cache_bytes`: Bytes
+          that they take on its disk without a limit. `least_cache_limit`: The smallest
           ``Buffers(cache_limit)``, without workers. A loader also fetches up to a shuffle block
           ahead of the last batch.
         - `omitted_packs`: Packs that ``epoch_end="drop"`` omits.
         - `padding_packs`: Packs of padding, of one slot each.
         - `padding_tokens`: Padding, including that in packs that are not full.
 
-        For a run of chapters, without `steps`, it is what `describe_run` returns, whatever the
-        length of the run, with the passes through each stream. With them, the first steps are
-        planned, without what concerns epochs.
+        For a run of chapters without `steps`, the result is that of `describe_run`, however long
+        the run is, with the passes through each stream. With `steps`, that many steps are planned,
+        and the keys about epochs are missing.
 
     Raises:
         ConfigError: If an epoch has no batch, or texts would be tokenized to plan it.

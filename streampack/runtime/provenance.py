@@ -190,9 +190,9 @@ def by_stream(provenance: Provenance, loss_per_token: Any, labels: Any = None) -
         provenance: The batch's, from ``loader.provenance(batch)``.
         loss_per_token: A tensor or an array of the shape of the batch's tokens, such as
             ``cross_entropy(..., reduction="none")`` returns. Tensors stay on their device, and
-            nothing waits for it.
-        labels: The targets of these losses, of the same shape: only tokens whose label is not -100
-            are counted. None: all tokens but padding.
+            nothing waits for the device.
+        labels: The targets of these losses, of the same shape. Tokens with the label -100 are not
+            counted. None: all tokens but padding count.
 
     Raises:
         ConfigError: If a shape is not that of the batch's tokens.

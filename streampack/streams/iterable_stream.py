@@ -78,9 +78,8 @@ class Payloads:
     """
 
     payloads: Mapping[str, str | None] = field(default_factory=dict)
-    """Fields with objects of a sample, each with the field of their token spans: pairs of the first
-    token and one past the last. None as the field of spans: the objects belong to the whole
-    sample."""
+    """For each field with objects of a sample, the field with their token spans: pairs of the first
+    token and one past the last. If it is None, the objects belong to the whole sample."""
     cost: Callable[[Any], int] | None = None
     """Returns the token slots that an item's objects take beyond its tokens. The slots follow the
     tokens as padding."""
@@ -91,7 +90,7 @@ class Payloads:
 @with_known_options
 @dataclass(frozen=True, slots=True, eq=False)
 class IterableStream:
-    """A weighted iterable of samples: token lists, arrays, texts, or dicts that hold them.
+    """A weighted iterable of samples: token lists, arrays, texts, or dicts of these.
 
     Raises:
         ConfigError: If a value is invalid. The dataset checks the weights.

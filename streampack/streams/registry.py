@@ -46,9 +46,9 @@ def register_source(name: str, make: Callable[..., Any]) -> None:
     """Register a source of your own, so that a YAML config can name it.
 
     Args:
-        name: The name, as in ``source: {name: {folder: data}}``. An entry point of the group
-            `streampack.sources` registers one of an installed package.
-        make: The class, or a function that returns an object of it. It is called with the options
+        name: The name, as in ``source: {name: {folder: data}}``. An installed package registers its
+            sources by entry points in the group `streampack.sources`.
+        make: The class, or a function that returns an instance of it. It is called with the options
             in the config.
 
     >>> register_source("more_shards", Shards)
@@ -68,8 +68,8 @@ def register_stream(name: str, make: Callable[..., Any]) -> None:
 
     Args:
         name: The name.
-        make: A subclass of `Stream` or `streaming.Stream`, or a function that returns an object of
-            one. It is called with remote, local, split and the arguments in `stream_config`.
+        make: A subclass of `Stream` or `streaming.Stream`, or a function that returns an instance
+            of one. It is called with remote, local, split and the arguments in `stream_config`.
 
     >>> register_stream("web", Stream)
     """

@@ -59,14 +59,15 @@ class Stream:
 
     Args:
         source: Where the samples are and what a sample is: `Shards`, `TokenFiles`, `Texts`,
-            `Chats`, or a source of your own. None: the `Shards` of the other arguments.
+            `Chats`, or a source of your own. None: `Shards` made from the other arguments.
         name: Name of the stream in messages and reports. None: the last part of its path.
         proportion: Share of an epoch, relative to the other streams. At most one of proportion,
             repeat and choose may be set; without them, an epoch takes each sample once.
         repeat: Number of times that an epoch takes each sample.
         choose: Number of samples (or tokens, by weight_unit) that an epoch takes.
-        loss_weight: Factor of the losses of this stream's tokens, whatever its share. None: 1. The
-            batch has it where the loss is yours, or ours, to weigh: see `loss_weights`.
+        loss_weight: Factor for the losses of this stream's tokens, whatever its share. None: 1.
+            Batches have it in the formats in which you or streampack weigh the loss: see
+            `loss_weights`.
         max_seq_len: Tokens per pack of this stream. None: as in `Packing`. It must be a multiple of
             `Packing.max_seq_len` that divides the tokens of a device batch, and needs the batching
             method "device_per_stream" or "per_stream". A batch of this stream then has fewer,
@@ -77,7 +78,8 @@ class Stream:
             here and below: as in `Packing`.
         eos_id: Token appended to each sample of this stream that does not end with it.
         held_out: The side of a held-out split to use. None: all samples.
-        shards: Short for ``Stream(Shards(...), ...)``: ``Stream(remote=..., local=...)``.
+        shards: Options of `Shards`: ``Stream(remote=..., local=...)`` is short for
+            ``Stream(Shards(remote=..., local=...))``.
 
     Raises:
         ConfigError: If the arguments are invalid or contradict each other.

@@ -1,4 +1,4 @@
-"""Checks for tests of your own: of a model, or of a `Stream`, a packer or a batch format.
+"""Checks for your own tests of a model, a `Stream`, a packer or a batch format.
 
 ::
 

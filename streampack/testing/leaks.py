@@ -44,7 +44,7 @@ MOVES = "change by {:.3g} if tokens of other segments are replaced"
 
 
 class InconclusiveError(ConfigError):
-    """A leak could not have shown: in this batch, or in the logits of this model."""
+    """A leak could not have been seen, in this batch or in the logits of this model."""
 
 
 class LeakError(AssertionError):
@@ -79,11 +79,11 @@ def assert_no_leak(
     Args:
         model: The model, in eval mode: with dropout, any two passes differ.
         batch: A native batch, on the model's device.
-        atol: Largest difference of a logit that is put down to rounding; None: 8 times the epsilon
-            of the model's dtype times the largest logit. Weaker leaks are not seen, so check a
+        atol: Largest difference of a logit that counts as rounding. None: 8 times the epsilon of
+            the model's dtype times the largest logit. Weaker leaks go unnoticed, so check a
             bfloat16 model as ``model.float()``, without TF32. Differences below a fraction of a
-            real change within a segment are rounding too: a thousandth against the segment alone,
-            a hundred-thousandth if other segments are replaced.
+            real change within a segment are rounding too: a thousandth against the segment alone, a
+            hundred-thousandth if other segments are replaced.
         style: Calling convention of the model, by default inferred from its argument names.
 
             - "hf": ``model(**to_hf(batch)).logits``, a causal model of transformers, or with
@@ -91,7 +91,7 @@ def assert_no_leak(
             - "torchtune": ``model(tokens, mask=(B, S, S), input_pos=...)``
             - "decoder": the same with a mask of shape (B, 1, S, S)
             - "batch": ``model(batch)`` returns logits, shape (B, S, vocabulary): any function
-        batch_format: How a model of transformers is given a batch: "hf", "hf_flash" for flash
+        batch_format: How batches are passed to a transformers model: "hf", "hf_flash" for flash
             attention, or a function that keeps the B * S tokens in their order.
 
     Raises:

@@ -18,8 +18,8 @@ WORLD_SIZES = ((2, 1), (2, 2), (4, 2))
 def assert_resumes(make_loader: Callable[[], Any], *, every: int = 1) -> int:
     """Check that a loader can be resumed after every batch of an epoch.
 
-    The states go through JSON, as in a checkpoint. Each is loaded into a new loader, and what that
-    one delivers is compared with the rest of the epoch, byte by byte.
+    The states go through JSON, as in a checkpoint. Each is loaded into a new loader, and the
+    batches of that loader are compared with the rest of the epoch, byte by byte.
 
     Args:
         make_loader: Returns a new loader: a `PackedDataLoader`, or anything with `state_dict` and
@@ -76,14 +76,15 @@ def assert_exactly_once(
     lengths: Sequence[Sequence[int]] | None = None,
     num_samples: Sequence[int] | None = None,
 ) -> None:
-    """Check that an epoch has each of its samples once in a pass, and whole.
+    """Check that an epoch delivers each of its samples whole, and once per pass.
 
     Args:
         loader: Yields batches in a format with `segments`, such as native ones. For several ranks,
             chain their loaders.
-        lengths: Tokens of each sample, for each stream; None: samples that are missing, or that
-            lack their end, are not noticed.
-        num_samples: Number of samples that the epoch takes of each stream, or None for all, once.
+        lengths: Tokens of each sample, for each stream. None: samples that are missing or lack
+            their end go unnoticed.
+        num_samples: Number of samples that the epoch takes from each stream. None: each sample
+            once.
 
     Raises:
         AssertionError: If a sample is repeated, cut or missing. It names stream and sample.

@@ -19,7 +19,7 @@ from streampack.texts.rows import row_format
 @with_known_options
 @dataclass(frozen=True, slots=True, eq=False)
 class Chats:
-    """Conversations, which the first process of a node tokenizes into a cache, for later runs too.
+    """Conversations that each node tokenizes into its cache, where later runs find them.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -29,44 +29,44 @@ class Chats:
     """
 
     files: Any
-    """The rows: the path of files, a list, a table of pandas or pyarrow, or a `Dataset` of Hugging
-    Face."""
+    """The rows: the path of files, a list, a pandas or pyarrow table, or a Hugging Face
+    `Dataset`."""
     tokenizer: Any
     """A tokenizer of transformers with a chat template, or the path of one."""
     local: str | os.PathLike[str] | None = None
-    """Folder of the cache. None: a folder of this user inside the system's temporary one."""
+    """Cache folder. None: a folder of this user inside the system's temporary folder."""
     chat: str = "messages"
-    """Field of the conversation, or of the first text of a pair, "prompt" or "instruction"; in rows
-    without it, any that a `ChatEncoder` reads."""
+    """Field with the conversation, or with the first text of a pair, such as "prompt" or
+    "instruction". Rows without this field may have any layout that `ChatEncoder` reads."""
     train_on: Literal["responses", "last_response", "each_response", "all"] = "responses"
-    """Targets: "responses", "last_response", "each_response", which makes a sample of each, or
-    "all"."""
+    """Targets: the tokens of all "responses", of the "last_response", of "each_response" in a
+    sample of its own, or "all" tokens."""
     chat_template: str | None = None
     """A chat template to use instead of the tokenizer's."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """More arguments of the template, of types that JSON has."""
+    """Further arguments of the template, with values that JSON can represent."""
     context_roles: Sequence[str] = ()
-    """More roles that are not learned."""
+    """Further roles to treat as context, which is not learned."""
     ignore_fields: Sequence[str] = ()
-    """Fields of conversations and their messages that are as if they were not there."""
+    """Fields of conversations and messages to ignore."""
     only: slice | None = None
     """The samples to use, as a slice of neighbouring ones. None: all."""
     index: str | os.PathLike[str] | None = None
-    """Folder or URL where `streampack index` wrote the rows of JSON lines of a store, and with its
-    `--tokenizer` the lengths of all samples: none of them is tokenized before it is read."""
+    """Folder or URL that `streampack index` wrote: row counts of JSON lines in a store, and with
+    `--tokenizer` the lengths of all samples, which are then tokenized only when they are read."""
     lengths: Literal["eager", "lazy"] | None = None
-    """When the conversations are tokenized: "eager", all at the start, or "lazy", while a run reads
-    them. None: "eager" up to 256 MiB of text."""
+    """When to tokenize: "eager", everything at the start, or "lazy", while the run reads the
+    conversations. None: "eager" up to 256 MiB of text."""
     transform: str | Callable[..., Any] | None = None
-    """A function that returns a row as it should be, or None to omit it: "module:function",
-    or a function that other processes can import."""
+    """A function that is called with each row and returns the row to use, or nothing to omit it.
+    Either "module:function", or a function that other processes can import."""
     version: str = "1"
-    """The version of `transform`, to be changed with it."""
+    """Version of `transform`. Change it whenever the function changes."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a row that is not a conversation does: raise an error, or be omitted and counted in a
-    warning."""
+    """How to handle a row that is not a conversation: raise an "error", or "skip" it and count it
+    in a warning."""
     download: Download | None = None
-    """For files that are fetched whole, and these are read in parts: refused."""
+    """Always refused: it is for files that are fetched whole, and these are read in parts."""
 
     def __post_init__(self) -> None:
         row_format(self, tokenizer=Path())

@@ -34,37 +34,38 @@ class Shards:
     remote: str | os.PathLike[str] | None = None
     """Folder to fetch from: a store's URL, `file://`, or a plain path."""
     local: str | os.PathLike[str] | None = None
-    """Folder that caches the files, for any number of remotes; without a remote, the stream itself.
-    None: a private folder inside the system's temporary folder, which is reused. `~` is this user's
-    home folder, here and in a `remote` that is a plain path."""
+    """Folder that caches the files, which several remotes may share. Without a remote, it is the
+    stream itself. None: a private folder inside the system's temporary folder, which is reused. `~`
+    means this user's home folder, here and in a `remote` that is a plain path."""
     split: str | None = None
     """Subfolder of both `remote` and `local`."""
     format: str | None = None
     """"mds" or "litdata". None: as index.json says."""
     tokens: str = "tokens"
-    """Column of the tokens; for the default, "input_ids" is accepted too. The type of values that
-    are stored as `bytes` is written with the name of their column: "tokens:uint16"."""
+    """Column of the tokens; for the default, "input_ids" is accepted too. If the column is stored
+    as `bytes`, add the type of its values to the name: "tokens:uint16"."""
     labels: str | None = None
-    """Column of labels, one per token. None: the label of a token is the next token. Its type, and
-    that of a loss mask, is that of the tokens if it is not written with the name."""
+    """Column of labels, one per token. None: the label of a token is the next token. Without a type
+    in the name, labels and loss masks have the type of the tokens."""
     labels_shifted: bool | None = None
     """Whether labels[i] is the target at token i (True), or token i itself or -100 (False). None:
     detect from the first samples."""
     loss_mask: str | None = None
     """Column that marks the targets, 1 or 0 for each token."""
     check_dtypes: bool = True
-    """Whether to refuse types of `bytes` columns that the values contradict."""
+    """Whether to refuse a type of a `bytes` column if the values contradict it."""
     only: slice | None = None
     """The part of the stream to use: a slice of neighbouring shards. None: all. If shards were
     appended to a stream of n shards, slice(0, n) is the stream as it was."""
     index: str | os.PathLike[str] | None = None
-    """Folder that `streampack index --eos-id --out` wrote: where documents end inside of rows."""
+    """Folder that `streampack index --eos-id --out` wrote: where documents end inside rows."""
     split_at: int | None = None
-    """The token that ends a document inside of a row, if rows are joined documents. Samples are
-    then documents, which `index` has."""
+    """Token that ends a document inside a row, if rows are joined documents. Samples are then
+    documents, and `index` must have their boundaries."""
     check_remote: bool = False
-    """Fetch index.json again at every start, and open the version that the store holds now;
-    otherwise the last one on this disk. A folder's is always read."""
+    """Whether to refetch index.json at every start, and open the version that is in the store now.
+    False: open the last version on this disk. If the remote is a folder, its index.json is always
+        read."""
     download: Download | None = None
     """How files are fetched, verified and kept. None: `Download()`."""
 

@@ -19,9 +19,9 @@ from streampack.texts.rows import row_format
 @with_known_options
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """Texts, which the first process of a node tokenizes into a cache; later runs find them there.
+    """Texts that each node tokenizes into its cache, where later runs find them.
 
-    They are known by their content, the tokenizer and the options.
+    The cache recognizes them by their content, the tokenizer and the options.
 
     Raises:
         ConfigError: If an option is invalid.
@@ -31,36 +31,38 @@ class Texts:
     """
 
     files: Any
-    """The texts: the path of files, a list, a table of pandas or pyarrow, or a `Dataset` of Hugging
-    Face."""
+    """The texts: the path of files, a list, a pandas or pyarrow table, or a Hugging Face
+    `Dataset`."""
     tokenizer: Any
     """The tokenizer: one of transformers, a `tokenizers.Tokenizer`, or the path of either."""
     local: str | os.PathLike[str] | None = None
-    """Folder of the cache. None: a folder of this user inside the system's temporary one."""
+    """Cache folder. None: a folder of this user inside the system's temporary folder."""
     text: str = "text"
-    """Field of the text in a row."""
+    """Field of a row that contains the text."""
     special_tokens: Literal["ids", "text"] = "ids"
-    """What a text that spells a special token gets: its "ids", or those of ordinary "text"."""
+    """How to encode a special token that a text spells out: "ids", as the id of that token, or
+    "text", as ordinary text."""
     backend: Literal["huggingface", "gigatoken"] = "huggingface"
-    """What encodes texts: "huggingface", or "gigatoken", which is faster and compared with it."""
+    """Library that encodes the texts: "huggingface", or the faster "gigatoken", which is checked
+    against it."""
     only: slice | None = None
     """The samples to use, as a slice of neighbouring ones. None: all."""
     index: str | os.PathLike[str] | None = None
-    """Folder or URL where `streampack index` wrote the rows of JSON lines of a store, and with its
-    `--tokenizer` the lengths of all samples: none of them is tokenized before it is read."""
+    """Folder or URL that `streampack index` wrote: row counts of JSON lines in a store, and with
+    `--tokenizer` the lengths of all samples, which are then tokenized only when they are read."""
     lengths: Literal["eager", "lazy"] | None = None
-    """When the texts are tokenized: "eager", all at the start, or "lazy", while a run reads
-    them. None: "eager" up to 256 MiB of text."""
+    """When to tokenize: "eager", everything at the start, or "lazy", while the run reads the texts.
+    None: "eager" up to 256 MiB of text."""
     transform: str | Callable[..., Any] | None = None
-    """A function that returns a row as it should be, or None to omit it: "module:function",
-    or a function that other processes can import."""
+    """A function that is called with each row and returns the row to use, or nothing to omit it.
+    Either "module:function", or a function that other processes can import."""
     version: str = "1"
-    """The version of `transform`, to be changed with it."""
+    """Version of `transform`. Change it whenever the function changes."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a row that cannot become a sample does: raise an error, or be omitted and counted in a
-    warning."""
+    """How to handle a row that cannot become a sample: raise an "error", or "skip" it and count it
+    in a warning."""
     download: Download | None = None
-    """For files that are fetched whole, and these are read in parts: refused."""
+    """Always refused: it is for files that are fetched whole, and these are read in parts."""
 
     def __post_init__(self) -> None:
         row_format(self, tokenizer=Path())

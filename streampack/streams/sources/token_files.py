@@ -30,7 +30,7 @@ ENDS = ("bos", "eos")
 @with_known_options
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenFiles:
-    """Token ids: files of Megatron, OLMo, datatrove or Arrow, or rows that hold lists of ids.
+    """Token ids in files of Megatron, OLMo, datatrove or Arrow, or in rows with lists of ids.
 
     Raises:
         ConfigError: If the options are invalid or contradict each other.
@@ -40,20 +40,20 @@ class TokenFiles:
     """
 
     files: Any
-    """A folder, a file, the part of its name before the ending, a glob, or a list of files. Or rows
-    of token ids: Parquet or JSON lines by a path or glob, a list, a table of pandas or pyarrow, or
-    a `Dataset` of Hugging Face, which are copied into the cache, shard by shard, once a node."""
+    """A folder, a file, a file name without its ending, a glob, or a list of files. Or rows of
+    token ids: a path or glob of Parquet or JSON lines, a list, a pandas or pyarrow table, or a
+    Hugging Face `Dataset`. Rows are copied into the cache once per node, shard by shard."""
     local: str | os.PathLike[str] | None = None
-    """Folder that caches files of a store, and rows. None: a folder of this user inside the
-    system's temporary one, which is reused."""
+    """Cache folder for rows, and for files of a store. None: a folder of this user inside the
+    system's temporary folder, which is reused."""
     format: str | TokenFormat | None = None
-    """"megatron", "olmo", "datatrove" or "arrow", one that an entry point registers, or a format of
-    your own. None: found by the files' names."""
+    """"megatron", "olmo", "datatrove" or "arrow", one that an entry point registers, or your own
+    format. None: detected from the file names."""
     tokens: str = "tokens"
-    """Column of the tokens, where there are columns; for the default, "input_ids" is accepted too.
-    Its type may be written with it: "tokens:uint16"."""
+    """Column of the tokens, in formats that have columns; for the default, "input_ids" is accepted
+    too. The type may be added to the name: "tokens:uint16"."""
     dtype: str | None = None
-    """Type of the ids of raw files, whose tables do not have it, such as "uint16"."""
+    """Type of the ids, such as "uint16", for raw files that do not record it."""
     labels: str | None = None
     """Column of labels in rows, one per token. None: the label of a token is the next token."""
     labels_shifted: bool | None = None
@@ -63,24 +63,25 @@ class TokenFiles:
     """Column in rows that marks the targets, 1 or 0 for each token. A mask next to token files is
     found by its name."""
     unit: Literal["document", "sequence"] = "document"
-    """A sample of Megatron's files: a "document", or a "sequence" of one."""
+    """What a sample of Megatron's files is: a "document", or one "sequence" of a document."""
     only: slice | None = None
     """The samples to use, as a slice of neighbouring ones. None: all."""
     index: str | os.PathLike[str] | None = None
     """Folder that `streampack index --out` wrote: where documents begin and end, with hashes, or
-    the numbers of rows of JSON lines. None: the files' own tables."""
+    the row counts of JSON lines. None: use the files' own tables."""
     split_at: int | None = None
-    """The token that ends a document inside of a row, if rows are joined documents. Samples are
-    then documents, which `index` has."""
+    """Token that ends a document inside a row, if rows are joined documents. Samples are then
+    documents, and `index` must have their boundaries."""
     has: Sequence[Literal["bos", "eos"]] | None = None
-    """What every sample has already: ("bos", "eos") that it begins with `Packing.bos_id` and ends
-    with `Packing.eos_id`, () neither. None: known from `index`, or not at all."""
+    """Special tokens that every sample already has: ("bos", "eos") if it begins with
+    `Packing.bos_id` and ends with `Packing.eos_id`, () if neither. None: taken from `index`, or
+    unknown."""
     trailing: Literal["ignore"] | None = None
-    """Tokens after the last document of a table. None: up to 1 % of a file cause a warning, more an
-    error. "ignore": they are left unread, however many."""
+    """Handling of tokens after the last document of a table. None: up to 1 % of a file is a
+    warning, more is an error. "ignore": they are not read, however many there are."""
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a row that cannot become a sample does: raise an error, or be omitted and counted in a
-    warning."""
+    """How to handle a row that cannot become a sample: raise an "error", or "skip" it and count it
+    in a warning."""
     download: Download | None = None
     """How files are fetched, verified and kept. None: `Download()`."""
 
