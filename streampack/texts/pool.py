@@ -100,13 +100,13 @@ class TokenizerPool:
                 end_workers(dict([self._idle.pop()]))
 
 
-_pools: dict[tuple[int, int], TokenizerPool] = {}
+_pools: dict[tuple[int, str, int], TokenizerPool] = {}
 
 
 def tokenizer_pool(num_workers: int) -> TokenizerPool:
     """Return this process's pool of so many workers."""
-    # Keyed by process: the workers of a parent are its own.
-    key = os.getpid(), num_workers
+    # The workers of a parent are its own, and relative paths mean what they did at their start.
+    key = os.getpid(), os.getcwd(), num_workers
     if key not in _pools:
         _pools.setdefault(key, TokenizerPool(num_workers))
     return _pools[key]
@@ -114,7 +114,7 @@ def tokenizer_pool(num_workers: int) -> TokenizerPool:
 
 @atexit.register
 def _close_pools() -> None:
-    for (pid, _), pool in list(_pools.items()):
+    for (pid, *_), pool in list(_pools.items()):
         if pid == os.getpid():
             pool.close()
 

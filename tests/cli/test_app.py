@@ -95,7 +95,7 @@ OPTIONS = [
 MEANINGS = {
     "--json": "Print one JSON line",
     "--max-bad-rows": "Bad rows that may",
-    "--split": "Subfolder that holds",
+    "--split": "Subfolder ",
     "--tokens": "Column of the token ids",
     "--tokens-dtype": "Integer type of the ids",
     "--verify": "Read the shards again",

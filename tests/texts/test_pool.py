@@ -53,6 +53,12 @@ def test_tasks_run_in_other_processes_and_their_errors_keep_their_type(pool):
     assert pool.run(os.getpid) == first
 
 
+def test_relative_paths_mean_what_they_do_in_this_process(tmp_path, monkeypatch):
+    assert tokenizer_pool(1).run(os.getcwd) == os.getcwd()
+    monkeypatch.chdir(tmp_path)
+    assert tokenizer_pool(1).run(os.getcwd) == str(tmp_path)
+
+
 def test_a_worker_that_dies_is_replaced_once(pool, tmp_path):
     assert pool.run(partial(kill_once, tmp_path / "flag")) == "done"
     with pytest.raises(WorkerError, match=r"exit code -9 .*what was tokenized is kept"):
