@@ -168,11 +168,12 @@ class TextShards:
 
     def _make_of_decoded(self, shard: TextShard, to: Path) -> None:
         unit = self._decoded(shard)
-        path = Path(self.cache.file(unit).path)
+        file = self.cache.file(unit)
+        path = Path(file.path)
         try:
             self._tokenize(shard, to, path)
         except DataError as error:
-            if path.exists():
+            if self.cache.file_state(path) == file.state:
                 raise
             raise FileNotFoundError(f"{path} was evicted while it was read") from error
         if self.cache.is_limited:  # it is larger than its shards, and the first to go

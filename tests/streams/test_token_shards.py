@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from streampack import (
@@ -35,9 +36,11 @@ from streampack import (
 )
 from streampack.streams import open_stream, text_opening
 from streampack.streams.stream import Stream
+from streampack.streams.text_shards import TextShards
 from streampack.testing.shown import show, steps, worlds
 from streampack.texts import units
 from streampack.texts.pool import tokenizer_pool
+from streampack.texts.table import TextShard
 from streampack.texts.token_shard import parse_token_shard
 from tests.helpers import transforms
 from tests.helpers.chats import chat_tokenizer, say, words
@@ -215,6 +218,19 @@ def test_the_least_cache_limit_is_enough(
         assert bytes_in(tmp_path) <= least
 
 
+def test_texts_with_more_tokens_than_the_first_rows_stay_within_the_limit(tmp_path):
+    rows = ["b" * 60 for _ in range(256)] + ["a b c d " * 8 for _ in range(500)]
+    write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in rows])
+    chat_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    wanted = shown(dataset_of(lazy(tmp_path, tmp_path / "other")))
+    limit = 12_000  # of 32,000
+    buffers = Buffers(cache_limit=limit, tokenizing=1)
+    dataset = dataset_of(lazy(tmp_path, tmp_path / "cache"), buffers=buffers)
+    for batch, other in zip(PackedDataLoader(dataset), wanted, strict=True):
+        assert show(batch) == other
+        assert bytes_in(tmp_path / "cache") <= limit
+
+
 def test_the_room_of_a_token_shard_is_near_to_what_it_takes(folder, made):
     shards = dataset_of(lazy(folder, made)).streams.opened[0].shards
     sizes = [shards.cache.file(shards.entry(n)).state.num_bytes for n in range(len(shards.numbers))]
@@ -347,6 +363,44 @@ def test_a_large_row_group_is_decoded_once(folder, made, tmp_path, monkeypatch):
     names = Counter("-rows" in path.name for path in token_shards(tmp_path))
     assert names[True] == 11  # row groups
     assert names[False] > 11
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.parquet"])
+def test_a_decoded_file_that_is_not_whole_is_made_again(name, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "SHARD_BYTES", 200)
+    if name.endswith(".gz"):
+        (tmp_path / name).write_bytes(gzip.compress((folder / "rows.jsonl").read_bytes()))
+    else:
+        pq.write_table(pq.read_table(folder / name), tmp_path / name)
+    source = Texts(tmp_path / name, folder / "tokenizer", local=tmp_path, lengths="lazy")
+    wanted = shown(dataset_of(source))
+    for path in token_shards(tmp_path):
+        if "-rows" in path.name:
+            os.truncate(path, path.stat().st_size // 2)  # what a crash of the machine may leave
+        else:
+            path.unlink()
+    assert shown(dataset_of(source)) == wanted
+
+
+def test_a_decoded_file_that_another_process_makes_again_meanwhile_is_read_again(
+    folder, made, tmp_path, monkeypatch
+):
+    wanted = tokens_of(dataset_of(source_of(folder, "rows.parquet", made)))
+    monkeypatch.setattr(units, "SHARD_BYTES", 200)
+    tokenize, replaced = TextShards._tokenize, []
+
+    def race(shards: TextShards, shard: TextShard, to: Path, decoded: Path | None = None) -> None:
+        if decoded is not None and not replaced:
+            replaced.append(decoded.read_bytes())
+            decoded.unlink()
+            decoded.write_bytes(replaced[0])
+            raise DataError(f"{decoded}: has changed since it was opened")
+        tokenize(shards, shard, to, decoded)
+
+    monkeypatch.setattr(TextShards, "_tokenize", race)
+    found = tokens_of(dataset_of(source_of(folder, "rows.parquet", tmp_path)))
+    assert sorted(found) == sorted(wanted)
+    assert replaced
 
 
 @pytest.mark.parametrize("side", ["train", "held_out"])
