@@ -104,7 +104,7 @@ def write_index_file(out: str, name: str, arrays: Mapping[str, Any]) -> None:
 def as_npz(arrays: Mapping[str, Any]) -> bytes:
     """Return arrays as the bytes of a file of numpy."""
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, **arrays)  # before numpy 2.1, `allow_pickle` would be one of the arrays
     return file.getvalue()
 
 

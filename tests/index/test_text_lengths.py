@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streampack import Buffers, ConfigError, DataError, PackedDataLoader, Texts
 from streampack.texts import units
+from streampack.texts.counts import as_npz, read_npz
 from streampack.texts.pool import tokenizer_pool
 from tests.helpers.chats import chat_tokenizer
 from tests.helpers.faults.servers import s3_environment, s3_server
@@ -64,6 +66,18 @@ def test_an_index_gives_the_plan_of_texts_that_are_tokenized_first(folder, name,
     assert (indexed.digest, len(indexed)) == (eager.digest, len(eager))
     assert packs(loader) == packs(eager)
     assert loader.stats()["shards"]["tokenized"] == num_shards == len(token_shards(tmp_path / "a"))
+
+
+def test_a_file_of_arrays_is_written_as_by_the_oldest_numpy(monkeypatch):
+    savez, names = np.savez, []
+
+    def savez_of_2_0(file: Any, **arrays: Any) -> None:  # it has no options
+        names.extend(arrays)
+        savez(file, **arrays)
+
+    monkeypatch.setattr(np, "savez", savez_of_2_0)
+    assert read_npz(as_npz({"lengths": np.arange(3)})) is not None
+    assert names == ["lengths"]
 
 
 def test_with_local_the_token_shards_are_kept_for_a_run_by_any_number_of_processes(
