@@ -88,6 +88,7 @@ class ShardMaterializer:
             # Both temporary names use the raw file's name, because its lock guards them.
             with locks.temporary(raw.name) as new, locks.temporary(raw.name) as new_packed:
                 is_new = self._bring(shard, packed, new, new_packed)
+                self._reserve_more(shard, raw, new)
                 self.verifier.raise_if_rewritten(shard)
                 self.publish(new, raw, self.verifier.expected_at(new, shard.raw))
                 if self.location.keeps_zip and self.disk.state(new_packed) is not None:
@@ -98,6 +99,12 @@ class ShardMaterializer:
                     if self._is_missing(path):
                         FileLocks(path.parent, self.disk).remove_entry(path.name)
         return is_new
+
+    def _reserve_more(self, shard: Shard, raw: Path, new: Path) -> None:
+        """Make room for a file that is larger than was estimated before it was made."""
+        state = self.disk.state(new) if self.limit is not None and shard.raw.make else None
+        if self.limit is not None and state is not None and state.num_bytes > shard.raw.num_bytes:
+            self.limit.reserve(raw.parent, {raw.name: state.num_bytes})
 
     def _is_missing(self, path: Path) -> bool:
         return self.disk.state(path) is None
