@@ -52,7 +52,8 @@ def _warm(path: Path, num_workers: int | None) -> None:
         total = 0
         for stream in opened:
             if isinstance(shards := stream.shards, TextShards):
-                total += _make_all(shards, None if limit is None else limit - total)
+                left = None if limit is None else limit - total
+                total += _make_all(shards, left, stream.unit_bytes)
             console.out(
                 f"{stream.name}: {counted(stream.num_shards, 'token shard')} in "
                 f"{stream.cache.folder}, {stream.num_made[0]:,} tokenized now",
@@ -60,11 +61,11 @@ def _warm(path: Path, num_workers: int | None) -> None:
             )
 
 
-def _make_all(shards: TextShards, limit: int | None) -> int:
+def _make_all(shards: TextShards, limit: int | None, unit_bytes: int) -> int:
     """Make the token shards that are not here yet, and return the bytes of all of them."""
     total = 0
-    # For a shard that is made, room is needed for the most that it can take.
-    room = shards.num_workers * int(shards.raw_bytes.max())
+    # For a shard that is made, and what it is made of, room is reserved.
+    room = shards.num_workers * (int(shards.raw_bytes.max()) + unit_bytes)
     for num_bytes in of_all_shards(shards, partial(_make, shards)):
         total += num_bytes
         if limit is not None and total + room > limit:

@@ -72,3 +72,27 @@ def test_what_cannot_be_kept_or_has_no_texts_is_refused(folder):
         call_verb("write", "--warm", without, "--text", "body")
     with pytest.raises(ConfigError, match="--out: is needed"):
         call_verb("write", folder / "rows.jsonl")
+
+
+def test_with_a_limit_what_is_decoded_on_the_way_drops_nothing_that_was_made(folder, monkeypatch):
+    monkeypatch.setattr(units, "SHARD_BYTES", 200)  # a row group is several shards
+    texts = {
+        "files": str(folder / "rows.parquet"),
+        "tokenizer": str(folder / "tokenizer"),
+        "lengths": "lazy",
+    }
+
+    def config(local: str, **buffers: int) -> Path:
+        streams = [{"name": "rows", "texts": {**texts, "local": str(folder / local)}}]
+        return config_of(folder, local, streams=streams, buffers={"tokenizing": 1, **buffers})
+
+    opened = from_config(config("all")).streams.opened[0]
+    shards, numbers = opened.shards, range(opened.num_shards)
+    total = sum(shards.cache.file(shards.entry(n)).state.num_bytes for n in numbers)
+    room = int(shards.raw_bytes.max())
+    with pytest.raises(ConfigError, match="would drop what was made"):
+        call_verb("write", "--warm", config("less", cache_limit=total + room))
+    call_verb("write", "--warm", config("enough", cache_limit=total + room + opened.unit_bytes))
+    loader = PackedDataLoader(from_config(config("enough")))
+    assert list(loader)
+    assert loader.stats()["shards"]["tokenized"] == 0
