@@ -20,7 +20,7 @@ from typing import Any
 from streampack.errors import ConfigError
 
 DP_DIMENSIONS = ("dp_replicate", "dp_shard")
-SHARING = ("pp", "cp", "tp")  # dimensions of torch's meshes whose ranks share batches
+SHARING = ("pp", "cp", "tp")  # dimensions of torch's meshes along which ranks share batches
 
 
 @lru_cache(maxsize=32)
@@ -78,8 +78,8 @@ def read_mesh(mesh: Any, dp: str | Sequence[str], cp: str | None) -> dict[str, A
         unfit = set(names) - {*DP_DIMENSIONS, *SHARING, cp}  # others may be data-parallel
     if unfit or not wanted or cp in wanted:
         raise ConfigError(
-            f"dp={dp!r} and cp={cp!r} do not fit a mesh of {names}; name the dimensions whose "
-            "ranks get distinct batches, as in World.from_mesh(mesh, dp=('dp',))"
+            f"dp={dp!r} and cp={cp!r} do not fit a mesh of {names}; name the dimensions "
+            "along which ranks get distinct batches, as in World.from_mesh(mesh, dp=('dp',))"
         )
     own = [names.index(name) for name in wanted if name in names]
     dp_size = math.prod(mesh.shape[number] for number in own)
@@ -88,7 +88,7 @@ def read_mesh(mesh: Any, dp: str | Sequence[str], cp: str | None) -> dict[str, A
     fields = _position()
     if sorted(dp_ranks) != list(range(fields["num_ranks"])):
         raise ConfigError(
-            f"the mesh holds {len(dp_ranks)} of {fields['num_ranks']} ranks; pass the mesh of all "
+            f"the mesh has {len(dp_ranks)} of {fields['num_ranks']} ranks; pass the mesh of all "
             "ranks, not a part of it"
         )
     fields["dp_ranks"] = [dp_ranks[rank] for rank in sorted(dp_ranks)]

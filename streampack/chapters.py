@@ -167,7 +167,7 @@ class Chapter:
             )
         if self.passes is not None and sum(map(bool, self.shares().values())) > 1:
             raise ConfigError(
-                f"passes={self.passes} counts one stream, and the weights name "
+                f"passes={self.passes} is for a single stream, but the weights name "
                 f"{', '.join(map(repr, self.weights))}; give a weight to one of them, or set steps"
             )
 
@@ -208,7 +208,7 @@ def check_chapters(chapters: Any, packing: Packing) -> tuple[Chapter, ...]:
             )
         if chapter.is_open and number + 1 < len(chapters):
             raise ConfigError(
-                f"chapters[{number}] has no end, so that no chapter can follow it; set its until "
+                f"chapters[{number}] has no end, so no chapter can follow it; set its until "
                 "or steps"
             )
         if chapter.passes is not None and number + 1 < len(chapters):
@@ -260,7 +260,7 @@ def check_skip(skip: Any, *, has_chapters: bool) -> tuple[tuple[int, int], ...]:
             )
         if pair[1] < pair[0]:
             raise ConfigError(
-                f"skip has {tuple(pair)}, whose last step is before its first; write "
+                f"skip has {tuple(pair)}, with the last step before the first; write "
                 f"({pair[1]}, {pair[0]})"
             )
         ranges.append((pair[0], pair[1] + 1))

@@ -118,8 +118,8 @@ class World:
             object.__setattr__(self, "group", ranks_of(self.group))
             if not {self.rank} <= set(self.group) <= set(range(self.num_ranks)):
                 raise ConfigError(
-                    f"group={self.group!r:.200} must have this rank={self.rank} and none above "
-                    f"num_ranks={self.num_ranks}; make the dataset on ranks of the group only"
+                    f"group={self.group!r:.200} must have this rank={self.rank}, and only ranks "
+                    f"below num_ranks={self.num_ranks}; make the dataset on ranks of the group only"
                 )
         if (self.dp_rank, self.dp_size, self.dp_ranks) == (None, None, None):
             self._check_replication()
@@ -147,8 +147,8 @@ class World:
         if self.replication != 1 or not 0 <= self.context_rank < self.context_parallel:
             raise ConfigError(
                 f"replication={self.replication}, context_parallel={self.context_parallel} and "
-                f"cp_rank={self.cp_rank} do not fit dp_rank, which tells the ranks that share a "
-                "row; omit replication, and pass both others for slices of rows"
+                f"cp_rank={self.cp_rank} do not fit dp_rank, which already shows which ranks "
+                "share a row; omit replication, and pass both others for slices of rows"
             )
 
     def _check_replication(self) -> None:

@@ -235,7 +235,7 @@ def test_a_data_parallel_rank_alone_is_enough_to_share_a_batch():
         ({"dp_rank": 0, "dp_size": 2, "replication": 4}, "replication=4, .* omit replication"),
         ({"dp_rank": 0, "dp_size": 2, "context_parallel": 2, "cp_rank": 2}, "cp_rank=2 do not fit"),
         ({"group": [1, 2]}, "group=(1, 2) must have this rank=0"),
-        ({"group": [0, 8]}, "none above num_ranks=8"),
+        ({"group": [0, 8]}, "only ranks below num_ranks=8"),
     ],
 )
 def test_data_parallel_ranks_that_do_not_fit_are_refused(given, message):

@@ -43,7 +43,7 @@ def to_compact(batch: Batch) -> Batch:
     tokens = batch["tokens"]
     if bool((tokens.abs() > MAX_ID).any()):
         raise DataError(
-            f"token id {int(tokens.abs().max())} does not fit in a compact batch, whose largest is "
+            f"token id {int(tokens.abs().max())} does not fit in a compact batch; the largest is "
             f"{MAX_ID}; use batch_format='native'"
         )
     lengths, (offsets, documents, lasts) = _pieces(batch, continues=False)

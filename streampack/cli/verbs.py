@@ -95,7 +95,7 @@ class Write(RowOptions):
         str | None, Option(help="The stream's folder or s3:// URL: new, or of the same job.")
     ] = None
     warm: Annotated[
-        bool, Option("--warm", help="Tokenize ahead the texts of a run, whose YAML is the input.")
+        bool, Option("--warm", help="Tokenize the texts of a run ahead; the input is its YAML.")
     ] = False
     tokens: Tokens = "tokens"
     max_seq_len: Annotated[

@@ -187,7 +187,7 @@ def _sizes(written: write.Written) -> str:
             f", {counted(written.num_bad_rows, 'bad row')} skipped (each part.json names its own)"
         )
     if written.num_without_targets:
-        left_out += f", {written.num_without_targets:,} whose loss_mask is 0 throughout"
+        left_out += f", {written.num_without_targets:,} with a loss_mask of 0 throughout"
     return (
         f"{counted(written.num_samples, 'sample')}, {counted(written.num_tokens, 'token')} in "
         f"{counted(written.num_shards, 'shard')}{left_out}"

@@ -88,7 +88,7 @@ def open_documents(name: str, num_bytes: int, index: Path, *, split_at: int | No
         raise DataError(f"{path}: does not exist, so {name} has no index; {way_out}") from error
     if size != num_bytes:
         raise DataError(
-            f"{path}: is of {size} bytes of tokens, but {name} has {num_bytes}; {way_out}"
+            f"{path}: was made for {size} bytes of tokens, but {name} has {num_bytes}; {way_out}"
         )
     if split_at is not None and split != split_at + 1:
         made = f"for eos_id={split - 1}" if split else "without an eos_id"

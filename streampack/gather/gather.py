@@ -177,7 +177,7 @@ class Gatherer:
             kernels.BAD_RANGE: f"tokens {start} to {start + length} of {total} are planned",
             kernels.BAD_ROW: f"{length} tokens of it pass the end of a pack",
             kernels.BAD_COLUMN: "its labels or loss mask do not fit its tokens",
-            kernels.BAD_MASK: "its loss mask holds other values than 0 and 1: token ids and -100 "
+            kernels.BAD_MASK: "its loss mask has values other than 0 and 1: token ids and -100 "
             "belong in labels=",
             kernels.BAD_VALUE: "one of its token ids is negative, or an id or a "
             f"label is outside int32, +-{MAX_ID}",

@@ -207,7 +207,7 @@ def _put_column(row: Int64Array, column: int, spans: Spans, where: str) -> Int64
     num_samples = int(row[kernels.COUNT])
     if not len(spans.begins) == len(spans.counts) == num_samples:
         raise DataError(
-            f"{where}: it holds {len(spans.begins)} samples, but index.json says {num_samples}; "
+            f"{where}: it has {len(spans.begins)} samples, but index.json says {num_samples}; "
             "rewrite the stream"
         )
     samples = np.stack([spans.begins, spans.counts], axis=1).astype(np.int64, copy=False)

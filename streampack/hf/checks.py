@@ -75,8 +75,8 @@ def check_global_batch(state: State, dataset: Any) -> None:
         raise ResumeError(
             f"the checkpoint is of a run with {saved} packs in each step, but TrainingArguments "
             f"and the ranks give {size}, so max_steps, epochs and the learning rate would not fit; "
-            "set per_device_train_batch_size and gradient_accumulation_steps so that with the "
-            f"number of ranks their product is {saved}"
+            "set per_device_train_batch_size and gradient_accumulation_steps so that their "
+            f"product with the number of ranks is {saved}"
         )
 
 

@@ -180,7 +180,7 @@ class PackedDataLoader:
         # Only the caller's name shows it: accelerate asks all ranks, and saves one answer.
         if is_own and sys._getframe(1).f_globals.get("__name__") == "accelerate.checkpointing":
             raise ResumeError(
-                "accelerate's save_state saves rank 0's state alone, but each of "
+                "accelerate's save_state saves only rank 0's state, but each of "
                 f"{self.dataset.world.num_ranks} ranks has its own; save loader.state_dict() of "
                 "every rank under accelerator.process_index, and load it in the same rank"
             )
@@ -297,9 +297,9 @@ class PackedDataLoader:
             return self._loading.stats()
         if group != (world.rank, world.num_ranks):
             raise ConfigError(
-                f"all_ranks=True sums over torch's process group, whose rank and size are {group}, "
-                f"but those of the dataset are {(world.rank, world.num_ranks)}; initialize it "
-                "before the dataset, or omit all_ranks"
+                f"all_ranks=True sums over torch's process group, with rank and size {group}, "
+                f"but the dataset has {(world.rank, world.num_ranks)}; initialize the group before "
+                "making the dataset, or omit all_ranks"
             )
         ranks = group_of(world)
 
@@ -347,9 +347,9 @@ def state_of_rank(states: Sequence[State], world: World, where: str) -> State:
     """
     if "snapshots" not in states[0] and len(states) != world.num_ranks:
         raise ResumeError(
-            f"{where} has the states of {len(states)} ranks of a dataset of iterables, which do "
-            f"not fit {world.num_ranks}; resume with {len(states)} ranks, or write the samples as "
-            "a stream, which resumes with any number"
+            f"{where} has the states of {len(states)} ranks of a dataset of iterables, but "
+            f"there are {world.num_ranks} ranks; resume with {len(states)} ranks, or write the "
+            "samples as a stream, which resumes with any number"
         )
     return states[world.rank if len(states) > 1 else 0]
 
@@ -374,14 +374,14 @@ def _join(states: Sequence[State]) -> State:
     for rank, state in enumerate(states):
         if "snapshots" not in state:
             raise ResumeError(
-                f"the state of rank {rank} is of a dataset of iterables: they are each rank's own "
-                "and cannot be joined; save loader.state_dict() of every rank, and load it in the "
-                "same rank"
+                f"the state of rank {rank} is of a dataset of iterables: each rank has its own, "
+                "which cannot be joined; save loader.state_dict() of every rank, and load it in "
+                "the same rank"
             )
         for key, value in first.items():
             if key != "snapshots" and state.get(key) != value:
                 raise ResumeError(
-                    f"rank 0 stands at {key}={value!r:.80}, but rank {rank} at "
+                    f"rank 0 is at {key}={value!r:.80}, but rank {rank} at "
                     f"{state.get(key)!r:.80}; gather states after the same step on every rank"
                 )
         for snapshot in json.loads(state["snapshots"]):

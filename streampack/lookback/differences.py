@@ -97,7 +97,7 @@ def _reason(found: Difference) -> str:
     is_missing = one is None or other is None
     if path[-2:-1] == ("streams",) or ("weights" in path and is_missing):
         if not is_missing:
-            return f"stream {path[-1]!r} holds other samples"
+            return f"stream {path[-1]!r} has other samples"
         return f"stream {path[-1]!r} is in the {'second' if one is None else 'first'} run only"
     return f"{name_of(path)}: {shown_value(path, one)} -> {shown_value(path, other)}"
 

@@ -32,7 +32,7 @@ DTYPES = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 """Value types that fit in an int64; the only other MDS integer type is uint64."""
 MAX_CONFIG_BYTES = 2**20
 NO_TOKENS = (
-    "none of its columns holds token ids: rewrite the stream with token ids (`streampack "
+    "none of its columns has token ids: rewrite the stream with token ids (`streampack "
     "write`), or iterate its text: IterableStream(streaming.StreamingDataset(...), "
     "tokenizer=..., text=...)"
 )
@@ -127,7 +127,7 @@ def find_column(
     name = next(filter(layout.names.__contains__, wanted), None)
     if name is None:
         raise DataError(
-            f"{where}: no column {' or '.join(map(repr, wanted))}; it holds "
+            f"{where}: no column {' or '.join(map(repr, wanted))}; it has "
             f"{', '.join(map(repr, layout.names))}{suggest(wanted[0], layout.names)}; "
             f"{_way_to_integers(layout, option)}"
         )
@@ -174,7 +174,7 @@ def _way_to_integers(layout: Layout, option: str) -> str:
     ]
     if fitting:
         return f"set {option}= to {' or '.join(map(repr, fitting))}"
-    return f"leave out {option}=" if option in ("labels", "loss_mask") else NO_TOKENS
+    return f"omit {option}=" if option in ("labels", "loss_mask") else NO_TOKENS
 
 
 def _ndarray_column(name: str, number: int, encoding: str, where: str) -> Column:
@@ -197,8 +197,8 @@ def _ndarray_column(name: str, number: int, encoding: str, where: str) -> Column
 def _check_dtype(dtype: str | None, name: str, encoding: str, where: str) -> None:
     if dtype is not None and dtype not in DTYPES:
         raise DataError(
-            f"{where}: column {name!r} (column_encodings: {encoding!r}) holds {dtype}, but must "
-            f"hold one of {', '.join(DTYPES)}; write the stream with integers"
+            f"{where}: column {name!r} (column_encodings: {encoding!r}) has {dtype}, but must "
+            f"have one of {', '.join(DTYPES)}; write the stream with integers"
         )
 
 
@@ -329,7 +329,7 @@ def sample_offsets(data: ByteArray, num_samples: int, where: str) -> Int64Array:
     stated = int(data[:4].view(np.uint32)[0]) if len(data) >= 8 else -1
     if stated != num_samples or len(data) < head_bytes:
         raise DataError(
-            f"{where}: the shard of {len(data)} bytes says it holds {stated} samples, but "
+            f"{where}: the shard of {len(data)} bytes says it has {stated} samples, but "
             f"index.json says {num_samples}; they do not belong together: fetch or write both again"
         )
     offsets = data[4:head_bytes].view(np.uint32).astype(np.int64)  # (num_samples + 1,)
@@ -375,7 +375,7 @@ def _dynamic_dtype(
     names = [DYNAMIC_DTYPES.get(int(code), f"unknown ({code})") for code in codes]
     if len(names) > 1:
         raise DataError(
-            f"{where}: column {column.name!r} holds {', '.join(names)} in one shard; "
+            f"{where}: column {column.name!r} mixes {', '.join(names)} in one shard; "
             "write it with one dtype, e.g. as 'ndarray:int32'"
         )
     dtype = names[0] if names else "int32"

@@ -258,7 +258,7 @@ def _ndarray(value: Any, dtype: str) -> bytes:
     array = _of_type(value, np.ndarray)
     shape = array.shape
     if array.dtype.name != dtype:
-        raise ValueError(f"an array of {array.dtype.name}, but the column holds {dtype}")
+        raise ValueError(f"an array of {array.dtype.name}, but the column has {dtype}")
     if not array.size or not shape:
         raise ValueError(f"an array of shape {shape} has no values, or no axes")
     _, letter, code = next(entry for entry in SHAPE_TYPES if max(shape) < entry[0])

@@ -143,7 +143,7 @@ class MdsIndex:
 def parse_index(text: bytes, uri: str) -> MdsIndex:
     """Parse and validate an index.json.
 
-    A DataError names `uri` and the field: it is not JSON, has another version or format, or holds
+    A DataError names `uri` and the field: it is not JSON, has another version or format, or has
     invalid names, counts or sizes.
     """
     return index_of(parse_entries(text, uri), uri)

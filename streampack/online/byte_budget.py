@@ -176,7 +176,7 @@ class HeldMemory:
             raise ConfigError(
                 f"Buffers(worker_bytes={self._limit}) cannot hold the payloads up to {where}: "
                 f"those that wait and those of {len(self._batches)} finished batches take "
-                f"{payloads} bytes, beside {self._fixed} for the batches' tensors; set "
+                f"{payloads} bytes, and the batches' tensors take {self._fixed}; set "
                 f"worker_bytes to at least {self._fixed + payloads}, or {LESS_AHEAD}, or lower "
                 "Packing.buffer_samples or Order.pack_shuffle"
             )

@@ -300,8 +300,8 @@ class OnlineEngine(ResumableRun[Position, Position]):
         """Refuse to continue an iteration after a later one has begun."""
         if self.state.current is not iteration:
             raise ConfigError(
-                "a later iteration of this dataset has begun, and iterables are gone through "
-                "by one at a time; end one before the next, or make a dataset for each"
+                "a later iteration of this dataset has begun, and iterables serve only one "
+                "at a time; end one before the next, or make a dataset for each"
             )
 
     def _packer(self, epoch: int, worker_slice: WorkerSlice, ahead: int) -> OnlinePacker:
@@ -356,8 +356,8 @@ class OnlineEngine(ResumableRun[Position, Position]):
     def state_dict(self) -> State:
         if self.is_elsewhere or len(self.position.states) > 1:
             raise ResumeError(
-                "batches were delivered by a loader's workers, so the dataset cannot know where "
-                "they stand; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
+                "batches were delivered by a loader's workers, so the dataset cannot know how far "
+                "they are; use PackedDataLoader or torchdata's StatefulDataLoader, and the "
                 "loader's state_dict()"
             )
         [state] = self.whole_position(self.position).states

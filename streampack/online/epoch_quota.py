@@ -160,7 +160,7 @@ def _check_again(streams: Sequence[IterableStream], names: Sequence[str], asked:
             raise ConfigError(
                 f"stream {name!r}: {asked} needs sources that have a length or can be iterated "
                 f"again, and a {type(stream.source).__name__} is neither; pass a list, a dataset, "
-                "or an object whose __iter__ makes a new generator"
+                "or an object with an __iter__ that makes a new generator"
             )
 
 

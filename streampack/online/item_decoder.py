@@ -288,8 +288,8 @@ def _cuts(
         if end <= start:
             longest = max(b - a for a, b in spans)
             raise DataError(
-                f"{where} has a payload that stands for up to {longest} tokens, which no pack of "
-                f"max_seq_len={size} can take uncut where pieces end at multiples of {multiple}; "
+                f"{where} has a payload of up to {longest} tokens, which no pack of "
+                f"max_seq_len={size} can take uncut if pieces end at multiples of {multiple}; "
                 "raise max_seq_len"
             )
         ends.append(end)

@@ -125,7 +125,7 @@ class OnlineLoading(LoaderSession[OnlineEngine]):
         # The workers, the sources and the saved state belong to one iteration only.
         if number != self._num_begun:
             raise ConfigError(
-                "a later iteration of this loader has begun, and iterables are gone through by one "
+                "a later iteration of this loader has begun, and iterables serve only one "
                 "at a time; end one before the next, or make a dataset and a loader for each"
             )
 

@@ -209,9 +209,9 @@ class SourceSlice:
         if self._has_begun and is_one_shot(self._source):
             raise DataError(
                 f"stream {self.name!r}: its source ({type(self._source).__name__}) can be "
-                f"iterated only once and was, so epoch {pass_} would lack its samples; pass "
-                "something that can be iterated again: a list, a dataset, or an object whose "
-                "__iter__ makes a new generator"
+                f"iterated only once, and has been, so epoch {pass_} would lack its samples; pass "
+                "something that can be iterated again: a list, a dataset, or an object with an "
+                "__iter__ that makes a new generator"
             )
 
     def _set_pass(self, pass_: int) -> None:
@@ -375,7 +375,7 @@ class SourceSlice:
             return
         if not self._has_state:
             raise ConfigError(
-                f"stream {self.name!r}: the state holds one of its source's own, but "
+                f"stream {self.name!r}: the state contains a state of its source, but "
                 f"{type(self._source).__name__} has no load_state_dict; pass the source that was "
                 "saved, or set replay=True to read it up to the position"
             )

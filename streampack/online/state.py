@@ -192,7 +192,7 @@ def read_loop(whole: State, states: Sequence[State], steps: Steps | None) -> Loo
     if steps is not None and (saved == "equal") != (steps == "equal"):
         raise ResumeError(
             f"the state was saved with steps={saved!r:.80}, but this dataset has steps={steps!r}; "
-            "ranks would be in epochs of other numbers, so resume with "
+            "ranks would be in different epochs, so resume with "
             f"{'steps=' + repr('equal') if saved == 'equal' else 'a number of steps'}"
         )
     return LoopPosition(

@@ -191,7 +191,7 @@ def skip_problem(
         return None
     first, stop = ahead[0]
     return (
-        f"position {progress.position} is inside a step of this world, whose steps have "
+        f"position {progress.position} is inside a step of this world, which has "
         f"batch_size * ranks = {stride} packs, so it does not read steps {first} to {stop - 1} "
         "whole, which are skipped; set a smaller batch_size, or take a state after a whole step"
     )

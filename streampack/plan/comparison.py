@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
 EDIT = "what ran cannot change: restore it, and edit chapters after chapters[{running}]"
 FIELDS = {
-    "": Field("it holds for the whole run: resume with the saved value"),
+    "": Field("it is fixed for the whole run: resume with the saved value"),
     "num_lanes": Field("a run keeps its num_lanes: set {saved}, or omit it"),
     "streams": Field("resume with what the run began with"),
     "order": Field("pass them in that order; in a run of chapters, add others anywhere"),
@@ -160,28 +160,28 @@ def check_same(
         values = {"saved": found.first, "first": first, "running": running, "name": found.path[-1]}
         end = "set its until and add a chapter" if kind else "start again without the state"
         end = f", or {end}" if is_open or not kind else ""
-        beside = [each for each in differences(saved, own) if each.path[:-1] == found.path[:-1]]
-        raise ResumeError(f"{_difference(found, beside, names)}; {way_out.format(**values)}{end}")
+        others = [each for each in differences(saved, own) if each.path[:-1] == found.path[:-1]]
+        raise ResumeError(f"{_difference(found, others, names)}; {way_out.format(**values)}{end}")
 
 
 def _is_of_chapter(path: Path) -> bool:
     return path[0] == CHAPTERS and len(path) > 2
 
 
-def _difference(found: Difference, beside: Sequence[Difference], names: Sequence[str]) -> str:
-    """Return how a field differs; of streams, which others of `beside` differ too."""
+def _difference(found: Difference, others: Sequence[Difference], names: Sequence[str]) -> str:
+    """Return how a field differs, and which of the `others` differ too, if it is a stream."""
     path, saved, own = found
     if path == ("order",):
         quoted = ", ".join(map(repr, saved))
         return f"the state was saved with this dataset's streams in another order: {quoted}"
     if path[-2:-1] == ("streams",) and None not in (saved, own):
-        is_same = ":" in str(saved) and all(_has_same_data(each) for each in beside)
-        what = "other data, or another column of it"
+        is_same = ":" in str(saved) and all(_has_same_data(each) for each in others)
+        what = "it has other data, or another column of it"
         if is_same:
-            what = "other lengths: its length file, or the table of a token file, was rewritten"
-        own_names = [str(each.path[-1]) for each in beside if None not in each[1:]]
+            what = "its length file, or the table of a token file, was rewritten with other lengths"
+        own_names = [str(each.path[-1]) for each in others if None not in each[1:]]
         quoted = " and ".join(f"{name!r} (streams[{names.index(name)}])" for name in own_names)
-        return f"since the state was saved stream {quoted} {'has' if is_same else 'holds'} {what}"
+        return f"stream {quoted} has changed since the state was saved: {what}"
     before, now = shown_value(path, saved), shown_value(path, own)
     if _is_of_chapter(path):
         return (

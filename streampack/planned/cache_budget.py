@@ -139,7 +139,7 @@ def fetch_limits(
         more = "" if num_workers else f" (and {in_flight} more for each of num_workers)"
         raise ConfigError(
             f"Buffers(cache_limit={cache_limit}) cannot hold two shuffle blocks of what this node "
-            f"reads and what is planned beside them ({needs.node_bytes}), and a shard in flight "
+            f"reads, with what is planned meanwhile ({needs.node_bytes}), and a shard in flight "
             f"for each of its readers; set cache_limit to at least {least}{more}, or lower "
             "Order.shuffle_block_size or num_workers"
         )

@@ -293,7 +293,7 @@ class PlanEngine(ReadableRun):
         worker, stride = worker_here(), self.state.view.stride
         if worker and self.run.chapters:
             raise ResumeError(
-                "a worker does not know where a run of chapters stands; save "
+                "a worker does not know how far a run of chapters is; save "
                 "dataset.state_after(batch), which fits any number of workers"
             )
         if self.is_elsewhere:
@@ -313,7 +313,7 @@ class PlanEngine(ReadableRun):
         if missing:
             raise ResumeError(
                 f"the batch has no {' and no '.join(sorted(missing))}; pass a batch as delivered, "
-                "or where its batch_format has no place for them, use loader.state_dict()"
+                "or, if its batch_format has no place for them, use loader.state_dict()"
             )
         progress = Progress(epoch=int(batch["epoch"]), position=int(batch["position"]))
         return self._state_of(progress)
@@ -325,8 +325,8 @@ class PlanEngine(ReadableRun):
             self._resume_from(self.state, progress)
         elif epoch:
             raise ConfigError(
-                f"set_epoch({epoch}): a run of chapters has no epochs; omit it, the next loop "
-                "continues the run"
+                f"set_epoch({epoch}): a run of chapters has no epochs; omit the call, since "
+                "the next loop continues the run"
             )
 
     def load_state_dict(self, state: State, *, replan: bool = False) -> None:

@@ -214,7 +214,7 @@ def chapters_view(described: Mapping[str, Any]) -> Group:
             break
     if described["stands_at"] is not None:
         place = described["stands_at"]
-        notes.append(f"the state stands in chapter {place['chapter']}, at its step {place['step']}")
+        notes.append(f"the state is in chapter {place['chapter']}, at its step {place['step']}")
     return Group(chapter_table(described), Text("\n".join(notes + uses_lines(described["uses"]))))
 
 

@@ -88,7 +88,7 @@ def check_first_batch(segments: Any, world: World) -> None:
             if found[peer][2] != digest:
                 raise ConfigError(
                     f"ranks {min(rank, peer)} and {max(rank, peer)} work on one model, but get "
-                    "different batches: they would train on the labels of other rows (here, "
+                    "different batches: they would train on labels of the wrong rows (here, "
                     f"replication={world.replication}, dp_size={world.num_devices}). Pass "
                     "world=World.from_mesh(mesh) or World.from_megatron(), which know the ranks "
                     f"that share a batch; {WAY_OUT}"
@@ -131,8 +131,8 @@ def cpu_group(world: World) -> Any:
             if (*ranks,) == world.group and "cpu:" in str(distributed.get_backend_config(known)):
                 return known
         raise ConfigError(
-            f"group={world.group!r:.200} is of no process group on the CPU; make it on all ranks "
-            "with torch.distributed.new_group(ranks, backend='gloo')"
+            f"group={world.group!r:.200} is not a process group on the CPU; make one on all "
+            "ranks with torch.distributed.new_group(ranks, backend='gloo')"
         )
     default = distributed.group.WORLD
     if not _groups or _groups["default"] is not default:
@@ -162,17 +162,17 @@ def _refuse(views: Sequence[RankView], world: World) -> None:
                 raise DataError(
                     f"{_name(ranks)} another {what} of "
                     f"stream {stream['name']!r} (streams[{number}]) than rank {world.loading[0]}: "
-                    f"it lies in {own[differ[0]]['folder']} there, in {stream['folder']} on rank "
-                    f"{world.loading[0]}. They "
-                    "would plan other packs, and miss and repeat samples; delete the copy that is "
-                    f"out of date, or set check_remote=True; {WAY_OUT}"
+                    f"it is in {own[differ[0]]['folder']} there, and in {stream['folder']} on rank "
+                    f"{world.loading[0]}. These ranks "
+                    "would plan different packs, and miss and repeat samples; delete the copy that "
+                    f"is out of date, or set check_remote=True; {WAY_OUT}"
                 )
     way_out = (
         "they would miss and repeat samples; give every rank the same ones in the same order, with "
         f"a seed for each shuffle, or shard them yourself and set sharded=True; {WAY_OUT}"
     )
     _check_equal([view.get("sources", {}) for view in views], way_out, world, DataError)
-    way_out = f"they would plan other packs, so give every rank the same; {WAY_OUT}"
+    way_out = f"they would plan different packs, so give every rank the same; {WAY_OUT}"
     _check_equal([view["recipe"] for view in views], way_out, world)
 
 

@@ -69,6 +69,6 @@ def _refuse_to_stack(
     collate_fn_map: object = None,  # noqa: ARG001 - torch passes it
 ) -> NoReturn:
     raise ConfigError(
-        f"torch's DataLoader has batch_size={len(batches)} and would stack whole batches; set "
-        f"{UNBATCHED}, and how many packs a batch holds in the dataset"
+        f"torch's DataLoader has batch_size={len(batches)} and would stack whole batches; use "
+        f"{UNBATCHED}, and set the batch_size of the dataset"
     )

@@ -233,13 +233,13 @@ class Pool:
     def _check_current(self, session: _Session, number: int) -> None:
         if session.pid != os.getpid():
             raise ConfigError(
-                f"this iteration was begun in process {session.pid}, whose workers serve it; "
-                f"iterate the loader again in the forked process {os.getpid()}"
+                f"this iteration began in process {session.pid}, and its workers belong to that "
+                f"process; begin a new one in the forked process {os.getpid()}"
             )
         if number != self._num_begun:
             raise ConfigError(
                 "a later iteration of this loader has begun, and num_workers="
-                f"{self._options.num_workers} serve one at a time; end one before the next, "
+                f"{self._options.num_workers} serve only one at a time; end one before the next, "
                 "or make a PackedDataLoader for each"
             )
 

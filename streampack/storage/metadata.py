@@ -94,8 +94,8 @@ class StreamMetadata:
             self._disk.make_folder(root, is_private=True)
         except (PermissionError, FileExistsError) as error:
             raise DataError(
-                f"{root}: is the folder of a stream without local=, but cannot be made private to "
-                f"this user ({error}); set local= to another folder",
+                f"{root}: is the default folder of streams without local=, but cannot be made "
+                f"private to this user ({error}); set local= to another folder",
                 uri=str(root),
             ) from error
 
@@ -105,7 +105,7 @@ class StreamMetadata:
             return f"omit split={split!r}, as {folder} has an index.json; or "
         splits = sorted(path.parent.name for path in folder.glob(f"*/{INDEX_FILE}"))
         options = " or ".join(f"split={name!r}" for name in splits[:NAMED_SPLITS])
-        return f"set {options}, whose folders hold one; or " if splits else ""
+        return f"set {options}, a subfolder that has one; or " if splits else ""
 
     def _current(self) -> _Version:
         """Return the remote's version where that is free or `check_remote` asks, else the last."""
@@ -128,7 +128,7 @@ class StreamMetadata:
             return self._fetch(None, lambda _: False)
         except (DataError, OSError) as error:
             logger.warning(
-                "%s: check_remote cannot tell whether the store still holds the version in %s, "
+                "%s: check_remote cannot tell whether the store still has the version in %s, "
                 "so the run continues with that version: %s",
                 self._location.index_uri,
                 self._location.folder,

@@ -63,6 +63,6 @@ def check_methods(kind: type) -> None:
     if defined:
         raise ConfigError(
             f"{kind.__name__} defines {', '.join(defined)}, which streampack never calls "
-            "on a streampack.Stream; derive the class from streaming.Stream, whose _download_file "
-            "may be overridden, or copy the files to where streampack can fetch them"
+            "on a streampack.Stream; derive the class from streaming.Stream, in which "
+            "_download_file may be overridden, or copy the files to where streampack can fetch them"
         )

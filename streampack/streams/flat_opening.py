@@ -327,7 +327,7 @@ def _cut(
     counts = [file.boundaries.num_samples for file, _ in opened]
     first, stop = 0, sum(counts)
     if not stop:
-        raise DataError(f"stream {name!r}: its token files have no documents; copy them again")
+        raise DataError(f"stream {name!r}: its token files have no documents; make new copies")
     if source.only is not None:
         first, stop = chosen_part(source.only, stop, "samples", name)
     before = np.cumsum([0, *counts])

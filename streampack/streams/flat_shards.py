@@ -227,7 +227,7 @@ class FlatShards:
             masked = "" if file.mask is None else f", or their part of {file.mask.name},"
             raise DataError(
                 f"{self.root / file.name}: bytes {start} to {stop}{masked} are not those that were "
-                "indexed; copy the file again, or, if it was meant to change, index it again: "
+                "indexed; make a new copy of the file, or, if it was meant to change, rerun "
                 "streampack index"
             )
 

@@ -148,15 +148,16 @@ class IterableStream:
     def _check_source(self) -> None:
         if isinstance(self.source, str | bytes | os.PathLike):
             raise ConfigError(
-                f"source={short_repr(self.source)} is a path or one text, but must give samples; "
+                f"source={short_repr(self.source)} is a path or one text, but must yield samples; "
                 "pass what reads the file, such as datasets.load_dataset('parquet', "
                 "data_files=path, split='train'), or a list of texts: [text]"
             )
         if isinstance(self.source, Mapping):
             names = short_repr(list(self.source))
             raise ConfigError(
-                f"source=<{type(self.source).__name__}> is a dict, whose items are its keys "
-                f"{names}; pass one of its values, such as source['train'], or a list of rows"
+                f"source=<{type(self.source).__name__}> is a dict, and iterating over it yields "
+                f"its keys {names}; pass one of its values, such as source['train'], or a list "
+                "of rows"
             )
         check_not_table(self.source, "source")
         if not isinstance(self.source, Iterable) and not has_index(self.source):
@@ -186,7 +187,7 @@ class IterableStream:
                 np.dtype(dtype)
             except TypeError:
                 raise ConfigError(
-                    f"token_fields: {name!r} is to be {dtype!r}, which is not a dtype; "
+                    f"token_fields: {name!r} has {dtype!r}, which is not a dtype; "
                     "write 'int64' or 'float32', for example"
                 ) from None
 
@@ -211,7 +212,7 @@ class IterableStream:
             fields = [name for name, value in item.items() if isinstance(value, str)]
             what = f"has {', '.join(map(repr, item))}, and no text in {self.text!r}"
             if fields:
-                way_out = f"set text= to the field that holds it: {' or '.join(map(repr, fields))}"
+                way_out = f"set text= to the field that has it: {' or '.join(map(repr, fields))}"
         if is_chat(item):
             way_out = ENCODE_CHATS
         elif plain_row(self._field_of(item) if isinstance(item, Mapping) else item) is not None:
@@ -250,8 +251,8 @@ class IterableStream:
         if loss_mask is not None and not is_mask(loss_mask):
             value = loss_mask[(loss_mask != 0) & (loss_mask != 1)][0]
             raise DataError(
-                f"{where}: {self.loss_mask!r} holds {value}, but a loss mask holds 1 for a target "
-                "and 0 for any other token; token ids and -100 belong in labels="
+                f"{where}: {self.loss_mask!r} has the value {value}, but a loss mask is 1 for a "
+                "target and 0 for any other token; token ids and -100 belong in labels="
             )
         sample = IterableSample(tokens=tokens, labels=labels, loss_mask=loss_mask)
         return self._with_extras(sample, item, where) if self.has_extras else sample
@@ -287,7 +288,7 @@ class IterableStream:
             raise DataError(f"{self.where(number)}: token {wrong[0]} {what}")
         if labels is not None and len(wrong := invalid_labels(labels)):
             raise DataError(
-                f"{self.where(number)}: {self.labels!r} holds {wrong[0]}, which is outside int32, "
+                f"{self.where(number)}: {self.labels!r} has the value {wrong[0]}, outside int32, "
                 f"+-{MAX_ID}; a label is a token id, or -100 for a token that is not a target"
             )
 

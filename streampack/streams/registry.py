@@ -96,7 +96,7 @@ def resolve_streams(
             if location["split"] is not None:
                 way_out += f", and set Stream(..., split={location['split']!r}) on each of a list"
             raise ConfigError(
-                f"streams and {', '.join(others)} were passed; these stand for a single stream, "
+                f"streams and {', '.join(others)} were passed; these describe a single stream, "
                 f"so {way_out}"
             )
         check_streams(streams, Stream)

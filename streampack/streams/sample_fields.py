@@ -34,9 +34,7 @@ def token_ids(item: Mapping[str, Any], name: str, where: str) -> Int64Array:
     if name not in item:
         raise _missing(item, name, where, _way_to_tokens(item))
     if isinstance(item[name], str):
-        raise DataError(
-            f"{where}: field {name!r} holds text, but must hold integers; set tokenizer="
-        )
+        raise DataError(f"{where}: field {name!r} is text, but must be integers; set tokenizer=")
     return _integers(item, name, where)
 
 
@@ -46,7 +44,7 @@ def _way_to_tokens(item: Mapping[str, Any]) -> str:
     rows = [name for name, value in item.items() if plain_row(value) is not None]
     texts = [name for name, value in item.items() if isinstance(value, str)]
     if rows:
-        return f"set tokens= to the field that holds them: {' or '.join(map(repr, rows))}"
+        return f"set tokens= to the field that has them: {' or '.join(map(repr, rows))}"
     if texts:
         name = "text" if "text" in texts else texts[0]
         return f"set tokenizer={'' if name == 'text' else f' and text={name!r}'}"
@@ -127,18 +125,19 @@ def _integers(item: Mapping[str, Any], name: str, where: str, *, is_row: bool = 
         raise DataError(f"{where}: field {name!r} is not a row of integers: {error}") from error
     if values.size and values.dtype.kind not in "iub":
         raise DataError(
-            f"{where}: field {name!r} holds {values.dtype}, but must hold integers; tokenize first"
+            f"{where}: field {name!r} has type {values.dtype}, but must have integers; "
+            "tokenize first"
         )
     if is_row and values.size and max(values.shape, default=1) != values.size:
         shape = " x ".join(map(str, values.shape))
         raise DataError(
-            f"{where}: field {name!r} holds {shape} values, but a sample is one row; give each "
+            f"{where}: field {name!r} has {shape} values, but a sample is one row; give each "
             "row as a sample of its own"
         )
     if values.dtype == np.uint64 and values.size and values.max() > MAX_INT64:
         raise DataError(
-            f"{where}: field {name!r} holds {values.max()}, but integers are at most {MAX_INT64}; "
-            "write negative values with a signed type"
+            f"{where}: field {name!r} has the value {values.max()}, but integers are at most "
+            f"{MAX_INT64}; write negative values with a signed type"
         )
     return values.reshape(-1).astype(np.int64)
 
@@ -169,8 +168,8 @@ def cast_values(
         wrong = np.isinf(values) & ~np.isinf(given) if is_rounded else values != given
         if wrong.any():
             raise DataError(
-                f"{where}: field {name!r} holds {given[wrong][0]}, which is not a value of "
-                f"{dtype}; set token_fields= to a dtype that holds it"
+                f"{where}: field {name!r} has the value {given[wrong][0]}, which does not fit "
+                f"in {dtype}; set token_fields= to a dtype in which it does"
             )
     return values
 
@@ -193,12 +192,13 @@ def payload_spans(
     spans = flat[: len(flat) // 2 * 2].reshape(-1, 2)
     if len(flat) % 2 or len(spans) != num_objects:
         raise DataError(
-            f"{where}: {num_objects} payloads, but {len(spans)} spans in {name!r}; give each one"
+            f"{where}: {num_objects} payloads, but {len(spans)} spans in {name!r}; give each "
+            "payload one"
         )
     bad = spans[(spans[:, 0] < 0) | (spans[:, 0] >= spans[:, 1]) | (spans[:, 1] > num_tokens)]
     if len(bad):
         raise DataError(
-            f"{where}: {name!r} has a span {bad[0].tolist()}, which is not a part of its "
+            f"{where}: {name!r} has a span {bad[0].tolist()}, which is not inside its "
             f"{num_tokens} tokens; a span is its first token and one past its last"
         )
     return spans

@@ -111,8 +111,8 @@ class Stream:
         elif shards:
             given, value = next(iter(shards.items()))
             raise ConfigError(
-                f"{given}={short_text(value)} is an option of Shards, and the stream has a "
-                f"{type(source).__name__} already; write it there, or leave one of them out"
+                f"{given}={short_text(value)} is an option of Shards, but the stream already has a "
+                f"{type(source).__name__}; set the option there, or omit one of them"
             )
         elif not callable(getattr(source, "open", None)):
             raise ConfigError(
@@ -160,4 +160,6 @@ def _check_weights(weights: Mapping[str, Any]) -> None:
         raise ConfigError(f"{stated}: a stream has at most one of them; keep one")
     for value in weights.values():
         if not is_weight(value):
-            raise ConfigError(f"{stated}: a weight must be a number of 0 or more; 0 leaves it out")
+            raise ConfigError(
+                f"{stated}: a weight must be a number of at least 0; 0 omits the stream"
+            )

@@ -100,7 +100,7 @@ def indexed_lengths(index: str | os.PathLike[str], of: Mapping[str, object]) -> 
     for name, value in of.items():
         if (other := stated.get(name)) != value:
             raise ConfigError(
-                f"index={os.fspath(index)!r} has the lengths of {name}={short_text(other)}, but "
+                f"index={os.fspath(index)!r} has the lengths for {name}={short_text(other)}, but "
                 f"these texts have {name}={short_text(value)}; {again}, or omit index"
             )
     found = read_npz(read_index(index, LENGTHS_FILE))

@@ -307,8 +307,8 @@ class TextShards:
             if not np.array_equal(values, known.part(name, int(self.numbers[shard]))):
                 raise DataError(
                     f"{self.file_of(shard)[0]}: its token shard {shard} has other {name} than the "
-                    "index of the lengths; the file has changed since, or a library: run "
-                    "`streampack index` again, or omit index"
+                    "index; the file, or a library, has changed since it was written: rerun "
+                    "`streampack index`, or omit index"
                 )
 
 
@@ -321,7 +321,7 @@ def _made(name: str, num_bytes: int, make: Callable[[Path], None]) -> Shard:
 @cache
 def _warn_of_shards_again(name: str) -> None:
     logger.warning(
-        "stream %r: more than 5 %% of its token shards are made again, because the cache does not "
+        "stream %r: more than 5 %% of its token shards are retokenized, because the cache does not "
         "keep them until their next use; raise Buffers(cache_limit=), or write the texts once "
         "(streampack write)",
         name,

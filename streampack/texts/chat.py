@@ -176,8 +176,8 @@ class ChatEncoder:
             if role not in known:
                 raise DataError(
                     f"message {number} has role {role!r}, which is not one of {'|'.join(known)}"
-                    f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it is to be "
-                    f"learned, or pass context_roles=[{role!r}] if it is not"
+                    f"{suggest(str(role), known)}; rename it to {RESPONSE!r} if it should "
+                    f"be learned, or pass context_roles=[{role!r}] if it is not"
                 )
         first = -1 if self.train_on == "last_response" else 0
         return [n for n in chat.responses[first:] if n not in chat.withheld]

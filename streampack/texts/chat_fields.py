@@ -55,11 +55,11 @@ TABLE = tuple(
         ("row message", f"{_SAID}|{'|'.join(REASONING)}", SAYS),
         ("row message", r"labels|([a-z]+_)?masks?", TOKENIZED),
         ("row", "chosen|rejected", PAIR),
-        ("row message", "scores?|rewards?", "which rates the answer; leave out bad rows first"),
+        ("row message", "scores?|rewards?", "which rates the answer; remove bad rows first"),
         (
             "row",
             "history(_?(list|s))?",
-            "which holds earlier turns; write all turns of the conversation as messages",
+            "which has earlier turns; write all turns of the conversation as messages",
         ),
         (
             "row",

@@ -245,7 +245,7 @@ def _read_message(
     chosen = [k for k, v in marks.items() if v and k != "weight" and _meaning(k) == LEARNS]
     if chosen and read["role"] != RESPONSE:
         raise DataError(
-            f"message {number} is to be learned, but has role {read['role']!r}, and only messages "
+            f"message {number} should be learned, but has role {read['role']!r}, and only messages "
             f"of {RESPONSE!r} can be; rename its role, or remove {chosen[0]}"
         )
     # Templates test whether a message has tool_calls.

@@ -139,8 +139,8 @@ def _line(fields: dict[str, Any], number: int) -> bytes:
             return f"{json.dumps(fields, default=_plain)}\n".encode()
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"rows: row {number} holds a value that JSON has no type for ({error}); leave its "
-            "column out, or make it a text, a number or a list"
+            f"rows: row {number} has a value that JSON cannot represent ({error}); omit its "
+            "column, or convert it to text, a number or a list"
         ) from error
 
 

@@ -101,8 +101,8 @@ class SampleSchema:
             is_row = is_row and value.dtype.name in DTYPES
             if not is_row and isinstance(value, (np.ndarray, list, tuple)):
                 raise ValueError(
-                    f"{name!r} holds {repr(value)[:60]}, but must hold one integer for each of the "
-                    f"{len(tokens)} tokens; write it so, or under another name"
+                    f"{name!r} is {repr(value)[:60]}, but must have one integer for each of the "
+                    f"{len(tokens)} tokens; change it, or give it another name"
                 )
         return fitted
 
@@ -114,7 +114,7 @@ def checked_tokens(values: Any, dtype: np.dtype[Any]) -> IntArray:
         return np.zeros(0, dtype)
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(
-            f"holds {tokens.dtype} of shape {tokens.shape}, but must be one row "
+            f"is {tokens.dtype} of shape {tokens.shape}, but must be one row "
             "of integer token ids; tokenize it first"
         )
     least, most = int(tokens.min()), int(tokens.max())
@@ -154,8 +154,8 @@ def _as_integers(values: Any, name: str, like: IntArray) -> IntArray:
         if is_fit and limits.min <= array.min() and array.max() <= limits.max:
             return array.astype(like.dtype)
     raise ValueError(
-        f"{name!r} holds {repr(values)[:60]}, but as in the first sample it must "
-        f"hold one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; "
+        f"{name!r} is {repr(values)[:60]}, but as in the first sample it must "
+        f"have one integer of {limits.min} to {limits.max} for each of the {len(like)} tokens; "
         "fix it, or put it into a dict in all samples if it has another meaning"
     )
 

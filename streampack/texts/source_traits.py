@@ -50,8 +50,8 @@ def check_not_table(source: object, argument: str) -> None:
     for (library, name), rows in TABLES.items():
         if is_from(source, library, name):
             raise ConfigError(
-                f"{argument}=<{name}> is a table of {library}, whose items are its columns; pass "
-                f"its rows: {argument}={rows}"
+                f"{argument}=<{name}> is a table of {library}, and iterating over it yields "
+                f"columns; pass its rows: {argument}={rows}"
             )
 
 

@@ -282,7 +282,7 @@ def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
     begin = SEAL_BYTES
     stop = begin + 8 * len(ShardCounts._fields)
     if len(data) < stop or data[: len(MAGIC)].tobytes() != MAGIC:
-        raise DataError(f"{where}: is not a token shard; delete it, and it is made again")
+        raise DataError(f"{where}: is not a token shard; delete it, and a run recreates it")
     counts = ShardCounts(*np.frombuffer(data[begin:stop].tobytes(), "<i8").tolist())
     num = counts.num_samples
     tables = []
@@ -294,7 +294,7 @@ def parse_token_shard(data: ByteArray, where: str) -> TokenShard:
     column_bytes = counts.column_bytes * counts.num_tokens
     num_bytes = last + counts.num_columns * column_bytes
     if num_bytes != len(data) or lengths.sum() != counts.num_tokens:
-        raise DataError(f"{where}: has other bytes than it says; delete it, and it is made again")
+        raise DataError(f"{where}: does not match its header; delete it, and a run recreates it")
     before = np.cumsum(lengths) - lengths
     dtype = "uint16" if counts.itemsize == 2 else "int32"
     return TokenShard(

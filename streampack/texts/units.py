@@ -303,8 +303,8 @@ def _refuse_large(files: Sequence[InputSlice], file_text: Int64Array, limit: int
     for number in np.flatnonzero(file_text > limit).tolist():
         if files[number].compression is not None and files[number].format in LINES:
             raise DataError(
-                f"{files[number].uri}: holds {int(file_text[number]) >> 20} MiB of lines, which "
-                f"are read from its beginning each time, but may be {limit >> 20} MiB at most; "
-                "decompress it, write it as several files, or as Parquet",
+                f"{files[number].uri}: has {int(file_text[number]) >> 20} MiB of lines, which "
+                f"are read from the start every time, so {limit >> 20} MiB are the limit; "
+                "decompress it, or write it as several files or as Parquet",
                 uri=files[number].uri,
             )

@@ -222,8 +222,8 @@ def _check_same(output: Output, job: Job, settings: Settings) -> None:
     for name in theirs | ours:
         if theirs.get(name) != ours.get(name):
             raise ConfigError(
-                f"out={output.url!r} has another job, whose {name} is {theirs.get(name)!r}, but "
-                f"this one's is {ours.get(name)!r}; {ANOTHER}"
+                f"out={output.url!r} has another job, with {name}={theirs.get(name)!r}, but "
+                f"this one has {name}={ours.get(name)!r}; {ANOTHER}"
             )
 
 

@@ -94,7 +94,8 @@ def _dtype_of(options: WriteOptions) -> str:
     most = int(np.iinfo(dtype).max)
     if size - 1 > most:  # its texts would be bad rows
         raise ConfigError(
-            f"tokens_dtype={dtype!r} holds ids up to {most}, and {tokenizer} has {size}; omit it",
+            f"tokens_dtype={dtype!r} has room for ids up to {most}, but {tokenizer} has "
+            f"{size}; omit it",
             option="tokens_dtype",
         )
     return dtype

@@ -181,7 +181,7 @@ def test_ranks_outside_of_a_mesh_do_not_leave_those_in_it_waiting(seen):
 
 
 def test_a_part_of_a_mesh_is_refused(seen):
-    assert all("the mesh holds 4 of 8 ranks; pass the mesh of all" in rank["part"] for rank in seen)
+    assert all("the mesh has 4 of 8 ranks; pass the mesh of all" in rank["part"] for rank in seen)
 
 
 def test_only_ranks_of_the_group_load_and_compare(seen):
@@ -192,7 +192,7 @@ def test_only_ranks_of_the_group_load_and_compare(seen):
     ]
     assert [each["packs"] for each in loading] == [4] * 4
     assert all("ranks 0 and 4 work on one model" in each["refused"] for each in loading)
-    assert "group=(0, 6) is of no process group on the CPU; make it" in loading[0]["no group"]
+    assert "group=(0, 6) is not a process group on the CPU; make one" in loading[0]["no group"]
 
 
 def test_slices_of_a_mesh_merge_into_the_rows_and_count_their_targets_once(seen):

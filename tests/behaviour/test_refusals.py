@@ -155,7 +155,7 @@ CONFIGS = [
     ),
     (
         lambda: Chapter(weights={"web": 1, "code": 1}, passes=1),
-        r"passes=1 counts one stream, and the weights name 'web', 'code'; give a weight to one",
+        r"passes=1 is for a single stream, but the weights name 'web', 'code'; give a weight to",
     ),
     (
         lambda: check_chapters([Chapter(weights={"web": 1}, passes=1)] * 2, PACKING),
@@ -209,7 +209,7 @@ STREAMS = [
     ),
     (
         lambda: Stream(remote="gopher://x"),
-        r"remote='gopher://x': nothing can fetch from gopher:; .*copy the files to one of them",
+        r"remote='gopher://x': nothing can fetch from gopher:; .*copy the files to one of these",
     ),
     (
         lambda: packed([IterableStream(ROWS, proportion=-1)]),
@@ -323,7 +323,7 @@ FILES = [
     ),
     (
         lambda folder: narrow(folder, "uint8"),
-        r"tokens_dtype='uint8' holds ids up to 255, and .*large.json has 300; omit it",
+        r"tokens_dtype='uint8' has room for ids up to 255, but .*large.json has 300; omit it",
     ),
     (
         lambda _: chat_encoder()({"title": "a", "text": "b"}),

@@ -150,7 +150,7 @@ STREAMS = {
     ),
     "a folder with the stream in its splits": Remedy(
         lambda folder: open_stream(Stream(local=mds(folder).parent), 0),
-        r"set split='([\w-]+)', whose folders hold one; or give the folder of an MDS stream as "
+        r"set split='([\w-]+)', a subfolder that has one; or give the folder of an MDS stream as "
         r"local=",
         lambda folder, split: [
             packed([Stream(local=folder, split=split)]),
@@ -164,7 +164,7 @@ STREAMS = {
     ),
     "a stream of text": Remedy(
         lambda folder: open_stream(Stream(local=text_mds(folder)), 0),
-        r"it holds 'text'; none of its columns holds token ids: rewrite the stream with "
+        r"it has 'text'; none of its columns has token ids: rewrite the stream with "
         r"token ids \(`streampack write`\), or iterate its text: IterableStream\(streaming\."
         r"(StreamingDataset)\(\.\.\.\), tokenizer=\.\.\., text=\.\.\.\)$",
         lambda folder, dataset: packed(
@@ -264,7 +264,7 @@ ITERABLES = {
     ),
     "texts of another field": Remedy(
         lambda _: packed([IterableStream(TEXTS, tokenizer=tokenizer())]),
-        r"set text= to the field that holds it: '(\w+)'$",
+        r"set text= to the field that has it: '(\w+)'$",
         lambda _, name: packed([IterableStream(TEXTS, tokenizer=tokenizer(), text=name)]),
     ),
     "texts without a tokenizer": Remedy(

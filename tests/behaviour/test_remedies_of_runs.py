@@ -255,7 +255,7 @@ RESUMED = {
         lambda _, ranks: ranked(int(ranks), ranked(2).state_dict()),
     ),
 }
-ONCE = r"; pass a list, .* __iter__ makes a new generator$"
+ONCE = r"; pass a list, .* __iter__ that makes a new generator$"
 ITERABLES = {
     "a generator in epochs of a size": Remedy(
         lambda _: flow(IterableStream(iter(ROWS), proportion=1), mixing=Mixing(epoch_size=50)),
@@ -274,7 +274,7 @@ ITERABLES = {
         lambda _: one_after_the_other(
             PackedIterableDataset([IterableStream(iter(ROWS))], packing=PACKING)
         ),
-        r"; pass something that can be iterated again: .* __iter__ makes a new generator$",
+        r"; pass something that can be iterated again: .* __iter__ that makes a new generator$",
         lambda _: [
             one_after_the_other(PackedIterableDataset([IterableStream(source)], packing=PACKING))
             for source in (ROWS, Again(ROWS))

@@ -92,7 +92,7 @@ def test_a_plan_says_where_a_state_stands(config, tmp_path):
     for _ in islice(loader, 4 * 33):
         pass
     state.write_text(json.dumps(loader.state_dict()))
-    assert "the state stands in chapter 1, at its step 3" in call("plan", path, "--state", state)
+    assert "the state is in chapter 1, at its step 3" in call("plan", path, "--state", state)
 
 
 def test_a_plan_says_how_unequally_samples_are_used(config):

@@ -171,10 +171,10 @@ def test_diff_names_keys_and_the_first_step(config, tmp_path):
             {"chapters": [{"weights": {"web": 1, "code": 1}, "steps": 4}]},
             "chapters[0].weights['code']: 1/4 -> 1/2",
         ),
-        ({"streams": "other"}, "stream 'code' holds other samples"),
+        ({"streams": "other"}, "stream 'code' has other samples"),
         ({"chapters": [{"weights": {"web": 1}, "steps": 5}]}, "stream 'code' is in the first run"),
         ({"chapters": None, "order": {"seed": 3}}, "seed: 9176 -> 3"),
-        ({"chapters": None, "streams": "other"}, "stream 'code' holds other samples"),
+        ({"chapters": None, "streams": "other"}, "stream 'code' has other samples"),
         ({"chapters": None, "streams": "fewer"}, "stream 'code' is in the first run only"),
     ],
 )

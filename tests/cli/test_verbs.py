@@ -217,7 +217,7 @@ def test_write_takes_token_ids_and_more_columns_as_they_are(call, tmp_path):
 
     output = call("write", rows, "--out", out, *fields)
 
-    assert output.endswith("in 1 shard, 1 whose loss_mask is 0 throughout\n")
+    assert output.endswith("in 1 shard, 1 with a loss_mask of 0 throughout\n")
     stream = open_stream(Stream(local=str(out), loss_mask="loss_mask"), 0)
     assert stream.shard_edges(0).tolist() == [[3, 4]] * 2
     assert stream.shards.index.shards[0].packed is None

@@ -86,7 +86,7 @@ def test_train_on_says_which_tokens_are_targets(tmp_path, chat_tokenizer, train_
     targets = [shard.loss_mask.read(shard.data, sample).sum() for sample in range(num_samples)]
     assert (stream.num_samples, sum(targets)) == (num_samples, num_targets)
     other = "all" if train_on == "responses" else "responses"
-    assert "whose train_on is" in fails(*command, "--train-on", other)[1]
+    assert "with train_on=" in fails(*command, "--train-on", other)[1]
 
 
 def test_a_template_of_ones_own_marks_what_is_learned(tmp_path, chat_tokenizer):
@@ -102,7 +102,7 @@ def test_a_template_of_ones_own_marks_what_is_learned(tmp_path, chat_tokenizer):
     assert int(shard.loss_mask.read(shard.data, 0).sum()) == 4  # of both messages, no end
     call_verb("inspect", tmp_path / "s", "--tokenizer", chat_tokenizer)
     template.write_text(TEMPLATE)
-    assert "whose chat_template is" in fails(*command, "--out", tmp_path / "s")[1]
+    assert "with chat_template=" in fails(*command, "--out", tmp_path / "s")[1]
 
 
 @pytest.mark.processes

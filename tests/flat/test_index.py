@@ -156,7 +156,7 @@ def test_an_index_of_other_tokens_or_of_none_is_refused(tmp_path):
         open_stream(stream, 0)
     index(tmp_path / "data", tmp_path / "index")
     write("datatrove", tmp_path / "data", make_documents(31))
-    with pytest.raises(DataError, match=r"is of \d+ bytes of tokens, but web.ds has"):
+    with pytest.raises(DataError, match=r"was made for \d+ bytes of tokens, but web.ds has"):
         open_stream(stream, 0)
     with pytest.raises(ConfigError, match="index does not work with unit"):
         Stream(TokenFiles(tmp_path, index=tmp_path, unit="sequence"))

@@ -129,9 +129,7 @@ def test_a_mask_that_does_not_fit_is_refused(form, tmp_path):
     with pytest.raises(DataError, match=rf"{path.name}: has {len(content) - 1} bytes, but .* has"):
         open_stream(stream, 0)
     path.write_bytes(content[:99] + b"\2" + content[100:])
-    message = (
-        rf"its loss mask holds other values than 0 and 1: .*; write '{path.name}' again with 0"
-    )
+    message = rf"its loss mask has values other than 0 and 1: .*; write '{path.name}' again with 0"
     with pytest.raises(DataError, match=message):
         targets_of(stream)
     path.unlink()

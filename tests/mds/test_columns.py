@@ -37,7 +37,7 @@ def layout_of(encoding: str, size: int | None = None) -> Any:
             r"column 'tokens' is stored as 'str' \(column_encodings\), but tokens, labels",
         ),
         ("bytes", None, "stored as 'bytes', which state no dtype; write tokens='tokens:TYPE' with"),
-        ("ndarray:float32", None, "holds float32, but must hold one of int8, int16"),
+        ("ndarray:float32", None, "has float32, but must have one of int8, int16"),
         ("ndarray:int32:4,x", None, r"'ndarray:int32:4,x' \(column_encodings\) has an invalid sh"),
         ("ndarray:int32:4", 8, r"has column_sizes 8, but must have 16; write index"),
         ("ndarray:int32", 8, "has column_sizes 8, but must have null, as its"),
@@ -113,7 +113,7 @@ def test_empty_bytes_have_a_span_of_no_tokens(tmp_path):
 
 def test_a_count_that_is_not_the_indexs_is_refused(tmp_path):
     data, shard, _ = write_shard(tmp_path / "s", [3, 4])
-    with pytest.raises(DataError, match=r"shard 4: the shard of .* says it holds 2 samples, but"):
+    with pytest.raises(DataError, match=r"shard 4: the shard of .* says it has 2 samples, but"):
         spans_of(data, shard, num_samples=3)
 
 
@@ -144,9 +144,9 @@ def test_a_last_sample_without_its_columns_or_its_shape_is_refused(tmp_path, lef
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [
-        (["float32"], "holds float32, but must hold one of"),
-        (["uint64"], "holds uint64, but must hold one of"),
-        (["int32", "int64"], "column 'tokens' holds int32, int64 in one shard"),
+        (["float32"], "has float32, but must have one of"),
+        (["uint64"], "has uint64, but must have one of"),
+        (["int32", "int64"], "column 'tokens' mixes int32, int64 in one shard"),
     ],
 )
 def test_dtypes_in_the_data_that_are_not_one_of_tokens_are_refused(tmp_path, dtypes, message):

@@ -153,7 +153,7 @@ def test_a_first_sample_larger_than_the_limit_leaves_no_empty_shard(tmp_path):
         ("float64", 2**53 + 1, "9007199254740993 does not fit float64"),
         ("uint64", 2**64, "18446744073709551616 does not fit uint64"),
         ("int8", 0.5, "0.5 does not fit int8"),
-        ("ndarray:uint16", np.zeros(2, np.int32), "an array of int32, but the column holds uint16"),
+        ("ndarray:uint16", np.zeros(2, np.int32), "an array of int32, but the column has uint16"),
         ("ndarray:uint16", np.zeros(0, np.uint16), r"an array of shape \(0,\) has no values"),
         ("ndarray:uint16", np.uint16(3), r"must have type <class 'numpy.ndarray'>"),
         ("json", {1, 2}, "set is not JSON serializable"),

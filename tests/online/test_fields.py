@@ -101,8 +101,8 @@ LONG = {"tokens": [1] * 20, "image": b"x", "span": [14, 18]}
     ("row", "stream", "packing", "message"),
     [
         (LONG, {}, {}, "has payloads, so it is not cut, .* set Payloads"),
-        (LONG | {"span": [1, 18]}, {"split": True}, {}, "stands for up to 17 tokens"),
-        (LONG | {"span": [1, 30]}, {}, {}, r"span \[1, 30\], which is not a part of its 20 tokens"),
+        (LONG | {"span": [1, 18]}, {"split": True}, {}, "payload of up to 17 tokens"),
+        (LONG | {"span": [1, 30]}, {}, {}, r"span \[1, 30\], which is not inside its 20 tokens"),
         (LONG | {"span": [1, 2, 3, 4]}, {}, {}, "1 payloads, but 2 spans"),
         (LONG, {"cost": lambda _: -1}, {}, "cost of payloads is -1"),
         (LONG, {"cost": lambda _: 0.5}, {}, "cost of payloads is 0.5"),
@@ -149,7 +149,9 @@ def test_values_that_the_dtype_cannot_hold_are_refused_and_a_wider_dtype_holds_t
     values, dtype, bad
 ):
     row = {"tokens": [1, 2], "w": values}
-    with pytest.raises(DataError, match=f"'w' holds {bad}, .* not a value of {dtype}; .* a dtype"):
+    with pytest.raises(
+        DataError, match=f"'w' has the value {bad}, .* not fit in {dtype}; .* a dtype"
+    ):
         list(dataset(IterableStream([row], token_fields={"w": dtype})))
     wider = np.asarray(values).dtype.name
     [batch] = dataset(IterableStream([row], token_fields={"w": wider}))
@@ -166,5 +168,7 @@ def test_an_unsigned_integer_beyond_int64_is_refused_not_read_as_a_negative_one(
     }
     row[name][1] = np.uint64(2**64 - 100)
     fields = {} if name == "tokens" else {name: name}
-    with pytest.raises(DataError, match=f"'{name}' holds 18446744073709551516, but .* signed type"):
+    with pytest.raises(
+        DataError, match=f"'{name}' has the value 18446744073709551516, but .* signed type"
+    ):
         list(dataset(IterableStream([row], **fields)))

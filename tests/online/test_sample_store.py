@@ -60,7 +60,7 @@ def test_a_label_beyond_int32_is_refused_in_every_format(make, label, options, m
     ]
     packing = Packing(**{"max_seq_len": 8, **options})
     stream = {"labels": "said", "labels_shifted": True, "loss_mask": mask}
-    message = rf"stream 'mine', sample 1: 'said' holds {label}, which is outside int32, .* -100"
+    message = rf"stream 'mine', sample 1: 'said' has the value {label}, outside int32, .* -100"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([IterableStream(rows, name="mine", **stream)], packing=packing))
     skipping = IterableStream(rows, on_bad_row="skip", **stream)
@@ -72,7 +72,7 @@ def test_rows_of_several_samples_are_not_taken_for_one(field):
     row = {"tokens": [1, 2, 3, 4], "labels": [1, 2, 3, 4], "mask": [1, 1, 1, 1]}
     row[field] = np.array(row[field]).reshape(2, 2)
     stream = IterableStream([row], labels="labels", labels_shifted=False, loss_mask="mask")
-    message = rf"sample 0: field '{field}' holds 2 x 2 values, but a sample is one row; give"
+    message = rf"sample 0: field '{field}' has 2 x 2 values, but a sample is one row; give"
     with pytest.raises(DataError, match=message):
         list(PackedIterableDataset([stream], packing=Packing(max_seq_len=8)))
 

@@ -164,15 +164,19 @@ BAD = [
     ({}, [[1, 2], []], "sample 1: 0 tokens, but a sample needs 1 or more"),
     ({}, [[1, 2], [3, -4]], "sample 1: token -4 is negative"),
     ({}, [[1, 2], {"y": 1}], "sample 1: no field 'tokens'"),
-    ({}, [[1, 2], {"tokens": "abc"}], "field 'tokens' holds text, .*set tokenizer="),
+    ({}, [[1, 2], {"tokens": "abc"}], "field 'tokens' is text, .*set tokenizer="),
     ({}, [[1, 2], [[1], [2, 3]]], "is not a row of integers"),
-    ({}, [[1, 2], [0.5]], "must hold integers"),
+    ({}, [[1, 2], [0.5]], "must have integers"),
     (
         {"labels": "y", "labels_shifted": False},
         [{"tokens": [1, 2], "y": [1]}],
         "2 tokens, but 1 values in 'y'",
     ),
-    ({"loss_mask": "m"}, [{"tokens": [1, 2], "m": [0, 2]}], "'m' holds 2, but a loss mask holds"),
+    (
+        {"loss_mask": "m"},
+        [{"tokens": [1, 2], "m": [0, 2]}],
+        "'m' has the value 2, but a loss mask is",
+    ),
     ({"tokenizer": Refuses()}, ["abc", "x"], "sample 1: cannot be tokenized .ValueError: an x"),
     (
         {"tokenizer": Refuses()},

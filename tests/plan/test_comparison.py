@@ -57,15 +57,18 @@ def test_none_is_as_if_it_were_missing():
     [
         (
             {"streams": ["6a:1", "91"]},
-            r"stream 'web' \(streams\[0\]\) holds other data.*resume with",
+            r"stream 'web' \(streams\[0\]\) has changed .* other data.*resume with",
         ),
-        ({"streams": ["5f:2", "91"]}, r"stream 'web' \(streams\[0\]\) has other lengths"),
+        (
+            {"streams": ["5f:2", "91"]},
+            r"stream 'web' \(streams\[0\]\) has changed .* with other lengths",
+        ),
         ({"weights": [[60, "samples"], [7, "samples"]]}, r"weights\['code'\]=\[30.*epoch_size"),
         ({"pack_shuffle": [4, 64]}, r"resume with Order\(pack_shuffle=512\), or start again"),
         ({"shares": [1, 2]}, "shares=None.*restore the length files"),
         ({"max_seq_len_of_streams": [8]}, "the max_seq_len of each Stream"),
         ({"num_lanes": 4}, "a run keeps its num_lanes: set None"),
-        ({"seed": 4}, "seed=3, but this dataset has seed=4; it holds for the whole run"),
+        ({"seed": 4}, "seed=3, but this dataset has seed=4; it is fixed for the whole run"),
         ({"chapters": [{"a": 1}]}, r"this dataset has|this run has"),
     ],
 )

@@ -98,13 +98,13 @@ REFUSED: dict[str, tuple[int, dict[str, Any], str, list[dict[str, Any]]]] = {
     "other data": (
         RAMP,
         {"data": {"code": "other"}},
-        r"stream 'code' \(streams\[1\]\) holds other data, .*; resume with what the run began with",
+        r"stream 'code' \(streams\[1\]\) has changed .*; resume with what the run began with",
         [],
     ),
     "another seed": (
         RAMP,
         {"order": {"seed": 18}},
-        "saved with seed=17, but this dataset has seed=18; it holds for the whole run: resume with",
+        "saved with seed=17, but this dataset has seed=18; it is fixed for the whole run: resume",
         [],
     ),
 }

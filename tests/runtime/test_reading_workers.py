@@ -208,7 +208,7 @@ def test_a_forked_child_reads_with_workers_of_its_own(written):
     state = loader.state_dict()
 
     def iterate() -> None:
-        with pytest.raises(ConfigError, match=f"begun in process {os.getppid()}"):
+        with pytest.raises(ConfigError, match=f"began in process {os.getppid()}"):
             next(batches)
         loader.load_state_dict(state)
         assert [show(batch) for batch in loader] == wanted[1:]

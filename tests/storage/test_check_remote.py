@@ -58,7 +58,7 @@ def test_a_store_that_cannot_tell_is_a_warning(bucket, tmp_path, caplog):
     shutil.rmtree(bucket / "ds")
     with caplog.at_level(logging.WARNING, "streampack"):
         assert samples(local, check_remote=True) == 50
-    assert "check_remote cannot tell whether the store still holds" in caplog.text
+    assert "check_remote cannot tell whether the store still has" in caplog.text
 
 
 def test_index_json_is_asked_for_once_a_start_and_not_without_the_option(tmp_path):

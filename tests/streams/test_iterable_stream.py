@@ -25,8 +25,8 @@ from tests.helpers.iterables import pieces
     [
         ("tokens", 2**31, "token 2147483648 is not a token id"),
         ("tokens", -1, "token -1 is negative"),
-        ("said", -(2**31), "'said' holds -2147483648, which is outside int32"),
-        ("mask", 2, "'mask' holds 2, but a loss mask holds 1"),
+        ("said", -(2**31), "'said' has the value -2147483648, outside int32"),
+        ("mask", 2, "'mask' has the value 2, but a loss mask is 1"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_its_sample_or_skipped(make, field, value, message):

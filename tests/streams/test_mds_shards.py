@@ -93,7 +93,7 @@ def test_input_ids_are_found_where_no_column_is_named(tmp_path):
         assert opened.has_length_file
         shard = opened.open_shard(0)
         np.testing.assert_array_equal(shard.tokens.read(shard.data, 1), samples[1])
-    with pytest.raises(DataError, match=r"no column 'ids'; it holds 'input_ids'"):
+    with pytest.raises(DataError, match=r"no column 'ids'; it has 'input_ids'"):
         open_stream(Stream(local=str(path), tokens="ids"), 0)
 
 

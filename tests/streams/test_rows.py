@@ -165,7 +165,7 @@ def test_names_of_files_in_a_list_are_refused_where_a_list_is_rows(kind, tmp_pat
     paths = [files_of(rows, tmp_path)["jsonl"]]
     for names in (paths, tuple(map(str, paths))):
         with pytest.raises(
-            ConfigError, match=r"a list holds rows, .* a glob, such as 'rows/\*.jso"
+            ConfigError, match=r"a list must have rows, .* a glob, such as 'rows/\*.jso"
         ):
             kind(names, **options)
     assert len(samples_of(Stream(kind(f"{tmp_path}/*.jsonl", **options)))) == 4
@@ -440,7 +440,7 @@ def test_bad_rows_are_left_out_and_counted_where_they_may_be(tmp_path, caplog, k
 
 def test_a_value_without_a_json_type_is_refused_by_row(tmp_path):
     rows = [*chats(2), {**chats(1)[0], "picture": b"PNG"}]
-    with pytest.raises(DataError, match=r"rows: row 2 holds a value .* leave its column out"):
+    with pytest.raises(DataError, match=r"rows: row 2 has a value .* omit its column"):
         name_of(rows, tmp_path)
 
 

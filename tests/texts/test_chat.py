@@ -459,7 +459,7 @@ def test_marks_that_say_what_is_done_anyway_are_no_obstacle():
         assert encode([m | marks for m in chat])["loss_mask"].tolist() == expected
     marked = [chat[0] | {"train": False}, chat[1] | {"train": True}]
     assert encode(marked)["loss_mask"].tolist() == expected
-    with pytest.raises(DataError, match=r"message 0 is to be learned, but has role 'user'"):
+    with pytest.raises(DataError, match=r"message 0 should be learned, but has role 'user'"):
         encode([chat[0] | {"train": True}, chat[1]])
     with pytest.raises(DataError, match=r"message 1 has weight=0.5, and .* write 0 or 1"):
         encode([chat[0], chat[1] | {"weight": 0.5}])

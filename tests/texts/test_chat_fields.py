@@ -75,8 +75,8 @@ UNCLEAR = [
     ("completion_mask", [0, 1], TOKEN_IDS),
     ("assistant_masks", [0, 1], TOKEN_IDS),
     ("labels", [-100, 5], TOKEN_IDS),
-    ("score", 0.2, "leave out bad rows first"),
-    ("reward", -1, "leave out bad rows first"),
+    ("score", 0.2, "remove bad rows first"),
+    ("reward", -1, "remove bad rows first"),
     ("weight", 0.5, "write 0 or 1, or true or false"),
     ("is_masked", [1, 0], "write 0 or 1, or true or false"),
 ]

@@ -412,7 +412,9 @@ def test_two_hundred_thousand_shards_open_in_a_second_and_100_mib(tmp_path):
 @pytest.mark.usefixtures("small")
 def test_what_cannot_be_cut_is_refused_with_a_way_out(tmp_path):
     path = write_rows(tmp_path / "a.jsonl.zst", ["a" * 1000] * 100)
-    with pytest.raises(DataError, match=r"decompress it, write it as several files, or as Parquet"):
+    with pytest.raises(
+        DataError, match=r"decompress it, or write it as several files or as Parquet"
+    ):
         opened(path, tmp_path)
     empty = tmp_path / "empty.jsonl"
     empty.write_bytes(b"")

@@ -200,7 +200,7 @@ def test_special_tokens_that_texts_spell_are_ids_and_counted_or_text(with_templa
                 special_tokens == "ids" and not number
             )
     with pytest.raises(
-        ConfigError, match="whose special_tokens is 'text', but this one's is 'ids'"
+        ConfigError, match="with special_tokens='text', but this one has special_tokens='ids'"
     ):
         write_texts(
             inputs, tmp_path / "text", WriteOptions(rows=RowFormat(tokenizer=with_template))

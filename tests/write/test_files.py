@@ -205,10 +205,13 @@ def test_a_reader_in_the_middle_of_a_commit_sees_the_stream_before_it(tmp_path, 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"compression": None}, "whose compression is 'zstd', but this one's is None; repeat the"),
-        ({"size_limit": 2000}, "whose size_limit is 1500, but this one's is 2000"),
-        ({"tokens_dtype": "int32"}, "whose dtype is 'uint16', but this one's is 'int32'"),
-        ({"part_bytes": 5000}, "whose part_bytes is 4000"),
+        (
+            {"compression": None},
+            "with compression='zstd', but this one has compression=None; repeat the",
+        ),
+        ({"size_limit": 2000}, "with size_limit=1500, but this one has size_limit=2000"),
+        ({"tokens_dtype": "int32"}, "with dtype='uint16', but this one has dtype='int32'"),
+        ({"part_bytes": 5000}, "with part_bytes=4000"),
     ],
 )
 def test_the_folder_of_another_job_is_refused(tmp_path, inputs, change, message):

@@ -87,7 +87,7 @@ def test_samples_without_tokens_are_skipped_and_counted(tmp_path):
 @pytest.mark.parametrize(
     ("sample", "dtype", "message"),
     [
-        ([0.5, 1.5], "uint16", r"holds float64 of shape \(2,\), but must be one row of integer"),
+        ([0.5, 1.5], "uint16", r"is float64 of shape \(2,\), but must be one row of integer"),
         ([1, 70_000], "uint16", r"token ids 1 to 70000 do not fit uint16 .* set tokens_dtype="),
         ({"text": "x"}, "uint16", "no 'tokens'; it has 'text'; set tokens="),
         ({"tokens": [1], "more": 3}, "uint16", "has 'tokens', 'more', but the first sample has"),
@@ -155,7 +155,7 @@ def test_rows_are_written_alike_whatever_type_their_arrays_have(tmp_path, form):
 @pytest.mark.parametrize("later", [[0.5, 1], [2**31, 1], [[1], [1, 2]], [None, 1], [], 3, [1]])
 def test_a_list_unlike_the_first_samples_is_refused(tmp_path, later):
     rows = [{"tokens": [5, 6], "mask": [0, 1]}, {"tokens": [5, 6], "mask": later}]
-    message = r"sample 1: 'mask' holds .* must hold one integer of .*2147483647 for each of the 2"
+    message = r"sample 1: 'mask' is .* must have one integer of .*2147483647 for each of the 2"
     with pytest.raises(DataError, match=message):
         write_stream(rows, tmp_path / "s")
     assert list(tmp_path.iterdir()) == []

@@ -102,11 +102,11 @@ class TokenFiles:
             )
         if self.is_rows:
             of_files = ("dtype", "format", "split_at", "has", "trailing", "download")
-            refuse_options(self, of_files, "rows of token ids, and is of token files")
+            refuse_options(self, of_files, "rows of token ids, but only to token files")
         else:
             what = (
-                "token files, which have no such columns, and a loss mask beside them is found by "
-                "its name: write a stream that has it (streampack write)"
+                "token files: a loss mask next to a file is found by its name, and labels need a "
+                "stream with such a column (streampack write)"
             )
             refuse_options(self, ("labels", "loss_mask"), what)
 

@@ -76,7 +76,7 @@ def read_remote(name: str, remote: str | os.PathLike[str]) -> str:
         known = ", ".join(f"{name}:" for name in sorted((*MOSAICML_SCHEMES, *PACKAGES)))
         raise ConfigError(
             f"{name}={remote!r}: nothing can fetch from {scheme}:; a remote is a folder, or a "
-            f"url of {known} or file:; copy the files to one of them"
+            f"URL with {known} or file:; copy the files to one of these"
         )
     return remote
 
@@ -122,7 +122,7 @@ def refuse_options(source: Any, names: Sequence[str], what: str) -> None:
     """Refuse options that are of no use for the contents of a source."""
     for name in names:
         if (value := getattr(source, name)) is not None:
-            raise ConfigError(f"{name}={short_text(value)} has no use for {what}; omit it")
+            raise ConfigError(f"{name}={short_text(value)} does not apply to {what}; omit it")
 
 
 def _check_columns(source: Any) -> None:
@@ -145,8 +145,8 @@ def _read_files(source: Any) -> None:
         object.__setattr__(source, "files", read_remote("files", files))
     elif is_paths(files) and form is None and all(map(names_rows, files)):
         raise ConfigError(
-            f"files={short_text(files)}: a list holds rows, not the names of their files; name "
-            "these by a glob, such as 'rows/*.jsonl', or write texts as [{'text': ...}, ...]"
+            f"files={short_text(files)}: a list must have rows, not names of files; name the files "
+            "by a glob, such as 'rows/*.jsonl', or write texts as [{'text': ...}, ...]"
         )
     elif is_paths(files) and not hasattr(source, "tokenizer"):
         object.__setattr__(source, "files", tuple(read_remote("files", each) for each in files))

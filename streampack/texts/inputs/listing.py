@@ -131,7 +131,7 @@ def _input_files(uri: str, found: Sequence[StoredObject]) -> list[InputSlice]:
             uri=others[0],
         )
     if not files:
-        raise DataError(f"{uri}: 0 files in this folder; name one that holds files of rows or text")
+        raise DataError(f"{uri}: 0 files in this folder; name one that has files of rows or text")
     return files
 
 

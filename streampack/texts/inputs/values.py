@@ -35,7 +35,7 @@ def to_text(value: Any) -> str:
             raise BadValueError(f"is not valid UTF-8 at its byte {error.start}") from error
     if isinstance(value, (list, np.ndarray)):
         raise BadValueError(
-            f"is a list of {len(value)}, but must be text; omit tokenizer= if it holds "
+            f"is a list of {len(value)}, but must be text; omit tokenizer= if it has "
             "token ids, or name it with chat= if it is a conversation"
         )
     kind = "null" if value is None else f"of type {type(value).__name__}"
@@ -65,7 +65,7 @@ def to_tokens(value: Any) -> IntArray:
         if tokens.ndim == 1 and tokens.dtype.kind in "iub":
             return tokens.astype(np.int64) if tokens.dtype.kind == "b" else tokens
     raise BadValueError(
-        f"holds {repr(value)[:60]}, but must be a list of integers; set tokenizer= for text"
+        f"is {repr(value)[:60]}, but must be a list of integers; set tokenizer= for text"
     )
 
 
