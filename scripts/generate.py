@@ -105,10 +105,11 @@ OF_YAML = {
     "only": "The first to use and one past the last, such as [0, 10] or [10, null]: of shards, or "
     "of samples of other sources. unset: all. If shards were appended to a stream of n shards, "
     "[0, n] is the stream as it was.",
-    "files": "A file, a folder or a glob; of token files also a list of files, or the part of a "
-    "name before the ending.",
-    "has": "What every sample has already: [bos, eos] that it begins with `Packing.bos_id` and "
-    "ends with `Packing.eos_id`, [] neither. unset: known from `index`, or not at all.",
+    "files": "A file, a folder or a glob; for token files also a list of files, or a file "
+    "name without its ending.",
+    "has": "Special tokens that every sample already has: [bos, eos] if it begins with "
+    "`Packing.bos_id` and ends with `Packing.eos_id`, [] if neither. unset: taken from `index`, or "
+    "unknown.",
     "tokenizer": "The path of a tokenizer: of a tokenizer.json, or of a folder of transformers. "
     "`chats` need one with a chat template.",
     "shards": "Shards with an index.json.",
