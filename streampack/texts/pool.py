@@ -6,14 +6,14 @@
     thread 2  pool.run(task) --> worker 2
     thread 3  pool.run(task)     waits for one of them
 
-    start_worker(work) --> Popen: python -c "from MODULE import work; work(descriptor, num_threads)"
-    pipe.send(task)    --> work: pipe.recv()
+    start_worker()  --> Popen: python -c "from MODULE import serve_tasks; serve_tasks(...)"
+    pipe.send(task) --> serve_tasks: pipe.recv()
     receive(pipe, process) <-- pipe.send(outcome)
 
-A worker starts when it is needed, and ends once it had nothing to do for a minute, or with this
-process. A forked process starts its own. They are not multiprocessing's: those import the caller's
-script, and a script that makes a dataset of rows need not guard its lines by the name "__main__".
-Forks would copy threads.
+A worker of the pool starts when it is needed, and ends once it had nothing to do for a minute, or
+with this process. A forked process starts its own. They are not multiprocessing's: those import the
+caller's script, and a script that makes a dataset of rows need not guard its lines by the name
+"__main__". Forks would copy threads.
 
 Cost: about 0.4 s for a worker to start, 60 MB with a tokenizer; 0.2 ms for a task.
 """
@@ -91,7 +91,7 @@ class TokenizerPool:
                 if process.poll() is None:
                     return pipe, process
                 pipe.close()
-        return start_worker(serve_tasks, 1)
+        return start_worker(1, IDLE_S)
 
     def close(self) -> None:
         """End the workers that have nothing to do."""
@@ -119,17 +119,17 @@ def _close_pools() -> None:
             pool.close()
 
 
-def serve_tasks(descriptor: int, num_threads: int) -> None:
-    """Call the functions that come through a pipe until it is closed; run in a worker.
+def serve_tasks(descriptor: int, num_threads: int, idle_s: float | None) -> None:
+    """Call the functions that come through a pipe until it is closed, or none comes for `idle_s`.
 
-    What a function returns is sent, and of a generator each item.
+    A worker process runs this. It sends what a function returns, and each item of a generator.
     """
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
     pipe = Connection(descriptor)
     # Once the main process has gone, sending fails and this process ends.
     with suppress(EOFError, ConnectionError):
-        while pipe.poll(IDLE_S):
+        while pipe.poll(idle_s):
             task = pipe.recv()
             try:
                 outcome = task()
@@ -140,14 +140,13 @@ def serve_tasks(descriptor: int, num_threads: int) -> None:
 
 
 def start_worker(
-    work: Callable[[int, int], None], num_threads: int
+    num_threads: int, idle_s: float | None
 ) -> tuple[Connection, subprocess.Popen[bytes]]:
-    """Start a process that calls `work(descriptor, num_threads)`; return its pipe."""
+    """Start a process that serves tasks, and ends if idle for `idle_s`; return its pipe, too."""
     ours, theirs = multiprocessing.Pipe()
-    name = work.__name__
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from {work.__module__} import {name}; "
-        f"{name}({theirs.fileno()}, {num_threads})"
+        f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve_tasks; "
+        f"serve_tasks({theirs.fileno()}, {num_threads}, {idle_s})"
     )
     # The worker inherits the blocked signal from its first moment on: a terminal's Ctrl-C reaches
     # only this process, which then terminates it.

@@ -21,7 +21,7 @@ from typing import Any
 
 from streampack._extras import import_extra
 from streampack.errors import ConfigError, WorkerError
-from streampack.texts.pool import end_workers, portable, receive, serve_tasks, start_worker
+from streampack.texts.pool import end_workers, portable, receive, start_worker
 from streampack.write.options import WriteOptions
 from streampack.write.part import Event, PartTask, write_part
 
@@ -49,7 +49,8 @@ def _run_in_processes(tasks: Sequence[PartTask], num_workers: int) -> Generator[
     num_threads = max(1, (os.cpu_count() or 1) // num_workers)
     try:
         while pending and len(workers) < num_workers:
-            pipe, process = start_worker(serve_tasks, num_threads)
+            # However long the caller takes with an event, they wait for the next part.
+            pipe, process = start_worker(num_threads, None)
             workers[pipe] = process
             pipe.send(partial(_reports, pending.popleft()))
         while workers:

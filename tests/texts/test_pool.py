@@ -113,16 +113,8 @@ def test_workers_end_with_their_process():
     assert not Path(f"/proc/{int(said.stdout)}").exists()
 
 
-def test_an_idle_worker_ends_and_another_one_takes_its_place(pool):
-    first = pool.run(partial(set_idle, 0.05))
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{first}").exists() and time.monotonic() < deadline:
-        if pool._idle[0][1].poll() is not None:
-            break
-        time.sleep(0.05)
+def test_an_idle_worker_ends_and_another_one_takes_its_place(pool, monkeypatch):
+    monkeypatch.setattr(pools, "IDLE_S", 0.05)
+    first = pool.run(os.getpid)
+    pool._idle[0][1].wait(30)
     assert pool.run(os.getpid) != first
-
-
-def set_idle(seconds: float) -> int:
-    pools.IDLE_S = seconds
-    return os.getpid()
