@@ -115,7 +115,7 @@ def write_lengths_index(
 ) -> KnownLengths:
     """Tokenize all shards, and write their lengths next to the counts of an index.
 
-    Token shards that are not kept are removed one by one, so that a small disk is enough.
+    Token shards that are not kept are removed one by one. Decoded units stay until the end.
     """
     arrays = _all_lengths(shards, is_kept=is_kept)
     known = _known(arrays)
