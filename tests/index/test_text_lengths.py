@@ -108,7 +108,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "special_tokens": ({"special_tokens": "text"}, "special_tokens='ids', .*special_tokens='text'"),
     "transform": (
         {"transform": "tests.helpers.transforms:slow"},
-        "lengths of transform=None, .*transform=.*slow",
+        "lengths for transform=None, .*transform=.*slow",
     ),
 }
 
@@ -147,7 +147,7 @@ def test_an_index_of_another_tokenizer_or_of_other_files_is_refused_by_name(what
     index(folder, NAMES[0], tmp_path / "index")
     changed(folder, what)
     source = source_of(folder, NAMES[0], tmp_path / "cache", index=tmp_path / "index")
-    with pytest.raises(ConfigError, match=rf"the lengths of {what}=.*these texts have {what}="):
+    with pytest.raises(ConfigError, match=rf"the lengths for {what}=.*these texts have {what}="):
         dataset_of(source)
     index(folder, NAMES[0], tmp_path / "index")  # the way out
     assert list(dataset_of(source, **LANES))
