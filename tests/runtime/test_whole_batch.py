@@ -26,7 +26,7 @@ def test_torchs_loader_is_told_that_batches_are_whole(
 ) -> None:
     loader = DataLoader(dataset_of(stream, batch_format), **options)
     with pytest.raises(
-        ConfigError, match=r"has batch_size=(1|4) and would stack .*; set DataLoader\(.*=None\)"
+        ConfigError, match=r"has batch_size=(1|4) and would stack .*; use DataLoader\(.*=None\)"
     ):
         next(iter(loader))
 
