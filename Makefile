@@ -17,6 +17,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 	2>/dev/null && echo "$$python" && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+SMALL := $(VENV)/small
 INSTALLED := $(VENV)/installed
 # Named again beside the constraints: pip must settle on this build of torch before anything that
 # depends on it, and the pin has one home.
@@ -41,13 +42,19 @@ help:
 
 install: $(INSTALLED)
 
+# The demo needs a fifth of the packages, and is the first thing that a newcomer waits for.
+$(SMALL): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one: make PYTHON=/path/to/python"; exit 1; }
+	@echo "installing into $(VENV): half a minute or a minute"
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt "$(TORCH)" -e '.[plots]'
+	@touch $(SMALL)
+
 # A torchvision that does not fit would keep transformers from importing its models. Only MosaicML
 # Streaming and litData require it; their tests bring a stand-in (tests/helpers/site).
 # The stamp is written last: an install that broke off is done again.
-$(INSTALLED): pyproject.toml constraints.txt requirements-mosaicml.txt
-	@test -n "$(PYTHON)" || { echo "no Python from 3.11 on found; name one: make PYTHON=/path/to/python"; exit 1; }
-	@echo "installing into $(VENV): a minute or two"
-	"$(PYTHON)" -m venv $(VENV)
+$(INSTALLED): $(SMALL) requirements-mosaicml.txt
+	@echo "installing what tests need: a minute or two"
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -r requirements-mosaicml.txt "$(TORCH)" -e '.[dev]'
 	$(BIN)/$(PIP_INSTALL) --no-deps "$(MOSAICML)"
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || { \
@@ -59,7 +66,7 @@ $(INSTALLED): pyproject.toml constraints.txt requirements-mosaicml.txt
 architectures: $(INSTALLED)
 	$(BIN)/python -m tests.helpers.architectures
 
-demo: $(INSTALLED)
+demo: $(SMALL)
 	$(BIN)/python examples/demo/kill_and_resume.py
 
 # Three at a time on two cores: much of it waits for servers and processes. A file's tests stay

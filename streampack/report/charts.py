@@ -63,7 +63,8 @@ def groups_of(facts: RunFacts, most: int = MOST_STREAMS) -> list[Group]:
     named = [short_name(streams[number].name) for number in order[:most]]
     groups = [Group(name, order[[at]], colour(at)) for at, name in enumerate(named)]
     rest = order[most:]
-    return groups + [Group(f"{len(rest)} others", rest, draw.SERIES[1])] * (len(rest) > 0)
+    name = f"{len(rest)} other{'s' * (len(rest) > 1)}"
+    return groups + [Group(name, rest, draw.SERIES[1])] * (len(rest) > 0)
 
 
 def short_name(name: str, most: int = 28) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from streampack._extras import import_extra
 from streampack._paths import replaced
 from streampack.planned.dataset import PackedStreamingDataset
-from streampack.report.charts import SECTIONS, Drawn, Specs, groups_of, percent
+from streampack.report.charts import MOST_STREAMS, SECTIONS, Drawn, Specs, groups_of, percent
 from streampack.report.drawing import FULL, HALF, VARIABLES, as_svg, shown
 from streampack.report.facts import RunFacts, run_facts
 from streampack.types import State
@@ -101,35 +101,47 @@ def _section(facts: RunFacts, name: str, lead: str, specs: Specs) -> str:
     part = "" if facts.is_whole else f" Planned: {len(facts.steps[0]):,} steps."
     delivered = "" if facts.delivered else f" What was delivered is {facts.source}."
     lead, inside = escape(lead.format(part=part, delivered=delivered)), []
+    last, names = groups_of(facts)[-1], facts.engine.recipe.names
+    others = last.name, [names[at] for at in last.members if len(names) > MOST_STREAMS]
     for key, (title, unit, draw) in specs.items():
         drawn = draw(facts)
         if isinstance(drawn, str):
             inside.append(f'<p class="note">{escape(drawn)}</p>' if drawn else "")
             continue
         width = HALF if len(specs) > 2 else FULL
-        inside.append(_figure(key, title.format(**drawn.words), unit, drawn, width))
+        inside.append(_figure(key, title.format(**drawn.words), unit, drawn, width, others))
     charts = f'<p class="lead">{lead}</p><div class="charts">{"".join(inside)}</div>'
     return f"<section><h2>{name}</h2>{charts}</section>"
 
 
-def _figure(key: str, title: str, unit: str, drawn: Drawn, width: int) -> str:
-    """Return a chart with its words: the table's text is also the picture's."""
+def _figure(
+    key: str, title: str, unit: str, drawn: Drawn, width: int, others: tuple[str, Collection[str]]
+) -> str:
+    """Return a chart with its words, and tables to open: the streams that share a row, and all.
+
+    The text of the table of all is also the picture's.
+    """
     unit = unit.format(**drawn.words)
     names, *rows = drawn.rows
     said = [", ".join(" ".join(pair) for pair in zip(names, row, strict=True)) for row in rows]
     text = escape(f"{title}; {unit}. {'; '.join(said)}.", quote=True)
     svg = as_svg(drawn.figure, key, text, drawn.titles)
     legend = "".join(f"<li>{_swatch(mark)}{escape(meaning)}</li>" for mark, meaning in drawn.legend)
-    head, *lines = [[escape(cell) for cell in row] for row in drawn.rows]
-    body = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in lines)
-    table = f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{body}</table>"
+    inside = [row for row in rows if row[0] in others[1]]
+    opens = _table(others[0], names, inside) if inside else ""
     return (
         f'<figure id="{key}" class="w{width}">'
         f"<figcaption><h3>{escape(title)}</h3><p>{escape(unit)}</p></figcaption>"
         f'<ul class="legend">{legend}</ul><div class="plot">{svg}</div>'
-        f"<details><summary>All numbers ({len(lines):,})</summary>"
-        f'<div class="table">{table}</div></details></figure>'
+        f"{opens}{_table(f'All numbers ({len(rows):,})', names, rows)}</figure>"
     )
+
+
+def _table(summary: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head, *lines = [[escape(cell) for cell in row] for row in [names, *rows]]
+    body = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in lines)
+    table = f"<table><tr><th>{'</th><th>'.join(head)}</th></tr>{body}</table>"
+    return f'<details><summary>{summary}</summary><div class="table">{table}</div></details>'
 
 
 def _swatch(mark: str) -> str:

@@ -147,6 +147,13 @@ def test_many_streams_of_long_names_are_the_largest_and_a_row_of_the_others(page
     assert about.count(" % ") == 5
     assert "26 others" in about
     assert [row["stream"] for row in table_of(path, "mixture")] == names
+    opened = page.evaluate(
+        "(others => { others.querySelector('summary').click();"
+        " return others.open && others.innerText.trim().split('\\n'); })"
+        "(document.querySelector('#mixture details'))"
+    )
+    assert opened[0] == "20 others"
+    assert [line.split("\t")[0] for line in opened[2:]] == names[:20]
     for figure in page.evaluate(FIGURES):
         assert figure["clashes"] == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -155,7 +162,7 @@ def test_many_streams_of_long_names_are_the_largest_and_a_row_of_the_others(page
 def table_of(path: Path, key: str) -> list[dict[str, str]]:
     """The numbers in a report's chart, as a dict for each row."""
     [figure] = re.findall(rf'<figure id="{key}".*?</figure>', path.read_text(), flags=re.DOTALL)
-    head, *rows = re.findall(r"<tr>(.*?)</tr>", figure)
+    head, *rows = re.findall(r"<tr>(.*?)</tr>", figure.split("<details>")[-1])
     names = re.findall(r"<th>(.*?)</th>", head)
     return [dict(zip(names, re.findall(r"<td>(.*?)</td>", row), strict=True)) for row in rows]
 
