@@ -35,7 +35,7 @@ settings.register_profile(
     "streampack",
     deadline=None,
     derandomize=True,
-    max_examples=min(int(os.environ.get("STREAMPACK_TEST_EXAMPLES", "60")), 60),
+    max_examples=min(int(os.environ.get("STREAMPACK_TEST_EXAMPLES", "25")), 60),
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("streampack")
@@ -132,6 +132,14 @@ def quick_writer() -> Iterator[None]:
         patch.setattr(
             "streaming.base.format.base.writer.sleep", lambda seconds: time.sleep(seconds / 100)
         )
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_pool() -> Iterator[None]:
+    """Let a process that tokenizes wait ten minutes for tasks: its next start takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streampack.texts.pool.IDLE_S", 600.0)
         yield
 
 

@@ -179,7 +179,7 @@ def plans(draw: st.DrawFn, ways: set[str]) -> tuple[Packs, Packing]:
     return Packs(segments=rows, ends=np.array(ends, np.int64)), packing
 
 
-@examples(200)
+@examples(80, many=200)
 @given(plan=plans({stored[2] for stored in STORED}), num_padding=st.integers(0, 2))
 def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
     streams, plan, num_padding
@@ -196,7 +196,7 @@ def test_rows_hold_the_planned_tokens_and_labels_of_every_way_to_store_them(
         assert rows.labels.tolist() == expected["labels"]
 
 
-@examples(100)
+@examples(40, many=100)
 @given(
     plan=plans({stored[2] for stored in STORED}),
     layout=st.sampled_from(["zigzag", "contiguous"]),

@@ -101,7 +101,7 @@ def test_streams_that_are_rarer_than_deadlines_are_known_are_spread_too():
         assert np.ptp(counts) <= 3
 
 
-@examples(80)
+@examples(40, many=80)
 @given(
     ends=st.integers(2, 7).flatmap(
         lambda num: st.tuples(

@@ -44,7 +44,7 @@ def as_lists(packs: Packs) -> list[list[list[int]]]:
     return [packs[pack].tolist() for pack in range(len(packs))]
 
 
-@examples(200, many=400)
+@examples(80, many=400)
 @given(case=windows_of())
 def test_windows_are_packed_as_in_plain_python(case):
     packing, windows = case

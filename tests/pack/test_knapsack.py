@@ -28,7 +28,7 @@ def test_the_bins_are_those_that_llama_factory_makes():
     assert bins == [[500, 500, 500, 500, 40], [1000, 1000, 41], [1024, 1023], [2048]]
 
 
-@examples(200)
+@examples(80, many=200)
 @given(
     windows=st.lists(st.lists(st.integers(1, 64), max_size=40), max_size=3),
     most=st.sampled_from([None, 1, 2, 5]),

@@ -28,7 +28,7 @@ def batches_of(lengths, max_tokens, **options):
     return numbers_of(packer.add(rows.reshape(-1, 6))) + numbers_of(packer.flush())
 
 
-@examples(200)
+@examples(80, many=200)
 @given(
     lengths=st.lists(st.integers(1, 20), max_size=200),
     buffer_samples=st.integers(1, 20),

@@ -90,7 +90,7 @@ def taken(packing: Packing, segments: np.ndarray) -> int:
 
 
 @pytest.mark.thorough
-@examples(300, many=600)
+@examples(120, many=600)
 @given(case=cases(tuple(ORACLES)))
 def test_kernels_equal_plain_python_segment_by_segment(case):
     packing, rows = case

@@ -24,7 +24,7 @@ def pack_all(packing: Packing, lengths) -> Packs:
     return Packs.join([packer.add(rows_of(lengths)), packer.flush()])
 
 
-@examples(100)
+@examples(40, many=100)
 @given(lengths=st.lists(st.integers(1, 64) | st.integers(1, 16), min_size=1, max_size=200))
 def test_the_samples_of_a_block_are_neighbours_of_at_most_short_seq_len_tokens(lengths):
     packs = pack_all(packing_of(), lengths)

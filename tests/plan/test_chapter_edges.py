@@ -14,6 +14,7 @@ from streampack.plan.sample_order import UNDELIVERED, SampleOrder
 from streampack.plan.spans import RunPlan
 from streampack.types import LENGTH, PASS, STREAM, TOTAL
 from tests.helpers.chapters import run_packs, run_plan
+from tests.helpers.examples import crossed
 
 NAMES = ["web", "code", "rare"]
 SIZE, LANES, SEQ = 32, 4, 2048
@@ -57,8 +58,9 @@ def parts_of(segments: np.ndarray, unit: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("steps", [20, pytest.param(1000, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("order", [Order(), Order(pack_shuffle=0)], ids=["default", "unshuffled"])
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize(
+    ("order", "unit"), crossed([Order(), Order(pack_shuffle=0)], ["tokens", "samples"])
+)
 def test_each_chapter_delivers_its_own_shares(steps, order, unit):
     """As docs/chapters.md states: up to chance in the window that ends it, and to the packer's
     buffer."""

@@ -243,7 +243,7 @@ def test_a_stream_without_a_share_changes_no_pack_of_a_small_stream():
 
 @pytest.mark.thorough
 def test_any_history_gives_what_the_run_that_never_stopped_does():
-    play(50, many=150)
+    play(30, many=150)
 
 
 @pytest.mark.slow

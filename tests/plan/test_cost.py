@@ -7,6 +7,7 @@ import pickle
 import time
 import tracemalloc
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.state import Progress
 from streampack.types import LENGTH
+from tests.helpers.examples import crossed
 from tests.helpers.planning import (
     covered,
     device_batches,
@@ -58,12 +60,17 @@ def large(num_samples: int, method: str, num_lanes: int, asked: list[int], **mix
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_lanes", [1, 4])
-@pytest.mark.parametrize(("epoch_end", "epoch"), [("pad", 0), ("carry", 0), ("pad", 1), ("pad", 3)])
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
+@pytest.mark.parametrize(
+    ("lanes_and_unit", "end_and_epoch"),
+    crossed(
+        list(product([1, 4], ["samples", "tokens"])),
+        [("pad", 0), ("carry", 0), ("pad", 1), ("pad", 3)],
+    ),
+)
 def test_fifty_million_samples_start_at_once_and_ask_for_a_block_of_lengths(
-    method, num_lanes, epoch_end, unit, epoch
+    method, lanes_and_unit, end_and_epoch
 ):
+    (num_lanes, unit), (epoch_end, epoch) = lanes_and_unit, end_and_epoch
     asked: list[int] = []
     begin = time.process_time()
     r = large(FIFTY_MILLION, method, num_lanes, asked, epoch_end=epoch_end, weight_unit=unit)
@@ -152,8 +159,9 @@ def small(num_samples: int, method: str = "random", **kwargs) -> Recipe:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["random", "stratified"])
-@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
+@pytest.mark.parametrize(
+    ("method", "epoch_end"), crossed(["random", "stratified"], ["carry", "pad"])
+)
 def test_the_memory_of_a_whole_epoch_does_not_grow_with_it(method, epoch_end):
     def read(r: Recipe) -> None:
         sequence = epoch_sequence(r, DeviceView(batch_size=64))
@@ -205,8 +213,7 @@ def test_no_packer_ever_holds_more_than_its_bounds(lengths, method, buffer_token
     assert sequence.totals.packer_tokens <= r.num_queues * buffer_tokens
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_lanes", [1, 3])
+@pytest.mark.parametrize(("method", "num_lanes"), crossed(METHODS, [3, 1]))
 def test_an_epoch_asks_for_the_lengths_of_each_shard_a_few_times_at_most(method, num_lanes):
     asked: list[tuple[str, int]] = []
     r = replace(small(30_000, method), num_lanes=num_lanes, global_batch_size=64 * num_lanes)
@@ -218,14 +225,19 @@ def test_an_epoch_asks_for_the_lengths_of_each_shard_a_few_times_at_most(method,
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_lanes", [1, 2, 4])
-@pytest.mark.parametrize("epoch", [0, 2])
 @pytest.mark.parametrize(
-    "mixing", [{"epoch_end": "carry"}, {"weight_unit": "tokens", "epoch_size": 5000}]
+    ("num_lanes", "epoch_and_mixing"),
+    crossed(
+        [1, 2, 4],
+        list(
+            product([0, 2], [{"epoch_end": "carry"}, {"weight_unit": "tokens", "epoch_size": 5000}])
+        ),
+    ),
 )
 def test_streams_of_which_everything_is_dropped_are_an_error_where_they_would_never_end(
-    method, mixing, num_lanes, epoch
+    method, num_lanes, epoch_and_mixing
 ):
+    epoch, mixing = epoch_and_mixing
     r = recipe(
         [np.full(200, 90), np.full(300, 80)],
         mixing=Mixing(batching_method=method, **mixing),

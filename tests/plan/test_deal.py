@@ -75,7 +75,7 @@ def by_global_batch(steps: list[list[list]], per_batch: int) -> list[list[str]]:
 
 
 @pytest.mark.thorough
-@examples(8, many=40)
+@examples(6, many=40)
 @given(
     st.sampled_from(METHODS),
     st.sampled_from(["pad", "drop", "carry"]),
@@ -117,7 +117,7 @@ def test_batches_planned_together_are_those_planned_one_by_one(within):
 costs = st.integers(1, 10_000)
 
 
-@examples(200)
+@examples(60, many=200)
 @given(st.data(), st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
 def test_every_item_is_dealt_once_and_steps_take_no_longer(data, num_steps, num_ranks, size):
     count = num_steps * num_ranks * size

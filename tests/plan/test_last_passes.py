@@ -18,7 +18,7 @@ from streampack.plan.sequence import PackSequence
 from streampack.plan.state import Progress
 from streampack.types import LENGTH, PASS, SAMPLE, STREAM
 from tests.helpers.chapters import device_packs, plan_packs, run_packs, run_plan, views_of
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 RNG = np.random.default_rng(0)
@@ -79,7 +79,7 @@ RUN_OF = {
 }
 
 
-@examples(25, many=60)
+@examples(15, many=60)
 @given(
     **RUN_OF,
     passes=st.sampled_from([1, 2]),
@@ -103,9 +103,9 @@ def test_the_last_chapter_delivers_each_sample_of_its_passes(
         assert empty <= num_lanes * (RUN - 1)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("run", sorted(RUNS))
-@pytest.mark.parametrize("overflow", ["truncate", "drop"])
+@pytest.mark.parametrize(
+    ("method", "run", "overflow"), crossed(METHODS, sorted(RUNS), ["truncate", "drop"])
+)
 def test_cut_samples_are_delivered_too(run, method, overflow):
     lengths = STREAMS["many"]
     plan = plan_of(lengths, run, method, num_lanes=2, overflow=overflow)
@@ -115,7 +115,7 @@ def test_cut_samples_are_delivered_too(run, method, overflow):
     assert samples == set(np.flatnonzero(kept).tolist())
 
 
-@examples(15, many=30)
+@examples(8, many=30)
 @given(
     **RUN_OF,
     num_devices=st.sampled_from([2, 4]),
@@ -128,7 +128,7 @@ def test_every_world_gets_the_same_packs_to_the_end(tune, run, method, num_lanes
     assert run_packs(plan, [RUN] * len(plan), num_devices, most=8) == one
 
 
-@examples(15, many=30)
+@examples(10, many=30)
 @given(
     **RUN_OF,
     part=st.floats(0, 1),

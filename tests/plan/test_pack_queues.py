@@ -12,6 +12,7 @@ from streampack.plan import sequence, span_slots
 from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.state import Progress
+from tests.helpers.examples import crossed
 from tests.helpers.planning import epoch_sequence, recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -57,14 +58,18 @@ def seen(r: Recipe, view: DeviceView) -> list:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("num_devices", "batch_size"), [(1, 2), (3, 4)])
+@pytest.mark.parametrize(
+    ("method", "epoch_end", "view"),
+    crossed(
+        METHODS,
+        ["carry", "pad", "drop"],
+        [DeviceView(place=2, num_devices=3, batch_size=4), DeviceView(batch_size=2)],
+    ),
+)
 def test_batches_planned_together_are_those_planned_one_by_one(
-    method, epoch_end, num_devices, batch_size, monkeypatch
+    method, epoch_end, view, monkeypatch
 ):
     r = make(method, epoch_end)
-    view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=batch_size)
     together = seen(r, view)
     monkeypatch.setattr(span_slots, "AHEAD", 0)
     monkeypatch.setattr(sequence, "TOGETHER", 1)

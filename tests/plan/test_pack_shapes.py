@@ -83,7 +83,7 @@ def test_streams_take_turns_by_tokens_whatever_the_length_of_their_packs(method)
         assert (abs(served - due) <= 2 * unit).all()
 
 
-@examples(25, many=150)
+@examples(12, many=150)
 @given(
     method=st.sampled_from(["random", "stratified", *METHODS]),
     epoch_end=st.sampled_from(["pad", "drop"]),

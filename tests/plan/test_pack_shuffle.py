@@ -56,7 +56,7 @@ orders = st.builds(
 )
 
 
-@examples(60)
+@examples(20, many=60)
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]), st.sampled_from(["pad", "carry"]))
 def test_a_queue_gives_the_same_packs_each_within_a_window_of_its_place(
     order, method, num_lanes, epoch_end
@@ -80,7 +80,7 @@ def test_a_queue_gives_the_same_packs_each_within_a_window_of_its_place(
             assert abs(at - number) <= bound
 
 
-@examples(60)
+@examples(20, many=60)
 @given(
     st.integers(0, 10**6),
     st.sampled_from(["uniform", "few long", "two sizes"]),

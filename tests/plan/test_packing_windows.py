@@ -16,7 +16,7 @@ from streampack.plan.device_plan import DeviceView
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.types import LENGTH, SAMPLE, Packs
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.planning import (
     epoch_sequence,
@@ -80,8 +80,7 @@ def test_hard_lengths_fill_packs_nearly_as_one_window_over_all_samples_would(kin
     )
 
 
-@pytest.mark.parametrize("kind", ["web", "sft", "long"])
-@pytest.mark.parametrize("size", [2048, 8192, 32_768])
+@pytest.mark.parametrize(("kind", "size"), crossed(["web", "sft", "long"], [2048, 8192, 32_768]))
 def test_ordinary_lengths_fill_all_packs_but_the_last(kind, size):
     found = planned(synthetic_lengths(kind, 100_000), size)
 
@@ -97,7 +96,7 @@ def test_windows_of_256_samples_span_smaller_shuffle_blocks_and_fill_packs():
 
 
 @pytest.mark.thorough
-@examples(10, many=40)
+@examples(6, many=40)
 @given(orders, st.sampled_from(METHODS), st.sampled_from([1, 3]))
 def test_a_sample_waits_for_two_windows_at_most(order, method, num_lanes):
     r = make(order, method, num_lanes)

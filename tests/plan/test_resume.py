@@ -16,7 +16,7 @@ from streampack.plan.device_plan import DeviceView
 from streampack.plan.recipe import Recipe
 from streampack.plan.run_worlds import check_resized
 from streampack.plan.state import Progress
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.planning import all_packs, device_batches, epoch_sequence, recipe, world_views
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -53,7 +53,7 @@ def show(batch) -> tuple:
     return segments, ends, batch.num_rows, batch.epoch, batch.position
 
 
-@examples(30, many=150)
+@examples(20, many=150)
 @given(
     method=st.sampled_from(METHODS),
     epoch_end=st.sampled_from(ENDS),
@@ -97,17 +97,15 @@ def test_snapshots_do_not_grow_with_the_epoch():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    ("unit", "epoch_end"),
-    [
-        ("samples", "carry"),
-        ("tokens", "pad"),
-        pytest.param("samples", "pad", marks=pytest.mark.slow),
-        pytest.param("tokens", "carry", marks=pytest.mark.slow),
-    ],
+    ("method", "unit_and_end"),
+    crossed(
+        METHODS,
+        [("samples", "carry"), ("tokens", "pad"), ("samples", "pad"), ("tokens", "carry")],
+    ),
 )
-def test_snapshots_hold_all_that_a_planner_of_many_chunks_goes_on_with(method, unit, epoch_end):
+def test_snapshots_hold_all_that_a_planner_of_many_chunks_goes_on_with(method, unit_and_end):
+    unit, epoch_end = unit_and_end
     rng = np.random.default_rng(1)
     lengths = [rng.integers(0, 90, 16_000), rng.integers(0, 50, 9_000)]
     r = make(method, epoch_end, 1, unit, lengths=lengths)

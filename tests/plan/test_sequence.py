@@ -56,7 +56,7 @@ def assert_covers_once(packs: list, all_lengths: list[np.ndarray]) -> None:
             assert starts[-1] == lengths[sample]
 
 
-@examples(60)
+@examples(25, many=60)
 @given(
     all_lengths=all_lengths,
     method=methods,

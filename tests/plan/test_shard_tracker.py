@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from streampack.plan.recipe import Recipe
 from streampack.plan.sequence import touched_lanes
 from streampack.plan.state import Progress
 from streampack.types import SAMPLE, STREAM
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.planning import epoch_sequence, recipe
 
 METHODS = ["random", "stratified"]
@@ -54,12 +55,14 @@ def shards_of(r: Recipe, batch) -> set[tuple[int, int]]:
     }
 
 
-@pytest.mark.parametrize("epoch_end", ["pad", "carry"])
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("num_lanes", "num_devices"), [(1, 1), (2, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize(
+    ("method_and_end", "lanes_and_devices"),
+    crossed(list(product(METHODS, ["pad", "carry"])), [(2, 2), (2, 1), (1, 2), (1, 1)]),
+)
 def test_every_shard_of_a_batch_was_said_to_be_needed_and_was_not_finished(
-    method, epoch_end, num_lanes, num_devices
+    method_and_end, lanes_and_devices
 ):
+    (method, epoch_end), (num_lanes, num_devices) = method_and_end, lanes_and_devices
     r = make(method, epoch_end, num_lanes)
     view = DeviceView(place=num_devices - 1, num_devices=num_devices, batch_size=2)
     sequence = epoch_sequence(r, view, Progress(epoch=1))
@@ -110,8 +113,8 @@ def test_a_shard_is_not_finished_while_a_packer_holds_a_sample_of_it(method):
     assert num_finished > 100
 
 
-@pytest.mark.parametrize("least", [3, 33])  # of the longer ones, none fits another's pack
-@pytest.mark.parametrize("block", [8, 100, 255, 2000, 3000])
+# Of the samples of 33 tokens and more, none fits another's pack.
+@pytest.mark.parametrize(("block", "least"), crossed([8, 100, 255, 2000, 3000], [3, 33]))
 def test_no_more_shards_are_needed_together_than_a_cache_limit_has_room_for(block, least):
     r = recipe(
         [np.random.default_rng(4).integers(least, 60, 30_000)],
@@ -193,7 +196,7 @@ def passes_of(counts: list[int], block: int, seed: int) -> Passes:
     )
 
 
-@examples(60)
+@examples(30, many=60)
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     block=st.integers(1, 60),

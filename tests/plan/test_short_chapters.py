@@ -12,6 +12,7 @@ from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from streampack.runtime.stats import COUNTED, TOKENS, count_segments
 from tests.helpers.chapters import run_plan
+from tests.helpers.examples import crossed
 from tests.helpers.planning import recipe
 
 
@@ -89,12 +90,12 @@ def check(found: list[np.ndarray], weights: dict[str, float]) -> None:
     ("weights", "window", "steps"),
     [
         (MIXTURES[0], "shuffled", [20]),
-        (MIXTURES[0], "shuffled", [10] * 10),
-        (MIXTURES[0], "in order", [20]),
         (MIXTURES[1], "part of a chunk", [20]),
         (MIXTURES[1], "in order", [10] * 10),
-        (MIXTURES[2], "shuffled", [20]),
         (MIXTURES[2], "in order", [100]),
+        pytest.param(MIXTURES[0], "shuffled", [10] * 10, marks=pytest.mark.slow),
+        pytest.param(MIXTURES[0], "in order", [20], marks=pytest.mark.slow),
+        pytest.param(MIXTURES[2], "shuffled", [20], marks=pytest.mark.slow),
     ],
 )
 def test_chapters_deliver_their_shares_on_average(weights, window, steps):
@@ -121,8 +122,7 @@ def test_epochs_begin_with_their_shares_on_average(epoch_end):
     check(found, weights)
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-@pytest.mark.parametrize("method", [None, "next_fit"])
+@pytest.mark.parametrize(("method", "steps"), crossed([None, "next_fit"], [1, 2]))
 def test_a_window_with_a_long_sample_has_no_more_tokens_than_others(method, steps):
     """A step is half a window. A window has at most four books."""
     weights = {"web": 0.9, "books": 0.1}

@@ -21,7 +21,7 @@ from streampack.plan.lane_stream import LaneStream, lane_drift
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.planning import device_batches, queue_packs, recipe
 
 METHODS = ["random", "stratified", "per_stream", "device_per_stream"]
@@ -78,7 +78,7 @@ def most_apart(r: Recipe, lane: int, queue: int, num_packs: int) -> int:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("most", [20, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [10, pytest.param(150, marks=pytest.mark.slow)])
 def test_the_uses_of_two_samples_differ_by_at_most_2_in_each_lane(most):
     @examples(most)
     @given(
@@ -112,7 +112,7 @@ def test_the_uses_of_two_samples_differ_by_at_most_2_in_each_lane(most):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("most", [15, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_with_several_streams_they_differ_by_at_most_3(most):
     @examples(most)
     @given(
@@ -147,7 +147,7 @@ def test_with_several_streams_they_differ_by_at_most_3(most):
 
 
 @pytest.mark.thorough
-@examples(25, many=60)
+@examples(15, many=60)
 @given(
     packer=st.sampled_from(PACKERS),
     method=st.sampled_from(METHODS),
@@ -287,8 +287,7 @@ def num_calls(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-@pytest.mark.parametrize("num_lanes", [1, 30])
+@pytest.mark.parametrize(("unit", "num_lanes"), crossed(["samples", "tokens"], [30, 1]))
 def test_tiny_streams_and_blocks_are_planned_in_few_calls(unit, num_lanes, monkeypatch):
     """A call for each pass or block would be hundreds a lane."""
     least = num_calls(monkeypatch, 0, unit, num_lanes)

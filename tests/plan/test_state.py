@@ -193,7 +193,7 @@ def put(state: dict, path: tuple, value: object) -> None:
 
 # Faults: pickle_state_dict.
 @pytest.mark.thorough
-@pytest.mark.parametrize("most", [300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [120, pytest.param(3000, marks=pytest.mark.slow)])
 def test_a_damaged_state_is_refused_or_gives_batches_and_nothing_else(most):
     @examples(most)
     @given(data=st.data(), number=st.integers(0, len(RECIPES) - 1))

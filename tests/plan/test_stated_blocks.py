@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from streampack.plan.lane_stream import LaneStream
 from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan, run_of
 from streampack.types import PASS, SAMPLE, START, STREAM
+from tests.helpers.examples import crossed
 from tests.helpers.planning import plan_stream, recipe, world_views
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
@@ -90,13 +92,15 @@ def packs_of(run: RunPlan, num_devices: int, num_batches: int) -> list[list[list
     return packs
 
 
-@pytest.mark.parametrize("chapters", [False, True])
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_lanes", [1, 2, 8])
+@pytest.mark.parametrize(
+    ("num_lanes", "unit_and_chapters"),
+    crossed([1, 2, 8], list(product(["samples", "tokens"], [False, True]))),
+)
 def test_the_first_batch_needs_a_block_of_each_stream_in_each_lane(
-    num_lanes, method, unit, chapters
+    num_lanes, method, unit_and_chapters
 ):
+    unit, chapters = unit_and_chapters
     run, opened = run_plan(num_lanes, unit=unit, method=method, chapters=chapters)
     [view] = world_views(1, run.recipes[0].global_batch_size)
 
@@ -105,8 +109,7 @@ def test_the_first_batch_needs_a_block_of_each_stream_in_each_lane(
     assert len(opened) <= len(LENGTHS) * num_lanes * (BLOCK // SHARD + 1)
 
 
-@pytest.mark.parametrize("chapters", [False, True])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "chapters"), crossed(METHODS, [True, False]))
 def test_packs_are_equal_in_every_world_and_each_pass_has_each_sample_once(method, chapters):
     run, _ = run_plan(4, unit="samples", method=method, chapters=chapters)
     num_batches = 16 * 32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from streampack.plan.lane_stream import LaneStream, used_twice
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder
 from streampack.types import SAMPLE, START, STREAM
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.planning import (
     covered,
     device_batches,
@@ -51,7 +52,7 @@ def taken(r: Recipe, epoch: int) -> list[dict]:
     return covered(packs, len(r.streams))
 
 
-@examples(20, many=40)
+@examples(12, many=40)
 @given(
     nums=st.lists(st.integers(1, 500), min_size=1, max_size=3),
     weights=st.lists(WEIGHT, min_size=3, max_size=3),
@@ -83,10 +84,12 @@ def test_repeat_and_choose_are_exact_in_every_epoch_and_samples_are_used_evenly(
                 assert max(uses) - min(uses) <= 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_lanes", [1, 3])
-@pytest.mark.parametrize("unit", ["samples", "tokens"])
-def test_fixed_takes_the_same_samples_in_every_epoch_and_balanced_goes_on(method, num_lanes, unit):
+@pytest.mark.parametrize(
+    ("method", "lanes_and_unit"),
+    crossed(METHODS, list(product([3, 1], ["tokens", "samples"]))),
+)
+def test_fixed_takes_the_same_samples_in_every_epoch_and_balanced_goes_on(method, lanes_and_unit):
+    num_lanes, unit = lanes_and_unit
     lengths = [np.random.default_rng(num).integers(1, 40, num) for num in (600, 500)]
     share = [{"proportion": 1}, {"proportion": 2}]
 
@@ -107,7 +110,7 @@ def test_fixed_takes_the_same_samples_in_every_epoch_and_balanced_goes_on(method
         assert not first & second
 
 
-@examples(12, many=30)
+@examples(7, many=30)
 @given(
     nums=st.lists(st.integers(20, 900), min_size=1, max_size=3),
     choose=st.lists(st.integers(1, 12_000), min_size=3, max_size=3),
@@ -158,7 +161,7 @@ def lane_uses(r: Recipe, num_epochs: int) -> list[Counter]:
     return uses
 
 
-@examples(12, many=30)
+@examples(7, many=30)
 @given(
     long=st.integers(300, 1000),
     short=st.integers(4, 30),
@@ -200,7 +203,7 @@ def starts(r: Recipe, num_epochs: int) -> list[np.ndarray]:
 
 
 @pytest.mark.thorough
-@examples(12, many=25)
+@examples(7, many=25)
 @given(
     method=st.sampled_from(METHODS),
     num_lanes=st.sampled_from([1, 2, 3, 5, 8]),
@@ -233,7 +236,7 @@ def test_carry_uses_two_samples_of_a_stream_as_often_but_for_two(
     assert uses.max() - uses.min() <= 2
 
 
-@examples(10, many=20)
+@examples(8, many=20)
 @given(
     num=st.integers(500, 2000),
     num_lanes=st.sampled_from([2, 3, 5]),
