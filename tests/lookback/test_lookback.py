@@ -16,7 +16,7 @@ from streampack.testing import assert_exactly_once
 from tests.helpers.random_runs import Case
 
 KINDS = ["pad", "drop", "carry", "chapters"]
-NUM_CASES, NUM_QUICK = 8, 4  # of each kind; each has ten checks
+NUM_CASES, NUM_QUICK = 8, 2  # of each kind; each has ten checks
 WORLDS = [(1, 1), (2, 1), (2, 2), (3, 3), (6, 2)]  # ranks, and ranks of a node
 
 

@@ -23,6 +23,7 @@ from streampack.streams import Stream
 from streampack.world import World
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
+from tests.helpers.examples import crossed
 
 
 def write(folder: Path, **options: Any) -> Written:
@@ -31,7 +32,7 @@ def write(folder: Path, **options: Any) -> Written:
     return conformance.write_streams(folder, lengths, **options)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["lengths", "no lengths"])
+@pytest.fixture(scope="module", params=[True, False])
 def written(tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("remote")
     return write(folder, compression="zstd", hashes=["xxh64"], lengths_file=request.param)
@@ -59,7 +60,9 @@ LOADERS = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.parametrize(
+    ("written", "loader"), crossed([True, False], list(LOADERS)), indirect=["written"]
+)
 def test_fetching_ahead_gives_the_batches_of_the_streams_at_rest(written, tmp_path, loader):
     wanted = [show(batch) for batch in conformance.make(written, order={"shuffle_block_size": 60})]
     dataset = remote(written, tmp_path)
@@ -103,9 +106,9 @@ def cached_bytes(local: Path) -> int:
 
 @pytest.mark.processes
 def test_a_limit_below_the_working_set_is_refused_and_the_least_that_works_works(tmp_path):
-    lengths = np.random.default_rng(5).integers(1, 30, 12_000).tolist()
+    lengths = np.random.default_rng(5).integers(1, 30, 5000).tolist()
     written = conformance.write_streams(
-        tmp_path / "remote", [lengths], compression="zstd", size_limit=2**14
+        tmp_path / "remote", [lengths], compression="zstd", size_limit=2**13
     )
     with pytest.raises(ConfigError, match=r"cache_limit=1\).*at least \d+") as caught:
         remote(written, tmp_path, buffers=Buffers(cache_limit=1))

@@ -63,7 +63,15 @@ def tokens_of(batches) -> list[bytes]:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "random",
+        "device_per_stream",
+        pytest.param("stratified", marks=pytest.mark.slow),
+        pytest.param("per_stream", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_resumes_without_the_shards_of_a_stream_that_it_no_longer_uses(folders, method):
     whole = tokens_of(loader_of(folders, method))
     state = state_after(loader_of(folders, method), LATE + 1)

@@ -19,6 +19,7 @@ from streampack import (
     World,
 )
 from tests.helpers import builders
+from tests.helpers.examples import crossed
 
 LENGTHS = [0, 7, 0, 0, 3, 20, 0, 5, 0] * 30
 FULL = [20, 9, 4] * 40
@@ -69,8 +70,7 @@ def expected(lengths_of_streams) -> Counter:
 
 @pytest.mark.parametrize("method", ["random", "stratified", "device_per_stream", "per_stream"])
 @pytest.mark.parametrize("unit", ["samples", "tokens"])
-@pytest.mark.parametrize("num_lanes", [1, 2])
-@pytest.mark.parametrize("has_lengths", [False, True])
+@pytest.mark.parametrize(("num_lanes", "has_lengths"), crossed([2, 1], [False, True]))
 def test_every_other_sample_is_delivered_once_and_the_empty_ones_are_counted(
     folders, method, unit, num_lanes, has_lengths
 ):
@@ -132,8 +132,9 @@ def test_a_run_among_empty_samples_resumes_exactly(folders, end, has_lengths):
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, ([0] * 19 + [3]) * 60], ids=["some", "most"])
-@pytest.mark.parametrize("method", ["random", "device_per_stream"])
-@pytest.mark.parametrize("lengths_file", [False, True])
+@pytest.mark.parametrize(
+    ("method", "lengths_file"), crossed(["random", "device_per_stream"], [False, True])
+)
 def test_ranks_agree_on_lanes_that_hold_empty_samples(tmp_path, lengths, method, lengths_file):
     """A rank learns from lengths alone how many packs the lanes of the others have at least."""
     options = {"encoding": "bytes", "lengths_file": lengths_file}

@@ -14,6 +14,7 @@ from streampack.runtime.resumable import engine_of
 from streampack.types import LENGTH
 from tests.helpers import conformance
 from tests.helpers.conformance import all_rows
+from tests.helpers.examples import crossed
 from tests.helpers.lengths import synthetic_lengths
 from tests.helpers.planning import global_batches, recipe
 
@@ -45,8 +46,9 @@ def make(written, method: str = "random", packing: dict[str, Any] | None = None,
     )
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("convert", [to_hf_flash, to_megatron, to_torchtitan_flat])
+@pytest.mark.parametrize(
+    ("convert", "num_workers"), crossed([to_hf_flash, to_megatron, to_torchtitan_flat], [0, 1])
+)
 def test_a_flat_row_has_a_few_sizes_below_that_of_all_slots(written, convert, num_workers):
     batch_format = functools.partial(convert, pad_to=SIZE // 8)
     loader = PackedDataLoader(make(written, batch_format=batch_format), num_workers=num_workers)

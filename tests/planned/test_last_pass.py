@@ -21,6 +21,7 @@ from streampack import (
 )
 from streampack.testing import assert_exactly_once
 from tests.helpers.conformance import Written, write_streams
+from tests.helpers.examples import crossed
 
 METHODS = ["random", "stratified", "device_per_stream", "per_stream"]
 FIRST = 8  # batches of a rank alone before the last chapter
@@ -58,8 +59,7 @@ def tokens_of(batches: Sequence[dict[str, Any]]) -> list[bytes]:
     return [batch["tokens"].numpy().tobytes() for batch in batches]
 
 
-@pytest.mark.parametrize("num_lanes", [1, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "num_lanes"), crossed(METHODS, [2, 1]))
 def test_one_pass_as_the_last_chapter_delivers_each_sample_once(written, method, num_lanes):
     loader = loader_of(written, method, num_lanes)
     whole, states = [], []

@@ -23,7 +23,7 @@ from tests.helpers.conformance import (
     worlds,
     write_streams,
 )
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 
 SIZE, BATCH = 32, 8
 OWN = [{}, {"max_seq_len": 2 * SIZE}, {"max_seq_len": 8 * SIZE}]
@@ -87,8 +87,7 @@ def test_labels_of_a_column_have_the_shape_of_the_rows(written, num_workers):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(("epoch_end", "num_ranks"), crossed(["pad", "drop", "carry"], [3, 2, 1]))
 def test_simulation_counts_what_the_ranks_deliver(written, num_ranks, epoch_end):
     mixing = {"epoch_end": epoch_end}
     ranks = [shaped(written, world=world, mixing=mixing) for world in worlds(num_ranks)]

@@ -155,13 +155,13 @@ def test_one_lane_may_end_and_pad(make, method):
 
 # An epoch has 190 batches, 4 to a step; the chapters have 28 in all.
 @pytest.mark.parametrize(
-    ("options", "every"), [({}, 17), ({"chapters": CHAPTERS}, 1)], ids=["carry", "chapters"]
+    ("options", "every"), [({}, 27), ({"chapters": CHAPTERS}, 3)], ids=["carry", "chapters"]
 )
 def test_a_run_with_empty_samples_resumes_anywhere(make, options, every):
     def loader() -> PackedDataLoader:
         return PackedDataLoader(make(block_shards=4, **options), num_workers=0)
 
-    assert assert_resumes(loader, every=every) > 10
+    assert assert_resumes(loader, every=every) > 5
 
 
 @pytest.mark.parametrize("side", ["train", "held_out"])
