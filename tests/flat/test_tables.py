@@ -31,7 +31,7 @@ TABLES = {
     "arrow": "web.arrow",
     "litdata": "chunk-0-0.bin",
 }
-NUM_DAMAGES, NUM_DAMAGES_SLOW = 1_000, 245_000  # of each format; an index has more in test_index
+NUM_DAMAGES, NUM_DAMAGES_SLOW = 400, 245_000  # of each format; an index has more in test_index
 MAX_BYTES = 256 << 20
 
 
@@ -62,7 +62,7 @@ def fuzz(form: str, folder: Path, num_damages: int) -> None:
             read_all(folder, form)
         except StreampackError:
             num_refused += 1
-    assert num_refused > 100 or form == "arrow"
+    assert num_refused > num_damages // 10 or form == "arrow"
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10 < MAX_BYTES
 
 

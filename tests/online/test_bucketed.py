@@ -20,7 +20,7 @@ from streampack import (
     Payloads,
     World,
 )
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.iterables import Again, WithState, assert_continues, rows_of, with_states
 
 LENGTHS = np.random.Generator(np.random.Philox(key=1)).integers(1, 60, 150).tolist()
@@ -60,7 +60,7 @@ def expected() -> dict[tuple[int, int, int], list[int]]:
     }
 
 
-@examples(60)
+@examples(25, many=60)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=80),
     max_tokens=st.integers(20, 100),
@@ -140,8 +140,10 @@ def test_ranks_and_workers_take_every_sample_once(num_workers):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["random", "stratified", "per_stream", "device_per_stream"])
-@pytest.mark.parametrize("kind", [list, Again, WithState])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    crossed(["random", "stratified", "per_stream", "device_per_stream"], [WithState, Again, list]),
+)
 def test_a_state_of_any_batch_goes_on_bit_for_bit(kind, method):
     original = dataset(kind, method=method, order=Order(seed=3))
     first = json.dumps(original.state_dict())

@@ -59,7 +59,7 @@ def real_bytes(*batches) -> int:
     return sum(storages.values())
 
 
-@examples(20, many=40)
+@examples(12, many=40)
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=60),
     batch_size=st.integers(1, 3),
@@ -80,7 +80,7 @@ def test_no_batch_in_any_format_takes_more_than_was_reckoned(lengths, batch_size
         assert added_bytes(made, batch) <= format_bytes(make, plan)
 
 
-@examples(30)
+@examples(15, many=30)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=80),
     include_padding=st.booleans(),
@@ -191,7 +191,7 @@ def test_the_memory_that_payloads_really_take_stays_below_the_bound(ahead):
 
 
 @pytest.mark.processes
-@examples(15)
+@examples(8, many=15)
 @given(
     sizes=st.lists(st.integers(1, 50_000), min_size=20, max_size=60),
     ahead=st.integers(1, 4),

@@ -27,6 +27,7 @@ from tests.helpers.even_steps import (
     loops,
     mixture,
 )
+from tests.helpers.examples import crossed
 
 METHODS = ("random", "stratified", "device_per_stream")
 
@@ -167,8 +168,7 @@ def test_after_a_failure_the_next_loop_continues_behind_the_last_batch(threads):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(("workers", "persistent"), crossed([3, 1], [False, True]))
 def test_loops_of_workers_give_what_they_would_without(workers, persistent):
     plain = in_order(loops(loader_of(mixture(None), workers), 6))
     loader = loader_of(mixture(11), workers, persistent_workers=persistent)

@@ -19,6 +19,7 @@ from streampack import (
 )
 from streampack.online.source_slice import MOST_EMPTY_PASSES, SourceSlice
 from streampack.online.worker_slice import WorkerSlice
+from tests.helpers.examples import crossed
 from tests.helpers.iterables import assert_continues, pieces, with_states
 
 
@@ -102,8 +103,7 @@ def concatenated(num_shards, size=300, **options):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("replays", [False, True])
-@pytest.mark.parametrize("at", [5, 15])
+@pytest.mark.parametrize(("replays", "at"), crossed([False, True], [15, 5]))
 def test_a_concatenation_resumes_in_each_of_its_parts(replays, at):
     batches, states = with_states(loader(concatenated(2), num_workers=2))
     first = at * len(states) // 20

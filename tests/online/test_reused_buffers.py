@@ -127,7 +127,7 @@ def packs_of(source: Source, options: dict[str, Any], **others: Any) -> Any:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("way", [Source, Indexed])
-@examples(6)
+@examples(4, many=6)
 @given(samples=SAMPLES, kind=st.sampled_from(KINDS), order=st.sampled_from([None, Order(seed=3)]))
 def test_packs_are_those_of_fresh_items(way, name, kind, samples, order):
     fields, options = OPTIONS[name]
@@ -161,7 +161,7 @@ def torchdata(source: Source) -> Any:
         *((torchdata, fields) for fields in [(), ("tokens",), ("tokens", "images")]),
     ],
 )
-@examples(15)
+@examples(10, many=15)
 @given(samples=SAMPLES, kind=st.sampled_from(KINDS))
 def test_batches_of_all_kinds_are_those_of_fresh_items(collect, fields, kind, samples):
     # Each batch is kept until the end, as a loop that collects them would.

@@ -100,7 +100,7 @@ MIXINGS = [
 ]
 
 
-@examples(40)
+@examples(20, many=40)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=90), min_size=1, max_size=3),
     shares=st.tuples(*[st.integers(1, 9)] * 3),

@@ -15,6 +15,7 @@ from streampack import (
     World,
 )
 from tests.helpers.batches import same
+from tests.helpers.examples import crossed
 from tests.helpers.iterables import assert_continues, pieces, rows_of, with_states
 
 # datasets' own call into pyarrow, where it sorts.
@@ -102,8 +103,10 @@ def packed(source, order=None, **options) -> PackedIterableDataset:
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("form", [None, "numpy", "torch", "column"])
-@pytest.mark.parametrize("order", [None, Order(seed=1, shuffle_block_size=8)])
+@pytest.mark.parametrize(
+    ("form", "order"),
+    crossed([None, "numpy", "torch", "column"], [None, Order(seed=1, shuffle_block_size=8)]),
+)
 def test_each_sample_is_the_row_of_its_number(name, form, order):
     table, rows = expected_of(name)
     source = table["input_ids"] if form == "column" else table.with_format(form)

@@ -197,7 +197,7 @@ def test_stats_of_an_epoch_stay_until_the_next_one_begins(num_workers):
     assert loader.stats()["streams"]["mine"]["samples"] == 2
 
 
-@examples(60)
+@examples(25, many=60)
 @given(
     num=st.integers(0, 40),
     repeat=st.fractions(0, 3, max_denominator=8),
@@ -231,7 +231,7 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
     assert taken(Again(items)) == wanted
 
 
-@examples(100)
+@examples(40, many=100)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=64),
     repeat=st.fractions(0, 3, max_denominator=8),

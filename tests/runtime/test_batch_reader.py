@@ -13,11 +13,16 @@ from streampack.loader.loader import PackedDataLoader
 from streampack.runtime.batch_reader import RingReader
 from tests.helpers.batches import LENGTHS, dataset_of, same
 from tests.helpers.builders import stream_of
+from tests.helpers.examples import crossed
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("batch_format", ["native", "compact", "hf"])
+@pytest.mark.parametrize(
+    ("stream", "batch_format"),
+    crossed(["plain", "mask", "labels"], ["native", "compact", "hf"]),
+    indirect=["stream"],
+)
 def test_batches_that_are_all_held_are_those_of_the_dataset(
     stream: Stream, batch_format: str
 ) -> None:
@@ -29,6 +34,7 @@ def test_batches_that_are_all_held_are_those_of_the_dataset(
     assert all(map(same, found, expected))
 
 
+@pytest.mark.parametrize("stream", ["mask"], indirect=True)
 def test_epochs_that_are_left_early_do_not_write_into_those_that_follow(stream: Stream) -> None:
     loader = PackedDataLoader(dataset_of(stream), num_workers=2, prefetch_factor=4)
     here = PackedDataLoader(dataset_of(stream))
@@ -73,6 +79,7 @@ def test_tensors_that_came_from_a_worker_may_be_written_to_and_share_no_byte(
     assert len(storages) == len(batches)
 
 
+@pytest.mark.parametrize("stream", ["plain", "labels"], indirect=True)
 def test_a_slow_loop_never_sees_a_slot_that_was_filled_anew(stream: Stream) -> None:
     # Workers are always far ahead; each batch is checked after the next one has arrived.
     dataset = dataset_of(stream, "compact")

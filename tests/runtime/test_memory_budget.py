@@ -18,11 +18,12 @@ from streampack.runtime.memory_budget import BYTES_PER_TOKEN, MemoryFootprint, m
 from streampack.runtime.resumable import engine_of
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 
 pytestmark = pytest.mark.processes
 
 METHODS = ("random", "stratified", "device_per_stream")
+BOUNDS = ("worker_tokens", "worker_bytes", "rank_tokens")
 BUFFER = 256  # tokens in a packer
 BATCH = 2 * 64
 
@@ -79,8 +80,15 @@ def test_what_is_read_ahead_fits_every_bound_or_is_refused(
             max_prefetch(buffers, footprint, wanted)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("bound", ["worker_tokens", "worker_bytes", "rank_tokens"])
+@pytest.mark.parametrize(
+    ("bound", "num_workers"),
+    [
+        *((bound, 0) for bound in BOUNDS),
+        ("worker_tokens", 2),
+        ("rank_tokens", 2),
+        pytest.param("worker_bytes", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_an_impossible_bound_is_refused_and_the_least_that_works_works(written, bound, num_workers):
     with pytest.raises(ConfigError, match=rf"Buffers\({bound}=1\) cannot hold") as caught:
         make(written, Buffers(**{bound: 1}))
@@ -104,7 +112,7 @@ def test_workers_that_plan_for_themselves_count_their_packers_each(written):
 
 
 @given(data=st.data())
-@examples(10, many=40)
+@examples(6, many=40)
 def test_what_a_rank_holds_never_passes_what_it_was_said_to_hold(written, data):
     num_ranks = data.draw(st.integers(1, 6), "ranks")
     world = worlds(num_ranks)[data.draw(st.integers(0, num_ranks - 1), "rank")]
@@ -126,8 +134,13 @@ def test_what_a_rank_holds_never_passes_what_it_was_said_to_hold(written, data):
     assert loader.stats()["buffers"][bound] > footprint.batch_tokens
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("bound", ["worker_tokens", "worker_bytes", "rank_tokens"])
+@pytest.mark.parametrize(
+    ("bound", "num_workers"),
+    [
+        *((bound, 0) for bound in BOUNDS),
+        *crossed(BOUNDS, [2, 1]),
+    ],
+)
 def test_marks_stay_below_the_bounds_and_bounds_change_no_batch(written, bound, num_workers):
     wanted = [show(batch) for batch in make(written)]
     for batches in (1, 3):

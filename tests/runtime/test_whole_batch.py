@@ -15,11 +15,14 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from streampack import ConfigError
 from tests.helpers.batches import dataset_of, same
+from tests.helpers.examples import crossed
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("options", [{}, {"batch_size": 4, "num_workers": 1}])
-@pytest.mark.parametrize("batch_format", ["native", "hf"])
+@pytest.mark.parametrize(
+    ("options", "batch_format"),
+    crossed([{}, {"batch_size": 4, "num_workers": 1}], ["native", "hf"]),
+)
 @pytest.mark.parametrize("stream", ["plain"], indirect=True)
 def test_torchs_loader_is_told_that_batches_are_whole(
     stream: Any, batch_format: str, options: dict[str, Any]
@@ -74,6 +77,7 @@ def _without_odd(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("stream", ["mask"], indirect=True)
 def test_wrappers_and_collate_functions_in_the_worker_see_and_change_usual_batches(
     stream: Any,
 ) -> None:

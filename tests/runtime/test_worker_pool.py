@@ -70,7 +70,7 @@ def of_variables(_given: None) -> Any:
 
 
 @pytest.mark.own_start
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])  # spawn: test_worker_processes.py
 def test_workers_have_the_variables_of_the_training_process_as_it_starts_them(monkeypatch, method):
     options = WorkerOptions(num_workers=1, prefetch_factor=2, multiprocessing_context=method)
     monkeypatch.setenv("STREAMPACK_TEST_REMOVED", "here")

@@ -110,12 +110,21 @@ def _pids(_given: None) -> Any:
     return lambda task: [(task, os.getpid())]
 
 
+def _pids_and_variables(_given: None) -> Any:
+    return lambda task: [(task, os.getpid(), os.environ.get("STREAMPACK_TEST_CHANGED"))]
+
+
 @pytest.mark.own_start
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_signals_reach_no_handler_of_the_trainer_in_a_worker_and_stop_none(handled, method):
-    options = WorkerOptions(num_workers=2, prefetch_factor=1, multiprocessing_context=method)
-    pool = Pool(_pids, options)
-    workers = {pid for _, pid in pool.results(range(4))}
+@pytest.mark.parametrize(("method", "num_workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)])
+def test_signals_reach_no_handler_of_the_trainer_in_a_worker_and_stop_none(
+    handled, monkeypatch, method, num_workers
+):
+    monkeypatch.setenv("STREAMPACK_TEST_CHANGED", "here")
+    options = WorkerOptions(
+        num_workers=num_workers, prefetch_factor=1, multiprocessing_context=method
+    )
+    pool = Pool(_pids_and_variables, options)
+    workers = {pid for _, pid, _ in pool.results(range(4))}
     numbers = GROUP_SIGNALS if method == "fork" else GROUP_SIGNALS[:5]
     for number in numbers:
         for pid in [os.getpid(), *workers]:
@@ -123,8 +132,9 @@ def test_signals_reach_no_handler_of_the_trainer_in_a_worker_and_stop_none(handl
     results = list(pool.results(range(4)))
     pool.end()
 
-    assert [task for task, _ in results] == [0, 1, 2, 3]
-    assert {pid for _, pid in results} == workers
+    assert [task for task, _, _ in results] == [0, 1, 2, 3]
+    assert {pid for _, pid, _ in results} == workers
+    assert {variable for *_, variable in results} == {"here"}
     assert set(map(int, handled.read_text().split())) == {os.getpid()}
 
 

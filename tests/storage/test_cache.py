@@ -13,6 +13,7 @@ from streampack.errors import DataError
 from streampack.streams import Stream, open_stream
 from tests.helpers import builders
 from tests.helpers.caches import LENGTHS, NOTES, assert_reads, cache_of
+from tests.helpers.examples import crossed
 from tests.helpers.locations import location_of
 
 COMPRESSIONS = ["br", "br:3", "bz2", "gz", "gz:1", "snappy", "zstd", "zstd:7"]
@@ -22,8 +23,7 @@ def names(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir() if file.is_file()}
 
 
-@pytest.mark.parametrize("lengths_file", [False, True])
-@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize(("compression", "lengths_file"), crossed(COMPRESSIONS, [False, True]))
 def test_local_compressed_shards_are_read_and_kept(tmp_path, compression, lengths_file):
     path, samples = builders.write_stream_files(
         tmp_path / "s", LENGTHS, compression=compression, lengths_file=lengths_file
@@ -34,9 +34,17 @@ def test_local_compressed_shards_are_read_and_kept(tmp_path, compression, length
     assert len(names(path / NOTES)) == len({n for n in before if n.startswith("shard")})
 
 
-@pytest.mark.parametrize("keep_zip", [False, True])
-@pytest.mark.parametrize("compression", [None, "zstd", "gz"])
-@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize(
+    ("compression", "keep_zip", "scheme"),
+    [
+        (None, False, ""),
+        (None, True, "file://"),
+        ("zstd", True, ""),
+        ("zstd", False, "file://"),
+        ("gz", False, ""),
+        ("gz", True, "file://"),
+    ],
+)
 def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compression, keep_zip):
     path, samples = builders.write_stream_files(
         tmp_path / "remote", LENGTHS, compression=compression, hashes=["md5", "xxh64"]

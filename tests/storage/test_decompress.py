@@ -17,6 +17,7 @@ import pytest
 import zstandard
 
 from streampack.errors import DataError
+from streampack.mds import codecs
 from streampack.mds.codecs import PIECE_BYTES
 from streampack.mds.index import Layout, Shard, ShardFile
 from streampack.storage.decompress import decompress_pieces
@@ -47,10 +48,15 @@ def shard_of(codec: str, num_bytes: int) -> Shard:
     )
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("num_bytes", [1, PIECE_BYTES - 1, PIECE_BYTES, 2 * PIECE_BYTES + 1])
+SMALL_PIECE = 1 << 16
+
+
+@pytest.mark.parametrize("num_bytes", [1, SMALL_PIECE - 1, SMALL_PIECE, 2 * SMALL_PIECE + 1])
 @every_codec
-def test_pieces_that_are_used_before_the_next_is_asked_for_make_up_the_file(codec, num_bytes):
+def test_pieces_that_are_used_before_the_next_is_asked_for_make_up_the_file(
+    codec, num_bytes, monkeypatch
+):
+    monkeypatch.setattr(codecs, "PIECE_BYTES", SMALL_PIECE)
     raw = random.Random(num_bytes).randbytes(num_bytes)
     found = bytearray()
     for piece in decompress_pieces(

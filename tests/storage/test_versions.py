@@ -121,7 +121,7 @@ class History:
         assert found == [sample.tolist() for sample in self.versions[version][1][first:last]]
 
 
-FEW = examples(15)
+FEW = examples(8, many=15)
 MANY = examples(500)
 
 
