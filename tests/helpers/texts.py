@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streampack import Chats, Mixing, Order, PackedStreamingDataset, Packing, Stream, Texts, World
+from streampack.storage.filesystem import LocalFilesystem
+from streampack.streams.text_opening import _kept_tokenizer
 from tests.helpers.chats import LETTERS, chat_tokenizer, chats, words
 
 NUM_ROWS = 210
@@ -32,6 +34,13 @@ def ids_of(rows: list[str]) -> list[list[int]]:
 def write_lines(path: Path, rows: list[Any]) -> Path:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return path
+
+
+def digest_of_texts(local: Path) -> str:
+    """Return the digest of a dataset of texts, after the name of a tokenizer of chats."""
+    name = _kept_tokenizer(chat_tokenizer(), local, LocalFilesystem()).name
+    stream = Stream(Texts(texts(1000), words(), local=local))
+    return f"{name} {PackedStreamingDataset([stream], packing=PACKING).digest}"
 
 
 def write_files(folder: Path) -> Path:

@@ -72,7 +72,7 @@ def test_each_token_is_delivered_once_or_held_out():
 
 def test_a_run_resumes_with_worker_processes():
     assert_resumes(
-        lambda: PackedDataLoader(dataset_of(Numbers(), repeat=2), num_workers=2), every=5
+        lambda: PackedDataLoader(dataset_of(Numbers(), repeat=2), num_workers=2), every=12
     )
 
 

@@ -147,7 +147,7 @@ chats = st.builds(
 )
 
 
-@examples(150)
+@examples(50, many=150)
 @given(chat=chats, name=st.sampled_from([*TEMPLATES]), kind=st.sampled_from(KINDS))
 def test_the_targets_are_the_responses_and_their_end_of_turn_tokens(chat, name, kind):
     if name == "llama_3":
@@ -174,7 +174,7 @@ def without_put_in_spaces(text: str, kind: str) -> str:
     return text.replace(" ", "") if kind == "byte_fallback" else text
 
 
-@examples(150)
+@examples(50, many=150)
 @given(
     chat=chats,
     spaces=st.sampled_from(["", " ", "\n", "\n\n "]),
@@ -332,7 +332,7 @@ def assert_equal(sample: dict[str, np.ndarray], other: dict[str, np.ndarray]) ->
     assert sample["loss_mask"].tolist() == other["loss_mask"].tolist()
 
 
-@examples(150)
+@examples(50, many=150)
 @given(chat=chats, name=st.sampled_from([*TEMPLATES]), kind=st.sampled_from(KINDS))
 def test_each_response_is_the_last_one_of_its_prefix(chat, name, kind):
     tokenizer = tokenizer_of(TEMPLATES[name], kind)

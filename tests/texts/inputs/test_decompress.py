@@ -15,6 +15,7 @@ from streampack.errors import DataError
 from streampack.texts.inputs.read import read_pieces
 from tests.helpers.inputs import jsonl, packed, rows_of, split
 
+ROWS = jsonl(f"{number} {number**5}" for number in range(1000))
 SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"  # a zstd frame without data, as pzstd writes
 
 
@@ -49,7 +50,7 @@ def test_a_frame_with_the_longest_window_of_zstd_is_read():
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_a_file_cut_short_anywhere_is_an_error_that_names_the_byte(tmp_path_factory, suffix, cut):
     path = tmp_path_factory.mktemp("cut") / f"rows.jsonl{suffix}"
-    whole = packed(jsonl(f"{number} {hash(str(number))}" for number in range(5000)), suffix)
+    whole = packed(ROWS, suffix)
     size = int(len(whole) * cut)
     path.write_bytes(whole[:size])
 
@@ -60,8 +61,10 @@ def test_a_file_cut_short_anywhere_is_an_error_that_names_the_byte(tmp_path_fact
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 def test_damage_is_an_error_that_names_the_bytes(tmp_path, suffix):
     path = tmp_path / f"rows.jsonl{suffix}"
-    data = bytearray(packed(jsonl(f"{number:08}" for number in range(500_000)), suffix))
-    data[len(data) // 2 :] = random.Random(0).randbytes(len(data) - len(data) // 2)
+    dice = random.Random(0)
+    data = bytearray(packed(jsonl(dice.randbytes(500).hex() for _ in range(3000)), suffix))
+    data[len(data) // 2 :] = dice.randbytes(len(data) - len(data) // 2)
+    assert len(data) > 5 << 18
     path.write_bytes(data)
 
     with pytest.raises(

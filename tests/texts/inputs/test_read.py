@@ -60,7 +60,7 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst"])
 def test_batches_say_how_much_of_their_slice_was_read(tmp_path, suffix):
     rng = np.random.default_rng(0)
-    lines = [b'{"text": "%s"}' % rng.bytes(3000).hex().encode() for _ in range(2000)]
+    lines = [b'{"text": "%s"}' % rng.bytes(1500).hex().encode() for _ in range(2780)]
     path = tmp_path / f"rows.{suffix}"
     path.write_bytes(packed(b"\n".join(lines), path.suffix))
     for part in split(path, part_bytes=1 << 22):
@@ -402,7 +402,7 @@ def test_a_damaged_row_group_is_an_error_that_names_its_byte(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 @given(lengths=st.lists(st.sampled_from([1, 1000, 3_000_000, 9_000_000]), max_size=12))
-@examples(10)
+@examples(6, many=10)
 def test_batches_of_tables_have_eight_mebibytes_or_one_row(folder, suffix, lengths):
     texts = ["x" * length for length in lengths]
     part = split(write_rows(folder / f"long.{suffix}", texts, 5))[0]

@@ -17,6 +17,7 @@ import pytest
 from streampack.errors import DataError
 from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_rows, with_contents
+from tests.helpers.examples import crossed
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.faults.servers import s3_environment, s3_server
 from tests.helpers.inputs import TEXT, rows_of, split, texts_of, write_rows
@@ -96,8 +97,7 @@ def server(request, root):
     found.clear()
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("store", ["s3", "web", "memory"])
+@pytest.mark.parametrize(("suffix", "store"), crossed(SUFFIXES, ["s3", "web", "memory"]))
 def test_slices_of_an_object_give_each_row_once(request, root, store, suffix):
     place = request.getfixturevalue(store)
     base = {"s3": f"s3://{root.name}", "web": f"{getattr(place, 'url', '')}/{root.name}"}
@@ -145,18 +145,18 @@ def test_an_object_that_was_replaced_is_an_error(server, root, suffix):
 @pytest.mark.parametrize("has_next_block", [False, True])
 def test_an_object_that_is_replaced_under_its_reader_is_an_error(server, root, has_next_block):
     name = f"under-{has_next_block}.jsonl"
-    write_rows(root / name, ["x" * 1000] * (40_000 if has_next_block else 2000))
+    write_rows(root / name, ["x" * 10_000] * (2200 if has_next_block else 200))
     [part] = split(f"{server[1]}/{name}")
     batches = read_rows(part, TEXT)
     next(batches)
 
-    write_rows(root / name, ["y" * 1000] * 40_000)
+    write_rows(root / name, ["y" * 10_000] * 2200)
 
-    if has_next_block:  # of 40 MB, at most 16 MiB were fetched
+    if has_next_block:  # of 22 MB, at most 16 MiB were fetched
         with pytest.raises(DataError, match=rf"{name}: changed since it was listed"):
             list(batches)
     else:  # the whole version is in memory
-        assert {text for batch in batches for text in batch.values} == {"x" * 1000}
+        assert {text for batch in batches for text in batch.values} == {"x" * 10_000}
 
 
 @pytest.mark.parametrize("kind", ["status", "reset", "short", "stall_body", "down"])
