@@ -4,11 +4,17 @@
 
     torchrun --max-restarts=3 train_ddp.py      steps 1 ... 6   SIGKILL of a rank
         restarts it                             steps 5 ... 15  what counted is the epoch, exactly
+
+The slow tests start torchrun itself; the other one its agent, in forks of this process.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +28,7 @@ from tests.helpers.worlds import consumed
 from tests.helpers.worlds.torchrun_agents import (
     PATIENCE_S,
     ROOT,
+    agents_of,
     free_port,
     kill,
     torchrun,
@@ -79,16 +86,36 @@ def pids_when(job, out: Path, *, run: int, step: int) -> dict[int, int]:
     )
 
 
+def train(log: Path, *arguments: object) -> None:
+    """Run the example in a rank that is a fork, so that it need not import torch again."""
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    warnings.simplefilter("ignore")  # in tests they are errors
+    sys.argv = [EXAMPLE.name, *map(str, arguments)]
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
 def test_a_killed_rank_costs_a_restart_and_the_samples_consumed_are_the_epoch_exactly(tmp_path):
     out, log = tmp_path / "out", tmp_path / "log.txt"
     # Instead of the example's own, which takes four times as long; it still makes up `short`.
     rng = np.random.default_rng(0)
     write_stream((rng.integers(1, 1000, n) for n in rng.integers(1, 130, 400)), out / "data/long")
-    arguments = ["--out", out, "--max-seq-len", 128]
-    with torchrun(EXAMPLE, arguments, log=log, num_ranks=2, max_restarts=3) as job:
-        pids = pids_when(job, out, run=0, step=SAVE_EVERY + 2)
+    arguments = (log, "--out", out, "--max-seq-len", 128)
+    [agent] = agents_of(train, arguments, num_ranks=2, max_restarts=3)
+    agent.start()
+    try:
+        pids = consumed.wait_until(
+            lambda: consumed.pids_at_step(out, 0, SAVE_EVERY + 2),
+            lambda: not agent.is_alive(),
+            timeout_s=PATIENCE_S,
+        )
         kill(pids[1])
-        job.wait()
+        agent.join(PATIENCE_S)
+    finally:
+        agent.kill()
+    assert agent.exitcode == 0, log.read_text()
 
     runs = consumed.runs_that_trained(out)
     assert len(runs) == 2

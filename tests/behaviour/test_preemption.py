@@ -2,7 +2,7 @@
 
 ::
 
-    test --starts--> job --forks--> workers          the job leads a new process group
+    test --forks--> job --forks--> workers           the job leads a new process group
       '--signal to the group---> job, workers        as scancel, `docker stop` and kill -- -PGID do
 """
 
@@ -11,16 +11,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
-import subprocess
-import sys
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.helpers.worlds.torchrun_agents import torchrun
+from tests.helpers.faults.servers import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -77,10 +81,36 @@ def consumed(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def wait_for(folder: Path, number: int, job: subprocess.Popen[bytes], rank: int = 0) -> None:
+@contextmanager
+def started(script: Path, **variables: object) -> Iterator[ForkProcess]:
+    """Run a job in a fork of this process, so that it need not import torch again."""
+
+    def run() -> None:
+        os.setsid()
+        warnings.simplefilter("ignore")  # in tests they are errors
+        torch.set_num_threads(1)  # OpenMP's threads are not in a fork, which would wait for them
+        os.environ.update({name: str(value) for name, value in variables.items()})
+        runpy.run_path(str(script))
+        os._exit(0)  # gloo's threads can keep a process from exiting
+
+    job = ForkProcess(target=run)
+    job.start()
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.join()
+
+
+def end_of(job: ForkProcess) -> int | None:
+    job.join(120)
+    return job.exitcode
+
+
+def wait_for(folder: Path, number: int, job: ForkProcess, rank: int = 0) -> None:
     deadline_s = time.monotonic() + 120
     while len(consumed(folder, rank)) < number:
-        assert job.poll() is None
+        assert job.is_alive()
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
 
@@ -92,20 +122,17 @@ def test_a_job_whose_group_is_signalled_saves_once_and_resumes_exactly(
     tmp_path, monkeypatch, number
 ):
     script = write_job(tmp_path)
-    command = [sys.executable, str(script)]
-    job = subprocess.Popen(command, start_new_session=True)
-    try:
+    with started(script) as job:
         wait_for(tmp_path, SIGNALLED_AT, job)
         os.killpg(job.pid, number)
-        assert job.wait(120) == 0
-    finally:
-        job.kill()
+        assert end_of(job) == 0
     first = consumed(tmp_path)
     saved = json.loads((tmp_path / "0.json").read_text())
 
     assert {line["pid"] for line in first} == {job.pid}
     assert saved["position"] == first[-1]["position"]
-    assert subprocess.run(command, check=False, timeout=120).returncode == 0
+    with started(script) as job:
+        assert end_of(job) == 0
     resumed = consumed(tmp_path)
     monkeypatch.chdir(tmp_path)  # and back after the test
     names: dict[str, Any] = {}
@@ -117,11 +144,15 @@ def test_a_job_whose_group_is_signalled_saves_once_and_resumes_exactly(
 
 def test_ranks_stop_after_the_same_step_when_one_of_them_is_signalled(tmp_path):
     script = write_job(tmp_path)
-    with torchrun(script, [], log=tmp_path / "log", num_ranks=2) as job:
-        [agent] = job.agents
-        wait_for(tmp_path, SIGNALLED_AT, agent, rank=1)
-        os.kill(consumed(tmp_path, 1)[-1]["pid"], signal.SIGUSR1)
-        assert agent.wait(120) == 0, (tmp_path / "log").read_text()
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "NODE_RANK": 0}
+    shared |= {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    with (
+        started(script, RANK=0, LOCAL_RANK=0, **shared) as first,
+        started(script, RANK=1, LOCAL_RANK=1, **shared) as second,
+    ):
+        wait_for(tmp_path, SIGNALLED_AT, second, rank=1)
+        os.kill(second.pid, signal.SIGUSR1)
+        assert [end_of(first), end_of(second)] == [0, 0]
     ranks = [consumed(tmp_path, rank) for rank in range(2)]
     saved = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
 

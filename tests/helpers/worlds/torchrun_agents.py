@@ -171,6 +171,25 @@ def launch(
     So the ranks need not import anything again. They have one thread each: GNU's OpenMP waits
     forever in a fork of a process that has used several.
     """
+    agents = agents_of(function, arguments, num_ranks, num_nodes)
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join(PATIENCE_S)
+    codes = [agent.exitcode for agent in agents]
+    for agent in agents:
+        agent.kill()
+    assert codes == [0] * num_nodes, f"exit codes {codes} (None: not in time)"
+
+
+def agents_of(
+    function: Callable[..., None],
+    arguments: Sequence[Any],
+    num_ranks: int,
+    num_nodes: int = 1,
+    max_restarts: int = 0,
+) -> list[ForkProcess]:
+    """Return torchrun's agents, one for each node, which call a function in every rank."""
     endpoint = f"127.0.0.1:{free_port()}"
 
     def run_agent(node: int) -> None:
@@ -184,19 +203,11 @@ def launch(
             rdzv_configs={"rank": node, "timeout": 60},
             start_method="fork",
             monitor_interval=0.1,
-            max_restarts=0,
+            max_restarts=max_restarts,
         )
         elastic_launch(config, _in_one_thread)(function, *arguments)
 
-    agents = [ForkProcess(target=run_agent, args=(node,)) for node in range(num_nodes)]
-    for agent in agents:
-        agent.start()
-    for agent in agents:
-        agent.join(PATIENCE_S)
-    codes = [agent.exitcode for agent in agents]
-    for agent in agents:
-        agent.kill()
-    assert codes == [0] * num_nodes, f"exit codes {codes} (None: not in time)"
+    return [ForkProcess(target=run_agent, args=(node,)) for node in range(num_nodes)]
 
 
 def _in_one_thread(function: Callable[..., None], *arguments: Any) -> None:
