@@ -289,7 +289,7 @@ def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
             opened.check()
         return
     ipc = load_pyarrow(unit.uri, "pyarrow.ipc")
-    batch_rows = max(1, num_rows // max(1, unit.num_bytes // SHARD_BYTES))
+    batch_rows = max(1, num_rows // max(1, shard.decoded_bytes // SHARD_BYTES))
     with open_input(unit, is_sequential=False) as opened:
         batches = unit_batches(opened.file, unit, selection, batch_rows)
         first = next(batches)

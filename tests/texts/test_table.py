@@ -426,6 +426,15 @@ def test_what_cannot_be_cut_is_refused_with_a_way_out(tmp_path):
         opened({"train": [1]}, tmp_path)
 
 
+def test_repeated_texts_of_parquet_are_cut_by_what_they_decode_to(tmp_path):
+    texts = [f"{number % 10} " * 2000 for number in range(5000)]  # 20 MB, in 50 kB of Parquet
+    table = opened(write_rows(tmp_path / "a.parquet", texts, 5000), tmp_path)
+    assert max(table.text_bytes) < 2 * units.SHARD_BYTES
+    assert rows_of(table, tmp_path)[0] == texts
+    [decoded] = tmp_path.glob("decoded-*")
+    assert pa.ipc.open_file(decoded).num_record_batches >= len(table)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_file_that_changes_between_the_table_and_the_read_is_refused(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", ["a" * 100] * 1000)

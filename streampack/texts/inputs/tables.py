@@ -30,6 +30,8 @@ FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
 CONTINUATION = b"\xff\xff\xff\xff"  # before the size of a message
 STREAM_END = CONTINUATION + bytes(4)  # optional, but every known writer ends with it
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3  # kinds of messages
+MANY_ROWS = 4096  # with fewer, a dictionary would save little
+DICTIONARY_BYTES = 2 << 20  # most writers end one at 1 MiB
 CONVERTED = {"text": str, "tokens": np.ndarray}  # values to keep as they are
 
 
@@ -133,13 +135,22 @@ def pieces_of(batch: Any, most_rows: int, row: int = 0) -> Iterator[tuple[int, A
 def group_sizes(
     file: BinaryIO, uri: str, wanted: RowSelection
 ) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield number, end, rows, bytes of the wanted columns, and bytes at rest of row groups."""
+    """Yield number, end, rows, bytes of the wanted columns, and bytes at rest of row groups.
+
+    Repeated values may be kept as a dictionary and its indices: a group that is small enough for
+    that is decoded, since its metadata has no other size.
+    """
     parquet = open_parquet(file, uri)
     columns = _columns_of(parquet.schema_arrow.names, wanted)
     for number in range(parquet.metadata.num_row_groups):
         group = parquet.metadata.row_group(number)
         at_rest = sum(chunk.total_compressed_size for chunk in column_chunks(group))
-        yield number, number + 1, group.num_rows, _raw_bytes(group, columns), at_rest
+        raw = _raw_bytes(group, columns)
+        if group.num_rows >= MANY_ROWS and raw <= DICTIONARY_BYTES + 4 * group.num_rows:
+            decoded = parquet.iter_batches(256, [number], columns, use_threads=False)
+            named = naming_damage(decoded, uri, "cannot be read, near byte", file)
+            raw = max(raw, sum(batch.nbytes for batch in named))
+        yield number, number + 1, group.num_rows, raw, at_rest
 
 
 def batch_sizes(file: BinaryIO, uri: str) -> Iterator[tuple[int, int, int, int, int]]:
