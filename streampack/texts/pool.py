@@ -31,7 +31,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
+from types import ModuleType
 from typing import Any, TypeAlias, TypeVar, cast
 
 from streampack.errors import StreampackError, WorkerError, naming_limits
@@ -119,6 +122,22 @@ def _close_pools() -> None:
             pool.close()
 
 
+class _Deferred(ModuleType):
+    """A module that is imported when something of it is used.
+
+    transformers imports torch for a tokenizer, which takes seconds, and does not use it.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = find_spec(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(import_module(self.__name__), name)
+
+
 def serve_tasks(descriptor: int, num_threads: int, idle_s: float | None) -> None:
     """Call the functions that come through a pipe until it is closed, or none comes for `idle_s`.
 
@@ -126,6 +145,7 @@ def serve_tasks(descriptor: int, num_threads: int, idle_s: float | None) -> None
     """
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "true" if num_threads > 1 else "false"
+    sys.modules["torch"] = _Deferred("torch")
     pipe = Connection(descriptor)
     # Once the main process has gone, sending fails and this process ends.
     with suppress(EOFError, ConnectionError):

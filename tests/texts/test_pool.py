@@ -9,13 +9,16 @@ import sys
 import threading
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from streampack.errors import DataError, WorkerError
 from streampack.texts import pool as pools
+from streampack.texts.chat import ChatEncoder
 from streampack.texts.pool import TokenizerPool, tokenizer_pool
+from tests.helpers.chats import chat_tokenizer, say
 
 
 @pytest.fixture
@@ -51,6 +54,30 @@ def test_tasks_run_in_other_processes_and_their_errors_keep_their_type(pool):
     with pytest.raises(WorkerError, match="ZeroDivisionError"):
         pool.run(partial(divmod, 1, 0))
     assert pool.run(os.getpid) == first
+
+
+def encoded(folder: Path) -> tuple[list[int], bool]:
+    """Return the ids of a conversation, and whether that took torch."""
+    tokenizer = import_module("transformers").AutoTokenizer.from_pretrained(folder)
+    return ChatEncoder(tokenizer)(say("a", "b"))["tokens"].tolist(), "torch._C" in sys.modules
+
+
+def shape_of_a_tensor() -> tuple[int, ...]:
+    """Return that of a tensor of torch, which is imported in two ways."""
+    import torch
+    from torch.nn.functional import relu
+
+    assert sys.modules["torch"].Tensor is torch.Tensor
+    return tuple(relu(torch.ones(2, 3)).shape)
+
+
+def test_a_worker_imports_torch_where_it_is_used_and_not_for_conversations(pool, tmp_path):
+    tokenizer = chat_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    ids = ChatEncoder(tokenizer)(say("a", "b"))["tokens"].tolist()
+    assert pool.run(partial(encoded, tmp_path)) == (ids, False)
+    assert pool.run(shape_of_a_tensor) == (2, 3)
+    assert pool.run(partial(encoded, tmp_path)) == (ids, True)
 
 
 def test_relative_paths_mean_what_they_do_in_this_process(tmp_path, monkeypatch):
