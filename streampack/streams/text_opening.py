@@ -83,8 +83,8 @@ def open_texts(
         raise ConfigError(
             "train_on='each_response' makes several samples of a conversation, so all must be "
             f"tokenized before the first batch, and these are {text_bytes} bytes of text; set "
-            "lengths='eager', or write them once (streampack write --train-on each_response) and "
-            "use Shards"
+            "lengths='eager', or index= after `streampack index --tokenizer`, or write them once "
+            "and use Shards; both commands with --chat and --train-on each_response"
         )
     shards, part = _chosen(shards, opening.held_out, source.only)
     digest = _digest(fingerprint(of), shards, part)

@@ -57,6 +57,10 @@ def test_an_index_gives_the_plan_of_texts_that_are_tokenized_first(folder, name,
     num_shards = int(said.split(" in ")[1].split()[0])
     assert not list((tmp_path / "temporary").iterdir())
 
+    if of_chats:
+        bare = source_of(folder, name, tmp_path / "a", lengths="lazy", **options)
+        with pytest.raises(ConfigError, match=r"index= after `streampack index --tokenizer`"):
+            dataset_of(bare)
     given = options | {"lengths": "lazy", "index": tmp_path / "index"}
     indexed = dataset_of(source_of(folder, name, tmp_path / "a", **given), **LANES)
     loader = PackedDataLoader(indexed)
