@@ -208,7 +208,8 @@ class ShardPrefetcher:
 
     def stats(self) -> dict[str, Any]:
         """Return the fetches and waits of this process, as plain numbers."""
-        return {**self._counts, "waited_s": self._waited_s}
+        waiting = 0 if self._is_closed else len(self._needed - self._here)
+        return {**self._counts, "waited_s": self._waited_s, "waiting": waiting}
 
     # Run in the threads.
 

@@ -280,9 +280,10 @@ class PackedDataLoader:
         that `epoch_end="drop"` omitted (`omitted_packs`, over all ranks), packs of padding
         (`padding_packs`), and high-water marks of the buffers. For shards: how many this process
         prefetched, or fetched for lengths, and their bytes; how many it waited for, and how long;
-        peak bytes of shards fetched and not finished; and, since the dataset was made, the bytes of
-        the index files and tables that it fetched (`index_bytes`), which the other numbers do not
-        include, and the token shards that it made from texts (`tokenized`), repeats included.
+        how many are planned and not here yet (`waiting`); peak bytes of shards fetched and not
+        finished; and, since the dataset was made, the bytes of the index files and tables that it
+        fetched (`index_bytes`), which the other numbers do not include, and the token shards that
+        it made from texts (`tokenized`), repeats included.
         Dropped samples are counted when the planner meets them, up to a chunk of 4,096 samples
         ahead, each on one rank only. `digest` identifies everything that determines the packs.
         `straggler` is the time of a global batch divided by the ideal time, as `planned` and as

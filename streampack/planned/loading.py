@@ -320,4 +320,5 @@ class PlannedLoading(LoaderSession[PlanEngine]):
     def _fetched_ahead(self) -> dict[str, Any]:
         before, now = self._fetched, self._read_ahead.stats() if self._read_ahead else {}
         counts = {key: value + now.get(key, 0) for key, value in before.items()}
-        return counts | {"ahead_bytes": max(before["ahead_bytes"], now.get("ahead_bytes", 0))}
+        most = max(before["ahead_bytes"], now.get("ahead_bytes", 0))
+        return counts | {"ahead_bytes": most, "waiting": now.get("waiting", 0)}

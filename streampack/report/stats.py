@@ -110,6 +110,7 @@ def _tokenizing(stats: Mapping[str, Any], seconds: float | None) -> str:
     rate = f" ({shards['tokenized'] / seconds:,.1f}/s)" if seconds else ""
     again = f", {shards['tokenized_again']:,} of them again" if shards["tokenized_again"] else ""
     waits = f"waited {shards['waited_s']:,.1f} s for {shards['waited_for']:,} shards"
+    waits += f", {shards['waiting']:,} are planned and not here yet"
     return f"\n{shards['tokenized']:,} shards of text tokenized{rate}{again} · {waits}"
 
 

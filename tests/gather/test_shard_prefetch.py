@@ -196,8 +196,10 @@ def test_it_fetches_no_further_ahead_than_the_limit(stream):
     fetcher.wait_for([(0, 0), (0, 1), (0, 2)])
     until(lambda: not fetcher._busy and not fetcher._ahead)
     assert sorted(stream.asked) == [0, 1, 2]
+    assert fetcher.stats()["waiting"] == 4
     fetcher.wait_for([(0, 6)])  # a reader still gets what it needs
     assert stream.is_here(6)
+    assert fetcher.stats()["waiting"] == 3
     fetcher.close()
 
 

@@ -177,13 +177,22 @@ def test_the_first_batch_waits_for_a_block_of_each_lane_and_one_shard_more(
     loader = PackedDataLoader(dataset, prefetch_threads=0)
     batches = iter(loader)
     next(batches)
-    num_first, bound = loader.stats()["shards"]["tokenized"], len(sources) * num_lanes * 9
+    num_first, bound = settled(loader), len(sources) * num_lanes * 9
     assert num_first <= bound < sum(stream.num_shards for stream in dataset.streams.opened)
     next(batches)  # now those of the next blocks are made ahead
+    assert loader.stats()["shards"]["waiting"] > 0
+    assert settled(loader) > num_first
+    batches.close()
+    assert loader.stats()["shards"]["waiting"] == 0
+
+
+def settled(loader: PackedDataLoader) -> int:
+    """Return how many shards were tokenized, once all that are planned were."""
     deadline = time.monotonic() + 60
-    while loader.stats()["shards"]["tokenized"] == num_first:
+    while (shards := loader.stats()["shards"])["waiting"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return shards["tokenized"]
 
 
 @pytest.mark.parametrize(
