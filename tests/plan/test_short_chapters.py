@@ -107,7 +107,7 @@ def test_chapters_deliver_their_shares_on_average(weights, window, steps):
 @pytest.mark.parametrize("epoch_end", ["pad", "carry"])
 def test_epochs_begin_with_their_shares_on_average(epoch_end):
     weights, found = MIXTURES[0], []
-    for seed in range(20):
+    for seed in range(10):
         r = recipe(
             [LENGTHS[name] for name in weights],
             weights=[{"proportion": share} for share in weights.values()],
@@ -127,7 +127,7 @@ def test_a_window_with_a_long_sample_has_no_more_tokens_than_others(method, step
     """A step is half a window. A window has at most four books."""
     weights = {"web": 0.9, "books": 0.1}
     found = []
-    for seed in range(8):
+    for seed in range(5):
         plan = run_plan(
             {"web": np.full(600_000, 10), "books": np.full(3_000, 5_000)},
             [Chapter(weights=weights, steps=steps)],
