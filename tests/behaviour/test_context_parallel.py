@@ -38,7 +38,7 @@ from streampack.formats import to_compact
 from tests.helpers import conformance
 from tests.helpers.batches import same
 from tests.helpers.conformance import show
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.slices import LAYOUTS, PER_TOKEN, context_worlds, cut
 
 LENGTHS = [[1 + number**2 % 90 for number in range(90)], [5, 200, 64] * 10]
@@ -106,7 +106,7 @@ def loaded(dataset: Any, num_workers: int = 0) -> Any:
     return PackedDataLoader(dataset, num_workers=num_workers)
 
 
-@examples(5, many=30)
+@examples(4, many=30)
 @given(case=cases())
 def test_merged_slices_are_the_whole_batch_and_each_is_what_trainers_cut_of_it(written, case):
     streams, options, num_ranks = written[case["kind"]], case["options"], case["num_ranks"]
@@ -127,10 +127,10 @@ def test_merged_slices_are_the_whole_batch_and_each_is_what_trainers_cut_of_it(w
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"),
+    ("layout", "name"),
     [
-        *((name, layout) for name in FORMATS for layout in LAYOUTS),
-        ("megatron", "zigzag_per_document"),
+        *crossed(LAYOUTS, FORMATS),
+        ("zigzag_per_document", "megatron"),
     ],
 )
 def test_a_format_of_a_slice_is_the_slice_of_the_format(written, name, layout):
@@ -182,8 +182,7 @@ def test_slices_are_what_torch_cuts_of_whole_batches(written, layout, num_ranks)
             assert torch.equal(own[key], expected)
 
 
-@pytest.mark.parametrize("kind", ["masked", "uint16"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "kind"), crossed(LAYOUTS, ["masked", "uint16"]))
 def test_compact_slices_expand_to_native_ones(written, layout, kind):
     options = {
         "packing": {"pad_to_multiple": 8, "positions": "continue"},
@@ -201,8 +200,7 @@ def test_compact_slices_expand_to_native_ones(written, layout, kind):
             assert same(expand_on(own, torch.device("cpu")), expected)
 
 
-@pytest.mark.parametrize("first", [1, 2, 4])
-@pytest.mark.parametrize("second", [1, 2, 4])
+@pytest.mark.parametrize(("first", "second"), crossed([1, 2, 4], [2, 4, 1]))
 def test_a_run_resumes_with_another_context_parallel_byte_for_byte(written, first, second):
     options = {"packing": {"pad_to_multiple": 8}, "mixing": {"global_batch_size": 8}}
     layouts = {1: "zigzag", 2: "zigzag", 4: "zigzag_per_document"}
@@ -252,8 +250,9 @@ def test_slices_of_iterables_merge_into_the_whole_batch(layout):
         assert all(own["weight"].shape == own["tokens"].shape == (2, 24) for own in slices)
 
 
-@pytest.mark.parametrize("name", ["native", "compact", "torchtitan_flat"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("layout", "name"), crossed(LAYOUTS, ["native", "compact", "torchtitan_flat"])
+)
 def test_rows_of_several_lengths_are_cut_each_by_its_own(written, layout, name):
     options = {
         "weights": [{}, {"max_seq_len": 192}],

@@ -30,8 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 NUM_EPOCHS = 3
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 LOADERS = ("packed", "torch", "stateful")
-WORKERS = [(0, False), (2, False), (2, True)]
-FEW = [(0, False), (2, True)]
+WAYS = [(0, False), (2, False), (2, True)]  # workers, and whether they are persistent
 
 
 @pytest.fixture(scope="module")
@@ -91,31 +90,29 @@ def without_empty(epochs: Iterator[list[Any]]) -> Iterator[list[Any]]:
     return (epoch for epoch in epochs if epoch)
 
 
-@pytest.mark.parametrize(("workers", "persistent"), WORKERS)
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(("kind", "way"), crossed(LOADERS, WAYS))
 def test_epochs_advance_by_themselves_and_hold_the_same_batches_in_every_loader(
-    written, reference, kind, workers, persistent
+    written, reference, kind, way
 ):
-    loader = loader_of(kind, make(written), workers, persistent)
+    loader = loader_of(kind, make(written), *way)
     assert [epoch_of(loader) for _ in range(NUM_EPOCHS)] == reference[:NUM_EPOCHS]
     assert len({tuple(epoch) for epoch in reference}) == len(reference)
 
 
 # Faults: resume_epoch_boundary.
-@pytest.mark.parametrize(("workers", "persistent"), FEW)
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize(("kind", "way"), crossed(LOADERS, [WAYS[2], WAYS[0]]))
 def test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader(
-    written, reference, kind, workers, persistent
+    written, reference, kind, way
 ):
     for epoch, stop in [(0, 1), (1, len(reference[1]) - 1), (2, len(reference[2]))]:
         dataset = make(written)
         dataset.set_epoch(epoch)
-        first = loader_of(kind, dataset, workers, persistent)
+        first = loader_of(kind, dataset, *way)
         head, batch = stop_after(first, stop)
         assert head == reference[epoch][:stop]
         state = save(kind, first, batch)
         del first
-        second = loader_of(kind, make(written), workers, persistent)
+        second = loader_of(kind, make(written), *way)
         load(kind, second, state)
         epochs = without_empty(epoch_of(second) for _ in range(3))
         if stop < len(reference[epoch]):
@@ -123,13 +120,10 @@ def test_a_run_stopped_anywhere_in_each_epoch_goes_on_in_a_new_loader(
         assert next(epochs) == reference[epoch + 1]
 
 
-@pytest.mark.parametrize(("workers", "persistent"), FEW)
-@pytest.mark.parametrize("kind", LOADERS)
-def test_set_epoch_chooses_the_next_loop_and_epochs_go_on_from_there(
-    written, reference, kind, workers, persistent
-):
+@pytest.mark.parametrize(("kind", "way"), crossed(LOADERS, [WAYS[0], WAYS[2]]))
+def test_set_epoch_chooses_the_next_loop_and_epochs_go_on_from_there(written, reference, kind, way):
     dataset = make(written)
-    loader = loader_of(kind, dataset, workers, persistent)
+    loader = loader_of(kind, dataset, *way)
     dataset.set_epoch(2)
     assert epoch_of(loader) == reference[2]
     assert epoch_of(loader) == reference[3]

@@ -24,7 +24,7 @@ from streampack.plan.lane_ends import count_slots
 from streampack.report import simulate
 from streampack.types import SAMPLE, START, STREAM
 from tests.helpers.builders import write_stream_files
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.planning import all_packs, epoch_sequence, recipe, world_views
 
 SIZE, RUN = 64, 12
@@ -50,7 +50,7 @@ def make(method: str, epoch_end: str, num_lanes: int = 1, **options):
     )
 
 
-@examples(10, many=20)
+@examples(6, many=20)
 @given(method=methods, num_lanes=lanes, seed=st.integers(0, 9))
 def test_drop_leaves_out_less_than_a_run_of_each_lane_and_stream_and_counts_it(
     method, num_lanes, seed
@@ -102,7 +102,7 @@ def uneven_recipes(draw):
     )
 
 
-@examples(12, many=30)
+@examples(8, many=30)
 @given(r=uneven_recipes(), epoch=st.integers(0, 1), data=st.data())
 def test_other_worlds_and_resumes_deliver_the_same_whole_batches(r, epoch, data):
     slots_of = r.shapes.slots_per_pack
@@ -166,8 +166,10 @@ def test_ranks_with_balance_get_batches_of_one_stream(folders, within):
         assert {len(streams_in(batch)) for batch in PackedDataLoader(data)} == {1}
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("options", [{"prefetch_threads": 2}, {"num_workers": 2}])
+WAYS = [{"prefetch_threads": 2}, {"num_workers": 2}]
+
+
+@pytest.mark.parametrize(("method", "options"), crossed(METHODS, WAYS))
 def test_a_padded_epoch_holds_every_token_and_counts_the_packs_of_padding(folders, method, options):
     loader = PackedDataLoader(dataset(folders, method, "pad"), **options)
     batches = list(loader)
@@ -183,8 +185,7 @@ def test_a_padded_epoch_holds_every_token_and_counts_the_packs_of_padding(folder
     assert stats["packs"] + padding == sum(len(batch["tokens"]) for batch in batches)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("options", [{"prefetch_threads": 2}, {"num_workers": 2}])
+@pytest.mark.parametrize(("method", "options"), crossed(METHODS, WAYS[::-1]))
 def test_the_packs_that_drop_omits_are_in_the_stats_and_in_the_simulation(folders, method, options):
     every = simulate(dataset(folders, method, "pad"))
     expected = simulate(dataset(folders, method))

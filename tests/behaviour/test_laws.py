@@ -23,7 +23,7 @@ from streampack.planned.dataset import PackedStreamingDataset
 from streampack.testing import assert_exactly_once, assert_same_in_every_world
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, all_rows, worlds
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 
 # Three workers on a machine of two cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -31,6 +31,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 # Ranks and nodes; the number of packs in an epoch is not a multiple of any of them.
 WORLDS = [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (4, 4), (8, 2)]
+OF_A_METHOD = {
+    "random": [(4, 4), (3, 1)],
+    "stratified": [(4, 2)],
+    "per_stream": [(8, 2)],
+    "device_per_stream": [(2, 1), (4, 1)],
+}
 NUM_SAMPLES = (400, 160, 30)  # with 3 lanes the first is dealt, the others are shared
 GLOBAL_BATCH = 48  # per_stream: a multiple of 2 * 8 lanes and of 2 * 3
 
@@ -67,18 +73,29 @@ def rows_of_workers(loaders: Sequence[Any]) -> list[tuple[bytes, ...]]:
     ]
 
 
-# The generated mixtures below have from one to nine lanes.
-@pytest.mark.parametrize(
-    "lanes", [3, *(pytest.param(lanes, marks=pytest.mark.slow) for lanes in (1, 8))]
-)
+# The generated mixtures below have from one to nine lanes, and any world with any method.
 @pytest.mark.parametrize("method", METHODS)
-def test_every_world_delivers_every_chosen_token_once_and_the_same_packs(written, method, lanes):
+def test_every_world_delivers_every_chosen_token_once_and_the_same_packs(written, method):
+    assert_exactly_once(make(written, 3, method), written.lengths, NUM_SAMPLES)
+    worlds = OF_A_METHOD[method]
+    assert_same_in_every_world(lambda world: make(written, 3, method, world=world), worlds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 3, 8])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_world_delivers_the_same_packs_with_each_method(written, method, lanes):
     assert_exactly_once(make(written, lanes, method), written.lengths, NUM_SAMPLES)
     assert_same_in_every_world(lambda world: make(written, lanes, method, world=world), WORLDS)
 
 
 @pytest.mark.parametrize(
-    ("method", "num_workers"), [("random", 3), *((method, 2) for method in METHODS[1:])]
+    ("method", "num_workers"),
+    [
+        ("random", 3),
+        ("per_stream", 2),
+        *(pytest.param(method, 2, marks=pytest.mark.slow) for method in METHODS[1::2]),
+    ],
 )
 def test_any_number_of_workers_delivers_the_same_packs(written, method, num_workers):
     reference = all_rows([make(written, 3, method)])
@@ -103,7 +120,7 @@ def test_weights_are_kept_exactly_over_epochs_and_no_sample_is_seen_twice_as_oft
 
 
 @given(data=st.data())
-@examples(7, many=30)
+@examples(5, many=30)
 def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -150,7 +167,7 @@ def test_the_sequence_of_packs_is_byte_equal_in_every_world(written, data):
     assert all_rows(ranks) == expected
 
 
-@examples(12, many=40)
+@examples(8, many=40)
 @given(
     method=st.sampled_from(METHODS),
     epoch_end=st.sampled_from(["pad", "drop"]),
@@ -189,8 +206,7 @@ def test_streams_of_one_to_five_packs_are_byte_equal_in_every_world(
         conformance.check_exactly_once(expected, own, [len(tokens) for tokens in own.tokens])
 
 
-@pytest.mark.parametrize("epoch_end", ["pad", "drop", "carry"])
-@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("epoch_end", "num_ranks"), crossed(["pad", "drop", "carry"], [3, 2]))
 def test_all_ranks_take_as_many_steps_to_the_same_positions(written, epoch_end, num_ranks):
     mixing = {"epoch_end": epoch_end, "global_batch_size": 20}
     for epoch in range(2):
@@ -224,8 +240,7 @@ def test_with_carry_nothing_is_lost_or_said_twice_between_epochs(written, method
         assert own[own[:, 0] < num_whole, 3].sum() == num_whole * sum(lengths)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "lanes"), crossed(METHODS, [1, 3]))
 def test_compressed_streams_without_lengths_give_the_same_packs(tmp_path, method, lanes):
     rng = np.random.default_rng(2)
     # One length per stream, so that the byte counts and the lengths give the same shares of tokens.

@@ -41,6 +41,7 @@ from streampack.flat import token_file
 from streampack.index.token_index import index_files
 from streampack.testing import assert_exactly_once, assert_resumes, assert_same_in_every_world
 from streampack.testing.shown import all_rows, rows, show, worlds
+from tests.helpers.examples import crossed
 from tests.helpers.faults import servers
 from tests.helpers.faults.faultserver import FaultServer
 from tests.helpers.flat import Documents
@@ -135,7 +136,7 @@ def loader_at(dataset: Any, state: Any) -> PackedDataLoader:
 # Delivery and resume
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("form", "method"), crossed(FORMATS, METHODS), indirect=["form"])
 def test_every_world_delivers_each_token_once_in_the_same_packs(written, method):
     mixing = {"batching_method": method}
     dataset = written.dataset(mixing=mixing)
@@ -251,7 +252,7 @@ def test_workers_deliver_all_formats_and_resume_where_they_were_left(all_formats
 # Mixtures
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("form", "method"), crossed(FORMATS, METHODS), indirect=["form"])
 def test_weights_are_exact_by_samples_and_by_tokens(written, method):
     mixing = {"batching_method": method}
     weights = [{"repeat": 0.5}, {"repeat": 2}]
@@ -320,16 +321,16 @@ def test_a_run_of_chapters_keeps_shares_and_resumes_in_any_world(written):
     assert [row for batch in resumed for row in rows(batch)] == whole[2 * 16 :]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"order": {"pack_shuffle": 16}, "balance": Balance(within="batch")},
-        {"packing": Packing(max_seq_len=64, method="knapsack", overflow="truncate")},
-        {"packing": Packing(max_seq_len=64, method="next_fit", overflow="drop")},
-    ],
-    ids=["balance", "knapsack", "next_fit"],
-)
-def test_packs_of_other_options_are_those_of_every_world_and_resume(written, options):
+OPTIONS: dict[str, dict[str, Any]] = {
+    "balance": {"order": {"pack_shuffle": 16}, "balance": Balance(within="batch")},
+    "knapsack": {"packing": Packing(max_seq_len=64, method="knapsack", overflow="truncate")},
+    "next_fit": {"packing": Packing(max_seq_len=64, method="next_fit", overflow="drop")},
+}
+
+
+@pytest.mark.parametrize(("form", "name"), crossed(FORMATS, list(OPTIONS)), indirect=["form"])
+def test_packs_of_other_options_are_those_of_every_world_and_resume(written, name):
+    options = OPTIONS[name]
     assert_same_in_every_world(
         lambda world: written.dataset(**options, world=world), [(2, 1), (4, 2)]
     )

@@ -34,6 +34,7 @@ from streampack.texts.rows import RowFormat
 from streampack.write.files import write_texts
 from streampack.write.options import WriteOptions
 from tests.helpers.chats import chat_tokenizer, chats
+from tests.helpers.examples import crossed
 from tests.helpers.inputs import csv_text, packed, write_table
 from tests.helpers.texts import PACKING, dataset_of, ids_of, texts, tokens_of, write_lines
 
@@ -149,7 +150,9 @@ def written(tokenizer, tmp_path_factory) -> dict[bool, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("lengths", ["lazy", "eager"])
+@pytest.mark.parametrize(
+    ("source", "lengths"), crossed(list(INPUTS), ["lazy", "eager"]), indirect=["source"]
+)
 def test_in_order_they_are_what_was_written(source, written, lengths):
     opened = source(lengths=lengths)
     assert in_order(opened) == written[isinstance(opened, Chats)]
@@ -176,12 +179,24 @@ def test_each_row_is_delivered_once_and_document_says_where_it_is(source):
         assert begins.setdefault(document["file"], begin) == begin
 
 
+# Texts whose lengths are known are planned as any other stream.
+EAGER = ("jsonl.gz", "chats")
+
+
 def test_every_world_gets_the_same_packs_and_they_resume(source):
     def make(world: World | None = None) -> PackedStreamingDataset:
         return dataset_of(source(lengths="lazy"), world, **LANES)
 
     assert_same_in_every_world(make, [(4, 2)])
-    assert_resumes(lambda: PackedDataLoader(make()), every=4)
+    assert_resumes(lambda: PackedDataLoader(make()), every=8)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [name if name in EAGER else pytest.param(name, marks=pytest.mark.slow) for name in INPUTS],
+    indirect=True,
+)
+def test_every_world_gets_the_same_packs_of_known_lengths(source):
     assert_same_in_every_world(lambda world: dataset_of(source(lengths="eager"), world), [(2, 2)])
 
 
@@ -232,7 +247,7 @@ def test_gigatoken_gives_the_batches_of_huggingface(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-@pytest.mark.parametrize("lengths", ["lazy", "eager"])
+@pytest.mark.parametrize("lengths", ["lazy", pytest.param("eager", marks=pytest.mark.slow)])
 def test_worker_processes_deliver_the_same_batches_and_resume(lengths, tokenizer, tmp_path):
     files, caches = lines(tmp_path), count()
 

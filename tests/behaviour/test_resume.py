@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -170,7 +166,7 @@ def test_a_state_is_gathered_without_a_process_group_too(written):
 
 # Faults: resume_ranks_1_to_2, resume_ranks_2_to_1.
 @given(data=st.data())
-@examples(7, many=30)
+@examples(5, many=30)
 def test_any_world_goes_on_where_another_world_stopped(written, data):
     draw = data.draw
     method = draw(st.sampled_from(METHODS), "method")
@@ -225,44 +221,6 @@ def test_any_world_goes_on_where_another_world_stopped(written, data):
     last = loaded(conformance.make(written, batch_size=1, **later), state)
     rest = [row for b in last if b["epoch"] == epoch for row in conformance.rows(b)]
     assert done + rest == everything
-
-
-SCRIPT = """
-import hashlib, json, sys
-from pathlib import Path
-from streampack import Mixing, Order, PackedDataLoader, PackedStreamingDataset
-from streampack import Packing, Stream, World
-from streampack.runtime.resumable import engine_of
-folder = Path(sys.argv[1])
-dataset = PackedStreamingDataset(
-    streams=[Stream(local=str(folder / "s0")), Stream(local=str(folder / "s1"))],
-    packing=Packing(max_seq_len=64), mixing=Mixing(global_batch_size=12),
-    order=Order(seed=3, num_lanes=3), batch_size=2, world=World())
-loader = PackedDataLoader(dataset)
-loader.load_state_dict(json.loads(sys.stdin.read()))
-for batch in loader:
-    bytes_of = [batch[key].numpy().tobytes() for key in ("tokens", "segments")]
-    print(hashlib.sha256(b"".join(bytes_of)).hexdigest())
-"""
-
-
-def test_a_fresh_process_with_another_hash_seed_goes_on(written):
-    batches, states = states_of(make(written))
-    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
-    output = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(written.paths[0].parent)],
-        input=states[6],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[2],
-    ).stdout
-    wanted = [
-        hashlib.sha256(b["tokens"].numpy().tobytes() + b["segments"].numpy().tobytes()).hexdigest()
-        for b in batches[7:]
-    ]
-    assert output.split() == wanted
 
 
 # Refusals.

@@ -12,6 +12,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,12 +74,20 @@ def parts(name: str) -> list[str]:
     return [re.sub("(?<=[a-z]{3})(es|(?<!s)s|ed|n?ing)$", "", part.lower()) for part in found]
 
 
-def strangers(text: str, word: str, allowed: set[str]) -> list[str]:
-    """Return the identifiers of a file that contain a word; `pass` is also a statement."""
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+@cache
+def names_in(path: Path) -> dict[str, list[str]]:
+    """Return the identifiers of a file, with their words; `pass` is also a statement."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
     names = {token.string for token in tokens if token.type == tokenize.NAME} - {"pass"}
+    return {name: parts(name) for name in names}
+
+
+def strangers(path: Path, word: str, allowed: set[str]) -> list[str]:
+    """Return the identifiers of a file that contain a word."""
     stem = parts(word)[0]
-    return sorted(name for name in names - allowed if stem in parts(name))
+    return sorted(
+        name for name, own in names_in(path).items() if stem in own and name not in allowed
+    )
 
 
 @pytest.mark.parametrize(("word", "rooms", "allowed"), list(words()))
@@ -86,7 +95,7 @@ def test_a_word_is_in_the_names_of_its_folders_only(word, rooms, allowed):
     found = {}
     for path in PACKAGE.rglob("*.py"):
         room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if room not in rooms and (names := strangers(path.read_text(), word, allowed)):
+        if room not in rooms and (names := strangers(path, word, allowed)):
             found[str(path.relative_to(PACKAGE))] = names
 
     assert found == {}, f"{word!r} has another meaning; see the table of words in {PAGE.name}"

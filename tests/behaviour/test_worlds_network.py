@@ -139,7 +139,7 @@ def in_several(nodes: Iterable[Iterable[str]], name: str) -> int:
     return sum(counts.values()) - len(counts)
 
 
-@pytest.mark.parametrize("num_nodes", [2, 4])
+@pytest.mark.parametrize("num_nodes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_each_shard_is_fetched_by_one_node_but_for_the_cut_ones_and_small_streams(
     store, tmp_path, num_nodes
 ):
