@@ -84,10 +84,14 @@ quick: $(INSTALLED)
 	STREAMPACK_TEST_EXAMPLES=5 $(BIN)/python -m pytest -q -n 2 --dist loadfile \
 		--no-loadscope-reorder -m "not slow and not processes and not thorough" $(QUICK)
 
-# Where the start method matters: worker processes, what they share and how they end.
+# Where the start method matters: worker processes, what they share and how they end. Ranks of a
+# test are forks always, and what has no worker would only be repeated.
+FORKSERVER := $(addprefix tests/runtime/test_,batch_reader.py reading_workers.py whole_batch.py \
+	worker_pool.py worker_processes.py)
+
 forkserver: $(INSTALLED)
 	STREAMPACK_TEST_START=forkserver $(BIN)/python -m pytest -q -n 2 --dist loadfile \
-		--no-loadscope-reorder -m "not slow and not own_start" tests/runtime
+		--no-loadscope-reorder -m "processes and not slow and not own_start" $(FORKSERVER)
 
 # Compiled kernels are invisible to it, so no floor is set. With all examples of each law.
 coverage: $(INSTALLED)
