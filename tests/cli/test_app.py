@@ -45,7 +45,8 @@ def test_the_help_page_names_every_verb_and_loads_nothing_heavy():
 
 
 def test_no_arguments_show_the_help_page():
-    assert "Usage: streampack" in run().stdout + run().stderr
+    done = run()
+    assert "Usage: streampack" in done.stdout + done.stderr
 
 
 def test_the_version_is_the_packages():

@@ -149,8 +149,8 @@ def run(*arguments: object, most_bytes: int | None = None, stdout: str | None = 
             text=True,
             check=False,
             preexec_fn=limit,
-            # Python itself would keep truncated bytecode.
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            # Python itself would keep truncated bytecode; without a limit it may keep its own.
+            env={**os.environ, **({"PYTHONDONTWRITEBYTECODE": "1"} if most_bytes else {})},
         )
     finally:
         if stdout is not None:

@@ -109,7 +109,7 @@ def test_an_endless_source_is_read_no_further_than_max_packs():
     assert len(read) == 5
 
 
-@examples(300)
+@examples(100, many=300)
 @given(
     lengths=st.lists(st.integers(0, 23), max_size=14),
     max_seq_len=st.integers(1, 9),
@@ -131,7 +131,7 @@ def test_packs_are_those_of_the_rules_applied_token_by_token(
     assert len(dataset) == len(expected)
 
 
-@examples(100)
+@examples(40, many=100)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=9), split=st.booleans())
 def test_a_token_attends_to_its_own_piece_and_padding_to_padding(lengths, split):
     size = 9

@@ -16,6 +16,7 @@ from streampack.errors import DataError
 from streampack.loader.loader import PackedDataLoader
 from tests.helpers import conformance
 from tests.helpers.conformance import Written, show, worlds
+from tests.helpers.examples import crossed
 
 METHODS = ("random", "stratified", "per_stream", "device_per_stream")
 
@@ -60,8 +61,7 @@ def recount(batches: list[dict[str, Any]], written: Written, max_seq_len: int) -
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "num_workers"), crossed(METHODS, [0, 2]))
 def test_stats_are_what_a_recount_of_the_batches_gives(written, method, num_workers):
     mixing = {"batching_method": method, "global_batch_size": 20}
     dataset = conformance.make(written, mixing=mixing)

@@ -34,6 +34,7 @@ from streampack.formats import to_hf_flash, to_megatron, to_torchtitan_flat
 from streampack.runtime.provenance import RECENT
 from streampack.write import write_stream
 from tests.helpers import builders
+from tests.helpers.examples import crossed
 
 FIRST = 10  # every token of stream n is FIRST + n, and padding is 0
 NAMES = ["web", "code", "chat"]
@@ -123,8 +124,9 @@ def test_each_format_has_the_stream_of_each_token_where_the_token_is(folders, ba
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("batch_format", ["native", "torchtitan_flat", "torchtune"])
-@pytest.mark.parametrize("make", [planned, online])
+@pytest.mark.parametrize(
+    ("batch_format", "make"), crossed(["native", "torchtitan_flat", "torchtune"], [planned, online])
+)
 def test_workers_and_persistent_ones_change_nothing(folders, batch_format, make):
     options = {"batch_format": batch_format, "batch_size": 2}
     dataset = make(folders, **options) if make is planned else make(**options)
@@ -280,8 +282,9 @@ def test_sums_and_counts_by_stream_are_those_of_a_loop_over_tokens(folders, batc
         by_stream(loader.provenance(batch), np.zeros((2, 31)))
 
 
-@pytest.mark.parametrize("by", ["shard", "row"])
-@pytest.mark.parametrize("batch_format", ["torchtune", "torchtitan", "native"])
+@pytest.mark.parametrize(
+    ("batch_format", "by"), crossed(["torchtune", "torchtitan", "native"], ["shard", "row"])
+)
 def test_kept_columns_are_reached_from_a_segment_of_any_format(tmp_path, batch_format, by):
     tokens = [[FIRST + n % 7] * (1 + n % 9) for n in range(90)]
     rows = [{"tokens": t, "url": f"page/{n}", "id": n} for n, t in enumerate(tokens)]

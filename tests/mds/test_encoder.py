@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streampack.mds.encoder import ShardEncoder, ShardLayout, index_json
+from tests.helpers.examples import examples
 
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 FLOATS = ("float16", "float32", "float64")
@@ -74,6 +75,7 @@ def ours(columns, samples, **options) -> dict[str, bytes]:
     return files | {"index.json": index_json([shard.entry for shard in shards])}
 
 
+@examples(25, many=60)
 @given(stream=streams(), most=st.sampled_from([None, 2**17, 2**18, "1mb"]))
 def test_raw_shards_and_index_are_those_of_mds_writer(stream, most):
     columns, samples = stream

@@ -71,7 +71,7 @@ json_values = st.recursive(
 )
 
 
-@examples(100)
+@examples(40, many=100)
 @given(field=st.sampled_from(sorted(SHARD)), value=json_values)
 def test_any_value_in_any_field_is_taken_or_refused_with_a_data_error(field, value):
     try:

@@ -31,6 +31,7 @@ from streampack.texts.token_shard import ShardFormat, TokenTask, make_token_shar
 from streampack.write import WriteOptions, engines, files, merge, verify, write_texts
 from streampack.write.job_output import LocalOutput
 from tests.helpers.caches import read_all
+from tests.helpers.examples import crossed
 from tests.helpers.inputs import write_table
 from tests.helpers.preparing import (
     WORDS,
@@ -421,8 +422,10 @@ def damage(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2] + b"x" * (len(data) // 2 if is_table else 0))
 
 
-@pytest.mark.parametrize("part_bytes", [1 << 10, 1 << 28])
-@pytest.mark.parametrize("suffix", ["jsonl.gz", "csv.gz", "txt.gz", "parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("suffix", "part_bytes"),
+    crossed(["jsonl.gz", "csv.gz", "txt.gz", "parquet", "arrow"], [1 << 10, 1 << 28]),
+)
 def test_the_rest_of_a_damaged_file_is_one_bad_row(tmp_path, suffix, part_bytes):
     random_texts = ["".join(random.Random(n).choices("ab cd", k=90)) for n in range(900)]
     path, other = tmp_path / f"a.{suffix}", tmp_path / f"b.{suffix}"
