@@ -14,7 +14,7 @@ from tests.helpers.faults.setups import Setup, make_setups
 from tests.helpers.faults.simulation import BrokenPromiseError, simulate
 
 NUM_SCHEDULES = 300
-NUM_PARTS, NUM_QUICK = 10, 4
+NUM_PARTS, NUM_QUICK = 10, 2
 
 
 @pytest.fixture(scope="module")
