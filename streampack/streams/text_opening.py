@@ -168,7 +168,8 @@ def _kept_tokenizer(tokenizer: Any, root: Path, disk: LocalFilesystem) -> Path:
         if is_path(tokenizer):
             return path
         content = hashlib.blake2b(digest_size=16)
-        files = [(file.name, file.read_bytes()) for file in sorted(path.iterdir())]
+        found = sorted(filter(Path.is_file, path.rglob("*")))  # named templates have a folder
+        files = [(str(file.relative_to(path)), file.read_bytes()) for file in found]
         for name, data in files:
             content.update(f"{name} {len(data)} ".encode() + data)
         kept = root / "tokenizers" / content.hexdigest()

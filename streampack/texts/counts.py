@@ -5,8 +5,6 @@
     CACHE/tables/3f/3f9c....npz     of the files that one source names, by name and version
     INDEX/rows.npz                  the same, written by `streampack index`, for lines of a store
     INDEX/lengths.npz               with its --tokenizer: the lengths of all samples
-
-Of plain JSON lines that have grown, the new end alone is counted.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def count_files(
         found = [_found(file, known) for file in files]
         uncounted = [f for f, pieces in zip(files, found, strict=True) if pieces is None]
         _refuse_stored_lines(uncounted, inputs)
-        counted = iter(_count(uncounted, wanted, known))
+        counted = iter(_count(uncounted, wanted))
         every = [next(counted) if pieces is None else pieces for pieces in found]
         with replaced(path) as temporary:
             temporary.write_bytes(as_npz(_arrays(files, every)))
@@ -83,7 +81,7 @@ def count_files(
 
 def write_index(files: Sequence[InputSlice], out: str) -> list[int]:
     """Count files of lines, of stores too, write the counts to a folder or URL; return the rows."""
-    pieces = _count(files, RowSelection("row", "text"), {})
+    pieces = _count(files, RowSelection("row", "text"))
     write_index_file(out, INDEX_FILE, _arrays(files, pieces))
     return [int(each[:, ROWS].sum()) for each in pieces]
 
@@ -156,15 +154,13 @@ def _refuse_stored_lines(files: Sequence[InputSlice], inputs: Sequence[str]) -> 
         )
 
 
-def _count(files: Sequence[InputSlice], wanted: RowSelection, known: Known) -> list[Int64Array]:
+def _count(files: Sequence[InputSlice], wanted: RowSelection) -> list[Int64Array]:
     total = sum(file.num_bytes for file in files)
     logger.info("counting the rows of %d files, %d bytes", len(files), total)
     with _progress(total) as show:
 
         def count(file: InputSlice) -> Int64Array:
-            is_plain = file.format == "jsonl" and file.compression is None
-            earlier = known.get(file.uri, (None, None))[1] if is_plain else None
-            return count_file(file, wanted, earlier, show)
+            return count_file(file, wanted, show)
 
         return list(ordered_thread_map(files, count, 2 * THREADS, THREADS))
 

@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate, compress
+from typing import Any
 
 import orjson
 
@@ -118,9 +119,16 @@ def _rate(num_tokens: int, num_bytes: int) -> float:
 
 def _first(batch: RowBatch, num_rows: int, num_bytes: int) -> tuple[RowBatch, int]:
     """Return the first rows of a batch, up to a number and to bytes, and their bytes as JSON."""
-    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-    sizes = [len(orjson.dumps(value, default=str, option=option)) for value in batch.values]
+    sizes = list(map(_size, batch.values))
     are_taken = [
         number < num_rows and total <= num_bytes for number, total in enumerate(accumulate(sizes))
     ]
     return batch.take(are_taken), sum(compress(sizes, are_taken))
+
+
+def _size(value: Any) -> int:
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        return len(orjson.dumps(value, default=str, option=option))
+    except TypeError:  # half of a surrogate pair, which a transform may return
+        return len(repr(value))

@@ -66,17 +66,18 @@ class TokenizerPool:
         self._room.get()
         try:
             try:
-                outcome = self._ask(task)
+                outcome = self._ask(task, self._worker())
             except WorkerError:
-                outcome = self._ask(task)
+                # A new one: those that were idle may all be about to end.
+                outcome = self._ask(task, start_worker(1, IDLE_S))
         finally:
             self._room.put(None)
         if isinstance(outcome, BaseException):
             raise outcome
         return cast("T", outcome)
 
-    def _ask(self, task: Callable[[], object]) -> object:
-        pipe, process = worker = self._worker()
+    def _ask(self, task: Callable[[], object], worker: Worker) -> object:
+        pipe, process = worker
         try:
             with suppress(ConnectionError):  # it died, which `receive` explains
                 pipe.send(task)

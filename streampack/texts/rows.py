@@ -47,6 +47,7 @@ LOSS_MASK = "loss_mask"  # the column that a ChatEncoder adds
 OF_CHATS = tuple(each.name for each in fields(ChatEncoder)[1:])
 UNSET: tuple[Any, ...] = (None, "responses", (), {})
 CHAT_FILES = (CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
+NAMED_TEMPLATES = "additional_chat_templates/*.jinja"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +155,8 @@ def tokenizer_digest(rows: RowFormat) -> str | None:
         for name in CHAT_FILES:
             path = file.with_name(name)
             digest.update(path.read_bytes() if path.is_file() else b"")
+        for path in sorted(file.parent.glob(NAMED_TEMPLATES)):
+            digest.update(f"{path.name} ".encode() + path.read_bytes())
     return digest.hexdigest()
 
 

@@ -37,7 +37,7 @@ from streampack.texts.inputs.values import RowSelection
 from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
 from streampack.texts.samples import SampleSchema, list_dtype
 from streampack.texts.table import TextShard, read_shard
-from streampack.texts.tokenization import load_tokenizer
+from streampack.texts.tokenization import load_tokenizer, num_ids
 from streampack.texts.transform import Transform
 from streampack.types import ByteArray, Int64Array
 
@@ -136,7 +136,7 @@ class ShardFormat:
 
 def dtype_of(tokenizer: Path | None) -> str:
     """Return the type of a tokenizer's ids; int32 for ids of rows."""
-    is_small = tokenizer is not None and load_tokenizer(tokenizer).get_vocab_size() <= 2**16
+    is_small = tokenizer is not None and num_ids(load_tokenizer(tokenizer)) <= 2**16
     return "uint16" if is_small else "int32"
 
 

@@ -180,6 +180,11 @@ def describe_tokenizer(path: Path) -> dict[str, Any]:
     return {**facts, "before": before, "after": after}
 
 
+def num_ids(tokenizer: Any) -> int:
+    """Return the largest id of a tokenizer plus 1; there may be fewer ids."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1
+
+
 def special_ids_of(tokenizer: Any) -> UInt32Array:
     """Return the ids of special tokens that a text can spell, sorted."""
     tokens = tokenizer.get_added_tokens_decoder()

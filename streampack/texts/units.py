@@ -16,14 +16,14 @@ Cost: lines are read once, at 1 to 2 GB/s; of tables, headers alone are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
 
 from streampack._paths import is_url
 from streampack.errors import DataError
-from streampack.texts.inputs.lines import csv_ends, refuse_array
+from streampack.texts.inputs.lines import DELIMITERS, csv_ends, refuse_array
 from streampack.texts.inputs.read import read_pieces
 from streampack.texts.inputs.shards import is_compressed_shard, raw_bytes_of
 from streampack.texts.inputs.slices import WHOLE, InputSlice
@@ -38,7 +38,7 @@ SHARD_BYTES = 4 << 20
 MAX_SHARDS = 1 << 16  # about; each has at least 4 MiB
 UNIT_BYTES = 64 << 20
 HEAD_BYTES = 4096  # of a decoded unit beside its rows, in Arrow IPC
-LINES = ("jsonl", "csv")
+LINES = ("jsonl", *DELIMITERS)
 TABLES = ("parquet", "arrow")
 Piece = tuple[int, int, int, int, int]
 
@@ -77,38 +77,24 @@ def join_pieces(
 def count_file(
     file: InputSlice,
     wanted: RowSelection,
-    known: Int64Array | None = None,
     show: Callable[[int], object] = int,
 ) -> Int64Array:
     """Return the pieces of a file of lines or of a table, shape (num_pieces, 5).
 
-    `known` are those of an earlier, smaller version of plain JSON lines, whose rest is counted.
     `show` is called with the number of bytes that were read.
 
     Raises:
         DataError: If it cannot be read, is damaged or changes meanwhile.
     """
-    if known is not None and len(known) > 1:
-        # The last piece may have ended within a line; the one before it shows the rest is the same.
-        found = _count(file, wanted, int(known[-2, START]), show)
-        if len(found) and (found[0] == known[-2]).all():
-            return np.concatenate([known[:-2], found])
-    return _count(file, wanted, 0, show)
-
-
-def _count(
-    file: InputSlice, wanted: RowSelection, begin: int, show: Callable[[int], object]
-) -> Int64Array:
-    from_begin = replace(file, start=begin, num_bytes=file.num_bytes - begin)
-    with open_input(from_begin, is_sequential=file.format in LINES) as opened:
+    with open_input(file, is_sequential=file.format in LINES) as opened:
         if file.format == "parquet":
             found = group_sizes(opened.file, file.uri, wanted)
         elif file.format == "arrow":
             found = batch_sizes(opened.file, file.uri)
         else:
-            chunks = read_pieces(opened.file, file.uri, file.compression, from_begin.num_bytes)
-            counted = _csv_pieces if file.format == "csv" else _line_pieces
-            found = counted(_shown(chunks, opened.file, show), from_begin)
+            chunks = read_pieces(opened.file, file.uri, file.compression, file.num_bytes)
+            counted = _csv_pieces if file.format in DELIMITERS else _line_pieces
+            found = counted(_shown(chunks, opened.file, show), file)
         pieces = np.array(list(found), np.int64).reshape(-1, 5)
         opened.check()
     return pieces
@@ -125,7 +111,7 @@ def _shown(
 
 
 def _line_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
-    start = position = file.start
+    start = position = 0
     rows, last = 0, b""
     for chunk in chunks:
         if position == 0:
@@ -147,7 +133,7 @@ def _line_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
 
 
 def _csv_pieces(chunks: Iterable[bytes], file: InputSlice) -> Iterator[Piece]:
-    ends = csv_ends(chunks, file.uri)
+    ends = csv_ends(chunks, file)
     end = next(ends, 0)  # of the names, which are in the first piece
     start = rows = 0
     for end in ends:

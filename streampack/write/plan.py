@@ -28,7 +28,12 @@ from streampack.texts.inputs.slices import InputSlice, RowBatch
 from streampack.texts.rows import LOSS_MASK, RowFormat, tokenizer_digest
 from streampack.texts.samples import TARGETS, SampleSchema, is_per_token, list_dtype
 from streampack.texts.token_shard import dtype_of
-from streampack.texts.tokenization import compare_added_tokens, describe_tokenizer, load_tokenizer
+from streampack.texts.tokenization import (
+    compare_added_tokens,
+    describe_tokenizer,
+    load_tokenizer,
+    num_ids,
+)
 from streampack.write.job import ENCODING, Settings
 from streampack.write.options import WriteOptions
 
@@ -89,13 +94,13 @@ def _dtype_of(options: WriteOptions) -> str:
     tokenizer = options.rows.tokenizer
     if tokenizer is None:
         return options.tokens_dtype or "int32"
-    size = load_tokenizer(tokenizer).get_vocab_size()
+    largest = num_ids(load_tokenizer(tokenizer)) - 1
     dtype = options.tokens_dtype or dtype_of(tokenizer)
     most = int(np.iinfo(dtype).max)
-    if size - 1 > most:  # its texts would be bad rows
+    if largest > most:  # its texts would be bad rows
         raise ConfigError(
             f"tokens_dtype={dtype!r} has room for ids up to {most}, but {tokenizer} has "
-            f"{size}; omit it",
+            f"ids up to {largest}; omit it",
             option="tokens_dtype",
         )
     return dtype

@@ -29,3 +29,8 @@ def kill_once(row: Any) -> Any:
 def shout_or_leave_out(row: Any) -> Any:
     """Return a row in which each "a" is "b", or None for one with a "c"."""
     return None if "c" in row["text"] else {**row, "text": row["text"].replace("a", "b")}
+
+
+def break_some(row: Any) -> Any:
+    """Return a row whose text has half of a surrogate pair, for one with a "c"."""
+    return {**row, "text": "\ud800"} if "c" in row["text"] else row

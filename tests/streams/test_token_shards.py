@@ -19,10 +19,13 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from streampack import (
     Buffers,
     Chapter,
+    Chats,
     ConfigError,
     DataError,
     HeldOut,
@@ -43,7 +46,7 @@ from streampack.texts.pool import tokenizer_pool
 from streampack.texts.table import TextShard
 from streampack.texts.token_shard import parse_token_shard
 from tests.helpers import transforms
-from tests.helpers.chats import chat_tokenizer, say, words
+from tests.helpers.chats import TEMPLATE, chat_tokenizer, chats, say, words
 from tests.helpers.texts import (
     PACKING,
     dataset_of,
@@ -123,6 +126,26 @@ def test_what_no_id_depends_on_tokenizes_nothing(folder, made, options):
     assert list(loader)
     assert loader.stats()["shards"]["tokenized"] == 0
     assert token_shards(made) == before
+
+
+def test_a_tokenizer_may_have_fewer_ids_than_the_largest(tmp_path):
+    made = Tokenizer(WordLevel({"?": 0, "a": 1, "b": 70_000}, unk_token="?"))
+    made.save(str(tmp_path / "tokenizer.json"))
+    found = dataset_of(Texts(["a", "b", "?"], tmp_path / "tokenizer.json", local=tmp_path))
+    assert sorted(tokens_of(found)) == [[0], [1], [70_000]]
+
+
+@pytest.mark.parametrize("is_folder", [False, True], ids=["object", "folder"])
+def test_a_chat_template_may_be_one_of_several_of_the_tokenizer(is_folder, tmp_path):
+    tokenizer, rows = chat_tokenizer(), chats(20)
+    for end in ("<end>", "a <end>"):
+        plain = TEMPLATE.replace("<end>", end)
+        wanted = dataset_of(Chats(rows, chat_tokenizer(plain), local=tmp_path / "plain"))
+        tokenizer.chat_template = {"default": TEMPLATE, "other": plain}
+        tokenizer.save_pretrained(tmp_path / "tokenizer")
+        named = tmp_path / "tokenizer" if is_folder else tokenizer
+        source = Chats(rows, named, local=tmp_path / "cache", chat_template="other")
+        assert shown(dataset_of(source)) == shown(wanted)
 
 
 @pytest.mark.parametrize("is_shared", [False, True], ids=["nodes", "shared"])
@@ -437,3 +460,12 @@ def test_a_transform_changes_rows_and_leaves_some_out(folder, tmp_path):
         name = "tests.helpers.transforms:shout_or_leave_out"
         changed = source_of(folder, "rows.jsonl", tmp_path, lengths=lengths, transform=name)
         assert sorted(tokens_of(dataset_of(changed))) == sorted(wanted)
+
+
+def test_a_text_of_a_transform_that_no_file_can_have_is_a_bad_row(folder, tmp_path):
+    wanted = [ids for text, ids in zip(texts(), ids_of(texts()), strict=True) if "c" not in text]
+    options = {"transform": "tests.helpers.transforms:break_some", "local": tmp_path}
+    found = dataset_of(source_of(folder, "rows.jsonl", on_bad_row="skip", **options))
+    assert sorted(tokens_of(found)) == sorted(filter(None, wanted))
+    with pytest.raises(DataError, match=r"row \d+: cannot be tokenized .*on_bad_row='skip'"):
+        dataset_of(source_of(folder, "rows.jsonl", **options))

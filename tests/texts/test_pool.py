@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -145,3 +146,22 @@ def test_an_idle_worker_ends_and_another_one_takes_its_place(pool, monkeypatch):
     first = pool.run(os.getpid)
     pool._idle[0][1].wait(30)
     assert pool.run(os.getpid) != first
+
+
+def linger() -> None:
+    time.sleep(0.2)  # so that another worker starts
+    atexit.register(time.sleep, 60)
+
+
+def test_a_task_does_not_fail_if_all_idle_workers_are_about_to_end(pool, monkeypatch):
+    monkeypatch.setattr(pools, "IDLE_S", 0.3)
+    monkeypatch.setattr(pools, "END_S", 0.2)
+    threads = [threading.Thread(target=pool.run, args=[linger]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    idle = list(pool._idle)
+    assert all(pipe.poll(30) for pipe, _ in idle)  # each has closed its pipe, and still exists
+    assert [process.poll() for _, process in idle] == [None, None]
+    assert pool.run(os.getpid)

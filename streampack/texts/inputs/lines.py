@@ -31,6 +31,7 @@ ARRAY_OF_OBJECTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
 BLOCK_BYTES = 1 << 20
 MAX_BATCH_BYTES = 8 << 20  # of rows at rest; a batch of long documents ends sooner
 ALL = range(1 << 62)
+DELIMITERS = {"csv": ",", "tsv": "\t"}  # of formats with a record below a header
 MAX_CSV_VALUE = 16 << 20  # characters; a value that seems longer has a quote that is not closed
 
 
@@ -211,7 +212,7 @@ def read_csv(
     A DamagedInputError names the line of a row that cannot be parsed: where the next row begins is
     not known then.
     """
-    parsed = _csv_rows(_csv_lines(pieces), slice_.uri)
+    parsed = _csv_rows(_csv_lines(pieces), slice_.uri, DELIMITERS[slice_.format])
     _, header = next(parsed, (0, []))
     rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
     try:
@@ -239,7 +240,7 @@ def read_csv(
         yield rows.batch
 
 
-def csv_ends(pieces: Iterable[bytes], uri: str) -> Iterator[int]:
+def csv_ends(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[int]:
     """Yield the byte at which each row of a CSV or TSV file ends, that of the names first."""
     num_bytes = 0
 
@@ -252,14 +253,14 @@ def csv_ends(pieces: Iterable[bytes], uri: str) -> Iterator[int]:
     rest = iter(pieces)
     first = next(rest, b"")
     num_bytes += len(BOM) * first.startswith(BOM)
-    for _ in _csv_rows(_counted(_csv_lines(chain(iter([first]), rest))), uri):
+    lines = _counted(_csv_lines(chain(iter([first]), rest)))
+    for _ in _csv_rows(lines, slice_.uri, DELIMITERS[slice_.format]):
         yield num_bytes
 
 
-def _csv_rows(lines: Iterable[str], uri: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(lines: Iterable[str], uri: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield rows, each with the number of its first line, from 1; blank lines are none."""
     csv.field_size_limit(max(csv.field_size_limit(), MAX_CSV_VALUE))
-    delimiter = "\t" if ".tsv" in uri.lower() else ","
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     num_columns = 0
     while True:

@@ -46,7 +46,7 @@ FORMATS: dict[str, Format] = {
     ".md": "markdown",
     ".markdown": "markdown",
     ".csv": "csv",
-    ".tsv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
     ".arrow": "arrow",
 }

@@ -28,7 +28,14 @@ from streampack._paths import is_url
 from streampack._threads import ordered_thread_map
 from streampack.errors import DamagedInputError, DataError
 from streampack.mds.codecs import CODECS, Codec
-from streampack.texts.inputs.lines import ALL, csv_ends, read_csv, read_jsonl, read_text
+from streampack.texts.inputs.lines import (
+    ALL,
+    DELIMITERS,
+    csv_ends,
+    read_csv,
+    read_jsonl,
+    read_text,
+)
 from streampack.texts.inputs.shards import open_shard_file, read_mds
 from streampack.texts.inputs.slices import (
     WHOLE,
@@ -54,7 +61,7 @@ LINE_READERS: dict[
     "jsonl": read_jsonl,
     "text": read_text,
     "markdown": read_text,
-    "csv": read_csv,
+    **dict.fromkeys(DELIMITERS, read_csv),
 }
 
 
@@ -115,7 +122,7 @@ def read_rows(
         file = opened.file
         if is_lines:
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
-            if slice_.format == "csv" and slice_.start:
+            if slice_.format in DELIMITERS and slice_.start:
                 pieces = chain([_names_of(slice_)], pieces)
             batches = LINE_READERS[slice_.format](pieces, slice_, selection, batch_rows, taken)
         else:
@@ -152,7 +159,7 @@ def _names_of(slice_: InputSlice) -> bytes:
     head = replace(slice_, start=0, stop=WHOLE, num_bytes=min(slice_.start, PIECE_BYTES))
     with open_input(head, is_sequential=True) as opened:
         data = opened.file.read(head.num_bytes)
-    return data[: next(csv_ends([data], slice_.uri))]
+    return data[: next(csv_ends([data], slice_))]
 
 
 def read_pieces(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Literal
 
-Format = Literal["jsonl", "text", "markdown", "csv", "parquet", "arrow", "mds"]
+Format = Literal["jsonl", "text", "markdown", "csv", "tsv", "parquet", "arrow", "mds"]
 Compression = Literal["gz", "zst"]
 WHOLE = -1  # `stop` of a slice that ends with its file
 
