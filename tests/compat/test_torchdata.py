@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from streampack.compat.torchdata import MaxTokenBucketizer
-from tests.helpers.examples import examples
+from tests.helpers.examples import crossed, examples
 from tests.helpers.iterables import Again
 
 WORDS = ["1", "11", "1", "1111", "111", "1", "11", "11", "111"]
@@ -68,7 +68,7 @@ def test_the_documented_examples_come_out_as_documented():
     ]
 
 
-@examples(300)
+@examples(100, many=300)
 @given(
     lengths=st.lists(st.integers(0, 12), max_size=40),
     max_token_count=st.integers(1, 20),
@@ -112,18 +112,17 @@ def as_is(number):
     return number
 
 
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize(
-    "source",
-    [
-        list(range(1, 41)),
-        Again(list(range(1, 41))),
-        Strided(),
-        IterableWrapper(range(1, 41)).sharding_filter(),
-    ],
-    ids=["list", "iterable", "IterableDataset", "IterDataPipe"],
-)
-def test_a_data_loader_gives_every_sample_once(source, num_workers):
+SOURCES = {
+    "list": list(range(1, 41)),
+    "iterable": Again(list(range(1, 41))),
+    "IterableDataset": Strided(),
+    "IterDataPipe": IterableWrapper(range(1, 41)).sharding_filter(),
+}
+
+
+@pytest.mark.parametrize(("kind", "num_workers"), crossed(list(SOURCES), [0, 1, 2]))
+def test_a_data_loader_gives_every_sample_once(kind, num_workers):
+    source = SOURCES[kind]
     batches = MaxTokenBucketizer(datapipe=source, max_token_count=50, len_fn=as_is, buffer_size=5)
     loader = DataLoader(batches, batch_size=None, num_workers=num_workers)
     for _ in range(2):
