@@ -231,7 +231,9 @@ def test_windows_double_from_64_samples_to_1024_and_from_one_pack_to_16(num_toke
     for _ in batches:
         if source.num_given not in drawn:
             drawn.append(source.num_given)
-    assert drawn[: len(expected)] == expected
+        if len(drawn) == len(expected):
+            break
+    assert drawn == expected
 
 
 def test_a_window_ends_at_a_million_tokens_and_the_rest_of_a_sample_is_for_the_next():
