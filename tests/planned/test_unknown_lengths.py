@@ -29,7 +29,7 @@ from streampack import (
     World,
 )
 from streampack.lookback import difference, where
-from streampack.report import describe_run, simulate
+from streampack.report import describe_run, simulate, write_report
 from streampack.testing import assert_exactly_once, assert_resumes
 from streampack.testing.shown import all_rows, worlds
 from tests.helpers import builders
@@ -256,6 +256,8 @@ def test_what_plans_an_epoch_of_texts_works_with_an_index(indexed, tmp_path):
     dataset = of_texts(indexed, tmp_path, index=indexed / "index", mixing={"epoch_end": "pad"})
     for what in TRIED.values():
         what(dataset)
+    write_report(dataset, tmp_path / "report.html")
+    assert describe_run(of_texts(indexed, tmp_path, index=indexed / "index", chapters=CHAPTERS))
     assert len(dataset) > 0
     assert not list((tmp_path / "tokens").rglob("*.*"))
 
