@@ -4,92 +4,49 @@
 
     streams ---> mix ---> order ---> pack ---> plan ---> gather ---> batch ---> loader
 
-The public names are defined here. Configs and errors are imported with the package. Names that need
-torch are imported at first use, so that importing streampack stays cheap.
+The public names are defined here, and imported at first use, so that importing streampack stays
+cheap.
 
-Cost: about 10 ms; torch and numba are imported with the first dataset or stream.
+Cost: about 1 ms; torch and numba are imported with the first dataset or stream.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 
-from streampack.config import (
-    Bucketing,
-    Buffers,
-    Download,
-    HeldOut,
-    Mixing,
-    Order,
-    PackCost,
-    Packing,
-)
-from streampack.errors import ConfigError, DataError, ResumeError, StreampackError, WorkerError
-from streampack.world import World
-
-__all__ = [
-    "AttentionCost",
-    "Balance",
-    "BucketedIterableDataset",
-    "Bucketing",
-    "Buffers",
-    "Chapter",
-    "Chats",
-    "ConfigError",
-    "DataError",
-    "Download",
-    "HeldOut",
-    "IterableStream",
-    "Mixing",
-    "Order",
-    "PackCost",
-    "PackedDataLoader",
-    "PackedIterableDataset",
-    "PackedStreamingDataset",
-    "Packing",
-    "Payloads",
-    "Ramp",
-    "ResumeError",
-    "Shards",
-    "Stream",
-    "StreampackError",
-    "Texts",
-    "TokenFiles",
-    "WorkerError",
-    "World",
-    "at",
-    "block_causal_mask",
-    "by_stream",
-    "chat_dataset",
-    "chat_datasets",
-    "expand",
-    "from_config",
-    "loss_weights",
-    "merge_slices",
-    "register_source",
-    "register_stream",
-    "where",
-]
-
 __version__ = "0.2.0"
 
-# Module of each name that needs numpy or torch. The stub next to this file tells editors the same.
+# Module of each public name. The stub next to this file tells editors the same.
 _LATE = {
     "AttentionCost": "streampack.balance",
     "Balance": "streampack.balance",
     "BucketedIterableDataset": "streampack.online.dataset",
+    "Bucketing": "streampack.config",
+    "Buffers": "streampack.config",
     "Chapter": "streampack.chapters",
     "Chats": "streampack.streams.sources.chats",
+    "ConfigError": "streampack.errors",
+    "DataError": "streampack.errors",
+    "Download": "streampack.config",
+    "HeldOut": "streampack.config",
     "IterableStream": "streampack.streams",
+    "Mixing": "streampack.config",
+    "Order": "streampack.config",
+    "PackCost": "streampack.config",
     "PackedDataLoader": "streampack.loader.loader",
     "PackedIterableDataset": "streampack.online.dataset",
     "PackedStreamingDataset": "streampack.planned.dataset",
+    "Packing": "streampack.config",
     "Payloads": "streampack.streams",
     "Ramp": "streampack.chapters",
+    "ResumeError": "streampack.errors",
     "Shards": "streampack.streams.sources.shards",
     "Stream": "streampack.streams",
+    "StreampackError": "streampack.errors",
     "Texts": "streampack.streams.sources.texts",
     "TokenFiles": "streampack.streams.sources.token_files",
+    "WorkerError": "streampack.errors",
+    "World": "streampack.world",
     "at": "streampack.lookback.at",
     "block_causal_mask": "streampack.batch.masks",
     "by_stream": "streampack.runtime.provenance",
@@ -103,6 +60,7 @@ _LATE = {
     "register_stream": "streampack.streams.registry",
     "where": "streampack.lookback.where",
 }
+__all__ = list(_LATE)
 
 
 def __getattr__(name: str) -> object:
