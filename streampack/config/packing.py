@@ -181,9 +181,10 @@ class Packing:
                 f"{size * 3 // 2}; omit it to allow the most"
             )
         if short is not None and short >= size:
+            multiple = self.pad_to_multiple or 1
             raise ConfigError(
                 f"short_seq_len={short} must be less than max_seq_len={size}; set it to what short "
-                f"packs hold, such as {self.room_of(max(size // 4, 1))}"
+                f"packs hold, such as {-(-max(size // 4, 1) // multiple) * multiple}"
             )
 
     def resolved(self) -> Packing:
@@ -227,15 +228,6 @@ class Packing:
     def sample_limit(self) -> int:
         """Maximum number of samples that one packer may buffer."""
         return self.buffer_samples or BUFFER_SAMPLES
-
-    def room_of(self, length: int) -> int:
-        """Return the slots that a segment of `length` tokens takes in a pack, with its padding.
-
-        >>> Packing(max_seq_len=64, pad_to_multiple=8).room_of(13)
-        16
-        """
-        multiple = self.pad_to_multiple or 1
-        return -(-length // multiple) * multiple
 
 
 # Before pydantic and `inspect` see the class.

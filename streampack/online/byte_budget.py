@@ -25,6 +25,7 @@ from streampack.batch.batch import Batch
 from streampack.batch.formats.registry import Formatter, is_builtin, is_cheap, to_native
 from streampack.config import Buffers
 from streampack.errors import ConfigError
+from streampack.mix.apportion import apportion
 from streampack.online.plan import FlowPlan
 from streampack.runtime.memory_budget import BYTES_PER_TOKEN, LESS_AHEAD, MemoryFootprint
 from streampack.runtime.provenance import tensors_in
@@ -117,7 +118,12 @@ def window_tokens(plan: FlowPlan, buffers: Buffers, num_workers: int) -> list[in
         window = max(WINDOW_TOKENS, WINDOW_PACKS * row_tokens)
         asked = [plan.num_packers * window, *(room // 2 for room in rooms)]
         least = plan.num_packers
-    return plan.window_tokens(max(min(asked), least * row_tokens))
+    # Whole packs, one for each packer and others: if packs are shuffled, streams share these.
+    others = max(min(asked), least * row_tokens) // row_tokens - plan.num_packers
+    shares = [1] * plan.num_packers
+    if plan.pack_shuffle and plan.num_packers > 1:
+        shares = [amount or 0 for amount in plan.amounts.amounts]
+    return [row_tokens * (1 + own) for own in apportion(others, shares)]
 
 
 def format_bytes(convert: Formatter, plan: FlowPlan) -> int | None:

@@ -32,7 +32,9 @@ from streampack.online.plan import FlowPlan
 from streampack.online.sample_store import SampleStore
 from streampack.online.stream_mixer import Mark, StreamMixer
 from streampack.online.stream_sampler import SAME_SAMPLES
-from streampack.pack import count_dropped
+from streampack.pack import count_dropped, make_packer
+from streampack.pack.best_fit_decreasing import WindowPacker
+from streampack.pack.length_buckets import LengthBucketPacker
 from streampack.plan.pack_order import take_packs
 from streampack.rng import permutation
 from streampack.runtime.stats import DROPPED, TRUNCATED
@@ -100,10 +102,11 @@ class LiveQueue:
         self._store = store
         self._memory = held
         self._counts = counts
-        self._packer = plan.packer()
+        bucketing = plan.bucketing
+        self._packer = LengthBucketPacker(bucketing) if bucketing else make_packer(plan.packing)
         own = mixer.samplers if plan.num_packers == 1 else [mixer.samplers[number]]
         self._has_payloads = any(sampler.most_together == 1 for sampler in own)
-        self._doubles = not self._has_payloads and plan.bucketing is None
+        self._doubles = not self._has_payloads and bucketing is None
         self._drawn: list[DrawnSamples] = []  # of the oldest piece that waits, and after
         self._pieces = NO_SEGMENTS  # of all these samples
         self._begin = self._end = 0  # those of the window; the rest is for the next one
@@ -268,7 +271,8 @@ class LiveQueue:
         The first two are the same objects until there is another window.
         """
         if self._state is None:
-            own, sources = self._mixer.state_dict(self._number, self._first_mark)
+            first = self._drawn[0].mark if self._drawn else self._mixer.mark(self._number)
+            own, sources = self._mixer.state_dict(self._number, first)
             self._state = (
                 {
                     **own,
@@ -283,10 +287,6 @@ class LiveQueue:
                 sources,
             )
         return *self._state, self._num_packs - len(self._ready)
-
-    @property
-    def _first_mark(self) -> Mark:
-        return self._drawn[0].mark if self._drawn else self._mixer.mark(self._number)
 
     def load_state_dict(self, state: State, sources: list[Any], num_delivered: int) -> None:
         """Read the samples of a state again, and pack its window."""
@@ -349,12 +349,13 @@ class LiveQueue:
             held = held.copy()
             held[0, START] += self._cut
             held[0, LENGTH] -= self._cut
-        if self._plan.packing.packs_windows and self._plan.bucketing is None:
+        packer = self._packer
+        if isinstance(packer, WindowPacker):
             waited = [int(self._has_waited)] * len(held)
             state = {"buffered": held.tolist(), "waited": waited}
-            self._packer.load_state_dict(self._packer.state_dict() | state)
+            packer.load_state_dict(packer.state_dict() | state)
         elif len(held):
-            self._packer.add(held)
+            packer.add(held)
 
 
 def _order_of(segments: Int64Array, oldest: int) -> Int64Array:

@@ -14,13 +14,9 @@ from functools import cached_property
 from typing import Literal, TypeAlias
 
 from streampack.config import Bucketing, Mixing, Packing
-from streampack.mix.apportion import apportion
 from streampack.online.epoch_quota import EpochQuotas
 from streampack.online.source_slice import SourceSlice
 from streampack.online.worker_slice import WorkerSlice
-from streampack.pack import make_packer
-from streampack.pack.length_buckets import LengthBucketPacker
-from streampack.pack.packer import Packer
 from streampack.streams import IterableStream
 
 Steps: TypeAlias = int | Literal["equal"]
@@ -77,24 +73,6 @@ class FlowPlan:
     def num_packers(self) -> int:
         """Packers of a worker: one for each stream, unless batches mix them at random."""
         return 1 if self.mixing.batching_method == "random" else len(self.streams)
-
-    def window_tokens(self, tokens: int) -> list[int]:
-        """Return the most tokens in a window of each packer, where a worker has room for `tokens`.
-
-        They are whole packs, one for each packer and others: of packs that are shuffled, streams
-        get these by share.
-        """
-        shares = [1] * self.num_packers
-        if self.pack_shuffle and self.num_packers > 1:
-            shares = [amount or 0 for amount in self.amounts.amounts]
-        row_tokens = self.packing.row_tokens
-        others = tokens // row_tokens - self.num_packers
-        return [row_tokens * (1 + own) for own in apportion(others, shares)]
-
-    def packer(self) -> Packer:
-        if self.bucketing is not None:
-            return LengthBucketPacker(self.bucketing)
-        return make_packer(self.packing)
 
     def slices(self, worker_slice: WorkerSlice) -> list[SourceSlice]:
         size = self.shuffle_block_size

@@ -7,6 +7,6 @@ Cost: 100 to 300 ns a sample, depending on the packer.
 """
 
 from streampack.pack.overflow import count_dropped, fit_samples
-from streampack.pack.packer import Packer, make_packer
+from streampack.pack.packer import make_packer
 
-__all__ = ["Packer", "count_dropped", "fit_samples", "make_packer"]
+__all__ = ["count_dropped", "fit_samples", "make_packer"]

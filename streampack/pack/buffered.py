@@ -1,4 +1,4 @@
-"""The base class of packers: limits, and a buffer that persists between calls.
+"""The base class of packers: a state machine without I/O, with limits and a buffer.
 
 ::
 
@@ -65,7 +65,10 @@ def limits_of(packing: Packing) -> Limits:
 
 
 class BufferedPacker(ABC):
-    """A packer of segment rows; implements the `Packer` protocol."""
+    """Takes segments and returns packs, which depend only on the segments, not on the calls.
+
+    The exception is a packer of windows (`Packing.packs_windows`): each call of `add` is a window.
+    """
 
     def __init__(self, method: str, limits: Limits):
         self._method = method
@@ -79,23 +82,20 @@ class BufferedPacker(ABC):
 
     @property
     def buffered(self) -> Int64Array:
+        """All segment rows in the buffer, shape (n, 6). Do not modify."""
         return self._buffered
 
     @property
-    def held(self) -> tuple[int, int]:
-        """Tokens in the buffer, including the padding of `pad_to_multiple`, and segments."""
-        return int(rooms(self._buffered, self._limits.multiple)[:, LENGTH].sum()), len(
-            self._buffered
-        )
-
-    @property
     def high_water(self) -> tuple[int, int]:
+        """Most tokens and most segments ever buffered."""
         return self._high_water
 
     def add(self, segments: Int64Array) -> Packs:
+        """Add segment rows in arrival order, shape (n, 6); return the packs they complete."""
         return self._pack(segments, final=False) if len(segments) else NO_PACKS
 
     def flush(self) -> Packs:
+        """Pack the whole buffer and leave it empty."""
         return self._pack(NO_SEGMENTS, final=True)
 
     def state_dict(self) -> State:

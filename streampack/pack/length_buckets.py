@@ -19,17 +19,17 @@ from collections import OrderedDict
 import numpy as np
 
 from streampack.config import Bucketing
-from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs, State
+from streampack.types import LENGTH, NUM_COLUMNS, Int64Array, Packs
 
 
 class LengthBucketPacker:
-    """A packer that makes batches of similar lengths; implements the `Packer` protocol.
+    """Makes batches of similar lengths; called as a `BufferedPacker`, but it has no state.
 
     >>> packer = LengthBucketPacker(Bucketing(max_tokens=12, buffer_samples=3))
     >>> lengths = (5, 2, 6)
     >>> packs = packer.add(np.array([[0, 0, n, 0, lengths[n], lengths[n]] for n in range(3)]))
-    >>> packs.segments[:, 4].tolist(), packer.held[0]
-    ([5, 6], 2)
+    >>> packs.segments[:, 4].tolist(), packer.buffered[:, 4].tolist()
+    ([5, 6], [2])
     """
 
     def __init__(self, bucketing: Bucketing) -> None:
@@ -37,28 +37,17 @@ class LengthBucketPacker:
         self._num_arrived = 0
         self._rows: OrderedDict[int, list[int]] = OrderedDict()  # by arrival number, oldest first
         self._by_length: list[tuple[int, int]] = []  # length and arrival number, sorted
-        self._num_tokens = 0
-        self.high_water = (0, 0)
-        """Most tokens and most segments ever buffered."""
 
     @property
     def buffered(self) -> Int64Array:
         return np.array(list(self._rows.values()), np.int64).reshape(-1, NUM_COLUMNS)
 
-    @property
-    def held(self) -> tuple[int, int]:
-        return self._num_tokens, len(self._rows)
-
     def add(self, segments: Int64Array) -> Packs:
         batches: list[list[list[int]]] = []
         for row in segments.tolist():
-            length = row[LENGTH]
             self._rows[self._num_arrived] = row
-            insort(self._by_length, (length, self._num_arrived))
+            insort(self._by_length, (row[LENGTH], self._num_arrived))
             self._num_arrived += 1
-            self._num_tokens += length
-            tokens, samples = self.high_water
-            self.high_water = (max(tokens, self._num_tokens), max(samples, len(self._rows)))
             if len(self._rows) >= self._bucketing.buffer_samples:
                 batches.append(self._next_batch())
         return _as_packs(batches)
@@ -85,7 +74,6 @@ class LengthBucketPacker:
             first, last, tokens = new_first, new_last, tokens + added
         numbers = sorted(number for _, number in self._by_length[first:last])
         del self._by_length[first:last]
-        self._num_tokens -= tokens
         return [self._rows.pop(number) for number in numbers]
 
     def _nearest(self, first: int, last: int, length: int) -> tuple[int, int, int] | None:
@@ -98,20 +86,6 @@ class LengthBucketPacker:
             longer = self._by_length[last][0]
             neighbours.append((longer - length, first, last + 1, longer))
         return min(neighbours)[1:] if neighbours else None
-
-    def state_dict(self) -> State:
-        return {
-            "waiting": [list(row) for row in self._rows.values()],  # in arrival order
-            "high_water": list(self.high_water),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._rows, self._by_length = OrderedDict(), []
-        # Arrival numbers restart at 0: only their order matters.
-        self._num_arrived = self._num_tokens = 0
-        self.add(np.array(state["waiting"], np.int64).reshape(-1, NUM_COLUMNS))
-        tokens, samples = map(int, state["high_water"])
-        self.high_water = (tokens, samples)
 
 
 def _as_packs(batches: list[list[list[int]]]) -> Packs:

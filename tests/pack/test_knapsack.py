@@ -51,4 +51,5 @@ def test_every_window_is_packed_as_in_plain_python_and_nothing_waits(windows, mo
         expected = oracles.in_rooms(oracles.knapsack, rules, rows.tolist(), final=True)
         packs = packer.add(rows)
         assert [packs[pack].tolist() for pack in range(len(packs))] == expected.packs
-        assert packer.held == packer.high_water == (0, 0)
+        assert not len(packer.buffered)
+        assert packer.high_water == (0, 0)

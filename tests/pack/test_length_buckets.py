@@ -41,7 +41,7 @@ def test_no_sample_waits_for_more_batches_than_the_buffer_has_samples(lengths, b
         for batch in numbers_of(packer.add(row(number, length))):
             num_batches += 1
             left_at |= dict.fromkeys(batch, num_batches)
-        assert packer.held[1] < max(buffer_samples, 2)
+        assert len(packer.buffered) < max(buffer_samples, 2)
     for batch in numbers_of(packer.flush()):
         num_batches += 1
         left_at |= dict.fromkeys(batch, num_batches)

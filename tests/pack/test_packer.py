@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from streampack.config import Packing
 from streampack.config.packing import Method
-from streampack.pack import Packer, make_packer
+from streampack.pack import make_packer
+from streampack.pack.buffered import BufferedPacker, rooms
 from streampack.types import LENGTH, PASS, SAMPLE, START, STREAM, TOTAL, Packs
 from tests.helpers import oracles
 from tests.helpers.examples import examples
@@ -66,7 +67,7 @@ def cases(draw, methods: tuple[str, ...] = METHODS) -> tuple[Packing, np.ndarray
     return packing, rows
 
 
-def pack_all(packer: Packer, rows: np.ndarray) -> Packs:
+def pack_all(packer: BufferedPacker, rows: np.ndarray) -> Packs:
     return Packs.join([packer.add(rows), packer.flush()])
 
 
@@ -86,7 +87,7 @@ def rules_of(packing: Packing) -> oracles.Rules:
 
 def taken(packing: Packing, segments: np.ndarray) -> int:
     """Slots that segments take in a pack."""
-    return sum(packing.room_of(length) for length in segments[:, LENGTH].tolist())
+    return int(rooms(segments, packing.pad_to_multiple or 1)[:, LENGTH].sum())
 
 
 @pytest.mark.thorough
@@ -116,7 +117,7 @@ def test_every_token_is_packed_exactly_once_and_pieces_stay_in_order(case):
 
     segments = pack_all(packer, rows).segments
 
-    assert packer.held == (0, 0)
+    assert not len(packer.buffered)
     for row in rows:
         pieces = segments[segments[:, SAMPLE] == row[SAMPLE]]
         edges = np.append(pieces[:, START], row[START] + row[LENGTH])
@@ -166,9 +167,8 @@ def test_buffers_stay_within_their_bounds_and_high_water_is_the_most_seen(case, 
         size = chunks[begin % len(chunks)]
         num_out += packer.add(rows[begin : begin + size]).segments[:, LENGTH].sum()
         begin += size
-        held = packer.held
-        most = max(most[0], held[0]), max(most[1], held[1])
-        assert len(packer.buffered) == packer.held[1]
+        held = packer.buffered
+        most = max(most[0], taken(packing, held)), max(most[1], len(held))
         assert num_out + packer.buffered[:, LENGTH].sum() == rows[:begin, LENGTH].sum()
     packer.flush()
 
