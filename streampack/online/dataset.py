@@ -232,15 +232,14 @@ def flow_plan(  # noqa: PLR0913 - the arguments of both datasets
     names = unique_names(
         [stream.name or f"stream-{number}" for number, stream in enumerate(streams)]
     )
+    # Named as in messages and reports.
+    named = tuple(replace(stream, name=name) for stream, name in zip(streams, names, strict=True))
     return FlowPlan(
-        # Named as in messages and reports.
-        streams=tuple(
-            replace(stream, name=name) for stream, name in zip(streams, names, strict=True)
-        ),
+        streams=named,
         names=tuple(names),
         packing=packing,
         mixing=mixing,
-        amounts=epoch_amounts(streams, names, mixing, order.seed),
+        amounts=epoch_amounts(named, mixing, order.seed),
         batch_size=batch_size,
         seed=order.seed,
         shuffle_block_size=order.block_size if is_shuffled else None,

@@ -226,10 +226,6 @@ class OnlineEngine(ResumableRun[Position, Position]):
         super().abandon()
         self.state = self.state._replace(current=failed.current, last=failed.last, loop=failed.loop)
 
-    def adopt(self, start: Position | None) -> None:
-        """Begin an iteration of a loader in one of its workers."""
-        self.state = self.state._replace(current=start)
-
     def note(
         self, iteration: Position, position: Position | None, loop: LoopPosition | None = None
     ) -> None:
@@ -344,7 +340,7 @@ class OnlineEngine(ResumableRun[Position, Position]):
         for state, own in zip(position.states, slices, strict=False):
             check_slice(state, own)
         states = position.states or [
-            worker_state(self._fingerprint_at(own), own, position.epoch, None) for own in slices
+            worker_state(self._fingerprint_at(own), own, position.epoch) for own in slices
         ]
         return replace(position, states=states)
 

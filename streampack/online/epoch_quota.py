@@ -26,19 +26,19 @@ from streampack.online.worker_slice import WorkerSlice
 from streampack.streams import IterableStream
 from streampack.texts.source_traits import is_one_shot, num_items
 
+NO_END = 1 << 62  # samples
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerQuota:
     """How much of its slice of a stream a worker takes in an epoch."""
 
     amount: int | None = None
-    """Samples or tokens; None means one pass, or passes without end."""
+    """Samples or tokens; None means one pass."""
     by_tokens: bool = False
     skipped: int | None = None
     """Samples of the slice's endless sequence of passes that belong to earlier epochs; None: every
     epoch starts a new pass."""
-    endless: bool = False
-    """Whether a pass is followed by another even if no amount requires it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ class EpochQuotas:
     ) -> WorkerQuota:
         amount, repeat = self.amounts[stream], self.repeats[stream]
         if not self.are_quotas:
-            endless = self.mixing.stop == "repeat"
-            return WorkerQuota(endless=endless) if amount else WorkerQuota(amount=0)
+            passes = NO_END if self.mixing.stop == "repeat" else None
+            return WorkerQuota(amount=passes if amount else 0)
         if self.mixing.weight_unit == "tokens":
             shares = apportion(amount or 0, [1] * worker_slice.num_slices)
             return WorkerQuota(amount=shares[worker_slice.index], by_tokens=True)
@@ -100,21 +100,19 @@ def _of_passes(exact: Fraction, number: int, worker_slice: WorkerSlice) -> tuple
     return int(number * exact + shift), int((number + 1) * exact + shift)
 
 
-def epoch_amounts(
-    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing, seed: int
-) -> EpochQuotas:
-    """Resolve the weights by MosaicML Streaming's rules.
+def epoch_amounts(streams: Sequence[IterableStream], mixing: Mixing, seed: int) -> EpochQuotas:
+    """Resolve the weights of streams, which have names, by MosaicML Streaming's rules.
 
     Raises:
         ConfigError: If they cannot be combined, or need a size that a source does not have.
 
     >>> streams = [IterableStream([[1]] * 30, repeat=2), IterableStream([[1]] * 9)]
-    >>> epoch_amounts(streams, ["a", "b"], Mixing(), 0).amounts
+    >>> epoch_amounts(streams, Mixing(), 0).amounts
     (60, 9)
     """
     weights = [
-        Weight(name=name, proportion=s.proportion, repeat=s.repeat, choose=s.choose)
-        for name, s in zip(names, streams, strict=True)
+        Weight(name=str(s.name), proportion=s.proportion, repeat=s.repeat, choose=s.choose)
+        for s in streams
     ]
     check_weights(weights)
     is_absolute = any(s.repeat is not None or s.choose is not None for s in streams)
@@ -127,14 +125,14 @@ def epoch_amounts(
             "epoch takes; omit it, or use proportion"
         )
     if is_absolute or asked:
-        _check_again(streams, names, asked or "a stream with repeat or choose")
-    repeats: list[float | None] = [None] * len(names)
+        _check_again(streams, asked or "a stream with repeat or choose")
+    repeats: list[float | None] = [None] * len(streams)
     if is_absolute:
-        amounts, repeats = _absolute(streams, names, mixing)
+        amounts, repeats = _absolute(streams, mixing)
         for weight, amount in zip(weights, amounts, strict=True):
             check_amount(weight, amount or 0)
     elif mixing.epoch_size is not None:
-        amounts = _of_epoch_size(streams, names, weights, mixing, seed)
+        amounts = _of_epoch_size(streams, weights, mixing, seed)
     else:
         shares = [exact_share(1 if s.proportion is None else s.proportion) for s in streams]
         # Integers in the exact ratio of the shares.
@@ -143,7 +141,7 @@ def epoch_amounts(
     if mixing.batching_method != "random" and None in amounts:  # slots are shared out by them
         raise ConfigError(
             f"batching_method={mixing.batching_method!r} shares out packs by what an epoch takes "
-            f"of each stream, and stream {names[list(amounts).index(None)]!r} cannot say how many "
+            f"of each stream, and stream {weights[amounts.index(None)].name!r} cannot say how many "
             "samples it has; give it choose=, or all streams a proportion"
         )
     return EpochQuotas(
@@ -154,22 +152,22 @@ def epoch_amounts(
     )
 
 
-def _check_again(streams: Sequence[IterableStream], names: Sequence[str], asked: str) -> None:
-    for stream, name in zip(streams, names, strict=True):
+def _check_again(streams: Sequence[IterableStream], asked: str) -> None:
+    for stream in streams:
         if is_one_shot(stream.source):
             raise ConfigError(
-                f"stream {name!r}: {asked} needs sources that have a length or can be iterated "
-                f"again, and a {type(stream.source).__name__} is neither; pass a list, a dataset, "
-                "or an object with an __iter__ that makes a new generator"
+                f"stream {stream.name!r}: {asked} needs sources that have a length or can be "
+                f"iterated again, and a {type(stream.source).__name__} is neither; pass a list, a "
+                "dataset, or an object with an __iter__ that makes a new generator"
             )
 
 
 def _absolute(
-    streams: Sequence[IterableStream], names: Sequence[str], mixing: Mixing
+    streams: Sequence[IterableStream], mixing: Mixing
 ) -> tuple[list[int | None], list[float | None]]:
     amounts: list[int | None] = []
     repeats: list[float | None] = []
-    for stream, name in zip(streams, names, strict=True):
+    for stream in streams:
         if stream.choose is not None:
             amounts.append(int(stream.choose))
             repeats.append(None)
@@ -177,7 +175,7 @@ def _absolute(
         repeat = 1 if stream.repeat is None else stream.repeat
         if mixing.weight_unit == "tokens":
             raise ConfigError(
-                f"stream {name!r} is taken by repeat={repeat} passes, but with weight_unit="
+                f"stream {stream.name!r} is taken by repeat={repeat} passes, but with weight_unit="
                 "'tokens' its tokens would have to be known before they are read; give it choose=, "
                 "all streams a proportion, or set weight_unit='samples'"
             )
@@ -186,22 +184,18 @@ def _absolute(
         repeats.append(repeat)
     if all(amount == 0 for amount in amounts):
         raise ConfigError(
-            f"the weights choose 0 {mixing.weight_unit} of {len(names)} streams; raise repeat or "
+            f"the weights choose 0 {mixing.weight_unit} of {len(streams)} streams; raise repeat or "
             "choose, or pass sources that hold something"
         )
     return amounts, repeats
 
 
 def _of_epoch_size(
-    streams: Sequence[IterableStream],
-    names: Sequence[str],
-    weights: Sequence[Weight],
-    mixing: Mixing,
-    seed: int,
+    streams: Sequence[IterableStream], weights: Sequence[Weight], mixing: Mixing, seed: int
 ) -> list[int | None]:
     sizes = [num_items(stream.source) for stream in streams]
     if streams[0].proportion is None and (None in sizes or mixing.weight_unit == "tokens"):
-        unknown = names[sizes.index(None)] if None in sizes else names[0]
+        unknown = weights[sizes.index(None) if None in sizes else 0].name
         raise ConfigError(
             f"epoch_size={mixing.epoch_size} without proportions goes by the streams' sizes in "
             f"{mixing.weight_unit}, and {unknown!r} "

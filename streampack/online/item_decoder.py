@@ -181,28 +181,23 @@ class ItemDecoder:
             return 0, error, None, None, None
         return length, sample.tokens, sample.labels, sample.loss_mask, extras
 
-    def _text(self, item: Any, number: int) -> str | DataError:
-        if isinstance(item, DataError):
-            return item
-        try:
-            return self._stream.text_of(item, number)
-        except DataError as error:
-            return error
-
     def _encode(self, items: Sequence[Any], numbers: Sequence[int]) -> list[IntArray | DataError]:
-        texts = list(map(self._text, items, numbers))
-        good = [text for text in texts if isinstance(text, str)]
-        ids = iter(encode_texts(self._stream.tokenizer, good))
-        return [
-            self._encoded(next(ids), number) if isinstance(text, str) else text
-            for text, number in zip(texts, numbers, strict=False)
-        ]
-
-    def _encoded(self, ids: IntArray | str, number: int) -> IntArray | DataError:
-        if not isinstance(ids, str):
-            return ids
-        where = self._stream.where(number)
-        return DataError(f"{where}: {ids}; fix the text or set on_bad_row='skip'")
+        """Return the token ids of each text, or the error of one that has none."""
+        stream, found = self._stream, list[Any]()
+        for item, number in zip(items, numbers, strict=False):
+            try:
+                text = item if isinstance(item, DataError) else stream.text_of(item, number)
+            except DataError as error:
+                text = error
+            found.append(text)
+        places = [place for place, text in enumerate(found) if isinstance(text, str)]
+        texts = [found[place] for place in places]
+        for place, ids in zip(places, encode_texts(stream.tokenizer, texts), strict=True):
+            found[place] = ids
+            if isinstance(ids, str):
+                where = stream.where(numbers[place])
+                found[place] = DataError(f"{where}: {ids}; fix the text or set on_bad_row='skip'")
+        return found
 
 
 def limit_tokenizer_threads(streams: Iterable[IterableStream]) -> None:

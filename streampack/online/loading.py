@@ -47,7 +47,7 @@ def _serve(engine: OnlineEngine, ahead: int, start: Position) -> Callable[[Any],
     """Set up a worker of a `Pool`; return what gives its next batch, with what changed in its
     state."""
     state = start.states[worker_here().number]
-    engine.adopt(start)
+    engine.state = engine.state._replace(current=start)
     items = engine.deliveries(start, state, ahead)
     return lambda _: list(islice(items, 1))
 

@@ -75,10 +75,8 @@ def flow_fingerprint(plan: FlowPlan) -> dict[str, Any]:
     }
 
 
-def worker_state(
-    fingerprint: dict[str, Any], worker_slice: WorkerSlice, epoch: int, flow: State | None
-) -> State:
-    """Return a worker's state; `flow` is its packing loop's state, or None at an epoch's start."""
+def worker_state(fingerprint: dict[str, Any], worker_slice: WorkerSlice, epoch: int) -> State:
+    """Return a worker's state at an epoch's start; `merged` adds that of its packing loop."""
     return {
         "version": STATE_VERSION,
         "kind": KIND,
@@ -86,7 +84,7 @@ def worker_state(
         "worker": [worker_slice.worker, worker_slice.num_workers],
         "device": [worker_slice.device, worker_slice.num_devices],
         "fingerprint": fingerprint,
-        "flow": flow,
+        "flow": None,
         "sources": [],
     }
 

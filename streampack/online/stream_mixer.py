@@ -41,7 +41,6 @@ class StreamMixer:
     ) -> None:
         self._plan = plan
         self._epoch = epoch
-        self._by_tokens = plan.mixing.weight_unit == "tokens"
         self._is_random = plan.mixing.batching_method == "random"
         self._chooses = self._is_random and len(slices) > 1
         self.quotas = [
@@ -72,9 +71,13 @@ class StreamMixer:
         """
         chunks: list[tuple[Int64Array, Columns]] = []
         room = np.array([most_tokens, most_samples])
-        while room.min() > 0 and not self.is_stopping:
-            stream = self._deficits.next() if self._chooses else lane
-            if stream is None:
+        while not self.is_stopping:
+            stream, chunk = self._take_waiting(lane, room)
+            if chunk is not None:
+                chunks.append(chunk)
+                if self._ended is not None:
+                    self.warn_of_end(self._ended)
+            if stream is None or room.min() <= 0:
                 break
             try:
                 has_more = self.samplers[stream].read()
@@ -82,17 +85,7 @@ class StreamMixer:
                 if chunks:
                     break  # the next call fails again
                 raise
-            if has_more:
-                if self._ended is not None:
-                    self.warn_of_end(self._ended)
-                chunks.append(self._take(stream, room))
-                continue
-            stops = self._plan.mixing.stop == "first_exhausted"
-            self.is_stopping = stops and self.quotas[stream].amount != 0
-            if self._is_random:
-                self._deficits.end(stream)
-                self._ended = stream
-            if not self._chooses:
+            if not has_more and not self._end(stream):
                 break
         if len(chunks) < 2:
             return chunks[0] if chunks else None
@@ -100,26 +93,35 @@ class StreamMixer:
         merged = [[value for part in kind for value in part] for kind in zip(*columns, strict=True)]
         return np.concatenate(rows), merged
 
-    def _take(self, stream: int, room: Int64Array) -> tuple[Int64Array, Columns]:
-        """Take the samples that wait, as many as fit; `stream` is that of the first one."""
+    def _end(self, stream: int) -> bool:
+        """Note that a stream has ended; return whether others may be next in its lane."""
+        stops = self._plan.mixing.stop == "first_exhausted"
+        self.is_stopping = stops and self.quotas[stream].amount != 0
+        if self._is_random:
+            self._deficits.end(stream)
+            self._ended = stream
+        return self._chooses
+
+    def _take_waiting(
+        self, lane: int, room: Int64Array
+    ) -> tuple[int | None, tuple[Int64Array, Columns] | None]:
+        """Take the samples that wait, as many as fit; return the stream whose turn it is then."""
         samplers = self.samplers
         if not self._chooses:  # a stream that is alone, or has a packer of its own
-            return samplers[stream].take(num_served(samplers[stream].waiting, room))
-        served = self._deficits.serve_waiting([each.waiting for each in samplers], room)
-        if not len(served):  # deficits beyond int64
-            length = int(samplers[stream].waiting[0])
-            self._deficits.serve(stream, length if self._by_tokens else 1)
-            room -= (length, 1)
-            return samplers[stream].take(1)
+            num = num_served(samplers[lane].waiting, room)
+            return lane, samplers[lane].take(num) if num else None
+        served, turn = self._deficits.serve_waiting([each.waiting for each in samplers], room)
+        if not len(served):
+            return turn, None
         counts = np.bincount(served).tolist()
         parts = {n: samplers[n].take(count) for n, count in enumerate(counts) if count}
         if len(parts) == 1:
-            return parts[len(counts) - 1]
+            return turn, parts[len(counts) - 1]
         rows = np.empty((len(served), TOKENS + 1), np.int64)
         for n, (own, _) in parts.items():
             rows[served == n] = own
         columns = {n: own for n, (_, own) in parts.items()}
-        return rows, interleaved(columns, served.tolist())
+        return turn, (rows, interleaved(columns, served.tolist()))
 
     def warn_of_end(self, stream: int) -> None:
         """Warn that the other streams continue without this one, so proportions no longer hold."""

@@ -115,8 +115,12 @@ class StreamSampler:
 
     @property
     def waiting(self) -> Int64Array:
-        """The tokens of each sample that was read and not taken, as they are packed, shape (n,)."""
-        lengths: Int64Array = self._lines[self._num_taken :, SERVED_AT]
+        """The tokens of each sample that can be taken, as they are packed, shape (n,).
+
+        None can, until it is known whether labels are shifted.
+        """
+        first = len(self._lines) if self.labels_shifted is None else self._num_taken
+        lengths: Int64Array = self._lines[first:, SERVED_AT]
         return lengths
 
     def read(self) -> bool:
@@ -252,7 +256,7 @@ class StreamSampler:
                     f"stream {self._name!r}: its source "
                     f"({type(self._stream.source).__name__}) is empty; omit the stream"
                 )
-            wants_more = self._quota.endless or self._quota.amount is not None
+            wants_more = self._quota.amount is not None
             num_empty += not self._slice.taken  # no item was read or skipped in this pass
             if not wants_more or num_empty >= self._slice.most_empty_passes:
                 self._has_ended = True

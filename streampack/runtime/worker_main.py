@@ -123,7 +123,8 @@ class _Outbox:
         with suppress(OSError):  # the reader is gone
             while True:
                 iteration, parts = self._messages.get()
-                send_parts(self._theirs, iteration, parts)
+                self._theirs.send((iteration, [part.nbytes for part in parts]))
+                _move(os.writev, self._theirs, parts)
                 del parts
 
 
@@ -230,12 +231,6 @@ def by_value(tensor: Tensor) -> Any:
 
 def _tensor_of(flat: IntArray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(flat).view(dtype).reshape(shape)
-
-
-def send_parts(connection: Any, iteration: int, parts: list[memoryview]) -> None:
-    """Send the parts of a result of an iteration."""
-    connection.send((iteration, [part.nbytes for part in parts]))
-    _move(os.writev, connection, parts)
 
 
 def receive_parts(connection: Any) -> tuple[int, list[Any]]:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from streampack.batch.batch import FILLED
 from streampack.runtime.resumable import engine_of
 from streampack.world import World
-
-PER_PACK = ("tokens", "labels", "input_pos", "document_ids")
 
 
 def show(value: Any) -> Any:
@@ -47,7 +46,7 @@ def rows(batch: dict[str, Any]) -> list[tuple[bytes, ...]]:
     for row in range(len(batch["tokens"])):
         own = segments[segments[:, 0] == row, 1:]
         if len(own):
-            shown.append((own.tobytes(), *(batch[key][row].numpy().tobytes() for key in PER_PACK)))
+            shown.append((own.tobytes(), *(batch[key][row].numpy().tobytes() for key in FILLED)))
     return shown
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from streampack import (
     Buffers,
     ConfigError,
+    DataError,
     IterableStream,
     PackedDataLoader,
     PackedIterableDataset,
@@ -224,3 +225,15 @@ def test_workers_have_one_tokenizer_thread_and_no_environment_is_changed(num_wor
     [batch] = PackedDataLoader(packed, num_workers=num_workers)
     assert batch["tokens"][0, :2].tolist() == [1 + num_workers, 1]
     assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+def test_samples_with_unclear_labels_are_never_delivered_after_those_of_another_stream():
+    clear = IterableStream([[5, 6, 7, 8]] * 40, name="clear")
+    rows = [{"tokens": [9, 9, 9, 9], "labels": [9, 9, 9, 9]}] * 200
+    unclear = IterableStream(rows, name="unclear", labels="labels")
+    dataset = PackedIterableDataset([clear, unclear], packing=Packing(max_seq_len=4))
+
+    delivered = []
+    with pytest.raises(DataError, match="labels_shifted=True"):
+        delivered.extend(stream for batch in dataset for stream in batch["segments"][:, 1])
+    assert set(map(int, delivered)) <= {0}

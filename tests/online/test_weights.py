@@ -212,7 +212,7 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
     def taken(source: Any, **more: Any) -> list[Counter[int]]:
         streams = [IterableStream(source, repeat=repeat, **more), IterableStream([[7]], choose=1)]
         mixing = Mixing(sampling_method=method)
-        amounts = epoch_amounts(streams, ["a", "b"], mixing, 0)
+        amounts = epoch_amounts(streams, mixing, 0)
         epochs = [Counter[int]() for _ in range(3)]
         for device in range(num_slices):
             worker_slice = WorkerSlice(device=device, num_devices=num_slices)
@@ -238,7 +238,7 @@ def test_all_parts_of_an_unsized_source_take_what_those_of_a_list_take(
 )
 def test_parts_that_split_themselves_take_their_fractions_over_epochs(sizes, repeat):
     stream = IterableStream(Again([]), repeat=repeat, sharded=True)
-    amounts = epoch_amounts([stream, IterableStream([[7]], choose=1)], ["a", "b"], Mixing(), 0)
+    amounts = epoch_amounts([stream, IterableStream([[7]], choose=1)], Mixing(), 0)
     totals = np.zeros((8, len(sizes)), np.int64)
     for device, size in enumerate(sizes):
         worker_slice = WorkerSlice(device=device, num_devices=len(sizes))
