@@ -110,18 +110,18 @@ class StreamMixer:
         if not self._chooses:  # a stream that is alone, or has a packer of its own
             num = num_served(samplers[lane].waiting, room)
             return lane, samplers[lane].take(num) if num else None
-        served, turn = self._deficits.serve_waiting([each.waiting for each in samplers], room)
+        served, stream = self._deficits.serve_waiting([each.waiting for each in samplers], room)
         if not len(served):
-            return turn, None
+            return stream, None
         counts = np.bincount(served).tolist()
         parts = {n: samplers[n].take(count) for n, count in enumerate(counts) if count}
         if len(parts) == 1:
-            return turn, parts[len(counts) - 1]
+            return stream, parts[len(counts) - 1]
         rows = np.empty((len(served), TOKENS + 1), np.int64)
         for n, (own, _) in parts.items():
             rows[served == n] = own
         columns = {n: own for n, (_, own) in parts.items()}
-        return turn, (rows, interleaved(columns, served.tolist()))
+        return stream, (rows, interleaved(columns, served.tolist()))
 
     def warn_of_end(self, stream: int) -> None:
         """Warn that the other streams continue without this one, so proportions no longer hold."""
