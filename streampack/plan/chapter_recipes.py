@@ -18,6 +18,7 @@ from streampack.errors import ConfigError, suggest
 from streampack.mix.weights import Quota
 from streampack.plan.chapter_plan import ChapterPlan
 from streampack.plan.recipe import PlanStream, Recipe
+from streampack.plan.small_passes import uses_means
 
 SHARE_SCALE = 1 << 40
 
@@ -129,14 +130,15 @@ def chapter_record(recipe: Recipe) -> dict[str, Any]:
         return {}
     packing = recipe.packing.in_sequence()
     passes = {} if plan.passes is None else {"passes": plan.passes}
-    return passes | {
-        "weights": {
-            recipe.streams[n].name: [str(plan.begin[n]), str(plan.end[n])]
-            for n in sorted(recipe.used, key=recipe.names.__getitem__)
-        },
+    used = sorted(recipe.used, key=recipe.names.__getitem__)
+    tokens = {recipe.names[n]: recipe.streams[n].num_tokens for n in used}
+    counted = {"tokens": tokens} if uses_means(recipe) else {}
+    record = {
+        "weights": {recipe.names[n]: [str(plan.begin[n]), str(plan.end[n])] for n in used},
         "steps": None if plan.num_slots is None else plan.num_slots // recipe.global_batch_size,
         "ramp_steps": plan.ramp_slots // recipe.global_batch_size if plan.ramps else None,
         "global_batch_size": recipe.global_batch_size,
         "lane_run": recipe.lane_turn,
         "packing": {name: packing[name] for name in SHAPES if name in packing},
     }
+    return passes | record | counted

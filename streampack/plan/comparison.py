@@ -37,6 +37,10 @@ class Field(NamedTuple):
     when: str = NEVER
 
 
+TOKENS = (
+    "they are those of each stream, from its lengths if they are known, or else from its bytes: "
+    "restore the length files, and lengths= and index= of texts"
+)
 EDIT = "what ran cannot change: restore it, and edit chapters after chapters[{running}]"
 FIELDS = {
     "": Field("it is fixed for the whole run: resume with the saved value"),
@@ -52,9 +56,10 @@ FIELDS = {
     "on_bad_sample": Field("resume with the run's on_bad_row: 'error', or 'skip' or a number"),
     "pack_shuffle": Field("resume with Order(pack_shuffle={first})"),
     PACK_LENGTHS: Field("resume with the max_seq_len of each Stream that the run began with"),
-    "shares": Field("they come from length files, or else from bytes: restore the length files"),
+    "tokens": Field(TOKENS),
     "chapters.": Field(EDIT, LATER),
     "chapters.steps": Field(EDIT, RUNNING),
+    "chapters.tokens": Field(TOKENS, LATER),
     "chapters.streams": Field(
         "resume with what the run began with; if shards were appended, pass Stream(Shards(..., "
         "only=slice(0, n)), name={name!r}) and Stream(Shards(..., only=slice(n, None)), "
@@ -123,8 +128,9 @@ def run_values(
     records = []
     for each in chapters:
         shown = {"streams": {name: streams.get(name) for name in each["weights"]}}
-        own = {key: value for key, value in each.items() if key != "steps"}
-        records.append(own | shown | {"steps": each.get("steps")})
+        last = {key: each.get(key) for key in ("tokens", "steps")}
+        own = {key: value for key, value in each.items() if key not in last}
+        records.append(own | shown | last)
     return flat(values | {CHAPTERS: dict(enumerate(records)), "order": list(names)})
 
 

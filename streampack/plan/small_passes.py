@@ -16,6 +16,8 @@ Cost: 10 ns a segment, and about 30 us a window.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product, starmap
 
 import numpy as np
 
@@ -72,6 +74,17 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
         least[:] = 0
     packing = _bounded(packing, num_samples * mean_tokens)
     return SmallPass(packing=packing, num_samples=int(num_samples), least=least)
+
+
+def uses_means(recipe: Recipe) -> bool:
+    """Return whether the mean length of a stream's samples, if only estimated, changes packs."""
+    if "uses_means" not in recipe.facts:
+        is_ramp = recipe.chapter is not None and recipe.chapter.ramps
+        by_tokens = recipe.mixing.weight_unit == "tokens"
+        queues = product(range(recipe.num_lanes), range(recipe.num_queues))
+        is_used = recipe.is_mixed and (is_ramp or by_tokens)
+        recipe.facts["uses_means"] = is_used or any(starmap(partial(small_pass, recipe), queues))
+    return recipe.facts["uses_means"]
 
 
 def _bounded(packing: Packing, in_pass: float) -> Packing:

@@ -137,7 +137,7 @@ def plan_fingerprint(
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
         **values,
         **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: recipe.shapes.longest}),
-        **_shares(recipe),
+        **_tokens(recipe),
     }
 
 
@@ -149,12 +149,12 @@ def _defaults(order: Order) -> dict[str, int | list[int]]:
     }
 
 
-def _shares(recipe: Recipe) -> dict[str, list[int]]:
+def _tokens(recipe: Recipe) -> dict[str, list[int]]:
     """Return the expected tokens of each stream, if they influence the order."""
     by_samples = recipe.is_mixed and recipe.mixing.weight_unit == "samples"
     if by_samples and recipe.mixing.epoch_end != "carry":
         return {}
-    return {"shares": [stream.chosen_tokens for stream in recipe.streams]}
+    return {"tokens": [stream.num_tokens for stream in recipe.streams]}
 
 
 def _kept(run: RunPlan) -> dict[str, Any]:

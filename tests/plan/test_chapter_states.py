@@ -82,3 +82,16 @@ def test_undelivered_segments_may_be_longer_than_the_packs_of_the_chapter():
     rows = np.concatenate([pack_queue.segments, pack_queue.windows.packer.buffered]).tolist()
     pieces = [row for row in rows if row[SAMPLE] == 5 and row[TOTAL] == 70]
     assert sorted(row[LENGTH] for row in pieces) == [1, 64]
+
+
+def test_other_totals_of_a_chapters_streams_are_refused_where_packs_depend_on_them():
+    plan = make()
+    state = state_of(plan)
+    assert decode_state(state, make(), NAMES).position == 20
+    other = make()
+    other.recipes[:] = [
+        replace(recipe, streams=tuple(replace(own, num_tokens=999) for own in recipe.streams))
+        for recipe in plan.recipes
+    ]
+    with pytest.raises(ResumeError, match=r"chapters\[0\] ran with tokens.*lengths= and index="):
+        decode_state(state, other, NAMES)

@@ -13,7 +13,7 @@ EPOCHS = {
     "weights": [[60, "samples"], [30, "samples"]],
     "seed": 3,
     "pack_shuffle": [512, 8192],
-    "shares": None,
+    "tokens": None,
 }
 CHAPTER = {"weights": {"code": ["1/4", "1/4"], "web": ["3/4", "1/2"]}, "steps": 9, "lane_run": 2}
 CHAPTERS = {"streams": {"web": "5f:1", "code": "91"}, "seed": 3}
@@ -65,7 +65,7 @@ def test_none_is_as_if_it_were_missing():
         ),
         ({"weights": [[60, "samples"], [7, "samples"]]}, r"weights\['code'\]=\[30.*epoch_size"),
         ({"pack_shuffle": [4, 64]}, r"resume with Order\(pack_shuffle=512\), or start again"),
-        ({"shares": [1, 2]}, "shares=None.*restore the length files"),
+        ({"tokens": [1, 2]}, "tokens=None.*restore the length files, and lengths= and index="),
         ({"max_seq_len_of_streams": [8]}, "the max_seq_len of each Stream"),
         ({"num_lanes": 4}, "a run keeps its num_lanes: set None"),
         ({"seed": 4}, "seed=3, but this dataset has seed=4; it is fixed for the whole run"),

@@ -101,11 +101,14 @@ def test_a_default_that_another_release_changes_is_refused_unless_it_is_set_to_t
     assert decode_epochs(saved, again, DIGESTS) == Progress()
 
 
-def test_other_totals_of_the_streams_are_refused_since_they_make_the_shares():
-    r = make(mixing=Mixing(batching_method="stratified"))
+@pytest.mark.parametrize(
+    "mixing", [{"batching_method": "stratified"}, {"weight_unit": "tokens"}, {"epoch_end": "carry"}]
+)
+def test_other_totals_of_the_streams_are_refused_where_packs_depend_on_them(mixing):
+    r = make(mixing=Mixing(**mixing))
     other = replace(r, streams=(replace(r.streams[0], num_tokens=9999), r.streams[1]))
 
-    with pytest.raises(ResumeError, match=r"shares=.* has shares=.*restore the length files"):
+    with pytest.raises(ResumeError, match=r"tokens=.* has tokens=.*restore the length files"):
         decode_epochs(state_of(r), other, DIGESTS)
 
 
