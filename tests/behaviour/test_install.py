@@ -27,6 +27,7 @@ PYTHONS = [
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FINE_TUNING = (ROOT / "docs" / "quickstart-finetuning.md").read_text(encoding="utf-8")
 PYTHON_BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+IMPORTS = re.compile(r"^(?:from \S+ )?import .*$", re.MULTILINE)
 FIRST_LINES = PYTHON_BLOCK.findall(README)[0]
 # Importing any of these raises, as if it were not installed.
 BLOCKED = """
@@ -54,14 +55,6 @@ def run(code: str, cwd: Path, *, blocked: set[str]) -> subprocess.CompletedProce
     return subprocess.run(
         [sys.executable, "-c", whole], cwd=cwd, capture_output=True, text=True, check=False
     )
-
-
-@pytest.mark.processes
-def test_the_first_lines_of_the_readme_need_nothing_but_the_dependencies(tmp_path):
-    done = run(FIRST_LINES, tmp_path, blocked=CLOUDS | OTHERS | {"torchvision"})
-
-    assert not done.returncode, done.stderr
-    assert done.stdout.startswith("torch.Size([4, 2048]) fill ")
 
 
 @pytest.mark.processes
@@ -194,7 +187,9 @@ def test_the_source_archive_has_the_package_and_nothing_else(dist):
     assert {name for name in found if "egg-info" not in name} == wanted
 
 
-def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
+def test_the_installed_wheel_runs_the_readmes_first_lines_with_nothing_but_the_dependencies(
+    dist, tmp_path
+):
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (wheel,) = dist.glob("*.whl")
@@ -203,13 +198,15 @@ def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", *target]
     subprocess.run([*pip, wheel], check=True, capture_output=True)
 
-    code = f"{FIRST_LINES}\nimport streampack; print(streampack.__file__)"
+    code = BLOCKED.format(names=frozenset(CLOUDS | OTHERS | {"torchvision"}))
+    code += f"{FIRST_LINES}\nimport streampack; print(streampack.__file__)"
     code += "\nfrom streampack.cli import main; import sys; sys.argv = ['', '--version']; main()"
     # The dependencies are those of this environment; the package is the wheel's.
     env = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
     done = subprocess.run(
-        [python, "-c", code], cwd=tmp_path, env=env, check=True, capture_output=True, text=True
+        [python, "-c", code], cwd=tmp_path, env=env, check=False, capture_output=True, text=True
     )
+    assert not done.returncode, done.stderr
     shape, path, version = done.stdout.splitlines()
     assert shape.startswith("torch.Size([4, 2048]) fill ")
     assert Path(path).is_relative_to(tmp_path / "venv")
@@ -217,10 +214,13 @@ def test_the_installed_wheel_runs_the_readmes_first_lines(dist, tmp_path):
 
 
 @pytest.mark.processes
-def test_the_quick_start_for_fine_tuning_runs_in_the_environment_of_make_install(tmp_path):
-    # Without what lets the tests import torchvision, which a clone does not have.
+def test_the_imports_of_the_quick_start_for_fine_tuning_work_as_make_install_leaves_them(tmp_path):
+    # Without what lets the tests import torchvision, which a clone does not have: a torchvision
+    # that does not fit keeps transformers from importing its models. The page itself is run by
+    # test_docs.py.
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    code = "".join(PYTHON_BLOCK.findall(FINE_TUNING))
+    code = "\n".join(IMPORTS.findall("".join(PYTHON_BLOCK.findall(FINE_TUNING))))
+    assert "PackedTrainer" in code
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -231,7 +231,6 @@ def test_the_quick_start_for_fine_tuning_runs_in_the_environment_of_make_install
     )
 
     assert not done.returncode, f"{done.stderr}\ndid you run make install?"
-    assert "eval_loss" in done.stdout
 
 
 def test_pip_finds_a_solution_for_the_wheel_beside_transformers_5(dist):

@@ -21,7 +21,6 @@ from tests.helpers import builders
 from tests.helpers.faults import fuzz
 
 MOST_BYTES = 256 * 2**20
-NUM_PROCESSES = 2
 
 
 def start(folder: Path, *args: object) -> subprocess.Popen[str]:
@@ -43,15 +42,15 @@ def finish(process: subprocess.Popen[str], folder: Path, timeout_s: float) -> di
 
 
 @pytest.mark.parametrize(
-    ("num_streams", "timeout_s"),
-    [(160, 300), pytest.param(100_000, 3000, marks=pytest.mark.slow)],
+    ("num_streams", "num_processes", "timeout_s"),
+    [(160, 1, 300), pytest.param(100_000, 2, 3000, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
 def test_hostile_streams_give_typed_errors_or_are_read_within_bounds(
-    tmp_path, num_streams, timeout_s
+    tmp_path, num_streams, num_processes, timeout_s
 ):
-    size = num_streams // NUM_PROCESSES
-    folders = [tmp_path / str(i) for i in range(NUM_PROCESSES)]
+    size = num_streams // num_processes
+    folders = [tmp_path / str(i) for i in range(num_processes)]
     processes = [
         start(folder, num_streams, i * size, (i + 1) * size) for i, folder in enumerate(folders)
     ]

@@ -11,6 +11,7 @@ from streampack.runtime.resumable import engine_of
 from streampack.streams.token_stream import TokenStream
 from tests.helpers import conformance
 from tests.helpers.conformance import worlds
+from tests.helpers.examples import crossed
 
 LENGTHS = ([5, 40, 7, 30, 12, 33, 1, 64, 9, 18] * 9, [90, 3, 150, 64, 20, 8] * 11)
 WEIGHTS = [{"repeat": 1.5}, {"repeat": 0.75}]
@@ -113,8 +114,10 @@ def test_a_simulation_opens_no_shard_where_there_are_length_files(written, monke
     assert simulate(conformance.make(written))["tokens"] == sum(map(sum, written.lengths))
 
 
-@pytest.mark.parametrize("key", ["random", "drop", "carry", "drop long"])
-@pytest.mark.parametrize("num_taken", [0, 3, None], ids=["new", "under way", "after an epoch"])
+@pytest.mark.parametrize(
+    ("key", "num_taken"),  # None is a whole epoch
+    crossed(["random", "drop", "carry", "drop long"], [3, None, 0]),
+)
 def test_a_simulation_leaves_dataset_and_loader_as_they_are(written, key, num_taken):
     def run(is_simulated):
         dataset = conformance.make(written, batch_size=1, **OPTIONS[key])
@@ -156,8 +159,9 @@ def test_a_simulation_of_a_loaded_state_begins_with_the_epoch_to_resume(written)
     assert simulate(resumed) == expected
 
 
-@pytest.mark.parametrize("method", ["random", "device_per_stream"])
-@pytest.mark.parametrize("within", ["rank", "node", "batch"])
+@pytest.mark.parametrize(
+    ("within", "method"), crossed(["rank", "node", "batch"], ["random", "device_per_stream"])
+)
 def test_the_straggler_factor_is_that_of_the_batches_of_all_ranks(written, within, method):
     balance = Balance(within=within, cost=AttentionCost(hidden_size=8))
     mixing = {"global_batch_size": 24, "batching_method": method}
