@@ -97,23 +97,6 @@ def _digest(place: bytes, text: str) -> str:
     return blake2b(text.encode(), key=place, digest_size=8).hexdigest()
 
 
-def _compressed(data: bytes, level: int = -1) -> str:
-    return base64.b64encode(zlib.compress(data, level)).decode()
-
-
-def _planes(numbers: Int64Array) -> bytes:
-    """Return numbers byte by byte, because most of their higher bytes are equal."""
-    little_endian = np.ascontiguousarray(numbers, "<i8")
-    return little_endian.view(np.uint8).reshape(-1, NUMBER_BYTES).T.tobytes()
-
-
-def _values(text: str) -> Int64Array:
-    """Return the numbers from their compressed `_planes`, shape (n,)."""
-    planes = zlib.decompress(base64.b64decode(text))
-    rows = np.frombuffer(planes, np.uint8).reshape(NUMBER_BYTES, -1).T
-    return np.ascontiguousarray(rows).view("<i8").ravel().astype(np.int64)
-
-
 def rows_as_text(rows: Int64Array) -> str:
     """Return segment rows in a compact form; empty if there are none.
 
@@ -123,14 +106,18 @@ def rows_as_text(rows: Int64Array) -> str:
     if not len(rows):
         return ""
     # Column by column and byte by byte: most bytes are then zeros in a row.
-    return _compressed(_planes(rows.T), level=1)
+    columns = np.ascontiguousarray(rows.T, "<i8")
+    planes = columns.view(np.uint8).reshape(-1, NUMBER_BYTES).T.tobytes()
+    return base64.b64encode(zlib.compress(planes, level=1)).decode()
 
 
 def text_as_rows(text: str) -> Int64Array:
     """Return the rows of `rows_as_text`."""
     if text == "":
         return NO_SEGMENTS
-    return np.ascontiguousarray(_values(text).reshape(NUM_COLUMNS, -1).T)
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+    values = np.ascontiguousarray(planes.reshape(NUMBER_BYTES, -1).T).view("<i8").astype(np.int64)
+    return np.ascontiguousarray(values.reshape(NUM_COLUMNS, -1).T)
 
 
 class Arrivals(NamedTuple):

@@ -99,8 +99,7 @@ def read_group(read: BatchReader, plan: DevicePlan) -> ReadGroup:
     group = ReadGroup()
     try:
         for number in range(plan.num_batches):
-            one = plan if plan.num_batches == 1 else plan.slice(number, number + 1)
-            group.batches.append(read(one))
+            group.batches.append(read(plan.slice(number, number + 1)))
     except Exception as failure:  # raised when its batch is requested
         group.failure = failure
     return group

@@ -57,13 +57,14 @@ class StreamLengths:
         is_lazy = stream.cache.needs_fetch and not stream.has_length_file
         self.prepare: Callable[[Int64Array], None] | None = self._fetch if is_lazy else None
         """Fetches several shards together for their lengths; None if no fetch is needed."""
-        self._of_shard = lru_cache(KEPT_SHARDS)(self._read)
+        self.whole: Callable[[int], Int64Array] = lru_cache(KEPT_SHARDS)(self._read)
+        """Returns the tokens per sample of a shard before the overflow rule."""
 
     def __reduce__(self) -> tuple[type[StreamLengths], tuple[TokenStream, Packing, list[int]]]:
         return StreamLengths, (self._stream, self._packing, self._fetched)
 
     def __call__(self, shard: int) -> Int64Array:
-        lengths, overflow = self._of_shard(shard), self._stream.ends.overflow
+        lengths, overflow = self.whole(shard), self._stream.ends.overflow
         if overflow == "error" and (lengths > self._size).any():
             sample = int((lengths > self._size).argmax())
             raise DataError(
@@ -72,10 +73,6 @@ class StreamLengths:
                 "Stream(overflow=) to split, truncate or drop, or raise max_seq_len"
             )
         return lengths if overflow is None else kept_tokens(lengths, self._size, overflow)
-
-    def whole(self, shard: int) -> Int64Array:
-        """Return the tokens per sample of a shard before the overflow rule."""
-        return self._of_shard(shard)
 
     def num_slots(self, num_tokens: int) -> int | None:
         """Return the slots that so many tokens are expected to take; None without `cost`.
