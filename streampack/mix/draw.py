@@ -45,16 +45,6 @@ SPARE = 16  # margin for the other streams, on top of a lookahead proportional t
 TOKEN_SCALE = 1 << 30  # shares in 2**-30: deficits of samples up to 2**32 tokens fit 64 bits
 
 
-def drawn_before(quotas: Sequence[int], chunk: int, size: int = CHUNK) -> list[int]:
-    """Return the number of draws of each stream in the chunks of `size` before this one.
-
-    >>> drawn_before([6000, 2000], 1)
-    [3072, 1024]
-    """
-    total = sum(quotas)
-    return apportion(min(chunk * size, total), quotas) if total else [0] * len(quotas)
-
-
 def draw_chunk(
     quotas: Sequence[int],
     chunk: int,
@@ -67,7 +57,8 @@ def draw_chunk(
     >>> draw_chunk([6000, 2000], 1, 17, (0, 0))[0].tolist()
     [2928, 976]
     """
-    before, after = (drawn_before(quotas, number, size) for number in (chunk, chunk + 1))
+    ends = (min(number * size, sum(quotas)) for number in (chunk, chunk + 1))
+    before, after = (apportion(end, quotas) if end else [0] * len(quotas) for end in ends)
     counts = np.subtract(after, before, dtype=np.int64)
     return counts, draw_places(counts, chunk, seed, seed_path)
 

@@ -106,12 +106,6 @@ class LinearShares:
         return [int((a * slot + (b - a) * half) * SCALE) for a, b in pairs]
 
 
-def fixed_shares(amounts: Sequence[int]) -> LinearShares:
-    """Return shares that stay the same, in the ratio of the tokens expected of each stream."""
-    shares = [Fraction(int(share), SCALE) for share in scaled_shares(amounts, SCALE)]
-    return LinearShares(shares, shares, None)
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class ScheduleState:
     """The position of a schedule; nothing in it grows with the run."""
@@ -139,7 +133,7 @@ class Schedule:
         seed: The run's seed.
         seed_path: Identifies the schedule, such as ("epoch", 0).
         num_lanes: Number of lanes that take the slots in turn.
-        run: Consecutive slots of a lane.
+        lane_turn: Consecutive slots of a lane.
         start: Where to begin. None: at slot 0.
 
     >>> blocks = Schedule([2, 1, 1], block=4, seed=17, seed_path=("epoch", 0)).blocks()
@@ -158,7 +152,10 @@ class Schedule:
         lane_turn: int = 1,
         start: ScheduleState | None = None,
     ) -> None:
-        self._shares = amounts if isinstance(amounts, LinearShares) else fixed_shares(amounts)
+        if not isinstance(amounts, LinearShares):
+            shares = [Fraction(int(share), SCALE) for share in scaled_shares(amounts, SCALE)]
+            amounts = LinearShares(shares, shares, None)
+        self._shares = amounts
         self._block = block
         self._seed = seed
         self._seed_path = seed_path

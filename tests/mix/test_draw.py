@@ -12,8 +12,7 @@ from streampack.mix.draw import (
     CHUNK,
     TOKEN_SCALE,
     draw_by_tokens,
-    draw_places,
-    drawn_before,
+    draw_chunk,
     first_deficits,
     first_wait,
 )
@@ -24,9 +23,9 @@ lengths = st.one_of(st.integers(1, 20), st.integers(1, 3000))
 
 def draw_by_samples(quotas: list[int], chunk: int, seed: int, place: tuple[int, ...]) -> np.ndarray:
     """The stream of each draw of a chunk, shape (up to CHUNK,); empty after the last."""
-    counts = np.diff([drawn_before(quotas, chunk), drawn_before(quotas, chunk + 1)], axis=0)[0]
+    counts, places = draw_chunk(quotas, chunk, seed, place)
     draws = np.empty(counts.sum(), np.int64)
-    draws[draw_places(counts, chunk, seed, place)] = np.repeat(np.arange(len(counts)), counts)
+    draws[places] = np.repeat(np.arange(len(counts)), counts)
     return draws
 
 
