@@ -7,7 +7,7 @@
 The public names are defined here, and imported at first use, so that importing streampack stays
 cheap.
 
-Cost: about 1 ms; torch and numba are imported with the first dataset or stream.
+Cost: about 3 ms; torch and numba are imported with the first dataset or stream.
 """
 
 from __future__ import annotations
