@@ -268,6 +268,8 @@ def test_the_room_of_a_token_shard_is_near_to_what_it_takes(folder, made):
     sizes = [shards.cache.file(shards.entry(n)).state.num_bytes for n in range(len(shards.numbers))]
     assert sum(sizes) <= shards.raw_bytes.sum() <= 2 * sum(sizes)
     assert (shards.raw_bytes[:-1] >= sizes[:-1]).all()
+    empty = shards.format.reserved_bytes(np.array([0]), np.array([1000]), 1.0)
+    assert empty >= 4 * 1000  # rows without a token have a length, too
 
 
 def test_a_full_disk_is_an_error_that_names_the_path_and_nothing_stays_half(folder, tmp_path):
