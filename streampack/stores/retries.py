@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import methodcaller
 from typing import Any, TypeVar
 
 from streampack.errors import DataError, StreampackError
@@ -155,15 +156,13 @@ class Retries:
         text = error_text(error)
         self._causes[text.partition(":")[0]] = text
         kind = classify(error, self._target)
-        if kind is FailureKind.DENIED and self._store is not None:
-            has_served, is_signed = self._store.has_served, self._store.has_credentials
+        if kind in REFUSED:
+            most, store = MAX_WITHOUT_CREDENTIALS, self._store
+            if kind is FailureKind.DENIED and (store is None or store.has_credentials):
+                most = 1 + bool(store and store.has_served)
             self._renew()
             self._num_refused += 1
-            return self._num_refused < (has_served + 1 if is_signed else MAX_WITHOUT_CREDENTIALS)
-        if kind is FailureKind.NO_CREDENTIALS:
-            self._renew()
-            self._num_refused += 1
-            return self._num_refused < MAX_WITHOUT_CREDENTIALS
+            return self._num_refused < most
         if status_of(error) == 400:  # such as ExpiredToken
             self._renew()
         return kind in self._retried
@@ -233,12 +232,8 @@ def list_objects(prefix: str, *, way_out: str = "") -> Iterator[StoredObject]:
     """
     after: str | None = ""
     while after is not None:
-
-        def operation(store: Store, after: str = after) -> Any:
-            return store.list(prefix, after)
-
-        page = request(prefix, "listed", operation, way_out=way_out, attempt_s=LISTING_S)
-        found, after = page
+        page = methodcaller("list", prefix, after)
+        found, after = request(prefix, "listed", page, way_out=way_out, attempt_s=LISTING_S)
         yield from found
 
 

@@ -110,12 +110,16 @@ class S3Store:
 
             fetch_parts(fetch_part, PART_BYTES, found.num_bytes)
 
-    def write(self, url: str, data: bytes) -> None:
-        self._put(url, data)
+    def write(self, url: str, data: bytes, **conditions: str) -> None:
+        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+        options = self._address(url) | conditions
+        if acl := os.environ.get("S3_CANNED_ACL"):  # as MosaicML's uploader
+            options["ACL"] = acl
+        self._client.put_object(Body=data, ContentMD5=digest, **options)
 
     def write_if_absent(self, url: str, data: bytes) -> bool:
         try:
-            self._put(url, data, IfNoneMatch="*")
+            self.write(url, data, IfNoneMatch="*")
             return True
         except Exception as error:  # botocore's, which derive from Exception
             codes = codes_of(error)
@@ -126,7 +130,7 @@ class S3Store:
                 raise
         if any(found.url == url for found in self.list(url)[0]):
             return False
-        self._put(url, data)
+        self.write(url, data)
         return True
 
     def remove(self, url: str) -> None:
@@ -160,13 +164,6 @@ class S3Store:
             raise ChangedError(f"{url}: is no longer {version}, but {now}")
         num_bytes = answer.get("ContentRange", "").rpartition("/")[2] or answer["ContentLength"]
         return StoredObject(url, now, int(num_bytes)), _chunks(answer["Body"])
-
-    def _put(self, url: str, data: bytes, **conditions: str) -> None:
-        digest = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
-        options = self._address(url) | conditions
-        if acl := os.environ.get("S3_CANNED_ACL"):  # as MosaicML's uploader
-            options["ACL"] = acl
-        self._client.put_object(Body=data, ContentMD5=digest, **options)
 
     def _options(self) -> dict[str, str]:
         names = [name.strip() for name in os.environ.get(REQUESTER_PAYS, "").split(",")]
