@@ -99,7 +99,6 @@ def _reader(kind: Any) -> Any:
         """Type the intrinsic, and return the generator of its code."""
 
         def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            """Generate one load."""
             address, index = arguments
             pointer = builder.inttoptr(address, context.get_value_type(kind).as_pointer())
             place = cgutils.gep_inbounds(builder, pointer, index)
@@ -123,7 +122,6 @@ def _prefetch(_typing: Any, _address: Any) -> tuple[Any, Callable[..., Any]]:
     """Prefetch the cache line at an address; any address is safe, since nothing is read."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        """Generate one call of llvm.prefetch."""
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         function = cgutils.get_or_insert_function(
             builder.module,

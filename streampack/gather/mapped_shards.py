@@ -134,10 +134,7 @@ class ShardLookup:
     def _with(self, wanted: set[int]) -> MappedShards:
         before = self._mapped
         shards = list(before.shards.values())
-        if shards:
-            shard_pool().touch(
-                shards[row].shard for row in np.argsort(before.times[:, READ]).tolist()
-            )
+        shard_pool().touch(shards[row].shard for row in np.argsort(before.times[:, READ]).tolist())
         new: dict[int, _MappedShard] = {}
         while True:
             with self._lock:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from streampack._threads import Holder, join_threads, start_threads
+from streampack._threads import join_threads, ordered_thread_map, start_threads
 from streampack.errors import WorkerError
 from streampack.gather.lookup_kernels import find_shards
 from streampack.plan.shard_tracker import ShardDelta
@@ -94,18 +94,9 @@ class _ShardTable:
 
 
 class ShardPrefetcher:
-    """Threads that fetch shards in the order in which a plan needs them.
+    """Threads that fetch shards in the order in which a plan needs them."""
 
-    The bytes of each fetched shard are appended to `fetched`, if given.
-    """
-
-    def __init__(
-        self,
-        streams: Sequence[TokenStream],
-        limits: FetchLimits | None = None,
-        fetched: list[int] | None = None,
-    ) -> None:
-        self._fetched = fetched
+    def __init__(self, streams: Sequence[TokenStream], limits: FetchLimits | None = None) -> None:
         self._streams = streams
         self._limits = limits or FetchLimits()
         self._bytes = [cached_bytes(stream) for stream in streams]
@@ -190,9 +181,7 @@ class ShardPrefetcher:
 
     def wait_for_packs(self, packs: Packs) -> None:
         """Wait until all shards of some packs are local; raises as `wait_for` does."""
-        missing = self._all.missing(packs.segments)
-        if missing:
-            self.wait_for(missing)
+        self.wait_for(self._all.missing(packs.segments))
 
     def check(self) -> None:
         """Raise the failure of a thread, if any."""
@@ -271,8 +260,6 @@ class ShardPrefetcher:
             if num_bytes:  # else another thread or process fetched it and counts it
                 self._counts["fetched"] += 1
                 self._counts["fetched_bytes"] += num_bytes
-                if self._fetched is not None:
-                    self._fetched.append(num_bytes)
             self._changed.notify_all()
 
     def _within_limit(self, shards: list[ShardKey]) -> list[ShardKey]:
@@ -315,22 +302,14 @@ def _own_first(shards: list[ShardKey], limits: FetchLimits) -> list[ShardKey]:
 
 
 def fetch_all(stream: TokenStream, shards: Int64Array) -> list[int]:
-    """Fetch shards of one stream concurrently; raises as `ShardPrefetcher.wait_for` does.
+    """Fetch shards of one stream concurrently; raise a DataError if one cannot be fetched.
 
     Returns the bytes of each fetched shard, without those that another thread or process, such as
     the prefetch, fetched meanwhile.
     """
     missing = [shard for shard in shards.tolist() if not stream.is_here(shard)]
-    fetched: list[int] = []
-    if len(missing) == 1:
-        fetched.append(stream.fetch(missing[0]) or 0)
-    elif missing:
-        limits = FetchLimits(num_threads=min(most_threads([stream]), len(missing)))
-        fetcher = ShardPrefetcher([stream], limits, fetched)
-        holder = Holder()  # referenced by this frame only
-        fetcher.end_with(holder)
-        try:
-            fetcher.wait_for([(0, shard) for shard in missing])
-        finally:
-            fetcher.close()
+    if not missing:
+        return []
+    num_threads = min(most_threads([stream]), len(missing))
+    fetched = ordered_thread_map(missing, stream.fetch, num_threads, num_threads)
     return [num_bytes for num_bytes in fetched if num_bytes]
