@@ -67,7 +67,7 @@ def run_inspect(options: Inspect) -> None:
     stream = open_stream(described, 0, has_targets=False)
     console.print(_shard_table(stream))
     num_read = stream.num_shards
-    if not stream.has_length_file:
+    if not stream.shards.has_lengths:
         mapped = int(np.searchsorted(stream.first_sample, MAX_SAMPLES_READ, "right")) - 1
         most = MAX_SHARDS_READ if stream.cache.needs_fetch else max(MAX_SHARDS_READ, mapped)
         num_read = min(num_read, most)
@@ -150,7 +150,8 @@ def _shard_table(stream: TokenStream) -> Table:
     )
     for name in ("shard", "samples", "bytes", "compressed"):
         table.add_column(name, justify="left" if name == "shard" else "right")
-    for shard in stream.shards.index.shards[:MAX_SHARDS_SHOWN]:
+    numbers = range(min(stream.num_shards, MAX_SHARDS_SHOWN))
+    for shard in filter(None, map(stream.shards.entry, numbers)):
         packed = "" if shard.packed is None else f"{shard.packed.num_bytes:,}"
         table.add_row(
             shard.raw.basename, f"{shard.num_samples:,}", f"{shard.raw.num_bytes:,}", packed

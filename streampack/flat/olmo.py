@@ -45,9 +45,6 @@ class DocumentTable:
     def lengths(self, samples: Int64Array) -> Int64Array:
         return self._ends[samples] - self._starts[samples]
 
-    def neighbours(self, first: int, stop: int) -> Int64Array:
-        return self._ends[first:stop] - self._starts[first:stop]
-
 
 class Olmo:
     """`.npy` without a header, with `.csv.gz`."""

@@ -55,11 +55,6 @@ class MaskFile:
     name: str
     version: str
 
-    def range_of(self, file: TokenFile, start: int, stop: int) -> tuple[int, int]:
-        """Return the first and one past the last byte, for bytes of the tokens."""
-        itemsize = np.dtype(file.dtype).itemsize
-        return start // itemsize, stop // itemsize
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenFile:
@@ -125,6 +120,10 @@ class TokenFile:
     def num_tokens(self) -> int:
         """Tokens that the file has room for."""
         return self.num_bytes // self._itemsize
+
+    def mask_range(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the first and one past the last byte of the mask of bytes of the tokens."""
+        return start // self._itemsize, stop // self._itemsize
 
     @property
     def _itemsize(self) -> int:

@@ -169,7 +169,7 @@ class Gatherer:
         uri, basename = None, None
         if problem != kernels.BAD_SAMPLE:
             shard = int(np.searchsorted(stream.first_sample, sample, "right")) - 1
-            uri, basename = stream.file_of(shard)
+            uri, basename = stream.shards.file_of(shard)
         what = {
             kernels.BAD_SAMPLE: f"is planned, but the stream has {stream.num_samples} samples",
             kernels.BAD_BYTES: "begins or ends outside its shard's bytes",

@@ -134,7 +134,10 @@ class ShardLookup:
     def _with(self, wanted: set[int]) -> MappedShards:
         before = self._mapped
         shards = list(before.shards.values())
-        shard_pool().touch(shards[row].shard for row in np.argsort(before.times[:, READ]).tolist())
+        if shards:
+            shard_pool().touch(
+                shards[row].shard for row in np.argsort(before.times[:, READ]).tolist()
+            )
         new: dict[int, _MappedShard] = {}
         while True:
             with self._lock:

@@ -159,7 +159,7 @@ def _index(
             opened = reader.read(number)
             # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
             if not number & (number - 1):
-                reader.check_values(opened, number)
+                reader.check_values(opened, number, reader.checker(number))
             place, spans = f"{shards.name}, shard {number}", opened.tokens
             if eos_id is not None:
                 spans = split_spans(spans, document_lengths(opened.data, spans, eos_id), place)
@@ -190,7 +190,7 @@ def _open(**given: Any) -> tuple[bytes, MdsShards]:
     text = cache.metadata.index_bytes()
     index = parse_index(text, cache.location.index_uri)
     if not cache.is_remote:
-        cache.check(index)
+        cache.check(index.shards)
     name = index.uri.removesuffix(f"/{INDEX_FILE}")
     return text, MdsShards(
         name=name,

@@ -138,27 +138,25 @@ def _index_file(
 ) -> IndexedTokens:
     """Write the index of a file; of a store, an Arrow file is on this disk meanwhile."""
     eos_id, bos_id, checks_dtypes = options
-    read = _reader(found, name)
+    listed, read = found.file(name), _reader(found, name)
     check_start(name, read(0, START_BYTES))
     try:
         file, has_table = open_found(files, found, name)[0], True
     except NoTableError:
         if eos_id is None:
             raise
-        file, has_table = (
-            _without_table(found.file(name), files.dtype, read, checks=checks_dtypes),
-            False,
-        )
+        file = _without_table(listed, files.dtype, read, checks=checks_dtypes)
+        has_table = False
     if eos_id is not None:
         file = _split(file, read, (eos_id, bos_id), has_table=has_table)
-    [file] = with_masks([file], found.stored)
+    [file] = with_masks([file], found.of_name)
     masks = None if file.mask is None else _reader(found, file.mask.name)
     path = out / f"{name}{DOCUMENTS}"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as temporary, temporary.open("wb") as opened:
         split = 0 if eos_id is None else eos_id + 1
         _write(opened, file, split, read, masks)
-    if found.form.name == "arrow" and found.folder is None and (copy := found.path_of(name)):
+    if found.form.name == "arrow" and found.cache.is_remote and (copy := found.path_of(name)):
         copy.unlink()
     return _counts(found, name, out)
 
@@ -260,9 +258,9 @@ def _ends(
 
 
 def _reader(found: FoundFiles, name: str) -> Read:
-    path = found.path_of(name) if found.folder is not None or found.form.name == "arrow" else None
-    stored = found.stored(name)
-    url, version, _ = found.of_name[name] if stored is None else stored
+    is_here = not found.cache.is_remote or found.form.name == "arrow"
+    path = found.path_of(name) if is_here else None
+    url, version, _ = found.of_name[name]
 
     def _read(start: int, stop: int) -> bytes:
         if path is not None:

@@ -78,9 +78,9 @@ class Shard:
 
     num_samples: int
     raw: ShardFile
-    packed: ShardFile | None
-    compression: str | None
-    layout: Layout
+    packed: ShardFile | None = None
+    compression: str | None = None
+    layout: Layout = Layout(names=(), encodings=(), sizes=())
     stored: ShardFile = field(init=False)
     """The file that a store contains: the compressed one, else the raw one."""
 

@@ -69,7 +69,6 @@ class LengthFile:
     """Folder or URL of its stream, for messages."""
     column: str
     num_samples: int
-    num_shards: int
     num_tokens: int
     min_tokens: int
     head_bytes: int
@@ -86,7 +85,6 @@ class LengthFile:
         own = replace(
             self,
             num_samples=int(np.diff(self.first_sample)[numbers].sum()),
-            num_shards=len(numbers),
             hashes=tuple(self.hashes[n] for n in numbers.tolist()) if self.hashes else (),
             numbers=numbers,
         )
@@ -258,7 +256,6 @@ def open_length_file(path: Path, text: bytes, index: MdsIndex, way_out: str = ""
         origin=origin,
         column=name.decode(errors="replace"),
         num_samples=samples,
-        num_shards=shards,
         num_tokens=tokens,
         min_tokens=shortest,
         head_bytes=head_bytes,

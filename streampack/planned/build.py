@@ -92,7 +92,7 @@ def _check_batches(batch_size: int, global_batch_size: int) -> None:
 
 def _plan_streams(spec: DatasetSpec) -> tuple[PlanStream, ...]:
     packing, mixing, order = spec.packing, spec.mixing, spec.order
-    totals = [stream.total_tokens()[0] for stream in spec.streams]
+    totals = [stream.total_tokens() for stream in spec.streams]
     names = unique_names([stream.name for stream in spec.streams])
     quotas = resolve_weights(
         [

@@ -10,6 +10,7 @@ import numpy as np
 from streampack.errors import ConfigError
 from streampack.mds.columns import plain_value, sample_values
 from streampack.streams import TokenStream
+from streampack.streams.mds_shards import MdsShards
 from streampack.streams.text_shards import TextShards
 from streampack.types import PASS, SAMPLE, STREAM
 
@@ -29,11 +30,10 @@ def read_document(
     inside = sample - int(stream.first_sample[shard])
     opened = stream.open_shard(shard)
     document: dict[str, Any] = {}
-    layout = stream.shards.row_layout(shard)
     row = inside if stream.part is None else int(stream.part.rows(shard)[inside])
     if isinstance(stream.shards, TextShards):
         document = stream.shards.row_of(shard, row)
-    if layout is not None:
+    elif isinstance(stream.shards, MdsShards) and (layout := stream.shards.row_layout(shard)):
         for name, encoding, value in sample_values(opened.data, row, layout):
             document[name] = plain_value(encoding, value, errors="replace")
     dtype = np.dtype(opened.tokens.dtype)

@@ -189,5 +189,5 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
         if any(stream.cache.needs_fetch for stream in streams):
             limits = self._fetch_limits(sequence.epoch, num_workers, planner)
             fetcher = ShardPrefetcher(streams, limits)
-        is_patient = any(stream.length_cost == "tokenize" for stream in streams)
+        is_patient = any(stream.shards.length_cost == "tokenize" for stream in streams)
         return ReadAhead(fetcher, sequence, is_patient=is_patient)

@@ -69,7 +69,7 @@ def check_lengths(
 
     With `may_fetch`, shards are fetched for them, and only texts are not tokenized.
     """
-    cost = stream.length_cost
+    cost = stream.shards.length_cost
     is_known = cost == "none" or (may_fetch and cost == "fetch")
     known = {ALL_LENGTHS: is_known, "to_know_lengths": TO_KNOW_LENGTHS.get(cost)}
     check_combination({**given, **known}, f"stream {stream.name!r}: ")

@@ -25,6 +25,7 @@ from streampack.pack.cost import sizes_in_pack
 from streampack.pack.overflow import kept_tokens
 from streampack.special_ids import adds_ids, num_added
 from streampack.streams import TokenStream
+from streampack.streams.flat_shards import FlatShards
 from streampack.streams.sources.texts import Texts
 from streampack.types import LENGTH, TOKENS, Int64Array
 
@@ -47,14 +48,15 @@ class StreamLengths:
         self._size = stream.max_seq_len or packing.max_seq_len
         self._fetched = fetched
         self._adds_ids = adds_ids(packing)
-        if not stream.shards.knows_edges(packing.bos_id, packing.eos_id):
+        shards, ids = stream.shards, (packing.bos_id, packing.eos_id)
+        if isinstance(shards, FlatShards) and not shards.knows_edges(*ids):
             raise ConfigError(
                 f"stream {stream.name!r}: bos_id={packing.bos_id} and eos_id={packing.eos_id} are "
                 "added to samples without them, and token files do not say which those are; set "
                 "TokenFiles(files, has=...) to what they have of ('bos', 'eos'), or leave the ids "
                 "out"
             )
-        is_lazy = stream.cache.needs_fetch and not stream.has_length_file
+        is_lazy = stream.cache.needs_fetch and not shards.has_lengths
         self.prepare: Callable[[Int64Array], None] | None = self._fetch if is_lazy else None
         """Fetches several shards together for their lengths; None if no fetch is needed."""
         self.whole: Callable[[int], Int64Array] = lru_cache(KEPT_SHARDS)(self._read)

@@ -13,7 +13,7 @@ a note at the first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from streampack.errors import DataError
-from streampack.mds.index import MdsIndex, Shard
+from streampack.mds.index import Shard
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import FileState, LocalFilesystem
 from streampack.storage.location import StreamLocation
@@ -107,7 +107,7 @@ class ShardCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_touched_s": {}, "_names": {}}
 
-    def check(self, index: MdsIndex) -> None:
+    def check(self, shards: Sequence[Shard]) -> None:
         """Remove leftovers of dead processes, and compare the local files with index.json.
 
         All files of a local stream must exist with the sizes in index.json; one `stat` each. A
@@ -117,23 +117,23 @@ class ShardCache:
         self._names = {}
         with suppress(OSError):
             FileLocks(self._cache, self._disk).sweep()
-        for shard in index.shards if self._verifier.validate_hash else ():
+        for shard in shards if self._verifier.validate_hash else ():
             self._verifier.expected(shard.stored, is_validated=True)
         if not self.is_remote:
             waiting = [
                 self._is_packed_only(number, shard) and not self.is_here(shard)
-                for number, shard in enumerate(index.shards)
+                for number, shard in enumerate(shards)
             ]
             self.needs_fetch = any(waiting)
             return
-        num_bare = sum(not shard.is_hashed for shard in index.shards)
+        num_bare = sum(not shard.is_hashed for shard in shards)
         if num_bare:
             logger.warning(
                 "%s: has no hashes for %d of %d shards, so flipped bits in them cannot be "
                 "detected; %s",
                 self.location.remote if self.location.parts else self.location.index_uri,
                 num_bare,
-                len(index.shards),
+                len(shards),
                 HASH_PARTS if self.location.parts else HASH_SHARDS,
             )
 

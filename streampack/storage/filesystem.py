@@ -22,7 +22,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -128,7 +127,8 @@ def is_cut(data: ByteArray) -> bool:
 
     Bytes that were read instead of mapped are never cut.
     """
-    return isinstance(data.base, _Mapped) and data.base.is_cut()
+    whole = data if data.base is None or isinstance(data.base, _Mapped) else data.base
+    return isinstance(whole.base, _Mapped) and whole.base.is_cut()
 
 
 class LocalFilesystem:
@@ -141,7 +141,7 @@ class LocalFilesystem:
         except (FileNotFoundError, NotADirectoryError):
             return None
         # Some network file systems assign new inodes at each mount, or even sooner.
-        is_network = _is_network_device(status.st_dev, os.path.dirname(path))
+        is_network = _is_network(status.st_dev, os.path.dirname(path))
         return FileState(status.st_size, status.st_mtime_ns, 0 if is_network else status.st_ino)
 
     def names(self, folder: Path) -> list[str]:
@@ -225,11 +225,10 @@ class LocalFilesystem:
 
     def is_network(self, folder: Path) -> bool:
         """Return whether a folder is on a file system that other machines may write to."""
-        try:
+        device = None
+        with suppress(OSError):
             device = os.stat(folder).st_dev
-        except OSError:
-            return _is_network(str(folder))
-        return _is_network_device(device, str(folder))
+        return _is_network(device, str(folder))
 
     def now_s(self) -> float:
         """Return the clock used for file times, in seconds since 1970."""
@@ -244,24 +243,8 @@ def is_own_folder(path: Path) -> bool:
     return True
 
 
-def private_root() -> Path:
-    """Return this user's folder under the system's temporary one, the same in all processes.
-
-    It may not exist yet; `LocalFilesystem.make_folder(..., is_private=True)` creates it. A
-    PermissionError says that another user created it first.
-    """
-    root = Path(tempfile.gettempdir(), f"streampack-{os.getuid()}")
-    if not is_own_folder(root):
-        raise PermissionError(f"{root} belongs to another user, or is a link")
-    return root
-
-
 @lru_cache(4096)
-def _is_network_device(device: int, folder: str) -> bool:  # noqa: ARG001 - it may be remounted
-    return _is_network(folder)
-
-
-def _is_network(folder: str) -> bool:
+def _is_network(device: int | None, folder: str) -> bool:  # noqa: ARG001 - it may be remounted
     kind = _kind_of(folder)
     return kind.startswith(NETWORK_FAMILIES) and kind not in LOCAL_FUSE
 

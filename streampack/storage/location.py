@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from streampack._paths import folder_of
 from streampack.config.download import Download
 from streampack.errors import ConfigError
 from streampack.mds.index import INDEX_FILE
-from streampack.storage.filesystem import LocalFilesystem, private_root
+from streampack.storage.filesystem import LocalFilesystem, is_own_folder
 from streampack.storage.names import remote_digest
 
 PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
@@ -68,7 +69,7 @@ class StreamLocation:
         Raises:
             ConfigError: If an unset `local` has no folder of this user.
         """
-        root = Path(default_root() if local is None else local)
+        root = default_root() if local is None else Path(local)
         if local is None:
             options["temporary_root"] = root
         folder = root / split
@@ -81,11 +82,6 @@ class StreamLocation:
                 folder = root / remote_digest(identity)
         return cls(folder=folder, remote=remote or None, root=root, split=split, **options)
 
-    @property
-    def keeps_zip(self) -> bool:
-        """Whether a compressed file stays: as said, or because it is the stream itself."""
-        return bool(self.download.keep_zip) or self.remote is None
-
     def uri(self, basename: str) -> str:
         """Return the origin of one of the stream's files, for messages."""
         return os.path.join(self.remote or self.folder, basename)
@@ -96,11 +92,6 @@ class StreamLocation:
         return self.uri(INDEX_FILE)
 
     @property
-    def identity(self) -> str:
-        """The remote in one spelling and without a password; empty if there is none."""
-        return "" if self.remote is None else remote_identity(self.remote)
-
-    @property
     def remote_folder(self) -> Path | None:
         """The remote as a folder of this machine; None if it is an object store or unset."""
         folder = None if self.remote is None else folder_of(self.remote)
@@ -108,11 +99,16 @@ class StreamLocation:
 
 
 def default_root() -> Path:
-    """Return the folder of this user for an unset `local`, or raise a ConfigError."""
-    try:
-        return Path(private_root())
-    except PermissionError as error:
-        raise ConfigError(f"local=None: {error}; set local= or TMPDIR") from error
+    """Return the folder of this user for an unset `local`, or raise a ConfigError.
+
+    It may not exist yet. It is the same in all processes.
+    """
+    root = Path(tempfile.gettempdir(), f"streampack-{os.getuid()}")
+    if not is_own_folder(root):
+        raise ConfigError(
+            f"local=None: {root} belongs to another user, or is a link; set local= or TMPDIR"
+        )
+    return root
 
 
 def cache_root(local: str | os.PathLike[str] | None, name: str) -> Path:

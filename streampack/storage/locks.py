@@ -93,14 +93,11 @@ class FileLocks:
 
     @contextmanager
     def try_hold(self, basename: str) -> Iterator[bool]:
-        path = self._folder / f"{note_name(basename)}.lock"
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self._disk.lock(path, 0))
-                is_held = True
-            except LockBusyError:
-                is_held = False
-            yield is_held
+        try:
+            with self._disk.lock(self._folder / f"{note_name(basename)}.lock", 0):
+                yield True
+        except LockBusyError:
+            yield False
 
     def entry_path(self, name: str) -> Path:
         return self._folder / f"{name}.json"

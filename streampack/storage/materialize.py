@@ -81,7 +81,8 @@ class ShardMaterializer:
             incoming[packed] = shard.packed.num_bytes
         self.disk.remove(raw)  # damaged
         if self.limit is not None:
-            sizes = {path.name: size for path, size in incoming.items() if self._is_missing(path)}
+            state = self.disk.state
+            sizes = {path.name: size for path, size in incoming.items() if state(path) is None}
             self.limit.reserve(raw.parent, sizes)
         self.verifier.raise_if_rewritten(shard)
         try:
@@ -91,12 +92,12 @@ class ShardMaterializer:
                 self._reserve_more(shard, raw, new)
                 self.verifier.raise_if_rewritten(shard)
                 self.publish(new, raw, self.verifier.expected_at(new, shard.raw))
-                if self.location.keeps_zip and self.disk.state(new_packed) is not None:
+                if self.location.download.keep_zip and self.disk.state(new_packed) is not None:
                     self.publish(new_packed, packed, self.verifier.expected(shard.stored))
         finally:
             for path in incoming:
                 with suppress(OSError):
-                    if self._is_missing(path):
+                    if self.disk.state(path) is None:
                         FileLocks(path.parent, self.disk).remove_entry(path.name)
         return is_new
 
@@ -105,9 +106,6 @@ class ShardMaterializer:
         state = self.disk.state(new) if self.limit is not None and shard.raw.make else None
         if self.limit is not None and state is not None and state.num_bytes > shard.raw.num_bytes:
             self.limit.reserve(raw.parent, {raw.name: state.num_bytes})
-
-    def _is_missing(self, path: Path) -> bool:
-        return self.disk.state(path) is None
 
     def _bring(self, shard: Shard, packed: Path, new: Path, new_packed: Path) -> bool:
         if shard.raw.make is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -18,7 +19,7 @@ from streampack.errors import DataError
 from streampack.mds.index import INDEX_FILE, MdsIndex, parse_index
 from streampack.mds.length_file import LENGTH_FILE
 from streampack.storage.filesystem import FileState, LocalFilesystem
-from streampack.storage.location import StreamLocation
+from streampack.storage.location import StreamLocation, remote_identity
 from streampack.storage.locks import NOTES_FOLDER, FileLocks
 from streampack.storage.materialize import Downloader, lock_s
 from streampack.storage.names import LAST, VERSION, index_version
@@ -183,9 +184,8 @@ class StreamMetadata:
                 version = index_version(text, None if are_hashed else state)
                 self._disk.rename(temporary, location.folder / f"index.{version}.json")
                 path = location.folder / NOTES_FOLDER / LAST
-                self._locks.replace(
-                    LAST, path, f"{version} {location.identity}".encode(errors="surrogateescape")
-                )
+                note = f"{version} {remote_identity(location.remote or '')}"
+                self._locks.replace(LAST, path, note.encode(errors="surrogateescape"))
         return _Version(version, text)
 
     def length_file_path(self) -> Path | None:
@@ -199,15 +199,20 @@ class StreamMetadata:
                 return path
             if self._location.remote is None:
                 return None
-            locks = self._locks
-            with locks.hold(path.name, lock_s(self._location)), locks.temporary(path.name) as new:
-                if self._disk.state(path) is not None:
-                    return path
-                if not self._store.fetch_if_there(self._location, LENGTH_FILE, new):
-                    return None
+            fetch = partial(self._store.fetch_if_there, self._location, LENGTH_FILE)
+            return path if self.fetch_once(path, fetch) else None
+
+    def fetch_once(self, path: Path, fetch: Callable[[Path], object], num_bytes: int = 0) -> bool:
+        """Fetch a file unless another process just did; return whether it exists."""
+        locks = self._locks
+        lock = locks.hold(path.name, lock_s(self._location, num_bytes))
+        with lock, locks.temporary(path.name) as new:
+            if self._disk.state(path) is None:
+                if not fetch(new):
+                    return False
                 self.fetched.append(new.stat().st_size)
                 self._disk.rename(new, path)
-                return path
+            return True
 
     def read_lengths(self, read: Callable[[], _T]) -> _T | None:
         """Return what `read` returns of the length file; None if it was deleted everywhere.

@@ -206,9 +206,7 @@ class FileVerifier:
                 )
 
 
-def raise_if_changed(
-    path: Path, before: FileState, now: FileState | None, change: str = "was changed"
-) -> None:
+def raise_if_changed(path: Path, before: object, now: object, change: str = "was changed") -> None:
     """Refuse a file that was replaced since the stream was opened; it may be missing."""
     if now not in (None, before):
         raise DataError(

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -36,13 +36,11 @@ from streampack.flat.files import (
 from streampack.flat.mapped_tables import tables_mapped
 from streampack.flat.token_file import FoundFile, Options, TokenFile, TokenFormat, VirtualShards
 from streampack.mds.columns import token_names
-from streampack.mds.index import INDEX_FILE, MdsIndex
+from streampack.mds.index import INDEX_FILE, Shard
 from streampack.storage.cache import ShardCache
 from streampack.storage.download import fetch
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.location import StreamLocation
-from streampack.storage.locks import FileLocks
-from streampack.storage.materialize import lock_s
 from streampack.storage.names import versioned_name
 from streampack.storage.verify import as_data_error
 from streampack.stores.objects import StoredObject
@@ -66,15 +64,13 @@ def open_flat(source: Any, opening: Opening) -> TokenStream:
         ConfigError: If no format, or several, fit the files.
         DataError: If a table is missing, or does not fit its tokens.
     """
-    disk = opening.disk
-    found = find_files(source, disk)
-    location, folder = found.location, found.folder
-    name = opening.name or found.default_name
+    found = find_files(source, opening.disk)
+    name = opening.stream.name or found.default_name
     opened = open_files(source, found)
     if found.form.name != "arrow" and source.trailing is None:  # other bytes are in Arrow's files
-        check_trailing(name, opened, folder)
-    files = with_masks([file for file, _ in opened], found.stored)
-    virtual, part = _cut(opened, source, opening.held_out, name)
+        check_trailing(name, opened, None if found.cache.is_remote else found.cache.folder)
+    files = with_masks([file for file, _ in opened], found.of_name)
+    virtual, part = _cut(opened, source, opening.stream.held_out, name)
     for column in TARGET_COLUMNS:
         if column in files[0].columns:
             logger.warning(
@@ -83,17 +79,15 @@ def open_flat(source: Any, opening: Opening) -> TokenStream:
                 name,
                 column,
             )
-    cache = ShardCache(location, disk)
-    index = MdsIndex(uri=str(location.remote), shards=())
-    if folder is None:
-        index, parts = cached_shards(files, virtual, str(location.remote))
-        cache = ShardCache(replace(location, parts=parts), disk)
-        cache.check(index)
-        cache.metadata.fetched += found.fetched
+    cache, entries = found.cache, tuple[Shard, ...]()
+    if cache.is_remote:
+        entries, parts = cached_shards(files, virtual)
+        cache = ShardCache(replace(cache.location, parts=parts), opening.disk)
+        cache.check(entries)
+        cache.metadata.fetched += found.cache.metadata.fetched
     shards = FlatShards(
         cache=cache,
-        index=index,
-        root=folder or location.folder,
+        entries=entries,
         files=files,
         virtual=virtual,
         has=source.has,
@@ -110,7 +104,6 @@ def open_flat(source: Any, opening: Opening) -> TokenStream:
         columns=columns,
         split_at=source.split_at,
         digest=digest,
-        entries_digest=digest,
     )
 
 
@@ -123,54 +116,35 @@ class FoundFiles:
     """The token files, in order, below the root."""
     of_name: Mapping[str, StoredObject]
     """These, and all files that may describe them."""
-    location: StreamLocation
-    folder: Path | None
-    """The root on this machine; None if it is in a store."""
     default_name: str
-    disk: LocalFilesystem
-    fetched: list[int] = field(default_factory=list)
-    """Bytes of each table that this process fetched."""
+    cache: ShardCache
+    """Has the root, and keeps files of a store that describe tokens."""
 
     def file(self, name: str) -> FoundFile:
         """Return a token file, by its name below the root."""
-        found = self.of_name.get(name)
+        found, uri = self.of_name.get(name), self.cache.location.uri(name)
         if found is None:
-            raise DataError(f"{self.location.uri(name)}: does not exist; correct its name")
+            raise DataError(f"{uri}: does not exist; correct its name")
         if not found.num_bytes:
-            raise DataError(f"{self.location.uri(name)}: is empty; omit it, or make a new copy")
+            raise DataError(f"{uri}: is empty; omit it, or make a new copy")
         return FoundFile(
             name=name, num_bytes=found.num_bytes, version=found.version, path_of=self.path_of
         )
 
-    def stored(self, name: str) -> StoredObject | None:
-        """Return the entry of a file by its name below the root; None if there is none."""
-        is_here = self.folder is not None and os.path.isfile(os.path.join(self.folder, name))
-        if name in self.of_name or self.folder is None or not is_here:
-            return self.of_name.get(name)
-        return _found_in_folder(self.folder, [name], "", LocalFilesystem())[name]
-
     def path_of(self, name: str) -> Path | None:
         """Return the path of a file by its name below the root; None if there is none."""
-        if self.folder is not None:
-            path = self.folder / name
+        if not self.cache.is_remote:
+            path = self.cache.folder / name
             return path if path.is_file() else None
         found = self.of_name.get(name)
         if found is None:
             return None
-        path = self.location.folder / versioned_name(name, found.version)
-        if self.disk.state(path) is None:  # a whole cache may be on a disk that is read-only
+        path = self.cache.folder / versioned_name(name, found.version)
+        if self.cache.file_state(path) is None:  # a whole cache may be on a disk that is read-only
+            call = partial(fetch, self.cache.location, name, num_bytes=found.num_bytes)
             with as_data_error(path, found.num_bytes):
-                self._fetch(name, path, found.num_bytes)
+                self.cache.metadata.fetch_once(path, call, found.num_bytes)
         return path
-
-    def _fetch(self, name: str, path: Path, num_bytes: int) -> None:
-        locks = FileLocks(self.location.folder, self.disk)
-        with locks.hold(path.name, lock_s(self.location, num_bytes)):
-            if self.disk.state(path) is None:
-                with locks.temporary(path.name) as temporary:
-                    fetch(self.location, name, temporary, num_bytes=num_bytes)
-                    self.fetched.append(num_bytes)
-                    self.disk.rename(temporary, path)
 
 
 def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
@@ -183,17 +157,13 @@ def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
         local=source.local if here is None else here,
         download=source.download or Download(),
     )
-    disk = disk or LocalFilesystem()
-    ShardCache(location, disk).metadata.make_root_private()
-    folder = location.folder if location.remote is None else None
-    of_name = (
-        _found_in_store(location, listed, pattern)
-        if folder is None
-        else _found_in_folder(folder, listed, pattern, disk)
-    )
+    cache = ShardCache(location, disk)
+    cache.metadata.make_root_private()
+    find = _found_in_store if cache.is_remote else _found_in_folder
+    of_name = find(cache, listed, pattern)
     names = matching(of_name, pattern) if listed is None else listed
     if form is None and listed is None and INDEX_FILE in names:
-        word = "local" if location.remote is None else "remote"
+        word = "remote" if cache.is_remote else "local"
         raise ConfigError(
             f"{location.uri('')}: has an index.json: its files are shards, which "
             f"are another source; write Stream(Shards({word}={str(source.files)!r}))"
@@ -209,10 +179,8 @@ def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
         form=form,
         names=chosen,
         of_name=of_name,
-        location=location,
-        folder=folder,
         default_name=Path(pattern or root).name or root,
-        disk=disk,
+        cache=cache,
     )
     if form.name == "arrow" and listed is None and not pattern:
         if found.path_of(DATASET_DICT) is not None:
@@ -228,9 +196,10 @@ def find_files(source: Any, disk: LocalFilesystem | None = None) -> FoundFiles:
 
 
 def _found_in_folder(
-    folder: Path, listed: Sequence[str] | None, pattern: str, disk: LocalFilesystem
+    cache: ShardCache, listed: Sequence[str] | None, pattern: str
 ) -> dict[str, StoredObject]:
-    names, meant = list(listed or ()), set(listed or ())
+    folder, names, meant = cache.folder, list(listed or ()), set(listed or ())
+    names += [mask for name in meant if (mask := mask_of(name)) is not None]
     if listed is None:
         walk = walk_linked(folder) if folder.is_dir() else iter(())
         # The name of a file, or a prefix, is of the folder itself, whatever is below it.
@@ -242,8 +211,7 @@ def _found_in_folder(
     found = {}
     for name in names:
         path = folder / name
-        with as_data_error(path, is_retried=False):
-            state = disk.state(path)
+        state = cache.file_state(path)
         if state is None or not path.is_file():
             if name not in meant:
                 continue
@@ -253,9 +221,9 @@ def _found_in_folder(
 
 
 def _found_in_store(
-    location: StreamLocation, listed: Sequence[str] | None, pattern: str
+    cache: ShardCache, listed: Sequence[str] | None, pattern: str
 ) -> dict[str, StoredObject]:
-    start = len(f"{location.remote}/")
+    location, start = cache.location, len(f"{cache.location.remote}/")
     if listed is None:
         # Without the ending, a file's table is listed, too; a loss mask has another name.
         stem, mask = os.path.splitext(pattern)[0], mask_of(pattern) or ""
@@ -279,7 +247,7 @@ def open_files(source: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualS
             "Megatron's files"
         )
     open_one = partial(open_found, source, found)
-    if found.folder is not None:
+    if not found.cache.is_remote:
         return list(map(open_one, found.names))
     if source.index is None and found.form.name == "arrow":
         files = source.files if isinstance(source.files, str) else " ".join(source.files)
@@ -294,9 +262,13 @@ def open_files(source: Any, found: FoundFiles) -> list[tuple[TokenFile, VirtualS
 
 def open_found(source: Any, found: FoundFiles, name: str) -> tuple[TokenFile, VirtualShards]:
     """Return one token file with its virtual shards; errors as of `open_flat`."""
-    file, columns = found.file(name), ColumnSelection.of(source)
+    file, columns, uri = (
+        found.file(name),
+        ColumnSelection.of(source),
+        found.cache.location.uri(name),
+    )
     dtype = source.dtype or columns.tokens_dtype
-    with as_data_error(Path(found.location.uri(name)), is_retried=False), tables_mapped():
+    with as_data_error(Path(uri), is_retried=False), tables_mapped():
         if source.index is None:
             options = Options(
                 tokens=token_names(columns.tokens),
@@ -311,8 +283,7 @@ def open_found(source: Any, found: FoundFiles, name: str) -> tuple[TokenFile, Vi
         shards = opened.cut(0, opened.boundaries.num_samples)
     if dtype not in (None, opened.dtype):
         raise ConfigError(
-            f"dtype={dtype!r}: {found.location.uri(name)} has tokens of {opened.dtype}; omit "
-            "dtype, or correct it"
+            f"dtype={dtype!r}: {uri} has tokens of {opened.dtype}; omit dtype, or correct it"
         )
     return opened if file.version is None else replace(opened, version=file.version), shards
 
@@ -343,7 +314,7 @@ def _cut(
     counts_of = np.diff(shards.first_sample)
     numbering = Numbering(names[shards.file], shards.cells, shards.first_document, counts_of)
     numbers, part = chosen_shards(held, numbering, name)
-    return shards if numbers is None else shards.take(numbers), part
+    return shards.take(numbers), part
 
 
 def _digest(

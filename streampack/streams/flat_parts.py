@@ -12,7 +12,7 @@ A mask has a byte for each token: 1 for a target. Of a store, both are fetched i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,18 +21,16 @@ from streampack.errors import DataError
 from streampack.flat.documents import DOCUMENTS, HASH
 from streampack.flat.files import mask_of
 from streampack.flat.token_file import MaskFile, TokenFile, VirtualShards
-from streampack.mds.index import Layout, MdsIndex, Shard, ShardFile
+from streampack.mds.index import Shard, ShardFile
 from streampack.storage.location import ShardPart
 from streampack.storage.names import versioned_name
 from streampack.stores.objects import StoredObject
 
-NO_LAYOUT = Layout(names=(), encodings=(), sizes=())
-
 
 def with_masks(
-    files: Sequence[TokenFile], stored: Callable[[str], StoredObject | None]
+    files: Sequence[TokenFile], of_name: Mapping[str, StoredObject]
 ) -> tuple[TokenFile, ...]:
-    """Return token files with the loss masks next to them, which are among the files of `stored`.
+    """Return token files with the loss masks next to them, which are among the files `of_name`.
 
     Raises:
         DataError: If a mask has not a byte for each token, or only some of the files have one.
@@ -40,8 +38,7 @@ def with_masks(
     found = []
     for file in files:
         name = mask_of(file.name)
-        mask = None if name is None else stored(name)
-        if name is not None and mask is not None:
+        if name is not None and (mask := of_name.get(name)) is not None:
             if mask.num_bytes != file.num_tokens:
                 raise DataError(
                     f"{name}: has {mask.num_bytes} bytes, but {file.name} has {file.num_tokens} "
@@ -61,8 +58,8 @@ def with_masks(
 
 
 def cached_shards(
-    files: Sequence[TokenFile], shards: VirtualShards, uri: str
-) -> tuple[MdsIndex, dict[str, ShardPart]]:
+    files: Sequence[TokenFile], shards: VirtualShards
+) -> tuple[tuple[Shard, ...], dict[str, ShardPart]]:
     """Return the virtual shards of remote files as shards of a cache, and what to fetch of each."""
     entries, parts = [], {}
     for number, (start, stop), count in zip(
@@ -71,7 +68,7 @@ def cached_shards(
         file, mask, num_bytes = files[number], None, stop - start
         basename = f"{versioned_name(file.name, file.version or '')}.{start}-{stop}"
         if file.mask is not None:
-            first, end = file.mask.range_of(file, start, stop)
+            first, end = file.mask_range(start, stop)
             name, version = file.mask.name, file.mask.version
             mask = ShardPart(name=name, start=first, stop=end, version=version)
             num_bytes += end - first
@@ -84,7 +81,5 @@ def cached_shards(
         raw = ShardFile(
             basename=basename, num_bytes=num_bytes, hashes=hashes, hashes_from=DOCUMENTS
         )
-        entries.append(
-            Shard(num_samples=int(count), raw=raw, packed=None, compression=None, layout=NO_LAYOUT)
-        )
-    return MdsIndex(uri=uri, shards=tuple(entries)), parts
+        entries.append(Shard(num_samples=int(count), raw=raw))
+    return tuple(entries), parts

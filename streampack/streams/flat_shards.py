@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -27,11 +26,11 @@ from streampack.flat.file_checks import START_BYTES, check_start
 from streampack.flat.mapped_tables import map_shared, tables_mapped
 from streampack.flat.token_file import TokenFile, VirtualShards
 from streampack.mds.columns import Spans
-from streampack.mds.index import Layout, MdsIndex, Shard
+from streampack.mds.index import Shard
 from streampack.mds.regular_files import open_file
 from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import FileState, LocalFilesystem
-from streampack.storage.verify import as_data_error
+from streampack.storage.verify import as_data_error, raise_if_changed
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import ByteArray, Int64Array, LengthCost
 
@@ -41,15 +40,17 @@ class FlatShards:
     """The virtual shards of a `TokenStream` of token files."""
 
     cache: ShardCache
-    index: MdsIndex
+    entries: tuple[Shard, ...]
     """The virtual shards of remote files as the cache knows them; none of local files."""
-    root: Path
     files: tuple[TokenFile, ...]
     virtual: VirtualShards
     has: Sequence[str] | None
     """Which of "bos" and "eos" every document has at its ends, or None if that is not said."""
     known: list[tuple[Int64Array, str]] = field(default_factory=list)
     """What the tables of documents say, once they were read."""
+    has_lengths: ClassVar[bool] = True
+    may_be_empty: ClassVar[bool] = True
+    stored_bytes: ClassVar[int] = 0
     length_cost: ClassVar[LengthCost] = "none"
     block_samples: ClassVar[int | None] = None
 
@@ -62,21 +63,9 @@ class FlatShards:
         sizes: Int64Array = self.virtual.extents[:, 1] - self.virtual.extents[:, 0]
         return sizes
 
-    @property
-    def stored_bytes(self) -> Int64Array:
-        return np.zeros(len(self.virtual.file), np.int64)
-
     def entry(self, shard: int) -> Shard | None:
         """Return the shard as the cache knows it; None if its file is read in place."""
-        return self.index.shards[shard] if self.index.shards else None
-
-    @property
-    def has_lengths(self) -> bool:
-        return True
-
-    @property
-    def may_be_empty(self) -> bool:
-        return True
+        return self.entries[shard] if self.entries else None
 
     @property
     def token_dtypes(self) -> set[str | None]:
@@ -85,11 +74,8 @@ class FlatShards:
     def lengths_digest(self) -> str:
         return self._read_tables()[1]
 
-    def total_tokens(self) -> tuple[int, str]:
-        return int(self.tokens().sum()), "lengths"
-
-    def is_empty(self) -> bool:
-        return not any(self.lengths(shard).any() for shard in range(len(self.virtual.file)))
+    def total_tokens(self) -> int:
+        return int(self.tokens().sum())
 
     def tokens(self) -> Int64Array:
         return self._read_tables()[0]
@@ -143,45 +129,39 @@ class FlatShards:
         name = self._file(shard).name
         return self.cache.location.uri(name), name
 
-    def row_layout(self, shard: int) -> Layout | None:  # noqa: ARG002
-        return None
-
     def version(self, shard: int) -> Hashable:
-        entries, file = self.index.shards, self._file(shard)
-        if entries:
-            return self.cache.file(entries[shard]), self.lengths_digest()
+        file = self._file(shard)
+        if self.entries:
+            return self.cache.file(self.entries[shard]), self.lengths_digest()
         # The table may be another one of the same file, and the hashes of its index may be, too.
         versions = (file.version, file.mask, self._hash(shard), self.lengths_digest())
-        return self.root / file.name, *versions
+        return self.cache.folder / file.name, *versions
 
     def read(self, shard: int) -> OpenShard:
         file, is_gone, masks, loss_mask = self._file(shard), None, None, None
         (start, stop), version = self.virtual.extents[shard].tolist(), self.version(shard)
-        first_byte, itemsize = start, np.dtype(file.dtype).itemsize
-        first_mask = start // itemsize - (stop - start)  # in a cached file, masks follow tokens
-        if self.index.shards:
-            mapped = self.cache.map(self.index.shards[shard])
-            data, is_gone = mapped.data, mapped.is_gone
-            version = (mapped.file, self.lengths_digest())
+        if self.entries:
+            mapped = self.cache.map(self.entries[shard])
+            data, masks = np.split(mapped.data, [stop - start])
+            version, is_gone = (mapped.file, self.lengths_digest()), mapped.is_gone
         else:
-            data, first_byte = self._local_bytes(file.name, start, stop)
-            parts = [data[start - first_byte : stop - first_byte]]
+            parts = [data := self._local_bytes(file.name, start, stop)]
             if file.mask is not None:
-                first, end = file.mask.range_of(file, start, stop)
-                masks, first_mask = self._local_bytes(file.mask.name, first, end)
-                parts.append(masks[first - first_mask : end - first_mask])
+                masks = self._local_bytes(file.mask.name, *file.mask_range(start, stop))
+                parts.append(masks)
             self._verify(file, shard, parts)
-        if not first_byte:
+        if not start:
             check_start(file.name, data[:START_BYTES].tobytes())
         begins, counts = self._spans(shard)
+        begins = begins - start
         if file.mask is not None:
-            places = begins // itemsize - first_mask
+            places = begins // np.dtype(file.dtype).itemsize
             loss_mask = Spans(begins=places, counts=counts, dtype="uint8")
         return OpenShard(
             key=version,
             uri=self.file_of(shard)[0],
             data=data,
-            tokens=Spans(begins=begins - first_byte, counts=counts, dtype=file.dtype),
+            tokens=Spans(begins=begins, counts=counts, dtype=file.dtype),
             labels=None,
             loss_mask=loss_mask,
             mask_data=masks,
@@ -210,14 +190,9 @@ class FlatShards:
         if file.mask is not None:
             versions[file.mask.name] = file.mask.version
         for name, version in versions.items():
-            path = self.root / name
-            if wanted is None and version_of(self.cache.file_state(path)) != version:
-                raise DataError(
-                    f"{path}: was changed since the stream was opened, and without hashes it "
-                    "cannot be checked for the same tokens; recreate the dataset and load the last "
-                    "state",
-                    uri=str(path),
-                )
+            if wanted is None:
+                path = self.cache.folder / name
+                raise_if_changed(path, version, version_of(self.cache.file_state(path)))
         if wanted is None:
             return
         for part in parts:
@@ -226,20 +201,19 @@ class FlatShards:
             start, stop = self.virtual.extents[shard].tolist()
             masked = "" if file.mask is None else f", or their part of {file.mask.name},"
             raise DataError(
-                f"{self.root / file.name}: bytes {start} to {stop}{masked} are not those that were "
-                "indexed; make a new copy of the file, or, if it was meant to change, rerun "
-                "streampack index"
+                f"{self.cache.folder / file.name}: bytes {start} to {stop}{masked} are not those "
+                "that were indexed; make a new copy of the file, or, if it was meant to change, "
+                "rerun streampack index"
             )
 
-    def _local_bytes(self, name: str, start: int, stop: int) -> tuple[ByteArray, int]:
-        """Return bytes of a local file, and the offset in the file of the first one."""
-        path = self.root / name
+    def _local_bytes(self, name: str, start: int, stop: int) -> ByteArray:
+        path = self.cache.folder / name
         if not LocalFilesystem().is_network(path.parent):
-            return map_shared(path), 0
+            return map_shared(path)[start:stop]
         # Another machine may cut the file, and reading its mapping would then kill the process.
         with as_data_error(path, is_retried=False), open_file(path) as opened:
             opened.seek(start)
-            return np.frombuffer(opened.read(stop - start), np.uint8), start
+            return np.frombuffer(opened.read(stop - start), np.uint8)
 
 
 def version_of(state: FileState | None) -> str:

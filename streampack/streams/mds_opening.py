@@ -34,7 +34,7 @@ def open_mds(source: Any, location: StreamLocation, opening: Opening) -> TokenSt
     """
     columns = ColumnSelection.of(source)
     cache = ShardCache(location, opening.disk, opening.store)
-    name = opening.name or _default_name(location)
+    name = opening.stream.name or _default_name(location)
     with attach_uri(location.index_uri):
         text = cache.metadata.index_bytes()
         entries = parse_entries(text, location.index_uri)
@@ -47,17 +47,18 @@ def open_mds(source: Any, location: StreamLocation, opening: Opening) -> TokenSt
             index, length_file = _with_lengths(cache, text, index, column)
         else:
             rows, (index, length_file) = index, open_split(source, text, index)
-        cache.check(index)
+        cache.check(index.shards)
         numbering = Numbering.of_stream(index.first_sample)
-        numbers, part = chosen_shards(opening.held_out, numbering, name, source.only)
-        if numbers is not None:
+        held = opening.stream.held_out
+        numbers, part = chosen_shards(held, numbering, name, source.only)
+        if is_part := held is not None or source.only is not None:
             index, entries = index.take(numbers), [entries[n] for n in numbers.tolist()]
             rows = rows and rows.take(numbers)
             length_file = None if length_file is None else length_file.take(numbers)
     if opening.has_targets:
         warn_unused_columns(index, columns, name, column)
     own_digest = _digest(_entries_digest(entries) + digest_text(part), columns, split_at)
-    digest = own_digest if numbers is not None else _digest(index_digest(text), columns, split_at)
+    digest = own_digest if is_part else _digest(index_digest(text), columns, split_at)
     shards = MdsShards(
         name=name,
         digest=digest,
@@ -77,7 +78,7 @@ def open_mds(source: Any, location: StreamLocation, opening: Opening) -> TokenSt
         split_at=split_at,
         digest=digest,
         entries_digest=own_digest,
-        is_part=numbers is not None,
+        is_part=is_part,
     )
 
 

@@ -86,18 +86,12 @@ class MdsShards:
     def _columns_of(self, layout: Layout) -> dict[str, Column]:
         return self.columns.find(layout, f"stream {self.name!r}")
 
-    def total_tokens(self) -> tuple[int, str]:
-        """Return the tokens of all shards.
-
-        The estimate from "bytes" takes other columns of variable size as empty.
-        """
+    def total_tokens(self) -> int:
+        """Return the tokens of all shards; estimated as if other columns were empty."""
         if self.length_file is not None:
-            return self.length_file.num_tokens, "lengths"
-        return sum(map(self._estimate_tokens, range(len(self.index.shards)))), "bytes"
-
-    def is_empty(self) -> bool:
-        """Return whether it is known that no sample has tokens."""
-        return self.length_file is not None and not self.length_file.num_tokens
+            return self.length_file.num_tokens
+        total = sum(map(self._estimate_tokens, range(len(self.index.shards))))
+        return max(total, self.index.num_samples)
 
     def tokens(self) -> Int64Array | None:
         if self.length_file is None:
@@ -132,15 +126,7 @@ class MdsShards:
             )
         return lengths
 
-    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
-        return True
-
-    def edges(
-        self,
-        shard: int,
-        bos_id: int | None,  # noqa: ARG002
-        eos_id: int | None,  # noqa: ARG002
-    ) -> Int64Array | None:
+    def edges(self, shard: int, *_ids: int | None) -> Int64Array | None:
         if self.length_file is None:
             return None
         return self._read_lengths(self.length_file.shard_edges, shard)
@@ -214,7 +200,7 @@ class MdsShards:
 
     def _check(self, opened: OpenShard, shard: int, file: CachedFile) -> None:
         # Once per process, unless the shard has been rewritten. One that is gone was evicted.
-        checker = self._checker(shard)
+        checker = self.checker(shard)
         known = _files_of_checked_values.get((self.cache.folder, self.digest))
         if known is None or self.cache.file_state(Path(known.path)) not in (known.state, None):
             self.check_values(opened, shard, checker)
@@ -222,16 +208,13 @@ class MdsShards:
         checker.check_counts(opened)
         checker.check_stated_lengths(opened)
 
-    def check_values(
-        self, opened: OpenShard, shard: int, checker: ShardChecker | None = None
-    ) -> None:
+    def check_values(self, opened: OpenShard, shard: int, checker: ShardChecker) -> None:
         """Refuse a shard whose values contradict their type, or are padded."""
-        checker = checker or self._checker(shard)
         if self.checks_dtypes:
             checker.check_dtypes(opened)
         checker.check_padding(opened, (self.rows or self.index).shards[shard])
 
-    def _checker(self, shard: int) -> ShardChecker:
+    def checker(self, shard: int) -> ShardChecker:
         return ShardChecker(
             stream_name=self.name,
             columns=self._columns_of(self.index.shards[shard].layout),

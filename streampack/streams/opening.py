@@ -11,7 +11,6 @@ import numpy as np
 
 from streampack.config import Packing
 from streampack.errors import ConfigError
-from streampack.mds.index import MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
@@ -38,25 +37,16 @@ def open_stream(
     cut_to = None
     if packing is not None and stream.overflow == "truncate":
         cut_to = stream.max_seq_len or packing.max_seq_len
-    opening = Opening(
-        stream=stream,
-        number=number,
-        name=stream.name,
-        held_out=stream.held_out,
-        cut_to=cut_to,
-        **options,
-    )
+    opening = Opening(stream=stream, number=number, cut_to=cut_to, **options)
     opened = stream.source.open(opening)
     return opened if isinstance(opened, TokenStream) else _open_other(opened, opening)
 
 
 def _open_other(opened: OpenedSource, opening: Opening) -> TokenStream:
     """Return the stream of a source of others."""
-    name = opening.name or opened.name
+    name = opening.stream.name or opened.name
     first_sample = np.concatenate([[0], np.cumsum(opened.shards)]).astype(np.int64)
-    numbers, part = chosen_shards(opening.held_out, Numbering.of_stream(first_sample), name)
-    if numbers is None:
-        numbers = np.arange(len(first_sample) - 1)
+    numbers, part = chosen_shards(opening.stream.held_out, Numbering.of_stream(first_sample), name)
     counts = np.diff(first_sample)[numbers]
     shards = OtherShards(
         name=name,
@@ -64,20 +54,11 @@ def _open_other(opened: OpenedSource, opening: Opening) -> TokenStream:
         cache=ShardCache(StreamLocation.of(local=""), opening.disk),
         numbers=numbers,
         first_sample=np.concatenate([[0], np.cumsum(counts)]),
-        index=MdsIndex(uri=name, shards=()),
     )
     content = hashlib.blake2b(opened.digest.encode() + digest_text(part), digest_size=16)
     content.update(numbers.tobytes() + counts.tobytes())
     digest = content.hexdigest()
-    return TokenStream.of(
-        opening,
-        name,
-        shards,
-        part,
-        columns=ColumnSelection(),
-        digest=digest,
-        entries_digest=digest,
-    )
+    return TokenStream.of(opening, name, shards, part, columns=ColumnSelection(), digest=digest)
 
 
 def open_streams(
@@ -96,23 +77,14 @@ def open_streams(
     `disk` and a `store`, they use this machine's disk and their own downloaders. A ConfigError says
     that other nodes may use a folder with a limit.
     """
-    opened = tuple(
-        open_stream(
-            stream,
-            number,
-            packing=packing,
-            disk=disk,
-            store=store,
-            num_workers=num_workers,
-            cache_limit=cache_limit,
-        )
-        for number, stream in enumerate(streams)
-    )
+    disk = disk or LocalFilesystem()
+    given: dict[str, Any] = {"packing": packing, "disk": disk, "store": store}
+    given |= {"num_workers": num_workers, "cache_limit": cache_limit}
+    opened = tuple(open_stream(stream, number, **given) for number, stream in enumerate(streams))
     folders = [stream.cache_folders() for stream in opened]
     if cache_limit is None or not any(folders):
         return opened
     shared = tuple(dict.fromkeys(chain.from_iterable(folders)))  # streams may share a folder
-    disk = disk or LocalFilesystem()
     for folder in shared:
         if disk.is_network(folder):
             raise ConfigError(

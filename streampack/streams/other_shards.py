@@ -18,7 +18,6 @@ import numpy as np
 
 from streampack.errors import DataError
 from streampack.mds.columns import Spans
-from streampack.mds.index import Layout, MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.streams.shard_pool import OpenShard
 from streampack.types import Int64Array, IntArray, LengthCost
@@ -51,20 +50,15 @@ class OtherShards:
     numbers: Int64Array
     """The shards of the source that are used, shape (num_shards,)."""
     first_sample: Int64Array
-    index: MdsIndex
-    """No shards, as nothing is in a cache."""
-    has_lengths: bool = True
-    may_be_empty: bool = True
+    has_lengths: ClassVar[bool] = True
+    may_be_empty: ClassVar[bool] = True
+    stored_bytes: ClassVar[int] = 0
     length_cost: ClassVar[LengthCost] = "none"
     block_samples: ClassVar[int | None] = None
 
     @property
     def raw_bytes(self) -> Int64Array:
         return self.tokens() * 4
-
-    @property
-    def stored_bytes(self) -> Int64Array:
-        return np.zeros(len(self.numbers), np.int64)
 
     def entry(self, shard: int) -> None:
         """Return nothing: no shard is in a cache."""
@@ -76,11 +70,8 @@ class OtherShards:
     def lengths_digest(self) -> str:
         return ""
 
-    def total_tokens(self) -> tuple[int, str]:
-        return int(self.tokens().sum()), "lengths"
-
-    def is_empty(self) -> bool:
-        return not self.tokens().any()
+    def total_tokens(self) -> int:
+        return int(self.tokens().sum())
 
     def tokens(self) -> Int64Array:
         shards = range(len(self.numbers))
@@ -89,24 +80,18 @@ class OtherShards:
     def lengths(self, shard: int) -> Int64Array:
         return np.asarray(self.opened.lengths(int(self.numbers[shard])), np.int64)
 
-    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
-        return True
-
-    def edges(self, shard: int, bos_id: int | None, eos_id: int | None) -> None:
+    def edges(self, shard: int, *_ids: int | None) -> None:
         """Return nothing: they are in the tokens alone."""
 
     def file_of(self, shard: int) -> tuple[str, str]:
         return self.name, f"shard {shard}"
 
-    def row_layout(self, shard: int) -> Layout | None:  # noqa: ARG002
-        return None
-
     def version(self, shard: int) -> Hashable:
         return self.opened.digest, int(self.numbers[shard])
 
     def read(self, shard: int) -> OpenShard:
-        ids, counts = self.opened.read(int(self.numbers[shard])), self.lengths(shard)
-        ids = np.ascontiguousarray(ids)
+        ids = np.asarray(self.opened.read(int(self.numbers[shard])))
+        ids, counts = np.ascontiguousarray(ids, ids.dtype.newbyteorder("=")), self.lengths(shard)
         if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) != counts.sum():
             raise DataError(
                 f"stream {self.name!r}, shard {shard}: its source reads {ids.dtype} of shape "

@@ -137,11 +137,10 @@ def chosen_shards(
     name: str,
     only: slice | None = None,
     samples: slice | None = None,
-) -> tuple[Int64Array | None, SamplePart | None]:
-    """Return the shards of a part of a stream, and which samples of them.
+) -> tuple[Int64Array, SamplePart | None]:
+    """Return the shards of a part of a stream, and which samples of them, or None for all.
 
     `numbering` is that of all shards. `only` selects shards, and `samples` samples of the stream.
-    None: all shards, and all their samples.
 
     Raises:
         ConfigError: If the choice is empty.
@@ -152,7 +151,7 @@ def chosen_shards(
     bounds = samples and chosen_part(samples, int(numbering.counts.sum()), "samples", name)
     numbers, part = np.arange(first, stop), None
     if held is None and bounds is None:
-        return (None if only is None else numbers), None
+        return numbers, None
     numbering = numbering.take(numbers)
     if held is not None and held.by == "shard":
         is_held = np.zeros(len(numbers), np.bool_)

@@ -28,7 +28,6 @@ import numpy as np
 from streampack.config import Buffers
 from streampack.config.held_out import HeldOut
 from streampack.errors import ConfigError
-from streampack.mds.index import MdsIndex
 from streampack.storage.cache import ShardCache
 from streampack.storage.eviction import CacheLimit
 from streampack.storage.filesystem import LocalFilesystem
@@ -72,11 +71,10 @@ def open_texts(
     known = indexed_lengths(source.index, of) if has_index else None
     is_short = known is None and lengths is None and text_bytes <= WHOLE_BYTES
     if lengths == "eager" or is_short:
-        disk = opening.disk or LocalFilesystem()
         if opening.cache_limit is not None:  # not yet that of all streams
             folders = shards.cache.cache_folders([shards.entry(0)])
-            shards.cache.keep_within(CacheLimit(opening.cache_limit, folders, disk))
-        known = known_lengths(shards, shards.cache.location.root, disk)
+            shards.cache.keep_within(CacheLimit(opening.cache_limit, folders, opening.disk))
+        known = known_lengths(shards, shards.cache.location.root, opening.disk)
     if known is not None:
         shards = replace(shards, known=known, first_sample=known.first_sample)
     elif form.has_rows:
@@ -86,26 +84,17 @@ def open_texts(
             "lengths='eager', or index= after `streampack index --tokenizer`, or write them once "
             "and use Shards; both commands with --chat and --train-on each_response"
         )
-    shards, part = _chosen(shards, opening.held_out, source.only)
+    shards, part = _chosen(shards, opening.stream.held_out, source.only)
     digest = _digest(fingerprint(of), shards, part)
-    return TokenStream.of(
-        opening,
-        shards.name,
-        shards,
-        part,
-        columns=shards.columns,
-        digest=digest,
-        entries_digest=digest,
-    )
+    return TokenStream.of(opening, shards.name, shards, part, columns=shards.columns, digest=digest)
 
 
 def shards_of_texts(
     source: Any, opening: Opening, selected: ColumnSelection | None = None, **row: Any
 ) -> tuple[TextShards, dict[str, object]]:
     """Return all shards of a source, of which none is tokenized, and what their lengths are of."""
-    disk = opening.disk or LocalFilesystem()
     root = cache_root(source.local, FOLDER)
-    form = _format_of(source, root, disk, row)
+    form = _format_of(source, root, opening.disk, row)
     table = open_table(
         source.files, form.selection, root, transform=form.transform, index=source.index
     )
@@ -118,7 +107,7 @@ def shards_of_texts(
     num_workers = opening.num_workers or Buffers().processes(1)
     identity = Identity.of(form.rows, form.transform)
     probed = tokenizer_pool(num_workers).run(partial(_probe, table, form))
-    name = opening.name or default_name(source.files)
+    name = opening.stream.name or default_name(source.files)
     location = StreamLocation(folder=root / "tokens", remote=name, root=root)
     columns = selected or ColumnSelection(loss_mask=LOSS_MASK if form.is_chat else None)
     shards = TextShards(
@@ -126,13 +115,12 @@ def shards_of_texts(
         table=table,
         format=form,
         identity=identity,
-        cache=ShardCache(location, disk),
+        cache=ShardCache(location, opening.disk),
         numbers=np.arange(len(table)),
         first_sample=table.first_sample,
         columns=columns,
         tokens_per_byte=probed.tokens_per_byte,
         num_workers=num_workers,
-        index=MdsIndex(uri=name, shards=()),
         cut_to=opening.cut_to if form.is_chat else None,
     )
     return shards, described(table, identity, probed)
@@ -194,8 +182,6 @@ def _chosen(
         held = None
     numbering = Numbering.of_stream(shards.first_sample)
     numbers, part = chosen_shards(held, numbering, shards.name, samples=only)
-    if numbers is None:
-        numbers = np.arange(len(shards.table))
     counts = np.diff(shards.first_sample)[numbers]
     first_sample = np.concatenate([[0], np.cumsum(counts)])
     if side is not None:

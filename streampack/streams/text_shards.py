@@ -19,12 +19,12 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from streampack.errors import DataError
-from streampack.mds.index import Layout, MdsIndex, Shard, ShardFile
+from streampack.mds.index import Shard, ShardFile
 from streampack.storage.cache import ShardCache
 from streampack.streams.column_selection import ColumnSelection
 from streampack.streams.parts import SamplePart
@@ -41,7 +41,6 @@ from streampack.texts.token_shard import (
 )
 from streampack.types import Int64Array, IntArray, LengthCost
 
-LAYOUT = Layout(names=("tokens",), encodings=("",), sizes=(None,), format="tokens")
 BLOCK_SHARDS = 8
 MANY_AGAIN = 0.05  # of the shards that are tokenized
 LEAST_AGAIN = 8
@@ -89,8 +88,6 @@ class TextShards:
     """An estimate, for lengths that are not known."""
     num_workers: int
     """Processes that tokenize."""
-    index: MdsIndex
-    """No shards: `entry` makes each when it is asked for."""
     known: KnownLengths | None = None
     side: SamplePart | None = None
     """The rows whose samples are used, if rows have several: the others are as if empty."""
@@ -100,6 +97,8 @@ class TextShards:
     """The shards of the table that were tokenized for this process; grows."""
     made_again: list[int] = field(default_factory=list)
     """Those that were, each time but the first."""
+    may_be_empty: ClassVar[bool] = True
+    stored_bytes: ClassVar[int] = 0
     reserved: Int64Array = field(init=False)
     """Bytes reserved for each token shard of the table, from it and the probe alone."""
 
@@ -114,20 +113,12 @@ class TextShards:
         return self.reserved[self.numbers]
 
     @property
-    def stored_bytes(self) -> Int64Array:
-        return np.zeros(len(self.numbers), np.int64)
-
-    @property
     def has_lengths(self) -> bool:
         return self.known is not None
 
     @property
     def length_cost(self) -> LengthCost:
         return "tokenize" if self.known is None else "none"
-
-    @property
-    def may_be_empty(self) -> bool:
-        return True
 
     @property
     def block_samples(self) -> int:
@@ -196,17 +187,12 @@ class TextShards:
     def lengths_digest(self) -> str:
         return "" if self.known is None else self.known.digest
 
-    def total_tokens(self) -> tuple[int, str]:
+    def total_tokens(self) -> int:
         """Return the tokens of all shards, or an estimate from the bytes of their text."""
         if (tokens := self.tokens()) is not None:
-            return int(tokens.sum()), "lengths"
+            return int(tokens.sum())
         text_bytes = int(self.table.text_bytes[self.numbers].sum())
-        return max(round(text_bytes * self.tokens_per_byte), 1), "bytes"
-
-    def is_empty(self) -> bool:
-        """Return whether it is known that no sample has tokens."""
-        tokens = self.tokens()
-        return tokens is not None and not tokens.any()
+        return max(round(text_bytes * self.tokens_per_byte), int(self.first_sample[-1]))
 
     def tokens(self) -> Int64Array | None:
         if self.known is None:
@@ -240,24 +226,13 @@ class TextShards:
             lengths = np.where(targets < self.cut_to, lengths, 0)
         return lengths
 
-    def knows_edges(self, bos_id: int | None, eos_id: int | None) -> bool:  # noqa: ARG002
-        return True
-
-    def edges(
-        self,
-        shard: int,
-        bos_id: int | None,  # noqa: ARG002
-        eos_id: int | None,  # noqa: ARG002
-    ) -> Int64Array | None:
+    def edges(self, shard: int, *_ids: int | None) -> Int64Array | None:
         known = self.known
         return None if known is None else known.part("edges", int(self.numbers[shard]))
 
     def file_of(self, shard: int) -> tuple[str, str]:
         unit = self.table.shard(int(self.numbers[shard])).units[0]
         return unit.uri, Path(unit.uri).name
-
-    def row_layout(self, shard: int) -> Layout | None:  # noqa: ARG002
-        return None
 
     def row_of(self, shard: int, sample: int) -> dict[str, Any]:
         """Return the file of a sample of a shard, the number of its row there, and the row."""
@@ -315,7 +290,7 @@ class TextShards:
 def _made(name: str, num_bytes: int, make: Callable[[Path], None]) -> Shard:
     """Return the entry of a file that is made here."""
     file = ShardFile(basename=name, num_bytes=num_bytes, hashes={}, make=make)
-    return Shard(num_samples=0, raw=file, packed=None, compression=None, layout=LAYOUT)
+    return Shard(num_samples=0, raw=file)
 
 
 @cache

@@ -18,14 +18,15 @@ their cost.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from streampack.config import Packing
-from streampack.config.held_out import HeldOut
 from streampack.config.packing import Overflow
 from streampack.errors import DataError
+from streampack.mds.index import Shard
 from streampack.storage.cache import ShardCache
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.materialize import Downloader
@@ -37,7 +38,7 @@ from streampack.streams.other_shards import OtherShards
 from streampack.streams.parts import SamplePart
 from streampack.streams.shard_pool import OpenShard, shard_pool
 from streampack.streams.text_shards import TextShards
-from streampack.types import Int64Array, LengthCost
+from streampack.types import Int64Array
 
 OpenedShards: TypeAlias = MdsShards | FlatShards | OtherShards | TextShards
 
@@ -47,17 +48,12 @@ class Opening:
     """What a source is opened for."""
 
     stream: Any
-    """The `Stream`, whose weights and ends it gets."""
+    """The `Stream`, whose name, weights, ends and side of a split it gets."""
     number: int
     """The place of the stream in its dataset."""
-    name: str | None = None
-    """The name of the stream, or None for that of its source."""
-    held_out: HeldOut | None = None
-    """The side of a split to use, or None for all samples."""
     cut_to: int | None = None
     """Tokens that samples are cut to, if those without a target in them are omitted."""
-    disk: LocalFilesystem | None = None
-    """None: that of this machine."""
+    disk: LocalFilesystem = field(default_factory=LocalFilesystem)
     store: Downloader | None = None
     """None: the sources' own downloaders."""
     num_workers: int | None = None
@@ -80,16 +76,6 @@ class StreamEnds:
         stated = {name: value for name, value in asdict(self).items() if value is not None}
         return replace(packing, **stated) if stated else packing
 
-    def digest_of(self, digest: str, block_samples: int | None = None) -> str:
-        """Return a digest of a stream's contents, these options, and a shuffle block of its own.
-
-        Without any of them, it is the former.
-        """
-        stated = astuple(self) if block_samples is None else (*astuple(self), block_samples)
-        if not any(value is not None for value in stated):
-            return digest
-        return hashlib.blake2b(f"{digest}{stated}".encode(), digest_size=16).hexdigest()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenStream:
@@ -109,9 +95,9 @@ class TokenStream:
     columns: ColumnSelection
     digest: str
     """Identifies the contents: index.json, or the tables, and the selected columns."""
-    entries_digest: str
+    entries_digest: str | None = None
     """Identifies the contents by the shards alone, so that the first ones of a stream that grew
-    agree with those of the former stream."""
+    agree with those of the former stream. None: `digest` does."""
     is_part: bool = False
     """Whether the stream has only some of its shards or samples."""
     part: SamplePart | None = None
@@ -124,8 +110,8 @@ class TokenStream:
     """The first sample of each shard, and one past the last; shape (num_shards + 1,)."""
     raw_bytes: Int64Array = field(init=False)
     """Bytes of each shard as it is read, shape (num_shards,)."""
-    stored_bytes: Int64Array = field(init=False)
-    """Bytes of each shard's compressed file, 0 without one; shape (num_shards,)."""
+    stored_bytes: Int64Array | int = field(init=False)
+    """Bytes of each shard's compressed file, 0 without one; shape (num_shards,), or 0 for all."""
 
     def __post_init__(self) -> None:
         # Fields of this class, because planning and gathering ask for them at every turn.
@@ -167,18 +153,19 @@ class TokenStream:
             part=part and part.with_tokens(shards.lengths),
             **own,
         )
-        tokens = None if opened.part is None else opened.part.tokens
-        if shards.is_empty() if tokens is None else not tokens.sum():
+        if opened._is_empty():
             raise DataError(
                 f"stream {name!r}: none of its {opened.num_samples} samples has tokens; omit it, "
                 "or write it with tokens"
             )
         return opened
 
-    @property
-    def has_length_file(self) -> bool:
-        """Whether lengths are known without fetching the shards."""
-        return self.shards.has_lengths
+    def _is_empty(self) -> bool:
+        """Return whether it is known that no sample has tokens."""
+        lengths = map(self._known_lengths, range(self.num_shards))
+        return self.shards.may_be_empty and all(
+            each is not None and not each.any() for each in lengths
+        )
 
     @property
     def num_workers(self) -> int:
@@ -201,11 +188,6 @@ class TokenStream:
         return len(self.shards.made) + again, again
 
     @property
-    def length_cost(self) -> LengthCost:
-        """What this node has to do with a shard to learn the lengths of its samples."""
-        return self.shards.length_cost
-
-    @property
     def block_samples(self) -> int | None:
         """Samples that are shuffled together at most, of as many shards whatever part of them is
         used. None: `Order` alone says.
@@ -225,25 +207,22 @@ class TokenStream:
     @property
     def growing_digest(self) -> str:
         """`entries_digest`, followed as in `full_digest`."""
-        return self._with_lengths(self.entries_digest)
+        return self._with_lengths(self.entries_digest or self.digest)
 
     def _with_lengths(self, digest: str) -> str:
-        digest = self.ends.digest_of(digest, self.block_samples)
+        stated, block = astuple(self.ends), self.block_samples
+        stated = stated if block is None else (*stated, block)
+        if any(value is not None for value in stated):
+            digest = hashlib.blake2b(f"{digest}{stated}".encode(), digest_size=16).hexdigest()
         lengths = "" if self.is_part else self.shards.lengths_digest()
         return f"{digest}:{lengths}" if lengths else digest
 
-    def total_tokens(self) -> tuple[int, str]:
-        """Return the stream's number of tokens, and its source.
-
-        It is "lengths" (exact) or "bytes" (an estimate from the shards' sizes).
-        """
+    def total_tokens(self) -> int:
+        """Return the stream's number of tokens; an estimate if lengths are not known."""
         if self.part is not None and self.part.tokens is not None:
-            return int(self.part.tokens.sum()), "lengths"
-        total, source = self.shards.total_tokens()
-        if source == "bytes":
-            total = total * self.num_samples // int(self.shards.first_sample[-1])
-            total = max(total, self.num_samples)
-        return total, source
+            return int(self.part.tokens.sum())
+        total = self.shards.total_tokens()
+        return total * self.num_samples // int(self.shards.first_sample[-1])
 
     def shard_tokens(self) -> Int64Array | None:
         """Return the tokens of each shard, shape (num_shards,); None if they are not known."""
@@ -251,10 +230,12 @@ class TokenStream:
 
     def shard_lengths(self, shard: int) -> Int64Array:
         """Return the tokens of each sample of a shard, shape (num_samples_of_shard,)."""
+        lengths = self._known_lengths(shard)
+        return self.open_shard(shard).tokens.counts if lengths is None else lengths
+
+    def _known_lengths(self, shard: int) -> Int64Array | None:
         lengths = self.shards.lengths(shard)
-        return (
-            self.open_shard(shard).tokens.counts if lengths is None else self._own(lengths, shard)
-        )
+        return None if lengths is None else self._own(lengths, shard)
 
     def shard_edges(
         self, shard: int, bos_id: int | None = None, eos_id: int | None = None
@@ -289,23 +270,22 @@ class TokenStream:
                     opened = opened.take(self.part.rows(shard))
                 pool.put(opened)
         except (DataError, OSError, RuntimeError):
-            with attach_uri(*self.file_of(shard)):
+            with attach_uri(*self.shards.file_of(shard)):
                 raise
         return opened
-
-    def file_of(self, shard: int) -> tuple[str, str]:
-        """Return the address and the name of the file with a shard, for messages."""
-        return self.shards.file_of(shard)
 
     def is_here(self, shard: int) -> bool:
         """Return whether a shard is on this node."""
         entry = self.shards.entry(shard)
         return entry is None or self.cache.is_here(entry)
 
+    def _entries(self, shards: Iterable[int]) -> Iterator[Shard]:
+        """Yield the shards that may be in the cache, as the cache knows them."""
+        return filter(None, map(self.shards.entry, shards))
+
     def cache_folders(self) -> tuple[Path, ...]:
         """Return the folders of files that we created for this stream, if there can be any."""
-        entries = map(self.shards.entry, range(self.num_shards))
-        return self.cache.cache_folders(entry for entry in entries if entry is not None)
+        return self.cache.cache_folders(self._entries(range(self.num_shards)))
 
     def fetch(self, shard: int, *, is_waiting: bool = True) -> int | None:
         """Fetch, verify and decompress a shard if necessary; return the bytes of the fetched file.
@@ -323,11 +303,9 @@ class TokenStream:
     def mark_planned(self, shards: Int64Array) -> None:
         """Record that shards will be read soon."""
         if self.cache.is_limited:
-            entries = map(self.shards.entry, shards.tolist())
-            self.cache.mark_planned(entry for entry in entries if entry is not None)
+            self.cache.mark_planned(self._entries(shards.tolist()))
 
     def mark_finished(self, shards: Int64Array) -> None:
         """Record that shards may be evicted first."""
         if self.cache.is_limited:
-            entries = map(self.shards.entry, shards.tolist())
-            self.cache.mark_finished(entry for entry in entries if entry is not None)
+            self.cache.mark_finished(self._entries(shards.tolist()))

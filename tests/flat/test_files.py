@@ -185,7 +185,7 @@ def test_tokens_are_those_of_documents_and_one_digest_covers_lengths(form, tmp_p
     assert len(lengths) > 3
     assert np.concatenate(lengths).tolist() == [len(each) for each in documents]
     assert stream.shard_tokens().tolist() == [each.sum() for each in lengths]
-    assert stream.total_tokens() == (sum(map(len, documents)), "lengths")
+    assert stream.total_tokens() == sum(map(len, documents))
 
 
 @pytest.mark.parametrize("sequences", [1, 3])

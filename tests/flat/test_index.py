@@ -114,6 +114,9 @@ def test_a_remote_is_verified_with_its_index_and_warned_about_without(tmp_path, 
         open_stream(Stream(TokenFiles(**options)), 0)
     assert "has no hashes" in caplog.text
     caplog.clear()
+    listed = [f"s3://bucket/tokens/{name}.bin" for name in ("gone", "web")]
+    with pytest.raises(DataError, match=r"gone\.bin: does not exist; correct its name"):
+        list(token_index.index_files(listed, tmp_path / "none"))
     index("s3://bucket/tokens", tmp_path / "index", "--format", "megatron")
     whole = bucket / "tokens" / "web.bin"
     content = whole.read_bytes()

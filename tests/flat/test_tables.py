@@ -89,7 +89,7 @@ def test_tokens_after_olmos_last_document_are_not_read(tmp_path):
     documents = make_documents(20)
     write_olmo(tmp_path, documents)
     stream = open_stream(Stream(TokenFiles(tmp_path, dtype="uint16")), 0)
-    assert stream.total_tokens() == (sum(map(len, documents)), "lengths")
+    assert stream.total_tokens() == sum(map(len, documents))
 
 
 def test_litdatas_chunk_of_another_index_is_refused(tmp_path):

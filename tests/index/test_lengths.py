@@ -41,7 +41,7 @@ def test_indexing_gives_the_file_and_leaves_nothing_else(tmp_path, compression, 
     assert indexed.num_tokens == sum(LENGTHS)
     assert len(shards) == indexed.num_shards
     opened = open_stream(Stream(local=str(path)), 0)
-    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
+    assert opened.total_tokens() == sum(LENGTHS)
 
 
 def test_shards_are_read_where_they_lie_as_far_as_they_are_decompressed(tmp_path):
@@ -110,7 +110,7 @@ def test_a_length_file_of_an_earlier_release_is_read_and_the_stream_is_warned_of
     write_length_file(path / LENGTH_FILE, pieces)
     stream = Stream(remote=str(path), local=str(tmp_path / "cache"))
     assert read_all(open_stream(stream, 0)) == [tokens.tolist() for tokens in samples]
-    assert open_stream(stream, 0).has_length_file
+    assert open_stream(stream, 0).shards.has_lengths
     assert "let `streampack index` write hashes" in caplog.text
     caplog.clear()
     write_lengths(path)  # the way out
@@ -125,7 +125,7 @@ def test_an_index_of_another_column_has_the_hashes_all_the_same(tmp_path):
     )
     write_lengths(path, tokens="other")
     flip(next(path.glob("shard.00002*")), 0.5)
-    assert not open_stream(Stream(local=str(path)), 0).has_length_file
+    assert not open_stream(Stream(local=str(path)), 0).shards.has_lengths
     with pytest.raises(DataError, match=r"its xxh64 is \w+, but lengths\.bin says"):
         read_all(open_stream(Stream(local=str(path)), 0))
 

@@ -77,7 +77,7 @@ def test_the_length_file_is_uploaded_beside_index_json_and_nothing_stays_here(
     write_lengths(path)
     assert (path / LENGTH_FILE).read_bytes() == uploaded
     opened = open_stream(Stream(remote=store.url, local=str(tmp_path / "local")), 0)
-    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
+    assert opened.total_tokens() == sum(LENGTHS)
 
 
 def test_in_a_temporary_folder_lies_one_shard_at_a_time(store, tmp_path):
@@ -109,7 +109,7 @@ def test_a_store_that_cannot_be_written_is_an_error_and_the_work_is_kept(
     store.proxy.clear()
     path.joinpath(LENGTH_FILE).write_bytes(kept.read_bytes())
     opened = open_stream(Stream(remote=store.url, local=str(tmp_path / "other")), 0)
-    assert opened.total_tokens() == (sum(LENGTHS), "lengths")
+    assert opened.total_tokens() == sum(LENGTHS)
 
 
 def test_the_verb_takes_urls_and_folders_together(store, tmp_path):

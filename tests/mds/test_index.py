@@ -46,6 +46,7 @@ def test_index_gives_first_samples_sizes_and_parts():
         (index_text(raw_data__basename=""), r"basename is ''"),
         (index_text(raw_data__basename="a\x00b"), r"basename is 'a\\x00b'"),
         (index_text(raw_data__basename="c:\\x"), r"basename is 'c:"),
+        (index_text(compression="zstd:99"), r"compression is 'zstd:99', but .* with one of br,"),
         (index_text(zip_data__basename="shard.00000.MDS"), "'shard.00000.MDS' is used twice"),
         (
             index_text(column_names="tokens"),

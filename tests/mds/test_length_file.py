@@ -34,7 +34,7 @@ def test_length_file_says_what_the_shards_hold(stream):
     file = open_length_file(path / LENGTH_FILE, text, index)
 
     assert (file.column, file.num_samples, file.num_tokens) == ("tokens", 50, sum(LENGTHS))
-    assert (file.num_shards, file.min_tokens) == (len(index.shards), min(LENGTHS))
+    assert (len(file.numbers), file.min_tokens) == (len(index.shards), min(LENGTHS))
     for shard in range(len(index.shards)):
         first, last = (int(end) for end in index.first_sample[shard : shard + 2])
         assert file.shard_lengths(shard).tolist() == LENGTHS[first:last]
@@ -53,7 +53,7 @@ def test_stale_length_file_refuses_the_stream_and_indexing_mends_it(stream):
     with pytest.raises(DataError, match=f"is stale.*streampack index {path}"):
         open_stream(Stream(local=str(path)), 0)
     write_lengths(path)
-    assert open_stream(Stream(local=str(path)), 0).has_length_file
+    assert open_stream(Stream(local=str(path)), 0).shards.has_lengths
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_flipped_length_is_refused_when_its_shard_is_asked_for(stream):
     file = path / LENGTH_FILE
     content = bytearray(file.read_bytes())
     opened = open_length_file(file, text, index)
-    content[opened.head_bytes + 16 * opened.num_shards] ^= 1
+    content[opened.head_bytes + 16 * len(opened.numbers)] ^= 1
     file.write_bytes(content)
     with pytest.raises(DataError, match="shard 0 starts at sample 0 and its lengths add up to"):
         opened.shard_lengths(0)

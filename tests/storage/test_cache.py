@@ -60,7 +60,7 @@ def test_remote_shards_are_fetched_checked_and_read(tmp_path, scheme, compressio
     opened = open_stream(stream, 0)
 
     assert opened.cache.is_remote
-    assert opened.has_length_file
+    assert opened.shards.has_lengths
     assert_reads(opened, samples)
     assert names(path) == before
     packed = {name for name in names(cache_of(local)) if name.endswith(".zip")}

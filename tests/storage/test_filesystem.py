@@ -30,10 +30,10 @@ def mounts(tmp_path, monkeypatch):
             lines.append(f"{30 + number} 20 0:{number} / {point} rw shared:1 - {kind} source rw")
         (tmp_path / "mountinfo").write_text("\n".join(lines))
         monkeypatch.setattr(disk_module, "MOUNTS", tmp_path / "mountinfo")
-        disk_module._is_network_device.cache_clear()
+        disk_module._is_network.cache_clear()
 
     yield write
-    disk_module._is_network_device.cache_clear()
+    disk_module._is_network.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,8 @@ def tokens_of(dataset: PackedStreamingDataset) -> list[int]:
 
 def test_each_token_is_delivered_once_or_held_out():
     everything = sorted(token for samples in SAMPLES for sample in samples for token in sample)
-    assert tokens_of(dataset_of(Numbers())) == everything
+    for dtype in ("uint16", ">i4", "int64"):
+        assert tokens_of(dataset_of(Numbers(dtype, digest=dtype))) == everything
     for by in ("row", "shard"):
         sides = [HeldOut(side, 0.25, by=by) for side in ("train", "held_out")]
         train, held = (tokens_of(dataset_of(Numbers(), held_out=side)) for side in sides)

@@ -73,7 +73,7 @@ def test_a_job_becomes_a_stream_in_the_order_of_its_input(tmp_path, inputs):
 
     assert read_words(tmp_path / "s") == expected
     opened = open_stream(Stream(local=str(tmp_path / "s")), 0)
-    assert opened.has_length_file
+    assert opened.shards.has_lengths
     lengths = np.concatenate([opened.shard_lengths(shard) for shard in range(opened.num_shards)])
     assert lengths.tolist() == [len(text.split()) for text in expected]
     assert (written.num_samples, written.num_skipped) == (len(expected), 103 - len(expected))

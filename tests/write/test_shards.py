@@ -28,7 +28,7 @@ def samples_of(dtype: str = "int32") -> list[np.ndarray]:
 
 def read_all(path, **options) -> list[list[int]]:
     opened = open_stream(Stream(local=str(path), **options), 0)
-    assert opened.has_length_file
+    assert opened.shards.has_lengths
     return caches.read_all(opened)
 
 

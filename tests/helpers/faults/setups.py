@@ -94,7 +94,7 @@ class Setup:
 
         It fetches them one by one, since the simulation has no threads.
         """
-        if all(stream.has_length_file for stream in streams):
+        if all(stream.shards.has_lengths for stream in streams):
             return self.recipe
         recipe = build_recipe(self.blueprint(streams, World(), 1), RunShape(*self.shape()))
         return replace(
