@@ -23,10 +23,9 @@ sys.path.append(SITE)
 importlib.import_module("torchvision_operators").declare_on_import()
 collect_ignore = [
     "helpers/site",
-    # Scripts for a virtual environment with peft or trl.
-    "helpers/worlds/lora_job.py",
-    "helpers/worlds/parallel_trainers_job.py",
-    "helpers/worlds/trl_job.py",
+    # Jobs of many processes, some for an environment with peft or trl. They have no doctests, and
+    # to look for some would import Lightning and every trainer into each process of pytest-xdist.
+    "helpers/worlds",
 ]
 
 # Tests share a machine with their own workers and compile kernels at a first call: a deadline per
