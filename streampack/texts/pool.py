@@ -29,7 +29,7 @@ import subprocess
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -151,13 +151,8 @@ def serve_tasks(descriptor: int, num_threads: int, idle_s: float | None) -> None
     # Once the main process has gone, sending fails and this process ends.
     with suppress(EOFError, ConnectionError):
         while pipe.poll(idle_s):
-            task = pipe.recv()
-            try:
-                outcome = task()
-            except Exception as error:
-                outcome = portable(error, WAY_OUT)
-            for each in outcome if isinstance(outcome, Generator) else (outcome,):
-                pipe.send(each)
+            for outcome in outcomes(pipe.recv(), WAY_OUT):
+                pipe.send(outcome)
 
 
 def start_worker(
@@ -196,13 +191,19 @@ def receive(pipe: Connection, process: subprocess.Popen[bytes], way_out: str) ->
         ) from error
 
 
-def portable(error: Exception, way_out: str) -> BaseException:
-    """Return an error that another process can raise, with its type if it is one of ours."""
-    if isinstance(error, (StreampackError, OSError)):
-        error.__traceback__ = None
-        return error
-    text = "".join(traceback.format_exception(error))
-    return WorkerError(f"a part failed; {way_out}, or report this:\n{text}")
+def outcomes(task: Callable[[], object], way_out: str) -> Iterator[Any]:
+    """Yield what a function returns, or each item of a generator, and last an error that it raises.
+
+    Another process can raise the error, which keeps its type if it is one of ours.
+    """
+    try:
+        found = task()
+        yield from found if isinstance(found, Generator) else (found,)
+    except (StreampackError, OSError) as error:
+        yield error.with_traceback(None)
+    except Exception as error:
+        text = "".join(traceback.format_exception(error))
+        yield WorkerError(f"a part failed; {way_out}, or report this:\n{text}")
 
 
 def end_workers(workers: Mapping[Connection, subprocess.Popen[bytes]]) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from streampack._extras import import_extra
 from streampack.errors import ConfigError, WorkerError
-from streampack.texts.pool import end_workers, portable, receive, start_worker
+from streampack.texts.pool import end_workers, outcomes, receive, start_worker
 from streampack.write.options import WriteOptions
 from streampack.write.part import Event, PartTask, write_part
 
@@ -105,16 +105,9 @@ def _connect(ray: Any) -> None:
 def _write_quietly(task: PartTask) -> Event | BaseException:
     """Write a part in a Ray task, which carries only the last event."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    *_, last = _outcomes(task)
+    last: Event | BaseException
+    *_, last = outcomes(partial(write_part, task), AGAIN)
     return last
-
-
-def _outcomes(task: PartTask) -> Generator[Event | BaseException]:
-    """Write a part; an error is a value, so that it keeps its type in another process."""
-    try:
-        yield from write_part(task)
-    except Exception as error:
-        yield portable(error, AGAIN)
 
 
 def _event(outcome: Event | BaseException) -> Event:
@@ -126,7 +119,7 @@ def _event(outcome: Event | BaseException) -> Event:
 def _reports(task: PartTask) -> Generator[Event | BaseException]:
     """Write a part in a worker process, which sends few of its events."""
     reported = time.monotonic()
-    for outcome in _outcomes(task):
+    for outcome in outcomes(partial(write_part, task), AGAIN):
         now = time.monotonic()
         is_last = not isinstance(outcome, Event) or outcome.result is not None
         if is_last or now - reported >= REPORT_S:

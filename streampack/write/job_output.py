@@ -110,7 +110,7 @@ class LocalOutput:
         return all(path.name.startswith(".") for path in folder.iterdir())
 
     def locked(self) -> AbstractContextManager[object]:
-        return _owned(self._path(LOCK))
+        return owned(self._path(LOCK))
 
     def clean_up(self, parent: str, keep: Callable[[], Set[str]]) -> None:
         """Remove what killed processes left unfinished, and all folders in `parent` but some.
@@ -118,7 +118,7 @@ class LocalOutput:
         `keep` returns their names, and is called once the folders are listed.
         """
         for file in Path(self.url).rglob(f".*{TEMPORARY}"):
-            _remove_unowned(file)
+            remove_unowned(file)
         folders = list(self._path(parent).iterdir())
         kept = keep()
         for folder in folders:
@@ -133,7 +133,7 @@ class LocalOutput:
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _owned(temporary) as file:
+        with owned(temporary) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # a name never outlives its bytes, even without power
@@ -141,7 +141,8 @@ class LocalOutput:
 
 
 @contextmanager
-def _owned(path: Path) -> Iterator[BinaryIO]:
+def owned(path: Path) -> Iterator[BinaryIO]:
+    """Open and lock a file, and remove it at the end: it shows that its owner lives."""
     while True:
         with path.open("ab") as file:
             try:
@@ -163,9 +164,12 @@ def _owned(path: Path) -> Iterator[BinaryIO]:
             return
 
 
-def _remove_unowned(path: Path) -> None:
+def remove_unowned(path: Path, folder: Path | None = None) -> None:
+    """Remove a file that a killed process owned, and the folder that it was for."""
     with suppress(OSError), path.open("r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         path.unlink()
 
 

@@ -20,7 +20,7 @@ import shutil
 import uuid
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from glob import escape
@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from streampack._checks import check_choice
 from streampack._paths import local_path
@@ -41,6 +40,7 @@ from streampack.texts.inputs.values import BadValueError
 from streampack.texts.samples import SampleSchema
 from streampack.texts.source_traits import as_array, check_not_table
 from streampack.types import UInt32Array
+from streampack.write.job_output import owned, remove_unowned
 from streampack.write.options import Written
 
 PARTIAL = ".partial"
@@ -159,10 +159,7 @@ def write_stream(
         hashes=tuple(hashes),
     )
     with _partial_folder(path) as folder:
-        names = token_names(tokens)
-        written = _write_all(samples, folder, path, layout, names)
-        _give_name(folder, path)
-    return written
+        return _write_all(samples, folder, path, layout, token_names(tokens))
 
 
 def _local_folder(out: str | os.PathLike[str]) -> Path:
@@ -181,35 +178,27 @@ def _local_folder(out: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def _partial_folder(out: Path) -> Iterator[Path]:
-    """Yield a folder to be renamed to `out`, next to it, and remove it if it was not.
+    """Yield a folder next to `out`, which gets its name at the end, or is removed on an error.
 
     Those of killed writers are removed first. A live one keeps the lock next to its folder.
     """
     for file in out.parent.glob(f"{escape(out.name)}.*{PARTIAL}{LOCK}"):
-        with suppress(Timeout), FileLock(file, timeout=0):
-            shutil.rmtree(file.with_name(file.name.removesuffix(LOCK)), ignore_errors=True)
-            file.unlink(missing_ok=True)
+        remove_unowned(file, file.with_name(file.name.removesuffix(LOCK)))
     folder = out.with_name(f"{out.name}.{uuid.uuid4().hex}{PARTIAL}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{folder}{LOCK}")
-    with lock:
+    with owned(Path(f"{folder}{LOCK}")):
         folder.mkdir()
         try:
             yield folder
+            try:
+                folder.rename(out)  # over an empty one, but not one that was filled meanwhile
+            except OSError as error:
+                raise ConfigError(
+                    f"out={str(out)!r} cannot become the stream's folder ({error.strerror}): "
+                    "something was put there during the write; remove it, or name another"
+                ) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            Path(lock.lock_file).unlink(missing_ok=True)
-
-
-def _give_name(folder: Path, out: Path) -> None:
-    try:
-        # The rename replaces an empty folder, but not one that another writer has filled meanwhile.
-        folder.rename(out)
-    except OSError as error:
-        raise ConfigError(
-            f"out={str(out)!r} cannot become the stream's folder ({error.strerror}): something "
-            "was put there during the write; remove it, or name another"
-        ) from error
 
 
 def _write_all(
