@@ -19,7 +19,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,11 +34,12 @@ from streampack.texts.counts import (
     INDEX_FILE,
     LENGTHS_FILE,
     as_npz,
+    progress_bar,
     read_index,
     read_npz,
     write_index_file,
 )
-from streampack.texts.token_shard import parse_token_shard
+from streampack.texts.token_shard import ShardCounts, parse_token_shard
 from streampack.types import Int64Array
 
 MADE_WITH = "made_with"  # the array of rows.npz for the facts that lengths depend on
@@ -62,10 +62,9 @@ def known_lengths(shards: TextShards, root: Path, disk: LocalFilesystem) -> Know
         with as_data_error(path, num_bytes), locks.hold(path.name, math.inf):
             known = _read_lengths(path, disk)
             if known is None:
-                locks.replace(path.name, path, as_npz(_all_lengths(shards)))
-                known = _read_lengths(path, disk)
-    if known is None:
-        raise FileNotFoundError(f"{path} was removed while it was written")
+                arrays = _all_lengths(shards)
+                locks.replace(path.name, path, as_npz(arrays))
+                known = _known(arrays)
     return known
 
 
@@ -76,14 +75,10 @@ def _read_lengths(path: Path, disk: LocalFilesystem) -> KnownLengths | None:
 
 
 def _known(found: Mapping[str, Any]) -> KnownLengths:
-    return KnownLengths(
-        first_sample=found["first_sample"],
-        lengths=found["lengths"],
-        edges=found["edges"],
-        rows=found.get("rows"),
-        targets=found.get("targets"),
-        digest=hashlib.blake2b(found["lengths"].tobytes(), digest_size=8).hexdigest(),
-    )
+    digest = hashlib.blake2b(found["lengths"].tobytes(), digest_size=8).hexdigest()
+    names = ("first_sample", "lengths", "edges", "rows", "targets")
+    arrays: dict[str, Any] = {name: found.get(name) for name in names}
+    return KnownLengths(**arrays, digest=digest)
 
 
 def indexed_lengths(index: str | os.PathLike[str], of: Mapping[str, object]) -> KnownLengths | None:
@@ -129,54 +124,45 @@ def write_lengths_index(
 
 def _all_lengths(shards: TextShards, *, is_kept: bool = True) -> dict[str, Int64Array]:
     """Make all token shards, with a bar, and return the arrays of a file of lengths."""
-    found = list(of_all_shards(shards, partial(_summary, shards, is_kept)))
-    counts = [summary["counts"] for summary in found]
-    arrays = {
-        name: np.concatenate([summary[name] for summary in found])
-        for name in found[0]
-        if name != "counts"
-    }
+    found = of_all_shards(shards, partial(_summary, shards, is_kept))
+    counts, facts = zip(*found, strict=True)
+    arrays = {name: np.concatenate([each[name] for each in facts]) for name in facts[0]}
     sizes = [each.num_samples for each in counts]
-    arrays["first_sample"] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    num_bad, num_untrained, num_empty = (
-        sum(getattr(each, name) for each in counts)
-        for name in ("num_bad", "num_untrained", "num_empty")
-    )
-    logger.info("%s: %d samples, %d tokens", shards.name, sum(sizes), arrays["lengths"].sum())
-    if num_bad or num_untrained or num_empty:
+    arrays["first_sample"] = np.append(0, np.cumsum(sizes)).astype(np.int64)
+    total = ShardCounts(*map(sum, zip(*counts, strict=True)))
+    logger.info("%s: %d samples, %d tokens", shards.name, total.num_samples, total.num_tokens)
+    if total.num_untrained or total.num_empty:
         logger.warning(
             "stream %r: %d rows give no tokens: %d bad ones, %d without a token to learn, and %d "
             "that are empty",
             shards.name,
-            num_empty,
-            num_bad,
-            num_untrained,
-            num_empty - num_bad - num_untrained,
+            total.num_empty,
+            total.num_bad,
+            total.num_untrained,
+            total.num_empty - total.num_bad - total.num_untrained,
         )
     return arrays
 
 
 def of_all_shards(shards: TextShards, call: Callable[[int], _T]) -> Iterator[_T]:
     """Yield what a function returns of the number of each shard, which it makes; show a bar."""
-    console = import_module("rich.console").Console(stderr=True)
-    progress = import_module("rich.progress").Progress
-    text_bytes = shards.table.text_bytes[shards.numbers].tolist()
+    text_bytes = shards.table.cut.text[shards.numbers].tolist()
     workers = shards.num_workers
-    with progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("tokenizing", total=sum(text_bytes))
+    with progress_bar("tokenizing", sum(text_bytes)) as show:
         made = ordered_thread_map(range(len(text_bytes)), call, 2 * workers, workers)
         for num_bytes, found in zip(text_bytes, made, strict=True):
-            bar.advance(task, num_bytes)
+            show(num_bytes)
             yield found
 
 
-def _summary(shards: TextShards, is_kept: bool, number: int) -> dict[str, Any]:
+def _summary(
+    shards: TextShards, is_kept: bool, number: int
+) -> tuple[ShardCounts, dict[str, Int64Array]]:
     mapped = shards.cache.map(shards.entry(number))
     parsed = parse_token_shard(mapped.data, mapped.file.path)
     if not is_kept:
         Path(mapped.file.path).unlink()  # the mapping stays
-    facts = {
+    return parsed.counts, {
         name: values.astype(np.int32 if name == "edges" else np.uint32)
         for name, values in parsed.facts(mapped.data).items()
     }
-    return {"counts": parsed.counts, **facts}

@@ -40,10 +40,10 @@ from streampack.streams.sources.values import default_name, is_path
 from streampack.streams.text_lengths import indexed_lengths, known_lengths
 from streampack.streams.text_shards import TextShards
 from streampack.streams.token_stream import Opening, TokenStream
-from streampack.texts.identity import Identity, Probe, described, fingerprint, probe
+from streampack.texts.identity import Identity, described, fingerprint, probe
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.rows import LOSS_MASK, row_format, tokenizer_digest
-from streampack.texts.table import TextTable, open_table
+from streampack.texts.table import open_table
 from streampack.texts.token_shard import ShardFormat, dtype_of
 from streampack.texts.tokenization import compare_added_tokens, tokenizer_folder
 from streampack.texts.transform import Transform
@@ -65,7 +65,7 @@ def open_texts(
         DataError: If a row cannot become a sample, or a file cannot be read.
     """
     shards, of = shards_of_texts(source, opening, selected, **row)
-    form, text_bytes = shards.format, int(shards.table.text_bytes.sum())
+    form, text_bytes = shards.format, int(shards.table.cut.text.sum())
     lengths = "eager" if form.is_ids else source.lengths
     has_index = source.index is not None and not form.is_ids
     known = indexed_lengths(source.index, of) if has_index else None
@@ -96,9 +96,9 @@ def shards_of_texts(
     root = cache_root(source.local, FOLDER)
     form = _format_of(source, root, opening.disk, row)
     table = open_table(
-        source.files, form.selection, root, transform=form.transform, index=source.index
+        source.files, form.rows.selection, root, transform=form.transform, index=source.index
     )
-    text_bytes = int(table.text_bytes.sum())
+    text_bytes = int(table.cut.text.sum())
     if source.local is None and opening.cache_limit is None and text_bytes > UNLIMITED_BYTES:
         raise ConfigError(
             f"local=None: {text_bytes} bytes of text would fill the system's temporary folder; set "
@@ -106,7 +106,7 @@ def shards_of_texts(
         )
     num_workers = opening.num_workers or Buffers().processes(1)
     identity = Identity.of(form.rows, form.transform)
-    probed = tokenizer_pool(num_workers).run(partial(_probe, table, form))
+    probed, tokens_per_byte = tokenizer_pool(num_workers).run(partial(probe, table, form))
     name = opening.stream.name or default_name(source.files)
     location = StreamLocation(folder=root / "tokens", remote=name, root=root)
     columns = selected or ColumnSelection(loss_mask=LOSS_MASK if form.is_chat else None)
@@ -119,7 +119,7 @@ def shards_of_texts(
         numbers=np.arange(len(table)),
         first_sample=table.first_sample,
         columns=columns,
-        tokens_per_byte=probed.tokens_per_byte,
+        tokens_per_byte=tokens_per_byte,
         num_workers=num_workers,
         cut_to=opening.cut_to if form.is_chat else None,
     )
@@ -143,10 +143,6 @@ def _format_of(
         on_bad_row=source.on_bad_row,
         transform=transform and Transform.of(transform, source.version),
     )
-
-
-def _probe(table: TextTable, form: ShardFormat) -> Probe:
-    return probe(table, form.rows, form.encoder(), form.transform)
 
 
 def _kept_tokenizer(tokenizer: Any, root: Path, disk: LocalFilesystem) -> Path:

@@ -33,12 +33,7 @@ from streampack.texts.identity import Identity, token_shard_name
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.pool import tokenizer_pool
 from streampack.texts.table import TextShard, TextTable, decode_unit, read_whole_row
-from streampack.texts.token_shard import (
-    ShardFormat,
-    TokenTask,
-    make_token_shard,
-    parse_token_shard,
-)
+from streampack.texts.token_shard import ShardFormat, make_token_shard, parse_token_shard
 from streampack.types import Int64Array, IntArray, LengthCost
 
 BLOCK_SHARDS = 8
@@ -104,7 +99,7 @@ class TextShards:
 
     def __post_init__(self) -> None:
         table, rate = self.table, self.tokens_per_byte
-        reserved = self.format.reserved_bytes(table.text_bytes, table.shard_rows, rate)
+        reserved = self.format.reserved_bytes(table.cut.text, table.cut.rows, rate)
         object.__setattr__(self, "reserved", reserved)
 
     @property
@@ -154,8 +149,8 @@ class TextShards:
             _warn_of_shards_again(self.name)
 
     def _tokenize(self, shard: TextShard, to: Path, decoded: Path | None = None) -> None:
-        task = TokenTask(shard=shard, format=self.format, decoded=decoded)
-        tokenizer_pool(self.num_workers).run(partial(make_token_shard, task, to))
+        task = partial(make_token_shard, shard, self.format, decoded, to)
+        tokenizer_pool(self.num_workers).run(task)
 
     def _make_of_decoded(self, shard: TextShard, to: Path) -> None:
         unit = self._decoded(shard)
@@ -173,7 +168,7 @@ class TextShards:
     def _decoded(self, shard: TextShard) -> Shard:
         """Return the decoded unit of a shard as the cache knows it."""
         form = self.format
-        wanted = form.selection
+        wanted = form.rows.selection
         if form.transform is not None:
             wanted = RowSelection("row", wanted.name)
         name = hashlib.blake2b(repr((shard.units, wanted)).encode(), digest_size=16).hexdigest()
@@ -191,35 +186,26 @@ class TextShards:
         """Return the tokens of all shards, or an estimate from the bytes of their text."""
         if (tokens := self.tokens()) is not None:
             return int(tokens.sum())
-        text_bytes = int(self.table.text_bytes[self.numbers].sum())
+        text_bytes = int(self.table.cut.text[self.numbers].sum())
         return max(round(text_bytes * self.tokens_per_byte), int(self.first_sample[-1]))
 
     def tokens(self) -> Int64Array | None:
         if self.known is None:
             return None
-        counts = [self.own_lengths(shard).sum() for shard in range(len(self.numbers))]
-        return np.array(counts, np.int64)
+        each = map(self.lengths, range(len(self.numbers)))
+        return np.array([lengths.sum() for lengths in each if lengths is not None], np.int64)
 
     def lengths(self, shard: int) -> Int64Array | None:
-        return None if self.known is None else self.own_lengths(shard)
-
-    def own_lengths(self, shard: int) -> Int64Array:
         """Return the tokens of each sample of a shard, 0 of those that are not used."""
         known, number = self.known, int(self.numbers[shard])
         if known is None:
-            raise ValueError("the lengths are not known")
-        lengths, rows, targets = (
-            known.part(name, number) for name in ("lengths", "rows", "targets")
-        )
-        return self._used(lengths, rows, targets, shard)
+            return None
+        facts = {name: known.part(name, number) for name in ("lengths", "rows", "targets")}
+        return self._used(facts, shard)
 
-    def _used(
-        self,
-        lengths: Int64Array,
-        rows: Int64Array | None,
-        targets: Int64Array | None,
-        shard: int,
-    ) -> Int64Array:
+    def _used(self, facts: Mapping[str, Any], shard: int) -> Int64Array:
+        lengths: Int64Array = facts["lengths"]
+        rows, targets = facts.get("rows"), facts.get("targets")
         if self.side is not None and rows is not None:
             lengths = np.where(np.isin(rows, self.side.rows(shard)), lengths, 0)
         if self.cut_to is not None and targets is not None:
@@ -260,7 +246,7 @@ class TextShards:
         facts = parsed.facts(mapped.data)
         if self.known is not None:
             self._check_known(self.known, facts, shard)
-        counts = self._used(facts["lengths"], facts.get("rows"), facts.get("targets"), shard)
+        counts = self._used(facts, shard)
         columns = {
             name: replace(spans, counts=counts)
             for name, spans in zip(self.format.columns, parsed.columns, strict=True)

@@ -141,8 +141,7 @@ class ChatEncoder:
         learned = [n for n in chosen if is_target(whole.messages[n])]
         whole.check_fields(chosen, located=() if self.train_on == "all" else learned)
         if self.train_on == "each_response" and learned:
-            prefixes = ((n, whole.until(n)) for n in learned)
-            return [self._sample(prefix, [n]) for n, prefix in prefixes]
+            return [self._sample(whole.until(n), [n]) for n in learned]
         return [self._sample(whole, learned)]
 
     def _sample(self, rendering: Rendering, learned: Sequence[int]) -> dict[str, IntArray]:

@@ -226,7 +226,8 @@ class Rendering:
             )
         added = until[begin:]
         self._check_printed(response, added)
-        end = begin + self._num_to_learn(added)
+        kept = added.rstrip()
+        end = begin + len(kept if kept.endswith(self._special_tokens) else added)
         return begin, end + self._num_of_next_turn(until[begin:end], end)
 
     def _num_of_next_turn(self, target: str, end: int) -> int:
@@ -333,10 +334,6 @@ class Rendering:
             f"learned; {way_out}, pass chat_template= with one that prints it, or remove the "
             f"{kind} from the data"
         )
-
-    def _num_to_learn(self, added: str) -> int:
-        kept = added.rstrip()
-        return len(kept if kept.endswith(self._special_tokens) else added)
 
     @cached_property
     def _special_tokens(self) -> tuple[str, ...]:

@@ -16,13 +16,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 from zipfile import BadZipFile
 
 import numpy as np
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from streampack._paths import is_url, local_path, replaced
 from streampack._threads import ordered_thread_map
@@ -63,20 +64,16 @@ def count_files(
     path = cache / FOLDER / name[:2] / f"{name}.npz"
     stated = {} if index is None else _decode(read_index(index))
     known = _read(path) | stated
-    found = [_found(file, known) for file in files]
-    if all(pieces is not None for pieces in found):
-        return [pieces for pieces in found if pieces is not None]
-    num_bytes = BYTES_OF_PIECE * len(files)  # at least
-    with as_data_error(path, num_bytes, is_retried=False), _held(path):
-        known = _read(path) | stated
-        found = [_found(file, known) for file in files]
-        uncounted = [f for f, pieces in zip(files, found, strict=True) if pieces is None]
-        _refuse_stored_lines(uncounted, inputs)
-        counted = iter(_count(uncounted, wanted))
-        every = [next(counted) if pieces is None else pieces for pieces in found]
-        with replaced(path) as temporary:
-            temporary.write_bytes(as_npz(_arrays(files, every)))
-    return every
+    if _uncounted(files, known):
+        with file_lock(path, BYTES_OF_PIECE * len(files)):  # at least
+            known = _read(path) | stated
+            uncounted = _uncounted(files, known)
+            _refuse_stored_lines(uncounted, inputs)
+            for file, pieces in zip(uncounted, _count(uncounted, wanted), strict=True):
+                known[file.uri] = file.version, pieces
+            with replaced(path) as temporary:
+                temporary.write_bytes(as_npz(_arrays(files, [known[f.uri][1] for f in files])))
+    return [known[file.uri][1] for file in files]
 
 
 def write_index(files: Sequence[InputSlice], out: str) -> list[int]:
@@ -139,9 +136,8 @@ def _decode(data: bytes) -> Known:
         return {}
 
 
-def _found(file: InputSlice, known: Known) -> Int64Array | None:
-    version, pieces = known.get(file.uri, (None, None))
-    return pieces if version == file.version else None
+def _uncounted(files: Sequence[InputSlice], known: Known) -> list[InputSlice]:
+    return [file for file in files if known.get(file.uri, ("",))[0] != file.version]
 
 
 def _refuse_stored_lines(files: Sequence[InputSlice], inputs: Sequence[str]) -> None:
@@ -157,7 +153,7 @@ def _refuse_stored_lines(files: Sequence[InputSlice], inputs: Sequence[str]) -> 
 def _count(files: Sequence[InputSlice], wanted: RowSelection) -> list[Int64Array]:
     total = sum(file.num_bytes for file in files)
     logger.info("counting the rows of %d files, %d bytes", len(files), total)
-    with _progress(total) as show:
+    with progress_bar("counting rows", total) as show:
 
         def count(file: InputSlice) -> Int64Array:
             return count_file(file, wanted, show)
@@ -166,25 +162,21 @@ def _count(files: Sequence[InputSlice], wanted: RowSelection) -> list[Int64Array
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{path}.lock")
-    try:
-        held = lock.acquire(timeout=0)
-    except Timeout:
-        logger.info("waiting for the process that counts rows for %s", path)
-        held = lock.acquire()
-    with held:
-        yield
+def file_lock(path: Path, num_bytes: int) -> Iterator[None]:
+    """Hold the lock of a file of the cache that takes `num_bytes`; an OSError is a DataError."""
+    with as_data_error(path, num_bytes, is_retried=False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            yield
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], object]]:
+def progress_bar(text: str, total: int) -> Iterator[Callable[[int], object]]:
+    """Show a bar on a terminal; yield what advances it by a number of bytes."""
     console = import_module("rich.console").Console(stderr=True)
     progress = import_module("rich.progress").Progress
     with progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("counting rows", total=total)
-        yield lambda num_bytes: bar.advance(task, num_bytes)
+        yield partial(bar.advance, bar.add_task(text, total=total))
 
 
 def read_index(index: str | os.PathLike[str], name: str = INDEX_FILE) -> bytes:

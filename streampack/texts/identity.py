@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from itertools import accumulate, compress
+from itertools import accumulate, chain, compress
 from typing import Any
 
 import orjson
@@ -23,8 +23,9 @@ import orjson
 import streampack
 from streampack._extras import installed
 from streampack.texts.inputs.slices import RowBatch
-from streampack.texts.rows import RowEncoder, RowFormat, tokenizer_digest
+from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, read_shard
+from streampack.texts.token_shard import ShardFormat, row_encoder
 from streampack.texts.transform import Transform
 
 PROBE_ROWS = 256
@@ -56,16 +57,6 @@ class Identity:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """The first 256 rows, 1 MiB of text at most, as token ids."""
-
-    digest: str
-    """Digest of the ids, and of what comes with them, such as loss masks."""
-    tokens_per_byte: float
-    """Tokens divided by bytes of rows as JSON, for estimates; 0.25 without any text."""
-
-
 def token_shard_name(table: TextTable, number: int, identity: Identity) -> str:
     """Return the name of a token shard: 32 hex digits of versions of files, rows and identity."""
     shard = table.shard(number)
@@ -76,11 +67,14 @@ def token_shard_name(table: TextTable, number: int, identity: Identity) -> str:
     return hashlib.blake2b(json.dumps(described).encode(), digest_size=16).hexdigest()
 
 
-def described(table: TextTable, identity: Identity, probed: Probe) -> dict[str, object]:
-    """Return by name what samples depend on, as an index of their lengths states it."""
+def described(table: TextTable, identity: Identity, probed: str) -> dict[str, object]:
+    """Return by name what samples depend on, as an index of their lengths states it.
+
+    `probed` is the digest of `probe`.
+    """
     options, tokenizer, transform = json.loads(identity.options)
     own = {"tokenizer": tokenizer, **options, "transform": transform}
-    return {**own, "files": table.digest(), "ids of the first rows": probed.digest}
+    return {**own, "files": table.digest(), "ids of the first rows": probed}
 
 
 def fingerprint(of: Mapping[str, object]) -> str:
@@ -88,33 +82,31 @@ def fingerprint(of: Mapping[str, object]) -> str:
     return hashlib.blake2b(json.dumps(of).encode(), digest_size=16).hexdigest()
 
 
-def probe(
-    table: TextTable, rows: RowFormat, encoder: RowEncoder, transform: Transform | None = None
-) -> Probe:
-    """Return the ids of the first rows of a table."""
-    digest = hashlib.blake2b(digest_size=16)
+def probe(table: TextTable, form: ShardFormat) -> tuple[str, float]:
+    """Tokenize the first 256 rows of a table, 1 MiB of text at most.
+
+    Returns:
+        A digest of the ids, and of what comes with them, such as loss masks; and the tokens divided
+        by the bytes of rows as JSON, for estimates: 0.25 without any text.
+    """
+    digest, encoder = hashlib.blake2b(digest_size=16), row_encoder(form)
     num_rows = num_tokens = num_bytes = 0
-    for number in range(len(table)):
-        for batch in read_shard(table.shard(number), rows.selection, transform):
-            taken, size = _first(batch, PROBE_ROWS - num_rows, PROBE_BYTES - num_bytes)
-            num_bytes += size
-            for samples in encoder.encode(taken):
-                for sample in () if isinstance(samples, str) else filter(None, samples):
-                    tokens, *others = sample.values()
-                    num_tokens += len(tokens)
-                    digest.update(tokens.astype("<i4").tobytes())
-                    digest.update(b"".join(other.tobytes() for other in others))
-                digest.update(b"|")
-            num_rows += batch.num_rows
-            if num_rows >= PROBE_ROWS or len(taken.values) < len(batch.values):
-                return Probe(
-                    digest=digest.hexdigest(), tokens_per_byte=_rate(num_tokens, num_bytes)
-                )
-    return Probe(digest=digest.hexdigest(), tokens_per_byte=_rate(num_tokens, num_bytes))
-
-
-def _rate(num_tokens: int, num_bytes: int) -> float:
-    return num_tokens / num_bytes if num_tokens else TOKENS_PER_BYTE
+    shards = map(table.shard, range(len(table)))
+    batches = (read_shard(shard, form.rows.selection, form.transform) for shard in shards)
+    for batch in chain.from_iterable(batches):
+        taken, size = _first(batch, PROBE_ROWS - num_rows, PROBE_BYTES - num_bytes)
+        num_bytes += size
+        for samples in encoder.encode(taken):
+            for sample in () if isinstance(samples, str) else filter(None, samples):
+                tokens, *others = sample.values()
+                num_tokens += len(tokens)
+                digest.update(tokens.astype("<i4").tobytes())
+                digest.update(b"".join(other.tobytes() for other in others))
+            digest.update(b"|")
+        num_rows += batch.num_rows
+        if num_rows >= PROBE_ROWS or len(taken.values) < len(batch.values):
+            break
+    return digest.hexdigest(), num_tokens / num_bytes if num_tokens else TOKENS_PER_BYTE
 
 
 def _first(batch: RowBatch, num_rows: int, num_bytes: int) -> tuple[RowBatch, int]:

@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from filelock import FileLock
 
 from streampack._extras import import_extra, is_from
 from streampack._paths import replaced
 from streampack.errors import ConfigError, DataError, short_text
-from streampack.storage.verify import as_data_error
+from streampack.texts.counts import file_lock
 from streampack.texts.inputs.values import RowSelection
 from streampack.texts.source_traits import is_one_shot
 
@@ -74,24 +73,22 @@ def write_memory(rows: Any, wanted: RowSelection, cache: Path) -> tuple[Path, st
             digest.update(line)
     name = digest.hexdigest()
     path = cache / FOLDER / name[:2] / f"{name}{'.arrow' if is_arrow else '.jsonl'}"
-    with as_data_error(path, len(rows), is_retried=False):
-        _write_once(rows, wanted, path)
+    if not path.exists():
+        with file_lock(path, len(rows)):
+            if not path.exists():
+                _write(rows, wanted, path)
     return path, name
 
 
-def _write_once(rows: Any, wanted: RowSelection, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        return
-    with FileLock(f"{path}.lock"):
-        if not path.exists():
-            logger.info("writing rows in memory to %s", path)
-            with replaced(path) as temporary:
-                if path.suffix == ".arrow":
-                    _write_arrow(rows, temporary)
-                else:
-                    _write_lines(rows, wanted, temporary)
-                os.utime(temporary, (0, 0))
+def _write(rows: Any, wanted: RowSelection, path: Path) -> None:
+    logger.info("writing rows in memory to %s", path)
+    with replaced(path) as temporary:
+        if path.suffix == ".arrow":
+            _write_arrow(rows, temporary)
+        else:
+            with temporary.open("wb") as file:
+                file.writelines(_lines(rows, wanted))
+        os.utime(temporary, (0, 0))
 
 
 def _write_arrow(rows: Any, path: Path) -> None:
@@ -112,11 +109,6 @@ def _record_batches(rows: Any) -> Iterator[Any]:
     arrow = rows.with_format("arrow")
     for first in range(0, len(rows), BATCH_ROWS):
         yield from arrow[first : first + BATCH_ROWS].combine_chunks().to_batches()
-
-
-def _write_lines(rows: Any, wanted: RowSelection, path: Path) -> None:
-    with path.open("wb") as file:
-        file.writelines(_lines(rows, wanted))
 
 
 def _lines(rows: Any, wanted: RowSelection) -> Iterator[bytes]:

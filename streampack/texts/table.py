@@ -31,7 +31,7 @@ from streampack.errors import DataError
 from streampack.texts.counts import count_files
 from streampack.texts.inputs.listing import list_inputs
 from streampack.texts.inputs.read import read_pieces, read_rows, with_contents
-from streampack.texts.inputs.shards import open_shard_file, unpacked
+from streampack.texts.inputs.shards import shard_contents, unpacked
 from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
 from streampack.texts.inputs.sources import file_version, open_input
 from streampack.texts.inputs.tables import (
@@ -54,7 +54,6 @@ from streampack.texts.units import (
 )
 from streampack.types import Int64Array
 
-BATCH_ROWS = 256
 MEMORY = "rows"  # what messages call rows in memory
 
 
@@ -108,19 +107,6 @@ class TextTable:
         """Return the number of shards."""
         return len(self.cut.rows)
 
-    @property
-    def shard_rows(self) -> Int64Array:
-        """Rows of each shard, shape (num_shards,)."""
-        return self.cut.rows
-
-    @property
-    def text_bytes(self) -> Int64Array:
-        """Estimate of the text of each shard in bytes, shape (num_shards,).
-
-        Lines as they are, tables without compression.
-        """
-        return self.cut.text
-
     def shard(self, number: int) -> TextShard:
         """Return a shard."""
         cut = self.cut
@@ -152,7 +138,7 @@ class TextTable:
         below = shared.rfind("/") + 1
         files: list[object] = [(file.uri[below:], file.num_bytes) for file in self.files]
         digest = hashlib.blake2b(json.dumps(self.memory or files).encode(), digest_size=16)
-        digest.update(self.shard_rows.tobytes())
+        digest.update(self.cut.rows.tobytes())
         return digest.hexdigest()
 
 
@@ -182,7 +168,7 @@ def open_table(
     >>> folder = Path(getfixture("tmp_path"))
     >>> _ = (folder / "a.jsonl").write_text('{"text": "one"}\\n\\n{"text": "two"}\\n')
     >>> table = open_table(folder / "a.jsonl", RowSelection("text", "text"), folder)
-    >>> len(table), table.shard_rows.tolist(), table.shard(0).place(2)[1]
+    >>> len(table), table.cut.rows.tolist(), table.shard(0).place(2)[1]
     (1, [3], 2)
     """
     wanted = selection if transform is None else RowSelection("row", selection.name)
@@ -230,26 +216,22 @@ def read_shard(
     wanted = selection if transform is None else RowSelection("row", selection.name)
     stop_row, before = shard.first_row + shard.num_rows, 0
     opened = with_contents(shard.units) if decoded is None else [(shard.units[0], None)]
-    units = zip(opened, shard.unit_rows, strict=True)
-    for number, ((unit, contents), num_rows) in enumerate(units):
+    for (unit, contents), num_rows in zip(opened, shard.unit_rows, strict=True):
         taken = range(max(shard.first_row - before, 0), min(stop_row - before, num_rows))
+        skipped = 0
+        if decoded is not None:
+            unit, skipped = _decoded(unit, decoded, taken)
+        own = range(taken.start - skipped, taken.stop - skipped)
         # Rows of Parquet are numbered in the file.
-        base = shard.file_row - shard.first_row if unit.format == "parquet" and not number else 0
-        if decoded is not None and unit.format not in TABLES:
-            unit = _decoded_file(unit, decoded)
-        elif decoded is not None:
-            unit, base = _decoded_slice(decoded, taken)
-            taken, base = range(taken.start - base, taken.stop - base), -base
-        in_file = shard.file_row - shard.first_row if len(shard.units) == 1 else 0
-        batches = read_rows(unit, wanted, BATCH_ROWS, contents, taken=taken)
-        for batch in batches if taken else ():
+        first = shard.file_row if unit.format == "parquet" else shard.first_row
+        first -= before + skipped
+        for batch in read_rows(unit, wanted, contents=contents, taken=own) if taken else ():
             if transform is not None:
                 batch = transform.apply(batch, selection, unit.uri)
-            name = MEMORY if shard.is_memory else shard.units[number].uri
             yield replace(
                 batch,
-                rows=[row - base + before - shard.first_row for row in batch.rows],
-                bad=[BadRow(name, bad.row - base + in_file, bad.reason) for bad in batch.bad],
+                rows=[row - first for row in batch.rows],
+                bad=[BadRow(*shard.place(bad.row - first), bad.reason) for bad in batch.bad],
             )
         before += num_rows
 
@@ -281,7 +263,7 @@ def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
     """
     [unit], [num_rows] = shard.units, shard.unit_rows
     if unit.format == "mds":
-        path.write_bytes(open_shard_file(unit).read())
+        path.write_bytes(shard_contents(unit))
         return
     if unit.format not in TABLES:
         with open_input(unit, is_sequential=True) as opened, path.open("wb") as file:
@@ -299,23 +281,14 @@ def decode_unit(shard: TextShard, selection: RowSelection, path: Path) -> None:
         opened.check()
 
 
-def _decoded_file(unit: InputSlice, path: Path) -> InputSlice:
-    """Return the slice of the decoded file of a whole shard or compressed file."""
+def _decoded(unit: InputSlice, path: Path, taken: range) -> tuple[InputSlice, int]:
+    """Return the slice of a decoded unit that has some rows, and the unit's rows before it."""
     if unit.format == "mds":
-        return unpacked(unit, path)
-    status = path.stat()
-    return replace(
-        unit,
-        uri=str(path),
-        version=file_version(status),
-        compression=None,
-        num_bytes=status.st_size,
-    )
-
-
-def _decoded_slice(path: Path, taken: range) -> tuple[InputSlice, int]:
-    """Return the record batches of a decoded unit that have some rows, and the rows before them."""
+        return unpacked(unit, path), 0
     status, row = path.stat(), 0
+    at: dict[str, Any] = {"uri": str(path), "version": file_version(status), "compression": None}
+    if unit.format not in TABLES:
+        return replace(unit, **at, num_bytes=status.st_size), 0
     found: list[tuple[int, int, int]] = []
     with path.open("rb") as file:
         for kind, begin, end, rows in arrow_messages(file):
@@ -323,6 +296,6 @@ def _decoded_slice(path: Path, taken: range) -> tuple[InputSlice, int]:
                 if row < taken.stop and row + rows > taken.start:
                     found.append((begin, end, row))
                 row += rows
-    version = file_version(status)
-    begin, end = found[0][0], found[-1][1]
-    return InputSlice(str(path), version, "arrow", None, begin, end, end - begin), found[0][2]
+    start, stop = found[0][0], found[-1][1]
+    slice_ = replace(unit, **at, format="arrow", start=start, stop=stop, num_bytes=stop - start)
+    return slice_, found[0][2]

@@ -33,7 +33,6 @@ from streampack.mds.columns import Spans
 from streampack.storage.filesystem import LocalFilesystem
 from streampack.storage.sealed import SEAL_BYTES, seal
 from streampack.texts.inputs.slices import RowBatch
-from streampack.texts.inputs.values import RowSelection
 from streampack.texts.rows import LOSS_MASK, RowEncoder, RowFormat
 from streampack.texts.samples import SampleSchema, list_dtype
 from streampack.texts.table import TextShard, read_shard
@@ -84,11 +83,6 @@ class ShardFormat:
     transform: Transform | None = None
 
     @property
-    def selection(self) -> RowSelection:
-        """The columns that are read."""
-        return self.rows.selection
-
-    @property
     def is_ids(self) -> bool:
         """Whether rows have token ids, so that nothing is tokenized."""
         return self.rows.tokenizer is None
@@ -111,17 +105,6 @@ class ShardFormat:
         """Whether a row may have several samples."""
         return self.is_chat and self.rows.train_on == "each_response"
 
-    def encoder(self) -> RowEncoder:
-        """Return what encodes rows."""
-        columns = dict.fromkeys(self.columns, f"ndarray:{self.column_dtype}")
-        schema = SampleSchema(
-            column=COLUMN,
-            dtype=self.dtype,
-            columns={COLUMN: f"ndarray:{self.dtype}", **columns},
-            per_token=() if self.is_chat else self.columns,
-        )
-        return RowEncoder(self.rows, schema, self.digest)
-
     def reserved_bytes(
         self, text_bytes: Int64Array, rows: Int64Array, tokens_per_byte: float
     ) -> Int64Array:
@@ -140,23 +123,14 @@ def dtype_of(tokenizer: Path | None) -> str:
     return "uint16" if is_small else "int32"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTask:
-    """What a process needs to make a token shard."""
-
-    shard: TextShard
-    format: ShardFormat
-    decoded: Path | None = None
-    """The file with the rows of a unit that is decoded once for its shards."""
-
-
 class _Samples:
     """The samples of a shard, as they are encoded."""
 
-    def __init__(self, task: TokenTask) -> None:
-        self._task = task
+    def __init__(self, shard: TextShard, form: ShardFormat) -> None:
+        self._shard = shard
+        self._form = form
         self.ids: list[npt.NDArray[Any]] = []
-        self.columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in task.format.columns}
+        self.columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in form.columns}
         self.rows: list[int] = []
         self.lengths: list[int] = []
         self.num_bad = self.num_untrained = 0
@@ -167,7 +141,7 @@ class _Samples:
             self._refuse(bad.uri, bad.row, bad.reason)
         for row, samples in zip(batch.rows, encoder.encode(batch), strict=True):
             if isinstance(samples, str):
-                self._refuse(*self._task.shard.place(row), samples)
+                self._refuse(*self._shard.place(row), samples)
                 continue
             for sample in samples:
                 self._add(row, sample)
@@ -175,7 +149,7 @@ class _Samples:
     def _add(self, row: int, sample: dict[str, Any] | None) -> None:
         if sample is None:
             return
-        if self._task.format.is_chat and not sample[LOSS_MASK].any():
+        if self._form.is_chat and not sample[LOSS_MASK].any():
             self.num_untrained += 1
             return
         for name, values in self.columns.items():
@@ -186,14 +160,14 @@ class _Samples:
 
     def _refuse(self, uri: str, row: int, reason: str) -> None:
         self.num_bad += 1
-        if self._task.format.on_bad_row == "error":
+        if self._form.on_bad_row == "error":
             raise BadRowsError(f"{uri}, row {row}: {reason}{OR_SKIP}", uri=uri)
 
     def pieces(self) -> tuple[ShardCounts, list[bytes]]:
         """Return the counts, and a file's contents after its seal."""
-        form, num_rows = self._task.format, self._task.shard.num_rows
+        form = self._form
         rows, own = np.array(self.rows, np.int64), np.array(self.lengths, np.int64)
-        has_none = np.ones(num_rows, np.bool_)
+        has_none = np.ones(self._shard.num_rows, np.bool_)
         has_none[rows] = False
         # Rows without a sample get an empty one, at their place.
         all_rows = np.concatenate([rows, np.flatnonzero(has_none)])
@@ -221,25 +195,34 @@ class _Samples:
         return counts, [table.tobytes() for table in tables]
 
 
-def make_token_shard(task: TokenTask, to: Path) -> ShardCounts:
-    """Tokenize a text shard into a file.
+def make_token_shard(
+    shard: TextShard, form: ShardFormat, decoded: Path | None, to: Path
+) -> ShardCounts:
+    """Tokenize a text shard into a file; `decoded` is as in `read_shard`.
 
     Raises:
-        ConfigError: If the tokenizer is another one than that of the task.
+        ConfigError: If the tokenizer is another one than that of the format.
         DataError: If a row is bad and may not be skipped, or a file is damaged or has changed.
     """
-    form, samples = task.format, _Samples(task)
-    encoder = _encoder(form)
-    for batch in read_shard(task.shard, form.selection, form.transform, decoded=task.decoded):
+    encoder, samples = row_encoder(form), _Samples(shard, form)
+    for batch in read_shard(shard, form.rows.selection, form.transform, decoded=decoded):
         samples.add(batch, encoder)
     counts, pieces = samples.pieces()
     LocalFilesystem().write(to, [seal(MAGIC, pieces), *pieces])
     return counts
 
 
-@lru_cache(maxsize=2)
-def _encoder(form: ShardFormat) -> RowEncoder:
-    return form.encoder()  # once per process: it hashes the tokenizer's files
+@lru_cache(maxsize=2)  # it hashes the tokenizer's files
+def row_encoder(form: ShardFormat) -> RowEncoder:
+    """Return what encodes the rows of a format."""
+    columns = dict.fromkeys(form.columns, f"ndarray:{form.column_dtype}")
+    schema = SampleSchema(
+        column=COLUMN,
+        dtype=form.dtype,
+        columns={COLUMN: f"ndarray:{form.dtype}", **columns},
+        per_token=() if form.is_chat else form.columns,
+    )
+    return RowEncoder(form.rows, schema, form.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

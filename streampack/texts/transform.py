@@ -16,7 +16,6 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from streampack.errors import ConfigError, short_text
-from streampack.texts.inputs.lines import BatchCollector
 from streampack.texts.inputs.slices import RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
 
@@ -80,21 +79,20 @@ class Transform:
     def apply(self, batch: RowBatch, selection: RowSelection, uri: str) -> RowBatch:
         """Return the rows of a batch of whole rows, without those that it omits."""
         function = self.load()
-        rows = BatchCollector(uri, selection)
-        rows.batch.bad += batch.bad
+        rows = RowBatch.of(selection)
+        rows.bad += batch.bad
         for number, row in zip(batch.rows, batch.values, strict=True):
             try:
                 made = function(row)
             except Exception as error:  # of the user
-                rows.refuse(
-                    number, f"transform={self.name!r} raised {type(error).__name__}: {error}"
-                )
+                reason = f"transform={self.name!r} raised {type(error).__name__}: {error}"
+                rows.refuse(uri, number, reason)
                 continue
             try:
                 if made is not None and not isinstance(made, Mapping):
                     raise BadValueError(f"returned {short_text(made)}, not a row or None")
                 if made is not None:
-                    rows.add(number, made)
+                    rows.add(selection, number, made)
             except BadValueError as error:
-                rows.refuse(number, f"after transform={self.name!r}: {error}")
-        return rows.batch
+                rows.refuse(uri, number, f"after transform={self.name!r}: {error}")
+        return rows

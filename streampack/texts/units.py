@@ -26,7 +26,7 @@ from streampack.errors import DataError
 from streampack.texts.inputs.lines import DELIMITERS, csv_ends, refuse_array
 from streampack.texts.inputs.read import read_pieces
 from streampack.texts.inputs.shards import is_compressed_shard, raw_bytes_of
-from streampack.texts.inputs.slices import WHOLE, InputSlice
+from streampack.texts.inputs.slices import InputSlice
 from streampack.texts.inputs.sources import open_input
 from streampack.texts.inputs.tables import batch_sizes, group_sizes
 from streampack.texts.inputs.values import RowSelection
@@ -55,23 +55,15 @@ def join_pieces(
 
     `counted` are those of the files that are counted, in order.
     """
-    numbers = np.array([is_counted(file) for file in files])
-    num = np.ones(len(files), np.int64)
-    num[numbers] = list(map(len, counted))
-    is_of_counted = np.repeat(numbers, num)
-    pieces = np.empty((int(num.sum()), 5), np.int64)
-    pieces[is_of_counted] = np.concatenate([np.zeros((0, 5), np.int64), *counted])
-    pieces[~is_of_counted] = np.array(
-        [
-            (0, file.stop, file.stop, raw_bytes_of(file), file.num_bytes)
-            if file.format == "mds"
-            else (0, WHOLE, 1, file.num_bytes, file.num_bytes)
-            for file in files
-            if not is_counted(file)
-        ],
-        np.int64,
-    ).reshape(-1, 5)
-    return pieces, num
+    known = iter(counted)
+    pieces = [next(known) if is_counted(file) else _whole_piece(file) for file in files]
+    return np.concatenate(pieces), np.array(list(map(len, pieces)), np.int64)
+
+
+def _whole_piece(file: InputSlice) -> Int64Array:
+    is_shard = file.format == "mds"
+    rows, text = (file.stop, raw_bytes_of(file)) if is_shard else (1, file.num_bytes)
+    return np.array([(0, file.stop, rows, text, file.num_bytes)], np.int64)
 
 
 def count_file(
@@ -168,6 +160,7 @@ class Cut:
     """Rows of the file before the shard."""
     rows: Int64Array
     text: Int64Array
+    """Estimate of its text in bytes: lines as they are, tables without compression."""
     decoded: Int64Array
     """Bytes of text of the unit if it is decoded once for its shards, else 0."""
 

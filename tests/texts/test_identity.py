@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from streampack.errors import ConfigError
 from streampack.texts import units
 from streampack.texts.identity import Identity, described, fingerprint, probe, token_shard_name
-from streampack.texts.rows import RowEncoder, RowFormat, tokenizer_digest
-from streampack.texts.samples import SampleSchema
+from streampack.texts.rows import RowFormat, tokenizer_digest
 from streampack.texts.table import TextTable, open_table
+from streampack.texts.token_shard import ShardFormat
 from streampack.texts.tokenization import load_tokenizer, tokenizer_folder
 from streampack.texts.transform import Transform
 from tests.helpers.inputs import TEXT, write_rows
@@ -45,9 +45,8 @@ def names_of(table: TextTable, identity: Identity) -> set[str]:
     return {token_shard_name(table, number, identity) for number in range(len(table))}
 
 
-def encoder(rows: RowFormat) -> RowEncoder:
-    schema = SampleSchema(column="t", dtype="uint16", columns={"t": "ndarray:uint16"})
-    return RowEncoder(rows, schema, tokenizer_digest(rows))
+def probe_of(table: TextTable, rows: RowFormat) -> tuple[str, float]:
+    return probe(table, ShardFormat(rows=rows, digest=tokenizer_digest(rows), dtype="uint16"))
 
 
 CHANGES = {
@@ -66,7 +65,7 @@ def test_an_option_that_changes_ids_changes_names_and_fingerprint(change, tmp_pa
     table = open_table(write_rows(tmp_path / "a.jsonl", TEXTS), TEXT, tmp_path)
     before = Identity.of(rows_of(words))
     after = Identity.of(CHANGES[change](tmp_path, rows_of(words)))
-    probed = probe(table, rows_of(words), encoder(rows_of(words)))
+    probed, _ = probe_of(table, rows_of(words))
     assert names_of(table, before).isdisjoint(names_of(table, after))
     assert fingerprint(described(table, before, probed)) != fingerprint(
         described(table, after, probed)
@@ -112,7 +111,7 @@ def test_another_version_of_a_file_or_a_library_changes_names_and_no_fingerprint
     path = write_rows(tmp_path / "a.jsonl", TEXTS)
     table, rows = open_table(path, TEXT, tmp_path), rows_of(words)
     identity = Identity.of(rows)
-    probed = probe(table, rows, encoder(rows))
+    probed, _ = probe_of(table, rows)
     assert len(names_of(table, identity)) == len(table) > 2
 
     os.utime(path, (1, 1))
@@ -128,8 +127,8 @@ def test_another_version_of_a_file_or_a_library_changes_names_and_no_fingerprint
     assert fingerprint(described(table, upgraded, probed)) == fingerprint(
         described(table, identity, probed)
     )
-    other = replace(probed, digest="other")  # the library gives other ids
-    assert fingerprint(described(table, upgraded, other)) != fingerprint(
+    # The library gives other ids.
+    assert fingerprint(described(table, upgraded, "other")) != fingerprint(
         described(table, identity, probed)
     )
 
@@ -150,19 +149,19 @@ def test_a_probe_reads_the_first_rows_and_no_more(tmp_path, words):
     few = open_table(write_rows(tmp_path / "a.jsonl", TEXTS[:256]), TEXT, tmp_path)
     more = open_table(write_rows(tmp_path / "b.jsonl", TEXTS[:256] + ["c"] * 9), TEXT, tmp_path)
     other = open_table(write_rows(tmp_path / "c.jsonl", ["c", *TEXTS[1:256]]), TEXT, tmp_path)
-    one, two, three = (probe(table, rows, encoder(rows)) for table in (few, more, other))
+    one, two, three = (probe_of(table, rows) for table in (few, more, other))
     assert one == two
-    assert one.digest != three.digest
+    assert one[0] != three[0]
     ids = [["a", "b c"], ["a b", "c"]]  # the same ids in other rows
-    split = [probe(open_table(each, TEXT, tmp_path), rows, encoder(rows)).digest for each in ids]
+    split = [probe_of(open_table(each, TEXT, tmp_path), rows)[0] for each in ids]
     assert split[0] != split[1]
     tokens = sum(len(text.split()) for text in TEXTS[:256])
-    assert one.tokens_per_byte == tokens / sum(len(json.dumps(text)) for text in TEXTS[:256])
+    assert one[1] == tokens / sum(len(json.dumps(text)) for text in TEXTS[:256])
 
     long = open_table(write_rows(tmp_path / "d.jsonl", ["a " * 300_000] * 3), TEXT, tmp_path)
-    assert probe(long, rows, encoder(rows)).tokens_per_byte == pytest.approx(0.5, rel=1e-3)
+    assert probe_of(long, rows)[1] == pytest.approx(0.5, rel=1e-3)
     empty = open_table(write_rows(tmp_path / "e.jsonl", [""]), TEXT, tmp_path)
-    assert probe(empty, rows, encoder(rows)).tokens_per_byte == 0.25
+    assert probe_of(empty, rows)[1] == 0.25
 
 
 def test_a_name_of_the_hub_is_resolved_to_a_revision_offline_too(tmp_path, words, monkeypatch):

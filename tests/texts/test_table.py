@@ -175,11 +175,9 @@ def test_the_shards_of_any_input_have_its_rows_in_order(kind, tmp_path):
     values, bad = rows_of(table, tmp_path, selection)
     assert values == TEXTS
     assert bad == []
-    assert int(table.first_sample[-1]) == table.shard_rows.sum() == len(TEXTS)
+    assert int(table.first_sample[-1]) == table.cut.rows.sum() == len(TEXTS)
     assert len(table) > 2
-    places = [
-        table.shard(n).place(r) for n in range(len(table)) for r in range(table.shard_rows[n])
-    ]
+    places = [table.shard(n).place(r) for n in range(len(table)) for r in range(table.cut.rows[n])]
     names = ["rows" if table.memory else file.uri for file in table.files]
     counts = zip(names, table.file_rows.tolist(), strict=True)
     assert places == [(name, row) for name, num in counts for row in range(num)]
@@ -218,7 +216,7 @@ def test_lines_are_rows_of_the_table_whatever_they_hold(kinds, ends):
         path.write_bytes(b'{"text": "z"}\n' + data)
         table = opened(path, folder)
         assert (
-            table.shard_rows.sum()
+            table.cut.rows.sum()
             == (b'{"text": "z"}\n' + data.removesuffix(b"\n")).count(b"\n") + (1 if data else 0)
             if data
             else 1
@@ -296,7 +294,7 @@ def test_many_small_files_share_shards_and_stay_whole(tmp_path):
         (folder / f"{number:03}.txt").write_text(f"{number} " * 50)
     table = opened(folder, tmp_path)
     assert 3 <= len(table) <= 10
-    assert table.shard_rows.sum() == 100
+    assert table.cut.rows.sum() == 100
     assert all(unit.start == 0 and unit.stop == -1 for unit in table.shard(1).units)
     assert rows_of(table, tmp_path)[0][42] == "42 " * 50
 
@@ -311,7 +309,7 @@ def test_the_cut_is_a_function_of_the_files_alone(tmp_path):
     one = opened(str(tmp_path / "one" / "*.*"), tmp_path / "cache")
     two = opened(str(tmp_path / "two"), tmp_path / "other")
     assert one.digest() == two.digest()
-    assert (one.shard_rows == two.shard_rows).all()
+    assert (one.cut.rows == two.cut.rows).all()
     write_rows(tmp_path / "two" / "c.csv", TEXTS[1:])
     assert opened(str(tmp_path / "two"), tmp_path / "other").digest() != one.digest()
 
@@ -406,7 +404,7 @@ def test_two_hundred_thousand_shards_open_in_a_second_and_100_mib(tmp_path):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert opened_path.exists()
-    assert table.shard_rows.sum() == num * 1000
+    assert table.cut.rows.sum() == num * 1000
     assert peak < 100 << 20
     assert took < 1
 
@@ -431,7 +429,7 @@ def test_what_cannot_be_cut_is_refused_with_a_way_out(tmp_path):
 def test_repeated_texts_of_parquet_are_cut_by_what_they_decode_to(tmp_path):
     texts = [f"{number % 10} " * 2000 for number in range(5000)]  # 20 MB, in 50 kB of Parquet
     table = opened(write_rows(tmp_path / "a.parquet", texts, 5000), tmp_path)
-    assert max(table.text_bytes) < 2 * units.SHARD_BYTES
+    assert max(table.cut.text) < 2 * units.SHARD_BYTES
     assert rows_of(table, tmp_path)[0] == texts
     [decoded] = tmp_path.glob("decoded-*")
     assert pa.ipc.open_file(decoded).num_record_batches >= len(table)
@@ -519,7 +517,7 @@ def test_small_objects_of_a_store_share_shards(tmp_path):
 def test_shards_that_an_index_names_are_not_looked_up_one_by_one(tmp_path, monkeypatch):
     folder = write_mds(tmp_path / "mds")
     monkeypatch.delattr(sources, "_found")
-    assert sum(opened(folder, tmp_path).shard_rows) == len(TEXTS)
+    assert sum(opened(folder, tmp_path).cut.rows) == len(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet", "mds", "lit"])

@@ -27,7 +27,7 @@ from streampack.streams import Stream, open_stream
 from streampack.texts import RowFormat, pool
 from streampack.texts.rows import tokenizer_digest
 from streampack.texts.table import open_table
-from streampack.texts.token_shard import ShardFormat, TokenTask, make_token_shard
+from streampack.texts.token_shard import ShardFormat, make_token_shard
 from streampack.write import WriteOptions, engines, files, merge, verify, write_texts
 from streampack.write.job_output import LocalOutput
 from tests.helpers.caches import read_all
@@ -407,12 +407,11 @@ def test_a_text_above_the_limit_is_a_bad_row_in_a_stream_and_in_a_token_shard(
     options = options_of(tmp_path, rows=rows, on_bad_row="skip")
     assert write_texts([path], tmp_path / "s", options).num_bad_rows == 2
     form = ShardFormat(rows=rows, digest=tokenizer_digest(rows), dtype="uint16")
-    table = open_table(path, form.selection, tmp_path)
-    task = partial(make_token_shard, to=tmp_path / "shard")
+    table = open_table(path, rows.selection, tmp_path)
+    make = partial(make_token_shard, table.shard(0), decoded=None, to=tmp_path / "shard")
     with pytest.raises(BadRowsError, match=r"row 1: has 102 bytes of text, but may have 100"):
-        task(TokenTask(shard=table.shard(0), format=form))
-    skips = replace(form, on_bad_row="skip")
-    assert task(TokenTask(shard=table.shard(0), format=skips)).num_bad == 2
+        make(form)
+    assert make(replace(form, on_bad_row="skip")).num_bad == 2
 
 
 def damage(path: Path) -> None:

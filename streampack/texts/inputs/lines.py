@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from streampack.errors import DamagedInputError, DataError
-from streampack.texts.inputs.slices import BadRow, InputSlice, RowBatch
+from streampack.texts.inputs.slices import InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection, to_tokens
 
 BOM = b"\xef\xbb\xbf"
@@ -113,17 +113,17 @@ def _batch_of_lines(
     lines: Sequence[bytes], first: int, begin: int, slice_: InputSlice, wanted: RowSelection
 ) -> RowBatch:
     """Return the rows of lines, of which any may be bad; `begin` is the byte of the first."""
-    rows = BatchCollector(slice_.uri, wanted)
+    batch = RowBatch.of(wanted)
     for number, line in enumerate(lines, first):
         if line and not line.isspace():
             try:
-                _add_line(rows, number, line, wanted)
+                _add_line(batch, number, line, wanted)
             except BadValueError as error:
                 # In a compressed file no byte can be looked up.
                 where = "" if slice_.compression else f" (the line at byte {begin})"
-                rows.refuse(number, f"{error}{where}")
+                batch.refuse(slice_.uri, number, f"{error}{where}")
         begin += len(line) + 1
-    return rows.batch
+    return batch
 
 
 def _checked_start(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[bytes]:
@@ -151,17 +151,17 @@ def refuse_array(first: bytes, uri: str) -> None:
         )
 
 
-def _add_line(rows: BatchCollector, number: int, line: bytes, wanted: RowSelection) -> None:
+def _add_line(batch: RowBatch, number: int, line: bytes, wanted: RowSelection) -> None:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         row = _lenient_json(line, error)
     if type(row) is dict:
-        rows.add(number, row)
+        batch.add(wanted, number, row)
     elif isinstance(row, list) and wanted.option == "tokens" and not wanted.keep:
-        rows.add_value(number, to_tokens(row))
+        batch.add_value(number, to_tokens(row))
     elif isinstance(row, list) and not wanted.name:
-        rows.add_value(number, {"tokens": row})
+        batch.add_value(number, {"tokens": row})
     else:
         also = " or a list of token ids" if wanted.option == "tokens" else ""
         raise BadValueError(f"{type(row).__name__}, but a row must be a JSON object{also}")
@@ -181,7 +181,7 @@ def read_text(
     pieces: Iterable[bytes], slice_: InputSlice, wanted: RowSelection, _: int, _taken: range = ALL
 ) -> Iterator[RowBatch]:
     """Yield the one row of a text file, without a byte order mark."""
-    rows = BatchCollector(slice_.uri, wanted)
+    batch = RowBatch.of(wanted)
     data = b"".join(pieces).removeprefix(BOM)
     try:
         if wanted.option not in ("text", "row") or wanted.keep:
@@ -190,12 +190,12 @@ def read_text(
                 "omit columns= and chat=, or name files of rows"
             )
         text = data.decode()
-        rows.add_value(0, text if wanted.option == "text" else {"text": text})
+        batch.add_value(0, text if wanted.option == "text" else {"text": text})
     except UnicodeDecodeError as error:
-        rows.refuse(0, f"byte {error.start} is not valid UTF-8; name text files only")
+        batch.refuse(slice_.uri, 0, f"byte {error.start} is not valid UTF-8; name text files only")
     except BadValueError as error:
-        rows.refuse(0, error)
-    yield rows.batch
+        batch.refuse(slice_.uri, 0, error)
+    yield batch
 
 
 def read_csv(
@@ -214,7 +214,7 @@ def read_csv(
     """
     parsed = _csv_rows(_csv_lines(pieces), slice_.uri, DELIMITERS[slice_.format])
     _, header = next(parsed, (0, []))
-    rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
+    batch, num_bytes = RowBatch.of(wanted), 0
     try:
         for number, (line, row) in enumerate(islice(parsed, taken.stop)):
             if number < taken.start:
@@ -224,20 +224,20 @@ def read_csv(
                 if len(row) != len(header):
                     raise BadValueError(f"{len(row)} values, but {len(header)} columns; fix it")
                 num_bytes += len("".join(row).encode())
-                rows.add(number, dict(zip(header, row, strict=True)))
+                batch.add(wanted, number, dict(zip(header, row, strict=True)))
             except UnicodeEncodeError:
-                rows.refuse(number, f"not valid UTF-8{where}; fix or remove it")
+                batch.refuse(slice_.uri, number, f"not valid UTF-8{where}; fix or remove it")
             except BadValueError as error:
-                rows.refuse(number, f"{error}{where}")
-            if rows.batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
-                yield rows.batch
-                rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
+                batch.refuse(slice_.uri, number, f"{error}{where}")
+            if batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
+                yield batch
+                batch, num_bytes = RowBatch.of(wanted), 0
     except DamagedInputError:
-        if rows.batch.num_rows:
-            yield rows.batch
+        if batch.num_rows:
+            yield batch
         raise
-    if rows.batch.num_rows:
-        yield rows.batch
+    if batch.num_rows:
+        yield batch
 
 
 def csv_ends(pieces: Iterable[bytes], slice_: InputSlice) -> Iterator[int]:
@@ -291,27 +291,3 @@ def _csv_lines(pieces: Iterable[bytes]) -> Iterator[str]:
     for block in line_blocks(pieces):
         data, begin = block.removeprefix(begin), b""
         yield from io.StringIO(data.decode(errors="surrogateescape"), newline="\n")
-
-
-class BatchCollector:
-    """Takes rows one at a time into a batch."""
-
-    def __init__(self, uri: str, wanted: RowSelection) -> None:
-        self._uri = uri
-        self._wanted = wanted
-        self.batch = RowBatch(kept={name: [] for name in wanted.keep})
-
-    def add(self, row: int, values: Any) -> None:
-        """Add the columns of a row, unless they are refused with a BadValueError."""
-        value = self._wanted.value_in(values)
-        kept = self._wanted.kept_in(values) if self._wanted.keep else ()
-        self.add_value(row, value)
-        for name, item in zip(self._wanted.keep, kept, strict=True):
-            self.batch.kept[name].append(item)
-
-    def add_value(self, row: int, value: Any) -> None:
-        self.batch.rows.append(row)
-        self.batch.values.append(value)
-
-    def refuse(self, row: int, reason: str | BadValueError) -> None:
-        self.batch.bad.append(BadRow(self._uri, row, str(reason)))

@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from streampack._paths import folder_of, is_url, shown_path
 from streampack.errors import DamagedInputError, DataError
@@ -52,6 +52,7 @@ FORMATS: dict[str, Format] = {
 }
 COMPRESSIONS: dict[str, Compression] = {".gz": "gz", ".zst": "zst"}
 SCAN_BYTES = 1 << 16
+Range: TypeAlias = tuple[int, int, int]
 TABLES = ("parquet", "arrow")
 """Formats with column types and a compression of their own; pyarrow reads them."""
 
@@ -89,15 +90,15 @@ def list_inputs(inputs: Sequence[str]) -> list[InputSlice]:
             elif is_url(path):
                 text = "0 files; check the URL, and the access to it"
             raise DataError(f"{path}: {text}", uri=path)
-        indexes = list(map(index_of_shards, listings))
-        found = chain.from_iterable(
-            _with_rows(listing)
-            for listing, index in zip(listings, indexes, strict=True)
-            if index is None
-        )
-        shards = chain.from_iterable(map(shard_slices, filter(None, indexes)))
+        shards: list[InputSlice] = []
+        found: list[StoredObject] = []
+        for listing in listings:
+            if index := index_of_shards(listing):
+                shards += shard_slices(index)
+            else:
+                found += _with_rows(listing)
         plain = sorted(found, key=lambda file: file.url)
-        for file in chain(shards, _input_files(uri, plain) if plain or not any(indexes) else ()):
+        for file in chain(shards, _input_files(uri, plain) if plain or not shards else ()):
             if file.uri in files:
                 raise DataError(
                     f"{file.uri}: is named twice (again by {uri}); name it once, and give its "
@@ -227,11 +228,11 @@ def split_inputs(
 
 def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
     """Return the slices of one file."""
-    sizes_of = SIZES.get(file.format)
-    if file.compression or sizes_of is None or file.num_bytes <= part_bytes:
+    ranges_of = RANGES.get(file.format)
+    if file.compression or ranges_of is None or file.num_bytes <= part_bytes:
         return [file]
     with open_input(file, is_sequential=False) as opened:
-        parts = list(_grouped(sizes_of(opened.file, file, part_bytes), part_bytes))
+        parts = list(ranges_of(opened.file, file, part_bytes))
     if len(parts) < 2:
         return [file]
     return [
@@ -240,15 +241,21 @@ def split_file(file: InputSlice, part_bytes: int) -> list[InputSlice]:
     ]
 
 
-def _grouped(sizes: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Yield start, stop and size of ranges of pieces, which have (end, size) each.
+def _line_ranges(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[Range]:
+    begin = 0
+    while begin < of.num_bytes:
+        file.seek(min(begin + part_bytes, of.num_bytes) - 1)
+        while (piece := file.readline(SCAN_BYTES)) and not piece.endswith(b"\n"):
+            pass
+        end = file.tell()
+        yield begin, end, end - begin
+        begin = end
 
-    >>> list(_grouped([(1, 60), (2, 60), (3, 10)], 100))
-    [(0, 2, 120), (2, 3, 10)]
-    """
+
+def _group_ranges(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[Range]:
     start = stop = num_bytes = 0
-    for stop, size in sizes:
-        num_bytes += size
+    for _, stop, _, _, at_rest in group_sizes(file, of.uri, RowSelection("row", "")):
+        num_bytes += at_rest
         if num_bytes >= part_bytes:
             yield start, stop, num_bytes
             start, num_bytes = stop, 0
@@ -256,31 +263,5 @@ def _grouped(sizes: Iterable[tuple[int, int]], part_bytes: int) -> Iterator[tupl
         yield start, stop, num_bytes
 
 
-def _lines(file: BinaryIO, of: InputSlice, part_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield (end, size) of pieces of lines, each the fewest that have part_bytes."""
-    begin = 0
-    while begin < of.num_bytes:
-        end = _line_end(file, min(begin + part_bytes, of.num_bytes) - 1)
-        yield end, end - begin
-        begin = end
-
-
-def _line_end(file: BinaryIO, position: int) -> int:
-    file.seek(position)
-    while piece := file.read(SCAN_BYTES):
-        found = piece.find(b"\n")
-        if found >= 0:
-            return position + found + 1
-        position += len(piece)
-    return position
-
-
-def _row_groups(file: BinaryIO, of: InputSlice, _: int) -> Iterator[tuple[int, int]]:
-    groups = group_sizes(file, of.uri, RowSelection("row", ""))
-    return ((end, at_rest) for _, end, _, _, at_rest in groups)
-
-
-SIZES: dict[str, Callable[[BinaryIO, InputSlice, int], Iterable[tuple[int, int]]]] = {
-    "jsonl": _lines,
-    "parquet": _row_groups,
-}
+RANGES = {"jsonl": _line_ranges, "parquet": _group_ranges}
+"""What yields start, stop and size of the slices of a file that is cut, by its format."""

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any, BinaryIO
 
 import zstandard
 
-from streampack._checks import read_count
 from streampack._paths import is_url
 from streampack._threads import ordered_thread_map
 from streampack.errors import DamagedInputError, DataError
@@ -36,16 +35,10 @@ from streampack.texts.inputs.lines import (
     read_jsonl,
     read_text,
 )
-from streampack.texts.inputs.shards import open_shard_file, read_mds
-from streampack.texts.inputs.slices import (
-    WHOLE,
-    BadRow,
-    Compression,
-    InputSlice,
-    RowBatch,
-)
+from streampack.texts.inputs.shards import read_mds, shard_contents
+from streampack.texts.inputs.slices import WHOLE, BadRow, Compression, InputSlice, RowBatch
 from streampack.texts.inputs.sources import OpenInput, open_input, read_object
-from streampack.texts.inputs.tables import READERS
+from streampack.texts.inputs.tables import read_arrow, read_parquet
 from streampack.texts.inputs.values import RowSelection
 
 SMALL_BYTES = 1 << 20  # of an object that is fetched whole
@@ -54,10 +47,8 @@ PIECE_BYTES = 1 << 20
 PACKED_BYTES = 1 << 16  # per decompression step
 FAMILIES: dict[Compression, str] = {"gz": "gz", "zst": "zstd"}
 
-TABLE_READERS = {**READERS, "mds": read_mds}
-LINE_READERS: dict[
-    str, Callable[[Iterable[bytes], InputSlice, RowSelection, int, range], Iterator[RowBatch]]
-] = {
+TABLE_READERS = {"parquet": read_parquet, "arrow": read_arrow, "mds": read_mds}
+LINE_READERS = {
     "jsonl": read_jsonl,
     "text": read_text,
     "markdown": read_text,
@@ -116,9 +107,14 @@ def read_rows(
     >>> [(bad.row, bad.reason.split(",")[0]) for bad in batch.bad]
     [(1, "column 'text' is of type int")]
     """
-    batch_rows = read_count("batch_rows", batch_rows)
     is_lines = slice_.format in LINE_READERS
-    with _opened(slice_, contents, is_sequential=is_lines) as opened:
+    if slice_.format == "mds":
+        contents = shard_contents(slice_)
+    with (
+        open_input(slice_, is_sequential=is_lines)
+        if contents is None
+        else nullcontext(OpenInput(io.BytesIO(contents), lambda: None))
+    ) as opened:
         file = opened.file
         if is_lines:
             pieces = read_pieces(file, slice_.uri, slice_.compression, slice_.num_bytes)
@@ -142,16 +138,7 @@ def read_rows(
             reason = str(error).removeprefix(f"{slice_.uri}: ")
             unit = "file" if slice_.stop == WHOLE else "part"
             rest = BadRow(slice_.uri, row, f"the rest of the {unit} is omitted: {reason}")
-            yield RowBatch(kept={name: [] for name in selection.keep}, bad=[rest])
-
-
-def _opened(
-    slice_: InputSlice, contents: bytes | None, *, is_sequential: bool
-) -> AbstractContextManager[OpenInput]:
-    if slice_.format != "mds" and contents is None:
-        return open_input(slice_, is_sequential=is_sequential)
-    file = open_shard_file(slice_) if contents is None else io.BytesIO(contents)
-    return nullcontext(OpenInput(file, lambda: None))
+            yield replace(RowBatch.of(selection), bad=[rest])
 
 
 def _names_of(slice_: InputSlice) -> bytes:

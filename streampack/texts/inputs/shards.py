@@ -17,7 +17,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,10 +32,10 @@ from streampack.mds.index import INDEX_FILE, Layout, Shard, parse_index
 from streampack.mds.length_file import index_digest
 from streampack.stores.objects import StoredObject
 from streampack.stores.retries import request
-from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES, BatchCollector
+from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES
 from streampack.texts.inputs.slices import WHOLE, InputSlice, RowBatch
 from streampack.texts.inputs.sources import WAY_OUT, Listing, file_version
-from streampack.texts.inputs.tables import read_arrow
+from streampack.texts.inputs.tables import columns_to_read, read_arrow
 from streampack.texts.inputs.values import BadValueError, RowSelection
 
 ENDINGS = (".mds", ".bin", *(f".{kind}.{family}" for kind in ("mds", "bin") for family in CODECS))
@@ -120,8 +120,8 @@ def unpacked(slice_: InputSlice, path: Path) -> InputSlice:
     return replace(slice_, uri=str(path), version=version, num_bytes=size)
 
 
-def open_shard_file(slice_: InputSlice) -> BinaryIO:
-    """Fetch, verify and unpack a shard; return its bytes as a file.
+def shard_contents(slice_: InputSlice) -> bytes:
+    """Fetch, verify and unpack a shard.
 
     Raises:
         DataError: If it cannot be read, or is not the one that index.json lists.
@@ -143,17 +143,12 @@ def open_shard_file(slice_: InputSlice) -> BinaryIO:
         except ConfigError:  # a library that is not installed
             raise
         except Exception as error:  # each codec raises its own exceptions
-            raise DamagedInputError(
-                f"{slice_.uri}: cannot be decompressed ({error}); make a new copy", uri=slice_.uri
-            ) from error
+            raise _damaged(slice_, f"cannot be decompressed ({error})") from error
         if len(data) != raw_bytes_of(slice_):
-            raise DamagedInputError(
-                f"{slice_.uri}: unpacks to {len(data)} bytes, but index.json says "
-                f"{raw_bytes_of(slice_)}; make a new copy",
-                uri=slice_.uri,
-            )
+            unpacked_to = f"unpacks to {len(data)} bytes"
+            raise _damaged(slice_, f"{unpacked_to}, but index.json says {raw_bytes_of(slice_)}")
     _verify(data, slice_, is_raw=True)
-    return io.BytesIO(data)
+    return data
 
 
 def _verify(data: bytes, slice_: InputSlice, *, is_raw: bool) -> None:
@@ -162,11 +157,11 @@ def _verify(data: bytes, slice_: InputSlice, *, is_raw: bool) -> None:
     if name in HASHES and slice_.version.startswith(RAW) == is_raw:
         found = HASHES[name](data).hexdigest()
         if found != stated:
-            raise DamagedInputError(
-                f"{slice_.uri}: its {name} is {found}, but index.json says {stated}; make a new "
-                "copy",
-                uri=slice_.uri,
-            )
+            raise _damaged(slice_, f"its {name} is {found}, but index.json says {stated}")
+
+
+def _damaged(slice_: InputSlice, problem: str) -> DamagedInputError:
+    return DamagedInputError(f"{slice_.uri}: {problem}; make a new copy", uri=slice_.uri)
 
 
 def read_mds(
@@ -176,7 +171,7 @@ def read_mds(
     batch_rows: int,
     taken: range = ALL,
 ) -> Iterator[RowBatch]:
-    """Yield the rows of a shard, from `open_shard_file`; columns of arrays are bytes."""
+    """Yield the rows of a shard, from `shard_contents`; columns of arrays are bytes."""
     contents = file.read()
     if contents.endswith(ARROW_ROWS):
         end = len(contents) - 4 - len(ARROW_ROWS)
@@ -188,30 +183,24 @@ def read_mds(
     data = np.frombuffer(contents, np.uint8)
     layout, num_rows = _head_of(data, slice_)
     offsets = sample_offsets(data, num_rows, slice_.uri)
-    try:
-        names = set(wanted.columns_in(layout.names))
-    except BadValueError:
-        names = set()  # each row is then bad
-    rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
+    names = columns_to_read(layout.names, wanted) or ()
+    batch, num_bytes = RowBatch.of(wanted), 0
     for number in range(num_rows)[taken.start : taken.stop]:
         size = int(offsets[number + 1] - offsets[number])
         num_bytes += size
         try:
             values = list(sample_values(data, number, layout))
             if 4 * layout.num_variable + sum(len(value) for *_, value in values) != size:
-                raise DamagedInputError(
-                    f"{slice_.uri}: row {number} has {size} bytes, which its columns do not add up "
-                    "to; make a new copy",
-                    uri=slice_.uri,
-                )
-            rows.add(number, _row_of(values, names))
+                problem = f"row {number} has {size} bytes, which its columns do not add up to"
+                raise _damaged(slice_, problem)
+            batch.add(wanted, number, _row_of(values, names))
         except BadValueError as error:
-            rows.refuse(number, error)
-        if rows.batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
-            yield rows.batch
-            rows, num_bytes = BatchCollector(slice_.uri, wanted), 0
-    if rows.batch.num_rows:
-        yield rows.batch
+            batch.refuse(slice_.uri, number, error)
+        if batch.num_rows >= batch_rows or num_bytes >= MAX_BATCH_BYTES:
+            yield batch
+            batch, num_bytes = RowBatch.of(wanted), 0
+    if batch.num_rows:
+        yield batch
 
 
 def _head_of(data: Any, slice_: InputSlice) -> tuple[Layout, int]:
@@ -229,16 +218,13 @@ def _head_of(data: Any, slice_: InputSlice) -> tuple[Layout, int]:
                 config[f"column_{field}"] for field in ("names", "encodings", "sizes")
             )
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise DamagedInputError(
-            f"{slice_.uri}: its head does not state its columns ({error}); make a new copy",
-            uri=slice_.uri,
-        ) from error
+        raise _damaged(slice_, f"its head does not state its columns ({error})") from error
     return Layout(
         names=tuple(names), encodings=tuple(encodings), sizes=tuple(sizes), format=kind
     ), num_rows
 
 
-def _row_of(values: list[tuple[str, str, bytes]], names: set[str]) -> dict[str, Any]:
+def _row_of(values: list[tuple[str, str, bytes]], names: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, encoding, value in values:
         try:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any, Literal
 
+from streampack.texts.inputs.values import RowSelection
+
 Format = Literal["jsonl", "text", "markdown", "csv", "tsv", "parquet", "arrow", "mds"]
 Compression = Literal["gz", "zst"]
 WHOLE = -1  # `stop` of a slice that ends with its file
@@ -67,6 +69,25 @@ class RowBatch:
     """Rows of this range that were skipped."""
     num_bytes: int = 0
     """Bytes of the slice at rest that were read so far; 0 in Arrow."""
+
+    @classmethod
+    def of(cls, wanted: RowSelection) -> RowBatch:
+        """Return a batch of no rows."""
+        return cls(kept={name: [] for name in wanted.keep})
+
+    def add(self, wanted: RowSelection, row: int, values: Any) -> None:
+        """Add the wanted columns of a row, unless they are refused with a BadValueError."""
+        value, kept = wanted.value_in(values), wanted.kept_in(values)
+        self.add_value(row, value)
+        for items, item in zip(self.kept.values(), kept, strict=True):
+            items.append(item)
+
+    def add_value(self, row: int, value: Any) -> None:
+        self.rows.append(row)
+        self.values.append(value)
+
+    def refuse(self, uri: str, row: int, reason: object) -> None:
+        self.bad.append(BadRow(uri, row, str(reason)))
 
     def take(self, are_taken: Iterable[bool]) -> RowBatch:
         """Return the batch with these of its rows alone, and all bad ones."""

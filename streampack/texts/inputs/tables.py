@@ -10,7 +10,7 @@ its row bad, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import chain, pairwise
@@ -22,8 +22,8 @@ import numpy as np
 from streampack._extras import import_extra
 from streampack._paths import is_url
 from streampack.errors import DamagedInputError, DataError, StreampackError
-from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES, BatchCollector
-from streampack.texts.inputs.slices import WHOLE, BadRow, InputSlice, RowBatch
+from streampack.texts.inputs.lines import ALL, MAX_BATCH_BYTES
+from streampack.texts.inputs.slices import WHOLE, InputSlice, RowBatch
 from streampack.texts.inputs.values import BadValueError, RowSelection
 
 FILE_MAGIC = b"ARROW1"  # of the file format of Arrow IPC, which has a footer
@@ -64,7 +64,7 @@ def read_parquet(
     parquet = open_parquet(file, slice_.uri)
     metadata = parquet.metadata
     stop = metadata.num_row_groups if slice_.stop == WHOLE else slice_.stop
-    columns = _columns_of(parquet.schema_arrow.names, wanted)
+    columns = columns_to_read(parquet.schema_arrow.names, wanted)
     counts = [metadata.row_group(group).num_rows for group in range(stop)]
     first, at = sum(counts[: slice_.start]), 0
     num_rows = max(sum(counts[slice_.start :]), 1)
@@ -102,7 +102,7 @@ def read_arrow(
     batches = _record_batches(file, slice_)
     named = naming_damage(batches, slice_.uri, "cannot be read, near byte", file)
     for row, batch in _taken_of(named, 0, taken):
-        columns = _columns_of(batch.schema.names, wanted)
+        columns = columns_to_read(batch.schema.names, wanted)
         selected = batch if columns is None else batch.select(columns)
         for start, piece in pieces_of(selected, batch_rows, row):
             yield convert_batch(piece, start, slice_.uri, wanted)
@@ -141,7 +141,7 @@ def group_sizes(
     that is decoded, since its metadata has no other size.
     """
     parquet = open_parquet(file, uri)
-    columns = _columns_of(parquet.schema_arrow.names, wanted)
+    columns = columns_to_read(parquet.schema_arrow.names, wanted)
     for number in range(parquet.metadata.num_row_groups):
         group = parquet.metadata.row_group(number)
         at_rest = sum(chunk.total_compressed_size for chunk in column_chunks(group))
@@ -175,14 +175,14 @@ def unit_batches(
     """Yield record batches of a slice with the wanted columns, without dictionaries."""
     if slice_.format == "parquet":
         parquet = open_parquet(file, slice_.uri)
-        columns = _columns_of(parquet.schema_arrow.names, wanted)
+        columns = columns_to_read(parquet.schema_arrow.names, wanted)
         groups = list(range(parquet.metadata.num_row_groups))[slice_.start : slice_.stop]
         batches = parquet.iter_batches(batch_rows, groups, columns, use_threads=False)
     else:
         batches = _record_batches(file, slice_)
     pyarrow = load_pyarrow(slice_.uri)
     for batch in naming_damage(batches, slice_.uri, "cannot be read, near byte", file):
-        names = _columns_of(batch.schema.names, wanted) or batch.schema.names
+        names = columns_to_read(batch.schema.names, wanted) or batch.schema.names
         arrays = [
             array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array
             for array in map(batch.column, names)
@@ -276,7 +276,7 @@ def naming_damage(batches: Iterator[Any], uri: str, where: str, file: Any = None
         ) from error
 
 
-def _columns_of(names: list[str], wanted: RowSelection) -> list[str] | None:
+def columns_to_read(names: Sequence[str], wanted: RowSelection) -> list[str] | None:
     """Return the columns to read, or None to read all; each row is then bad, as it lacks one."""
     try:
         return wanted.columns_in(names)
@@ -286,12 +286,13 @@ def _columns_of(names: list[str], wanted: RowSelection) -> list[str] | None:
 
 def convert_batch(batch: Any, first: int, uri: str, wanted: RowSelection) -> RowBatch:
     """Return the rows of a record batch of pyarrow, numbered from `first` on."""
-    num_rows = batch.num_rows
+    num_rows, rows = batch.num_rows, RowBatch.of(wanted)
     try:
         names = wanted.columns_in(batch.schema.names)
     except BadValueError as error:
-        bad = [BadRow(uri, first + row, str(error)) for row in range(num_rows)]
-        return RowBatch(kept={each: [] for each in wanted.keep}, bad=bad)
+        for row in range(num_rows):
+            rows.refuse(uri, first + row, error)
+        return rows
     columns = {name: _values_of(batch.column(name)) for name in names}
     values, kept = columns[names[0]], {name: columns[name] for name in wanted.keep}
     encodings = {name: _encoding_of(batch.column(name)) for name in wanted.keep}
@@ -299,18 +300,17 @@ def convert_batch(batch: Any, first: int, uri: str, wanted: RowSelection) -> Row
     are_usable = not any(BadValueError in map(type, column) for column in kept.values())
     if are_usable and set(map(type, values)) == {CONVERTED.get(wanted.option)}:
         return RowBatch(values, kept, types, list(range(first, first + num_rows)))
-    rows = BatchCollector(uri, wanted)
-    rows.batch.types = types
+    rows.types = types
     for row in range(num_rows):
         try:
             found = {each: column[row] for each, column in columns.items()}
             for name, value in found.items():
                 if isinstance(value, BadValueError):
                     raise BadValueError(f"column {name!r} {value}")
-            rows.add(first + row, found)
+            rows.add(wanted, first + row, found)
         except BadValueError as error:
-            rows.refuse(first + row, error)
-    return rows.batch
+            rows.refuse(uri, first + row, error)
+    return rows
 
 
 def _values_of(column: Any) -> list[Any]:
@@ -388,11 +388,3 @@ def _size(file: BinaryIO) -> int:
     size = file.seek(0, 2)
     file.seek(position)
     return size
-
-
-READERS: dict[
-    str, Callable[[BinaryIO, InputSlice, RowSelection, int, range], Iterator[RowBatch]]
-] = {
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-}
