@@ -58,7 +58,7 @@ def difference(
         return None
     for engine in engines:
         check_tokenized(engine.spec.streams, "diff")
-    if all(engine.run.spans and engine.run.spans[-1].stop_step is None for engine in engines):
+    if all(engine.run.chapters and engine.run.num_steps is None for engine in engines):
         last_step(engines[0], upto)  # refuses None
     streams: dict[tuple[str, ...], int] = {}
     rows = []

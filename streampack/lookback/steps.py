@@ -41,30 +41,25 @@ def place_of(engine: PlanEngine, step: SupportsIndex) -> tuple[int, int]:
 
     Without carry, epochs before it are counted, which takes about 1 us a sample.
     """
-    step = whole_number("step", step)
-    for span in engine.run.spans:
-        if span.stop_step is None or step < span.stop_step:
-            return span.number, (step - span.first_step) * span.recipe.global_batch_size
-    if engine.run.spans:
-        raise ConfigError(
-            f"step={step}: the run has {engine.run.spans[-1].stop_step} steps; they count from 0"
-        )
-    recipe, number = engine.recipe, 0
-    if recipe.mixing.epoch_end == "carry":
-        number = step // engine.run.first_step(1)
-    while engine.run.first_step(number + 1) <= step:
-        if engine.run.first_step(number + 1) == engine.run.first_step(number):
+    step, run, number = whole_number("step", step), engine.run, 0
+    if run.num_steps is not None and step >= run.num_steps:
+        raise ConfigError(f"step={step}: the run has {run.num_steps} steps; they count from 0")
+    if not run.chapters and engine.recipe.is_endless:
+        number = step // run.first_step(1)
+    while (stop := run.stop_step(number)) is not None and stop <= step:
+        if stop == run.first_step(number):
             raise ConfigError(
-                f"step={step}: epoch {number} has no global batch of {recipe.global_batch_size} "
-                "packs, so that the run ends there; lower global_batch_size"
+                f"step={step}: epoch {number} has no global batch of "
+                f"{engine.recipe.global_batch_size} packs, so that the run ends there; lower "
+                "global_batch_size"
             )
         number += 1
-    return number, (step - engine.run.first_step(number)) * recipe.global_batch_size
+    return number, (step - run.first_step(number)) * run.recipe(number).global_batch_size
 
 
 def last_step(engine: PlanEngine, upto: int | None) -> int:
     """Return the step to look up to: `upto`, or the last of a run of chapters that ends."""
-    last = engine.run.spans[-1].stop_step if engine.run.spans else None
+    last = engine.run.num_steps
     if upto is None and last is None:
         raise ConfigError(
             f"upto={upto}: the run has no end; name the last step to look at, such as upto=100000",
@@ -76,7 +71,7 @@ def last_step(engine: PlanEngine, upto: int | None) -> int:
 def last_step_begun(dataset: PackedStreamingDataset) -> int | None:
     """Return the last step that a dataset's state has begun, or None if the run has an end."""
     engine = planned_engine(dataset)
-    if engine.run.spans and engine.run.spans[-1].stop_step is not None:
+    if engine.run.num_steps is not None:
         return None
     state = engine.state_here()
     size = engine.run.recipe(state["epoch"]).global_batch_size

@@ -94,9 +94,9 @@ class Lengths:
 class Passes:
     """Passes 0, 1, 2, ... over some extents of a stream, as one endless sequence.
 
-    Its elements are rows (stream, pass, sample, tokens), of which the first is `number`. The
-    extents hold at least one sample, and `block_size` samples are shuffled together. A negative
-    seed keeps the stored order in every pass. `seed_path` identifies the stream and lane.
+    Its elements are rows (stream, pass, sample, tokens), of which the first is `number`. Without a
+    sample in the extents it has none. `block_size` samples are shuffled together. A negative seed
+    keeps the stored order in every pass. `seed_path` identifies the stream and lane.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Passes:
         self._extents = extents
         self._first_sample = lengths.first_sample
         self._lengths_of = lengths.of_shard
-        self._block_size = min(block_size, self.num_samples)
+        self._block_size = max(min(block_size, self.num_samples), 1)
         self._blocks_per_pass = -(-self.num_samples // self._block_size)
         self._seed = seed
         self._seed_path = seed_path

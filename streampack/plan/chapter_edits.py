@@ -184,8 +184,7 @@ def skip_problem(
 
     None if they are. `skips` are ranges [first, stop) of steps of the run.
     """
-    span = run.spans[progress.epoch]
-    step, end = span.step_at(progress.position), span.stop_step
+    step, end = run.step_of(progress.epoch, progress.position), run.stop_step(progress.epoch)
     ahead = [skip for skip in skips if skip[1] > step and (end is None or skip[0] < end)]
     if not ahead or progress.position % stride == 0:
         return None
@@ -201,10 +200,10 @@ def warn_of_skips(
     run: RunPlan, skips: Sequence[tuple[int, int]], progress: Progress | None = None
 ) -> None:
     """Warn of ranges [first, stop) of steps that are not skipped: past, or beyond the run."""
-    begun, end = 0, run.spans[-1].stop_step if run.spans else None
+    begun, end = 0, run.num_steps
     if progress is not None:
-        span = run.spans[progress.epoch]
-        begun = span.step_at(progress.position + span.recipe.global_batch_size - 1)
+        size = run.recipe(progress.epoch).global_batch_size
+        begun = run.step_of(progress.epoch, progress.position + size - 1)
     for first, stop in skips:
         if first < begun or (end is not None and stop > end):
             last = "its end" if end is None else end - 1

@@ -50,19 +50,24 @@ def chapter_recipes(
             tuple(chapter.shares(at_end=at_end).get(name, Fraction(0)) for name in names)
             for at_end in (False, True)
         )
+        steps = chapter_steps(chapter, own_packing, size)
         plan = ChapterPlan(
             number=number,
             begin=begin,
             end=end,
-            num_slots=chapter_slots(chapter, own_packing.row_tokens, size),
+            num_slots=None if steps is None else steps * size,
             passes=chapter.passes,
-            ramp_slots=_ramp_slots(chapter, own_packing.row_tokens, size) or 0,
+            ramp_slots=(_ramp_steps(chapter, own_packing, size) or 0) * size,
         )
+        # Only the ratios of quotas matter; 0 only without a share.
+        shares = [first + last for first, last in zip(begin, end, strict=True)]
+        amounts = [max(int(share * SHARE_SCALE), 1) if share else 0 for share in shares]
+        quotas = [Quota(amount=amount, unit="tokens") for amount in amounts]
         recipes.append(
             Recipe(
                 streams=tuple(
-                    replace(stream, quota=_quota(first + last), passes=passes.get(stream.name))
-                    for stream, first, last in zip(streams, begin, end, strict=True)
+                    replace(stream, quota=quota, passes=passes.get(stream.name))
+                    for stream, quota in zip(streams, quotas, strict=True)
                 ),
                 packing=own_packing,
                 mixing=replace(mixing, global_batch_size=size),
@@ -102,25 +107,17 @@ def _passes(chapters: Sequence[Chapter]) -> dict[str, int]:
     return {name: last.passes}
 
 
-def chapter_slots(chapter: Chapter, row_tokens: int, size: int) -> int | None:
-    """Return the packs of a chapter, whole global batches of `size`, or None if it has no end."""
-    if chapter.stop_after is not None:
-        return chapter.stop_after * size
-    return _ramp_slots(chapter, row_tokens, size)
+def chapter_steps(chapter: Chapter, packing: Packing, size: int) -> int | None:
+    """Return the global batches of `size` packs of a chapter, or None if it has no end."""
+    return chapter.stop_after or _ramp_steps(chapter, packing, size)
 
 
-def _ramp_slots(chapter: Chapter, row_tokens: int, size: int) -> int | None:
-    """Return the packs of a chapter that is not left before its end."""
-    if chapter.until is None and chapter.steps is None:
-        return None
-    tokens = int(chapter.until or 0)
-    steps = chapter.steps or max((2 * tokens + size * row_tokens) // (2 * size * row_tokens), 1)
-    return steps * size
-
-
-def _quota(share: Fraction) -> Quota:
-    """Return a quota of which only its ratio to others matters; 0 only without a share."""
-    return Quota(amount=max(int(share * SHARE_SCALE), 1) if share else 0, unit="tokens")
+def _ramp_steps(chapter: Chapter, packing: Packing, size: int) -> int | None:
+    """Return the global batches of a chapter that is not left before its end."""
+    if chapter.until is None:
+        return chapter.steps
+    step_tokens = size * packing.row_tokens
+    return max((2 * int(chapter.until) + step_tokens) // (2 * step_tokens), 1)
 
 
 def chapter_record(recipe: Recipe) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -43,16 +43,6 @@ class DeviceView:
         """The views of the devices that share packs, without balance; at least this one's."""
         places = self.sharing if self.balance is not None else (self.place,)
         return [replace(self, place=place, balance=None) for place in places]
-
-    @property
-    def alone(self) -> DeviceView:
-        """The view of a single device that gets the batches of all, one after another."""
-        return DeviceView(batch_size=self.batch_size)
-
-    @classmethod
-    def of_lanes(cls, recipe: Recipe, place: int, num_devices: int) -> Self:
-        """Return the view of a device that gets the turns of every num_devices-th lane."""
-        return cls(place=place, num_devices=num_devices, batch_size=recipe.lane_turn)
 
     @property
     def stride(self) -> int:

@@ -23,7 +23,7 @@ import numpy as np
 from streampack._threads import join_threads, start_threads
 from streampack.config.order import SHUFFLE_BLOCK_SIZE
 from streampack.errors import ConfigError
-from streampack.plan.lane_stream import LaneStream
+from streampack.plan.lane_stream import LaneStream, is_used
 from streampack.plan.pack_queue import PackQueue
 from streampack.plan.recipe import Recipe
 from streampack.types import Int64Array
@@ -43,14 +43,21 @@ def count_queue(
     return pack_queue.num_known
 
 
+def queue_slots(recipe: Recipe, epoch: int) -> Int64Array:
+    """Plan all queues to their ends; return the slots that they serve, (num_lanes, num_queues)."""
+    slots = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
+    for lane, queue in np.ndindex(slots.shape):
+        if is_used(recipe, lane, queue):
+            num_packs = count_queue(recipe, epoch, lane, queue)
+            slots[lane, queue] = recipe.shapes.slots_of(queue, num_packs, is_all=True)
+    return slots
+
+
 def count_slots(recipe: Recipe, epoch: int) -> int:
     """Return the slots that all lanes serve in an epoch. Without carry, plan it to its end."""
     if recipe.mixing.epoch_end == "carry":
         return recipe.packs_per_carry_epoch
-    shapes, totals = recipe.shapes, [0] * recipe.num_queues
-    for lane, queue in np.ndindex(recipe.num_lanes, recipe.num_queues):
-        num_packs = count_queue(recipe, epoch, lane, queue)
-        totals[queue] += shapes.slots_of(queue, num_packs, is_all=True)
+    shapes, totals = recipe.shapes, queue_slots(recipe, epoch).sum(axis=0).tolist()
     if not shapes.is_pure or recipe.mixing.batching_method != "per_stream":
         return sum(totals)
     return sum(shapes.whole(total, recipe.global_batch_size) for total in totals)
@@ -150,7 +157,12 @@ class LaneEndFinder:
         return count
 
     def _find(self) -> None:
-        while (key := self._next()) is not None:
+        while True:
+            with self._lock:
+                self._is_finding = bool(self._asked)
+                if not self._asked:
+                    return
+                key = self._asked.popleft()
             count = self._counts[key]
             if not count.set_running_or_notify_cancel():
                 continue
@@ -158,11 +170,6 @@ class LaneEndFinder:
                 count.set_result(count_queue(self._recipe, self._epoch, *key, self._closed))
             except BaseException as failure:  # re-raised by result()
                 count.set_exception(failure)
-
-    def _next(self) -> tuple[int, int] | None:
-        with self._lock:
-            self._is_finding = bool(self._asked)
-            return self._asked.popleft() if self._asked else None
 
     def close(self) -> None:
         """Stop the thread, if there is one, and wait for its end."""

@@ -12,7 +12,6 @@ Cost: that of `order`: 10 to 30 ns a sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property, partial
 
 import numpy as np
@@ -43,28 +42,23 @@ class LaneStream:
         self._fixed = recipe.mixing.sampling_method == "fixed"
         self.weigh = partial(recipe.weigh, number=number)
         """Return the tokens that samples deliver, given their lengths, shape (n,)."""
-        self._passes: Passes | None = None
         self._prepared = -1
-        if extents.num_samples:
-            self._passes = Passes(
-                extents,
-                Lengths(
-                    first_sample=self.stream.first_sample,
-                    of_shard=self.stream.lengths_of,
-                    weigh=self.weigh,
-                    shard_tokens=self.stream.shard_tokens,
-                    is_fetched=self.stream.prepare is not None,
-                ),
-                number=number,
-                block_size=recipe.block_size(number),
-                seed=recipe.order_seed,
-                seed_path=(recipe.keys[number], lane if shares is not None else "shared"),
-            )
-
-    @property
-    def is_empty(self) -> bool:
+        self._passes = Passes(
+            extents,
+            Lengths(
+                first_sample=self.stream.first_sample,
+                of_shard=self.stream.lengths_of,
+                weigh=self.weigh,
+                shard_tokens=self.stream.shard_tokens,
+                is_fetched=self.stream.prepare is not None,
+            ),
+            number=number,
+            block_size=recipe.block_size(number),
+            seed=recipe.order_seed,
+            seed_path=(recipe.keys[number], lane if shares is not None else "shared"),
+        )
+        self.is_empty = not extents.num_samples
         """Whether the lane has no sample of the stream."""
-        return self._passes is None
 
     @property
     def is_used(self) -> bool:
@@ -72,19 +66,17 @@ class LaneStream:
 
         If all epochs take the same samples, a small quota omits the same lanes every time.
         """
-        if self._passes is None or not self.stream.quota.amount:
+        if self.is_empty or not self.stream.quota.amount:
             return False
         return not self._fixed or self.range_of(0)[1] > 0
 
     def block_of(self, cursor: int) -> int:
-        """Return the number of an element's shuffle block, or -1 in an empty lane."""
-        if self._passes is None:
-            return -1
+        """Return the number of an element's shuffle block."""
         return self._passes.block_of(self._first + cursor * self._step)
 
     def shards_in(self, block: int) -> Int64Array:
         """Return the shards of a shuffle block in order, shape (n,)."""
-        return np.zeros(0, np.int64) if self._passes is None else self._passes.shards_in(block)
+        return self._passes.shards_in(block)
 
     def most_bytes(self, shard_bytes: Int64Array) -> int:
         """Return an upper bound on the bytes of shards needed at the same time.
@@ -92,8 +84,6 @@ class LaneStream:
         These are the shards of two neighbouring blocks, of the samples in the window being
         delivered and in the one being planned, and of those before that may wait in the packer.
         """
-        if self._passes is None:
-            return 0
         recipe, queue = self._recipe, 0 if self._recipe.is_mixed else self.number
         _, window = recipe.window(self._lane, queue)
         waiting = recipe.packing_window(self._lane, queue) if recipe.packing.packs_windows else 0
@@ -107,7 +97,7 @@ class LaneStream:
 
     def range_of(self, epoch: int) -> tuple[int, int]:
         """Return the epoch's [begin, end) in this lane's sequence, in the quota's unit."""
-        if self._passes is None:
+        if self.is_empty:
             return 0, 0
         if self._recipe.chapter is not None:
             return 0, self.most_samples
@@ -137,23 +127,18 @@ class LaneStream:
         """Write elements from `cursor` on to `places` in rows (stream, pass, sample, tokens)."""
         if not len(places):
             return
-        if self._passes is None:
-            raise IndexError(f"lane {self._lane} has no sample of stream {self.stream.name!r}")
         if self.stream.prepare is not None:
-            self._prepare(self.stream.prepare, self.block_of(cursor + len(places) - 1))
+            block = self.block_of(cursor + len(places) - 1)
+            if block != self._prepared:  # all of its shards, before they are loaded one by one
+                self.stream.prepare(self.shards_in(block))
+                self._prepared = block
         self._passes.put(self._first + cursor * self._step, rows, places, self._step)
-
-    def _prepare(self, prepare: Callable[[Int64Array], None], block: int) -> None:
-        """Announce all shards of a block before its lengths are loaded one by one."""
-        if block != self._prepared:
-            prepare(self.shards_in(block))
-            self._prepared = block
 
     @property
     def most_samples(self) -> int:
         """Samples that a run of chapters draws here, at most."""
         passes = self.stream.passes
-        if passes is None or self._passes is None:
+        if passes is None:
             return MAX_CURSOR
         num_samples = passes * self._passes.num_samples
         return max(num_samples - self._first + self._step - 1, 0) // self._step
@@ -161,17 +146,17 @@ class LaneStream:
     @property
     def tokens_in_pass(self) -> int:
         """Tokens of one pass in the lane. The first call loads the lengths of its samples."""
-        return 0 if self._passes is None else self._passes.tokens_in_pass()
+        return self._passes.tokens_in_pass()
 
     def note_end(self, tokens: int, cursor: int, before: int) -> None:
         """Cache the result of `find_tokens` for the epoch that begins there."""
-        self._recipe.ends[self.number, self._lane] = (tokens, cursor, before)
+        self._recipe.found["end", self.number, self._lane] = (tokens, cursor, before)
 
     def find_tokens(self, tokens: int) -> tuple[int, int]:
         """Find the first element that starts at or after `tokens`, and the tokens before it."""
-        if self._passes is None or tokens <= 0:
+        if self.is_empty or tokens <= 0:
             return 0, 0
-        noted, cursor, before = self._recipe.ends.get((self.number, self._lane), (0, 0, 0))
+        noted, cursor, before = self._recipe.found.get(("end", self.number, self._lane), (0, 0, 0))
         if tokens == noted:
             return cursor, before
         if self._shares is not None:
@@ -195,7 +180,7 @@ class LaneStream:
         bound is available without planning.
         """
         first, last = self.range_of(epoch)
-        if self._passes is None or last <= first:
+        if last <= first:
             return 0, 0, True
         if self.stream.quota.unit == "tokens":
             # The previous epoch's last sample may extend into this one's range.
@@ -351,10 +336,10 @@ def skips_lanes(recipe: Recipe) -> bool:
     is_whole = recipe.mixing.batching_method == "per_stream"
     if not (is_endless and is_whole and recipe.keeps_last_apart):
         return False
-    if "skips_lanes" not in recipe.facts:
+    if "skips_lanes" not in recipe.found:
         used = [
             [is_used(recipe, lane, queue) for lane in range(recipe.num_lanes)]
             for queue in range(recipe.num_queues)
         ]
-        recipe.facts["skips_lanes"] = any(any(each) and not all(each) for each in used)
-    return recipe.facts["skips_lanes"]
+        recipe.found["skips_lanes"] = any(any(each) and not all(each) for each in used)
+    return bool(recipe.found["skips_lanes"])

@@ -22,31 +22,29 @@ windows of segments (48 bytes each).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from streampack.plan.pack_windows import PackWindows
 from streampack.plan.recipe import Recipe
-from streampack.plan.sample_order import Blocks
 from streampack.plan.slots import ENDLESS
 from streampack.plan.snapshots import rows_as_text, text_as_rows
-from streampack.types import NO_PACKS, NO_SEGMENTS, Int64Array, Packs, State
+from streampack.types import NO_PACKS, NO_SEGMENTS, STREAM, Int64Array, Packs, State
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Snapshot:
+class Snapshot(NamedTuple):
     """The state of a queue at the start of a window: enough to plan from there again."""
 
-    num_packs: int
-    """Packs of the queue before the window."""
-    held: Callable[[], Int64Array]
-    """Compute the segments drawn and not packed, shape (n, 6). Callables, as rarely needed."""
-    blocks: Callable[[], Blocks]
-    """Compute the shuffle blocks at this point."""
     state: State
     """What the windows are restored from."""
+    packed: Int64Array
+    """Segments that the packer held, shape (n, 6)."""
+
+    @property
+    def num_packs(self) -> int:
+        """Packs of the queue before the window."""
+        return int(self.state["num_packs"])
 
 
 class PackQueue:
@@ -81,24 +79,21 @@ class PackQueue:
         """Plan one more window."""
         if self.is_complete:
             return
-        windows = self.windows
-        self._snapshots.append(
-            Snapshot(
-                num_packs=self.num_known,
-                held=windows.held(),
-                blocks=windows.arrivals.blocks(),
-                state=windows.state(self.num_known),
-            )
-        )
+        self._snapshots.append(self._snapshot())
         self.num_moves += 1
         window = self.windows.next(self.num_known)
         packs = Packs.join([self._packs, window]) if len(self._packs.ends) else window
         self._hold(packs, self.first_known)
 
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.windows.state(self.num_known), self.windows.packer.buffered)
+
     def _hold(self, packs: Packs, first: int) -> None:
         self._packs, self.first_known = packs, first
         self.num_known = first + len(packs.ends)
-        self._sizes = np.diff(packs.ends, prepend=0)
+        # Rows of the packs, and of an empty one after the end of the queue.
+        self._begins = np.append(0, packs.ends)
+        self._sizes = np.append(np.diff(self._begins), 0)
 
     def know(self, number: int, keep: int = 0) -> bool:
         """Plan until pack `number` is known. Return False if the queue ends before it.
@@ -125,15 +120,8 @@ class PackQueue:
 
         The packs must not be released. A pack after the end of the queue is empty.
         """
-        rows = packs - self.first_known
-        if packs[-1] < self.num_known:
-            sizes = self._sizes[rows]
-            return self._packs.ends[rows] - sizes, sizes
-        begins, sizes = np.zeros((2, len(packs)), np.int64)
-        known = rows < len(self._packs.ends)
-        sizes[known] = self._sizes[rows[known]]
-        begins[known] = self._packs.ends[rows[known]] - sizes[known]
-        return begins, sizes
+        rows = np.minimum(packs, self.num_known) - self.first_known
+        return self._begins[rows], self._sizes[rows]
 
     def release(self, number: int) -> None:
         """Release the packs before `number`."""
@@ -175,8 +163,10 @@ class PackQueue:
 
         They change only when `num_moves` does.
         """
-        now = self.windows.arrivals.blocks()()
-        then = self._snapshots[0].blocks() if self._snapshots else now
+        arrivals = self.windows.arrivals
+        now = then = arrivals.blocks(arrivals.state())
+        if self._snapshots:
+            then = arrivals.blocks(self._snapshots[0].state["arrivals"])
         blocks = {}
         for stream, (block, last) in now.items():
             first = then.get(stream, (block, block))[0]
@@ -191,8 +181,11 @@ class PackQueue:
         return next(own for own in streams if own.number == stream).shards_in(block)
 
     def held(self) -> Int64Array:
-        """Return the segments that were buffered before the oldest of `blocks`, shape (n, 6)."""
-        return (self._snapshots[0].held if self._snapshots else self.windows.held())()
+        """Return the segments that were drawn and not packed before `blocks`, shape (n, 6)."""
+        state, packed = self._snapshots[0] if self._snapshots else self._snapshot()
+        again = state.get("undelivered")
+        left = again.segments if again else NO_SEGMENTS
+        return np.concatenate([packed, left[np.isin(left[:, STREAM], self.windows.recipe.used)]])
 
     # State.
 
@@ -204,7 +197,7 @@ class PackQueue:
     def rest(self, number: int) -> State:
         """Return what the queue continues from after `number` packs, as `restore` takes it."""
         kept = self.snapshot(number)
-        return kept[0] if kept else _as_text(self.windows.state(self.num_known))
+        return kept[0] if kept else _as_text(self._snapshot().state)
 
     def restore(self, state: State) -> None:
         """Continue from a snapshot, in a queue that planned nothing."""

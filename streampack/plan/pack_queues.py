@@ -35,18 +35,15 @@ class PackQueues:
     """The pack queues of one device, by lane and queue.
 
     They begin in epoch or chapter `number` of a run. Queues without a snapshot are planned from its
-    start, or from that of the run if it is endless. Samples longer than a pack are counted in
-    `counted_lanes`.
+    start, or from that of the run if it is endless.
 
     Attributes:
         passed: Delivered packs of each queue, shape (num_lanes, num_queues).
         num_changes: Number of times that a queue was planned further, or released packs.
     """
 
-    def __init__(
-        self, run: RunPlan, number: int, snapshots: list[State], counted_lanes: range
-    ) -> None:
-        self._recipe = recipe = run.span(number).recipe
+    def __init__(self, run: RunPlan, number: int, snapshots: list[State]) -> None:
+        self._recipe = recipe = run.recipe(number)
         self._run = run
         self._first_epoch = 0 if recipe.is_endless else number
         delivered = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
@@ -66,7 +63,9 @@ class PackQueues:
         )  # packs at which the next snapshot applies
         self._changed: set[tuple[int, int]] = set()
         self._saved: dict[tuple[int, int], list[State]] = {}
-        self._counted_lanes = counted_lanes
+        view = run.view(number)
+        # Each lane is counted by one device, although several may plan it.
+        self._counted_lanes = range(view.place, recipe.num_lanes, view.num_devices)
         self._num_counted = self._num_summed = -1
         self._high_water = 0
         self._dropped = np.zeros(len(recipe.streams), np.int64)
@@ -133,8 +132,6 @@ class PackQueues:
     def start_chapter(self, recipe: Recipe, lanes: set[int]) -> None:
         """Begin a chapter after the packs that are delivered; this device plans `lanes` in it."""
         self._recipe = recipe
-        for key in [*self._queues, *self._loaded]:
-            self._chapter_begins.setdefault(key, {})[self._chapter] = int(self.delivered[key])
         for (lane, queue), pack_queue in list(self._queues.items()):
             if lane in lanes and is_used(recipe, lane, queue):
                 pack_queue.start_chapter(recipe, int(self.delivered[lane, queue]))

@@ -19,7 +19,6 @@ buffer, and one shuffle block of each stream: 16 bytes per sample, by default at
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
@@ -39,7 +38,6 @@ from streampack.types import (
     NO_SEGMENTS,
     NUM_COLUMNS,
     PASS,
-    STREAM,
     TOKENS,
     Int64Array,
     Packs,
@@ -123,17 +121,6 @@ class PackWindows:
             self.packer = make_packer(self.packing)
         return draws_again
 
-    def held(self) -> Callable[[], Int64Array]:
-        """Return a callable that computes the segments now drawn and not packed, shape (n, 6)."""
-        packed, again, used = self.packer.buffered, self.arrivals.undelivered, self.recipe.used
-
-        def held_there() -> Int64Array:
-            """Return the packer's segments, and those of undelivered samples."""
-            left = again.segments if again else NO_SEGMENTS
-            return np.concatenate([packed, left[np.isin(left[:, STREAM], used)]])
-
-        return held_there
-
     # State.
 
     def state(self, num_known: int) -> State:
@@ -195,11 +182,9 @@ class PackWindows:
         return take_packs(packs, self._order_of(packs, bounds, num_known))
 
     def _num_windows(self, num_packs: int, num_samples: int, num_packed: int = 1) -> int:
-        if not self._max_packs:
-            return 1
         num = max(-(-num_packs // self._max_packs), -(-num_samples // self._max_samples))
         num = self._num_together or num
-        return min(num, max(num_packed, 1)) if self._keeps_windows else num
+        return min(num, num_packed) if self._keeps_windows else num
 
     def _next_rows(self, num_planned: int) -> Int64Array:
         """Return the next samples, where this many packs of the queue are planned."""

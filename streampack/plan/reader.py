@@ -178,5 +178,5 @@ def lanes_of(run: RunPlan, part: int, parts: int) -> RunPlan:
     for number, recipe in enumerate(run.recipes):
         # Each chapter begins at another lane, and the device keeps its own.
         place = (part - run.lane_offset(number) // recipe.lane_turn) % parts
-        views.append(DeviceView.of_lanes(recipe, place, parts))
+        views.append(DeviceView(place=place, num_devices=parts, batch_size=recipe.lane_turn))
     return run.seen(views)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +29,6 @@ from streampack.plan.chapter_plan import ChapterPlan
 from streampack.plan.pack_shapes import PackShapes
 from streampack.types import Int64Array
 
-K = TypeVar("K")
-V = TypeVar("V")
 MAX_PACKS = 1 << 20  # limit on packs in a global batch, and packs in a lane's turn
 MAX_LANES = 1 << 14  # a lane takes about 0.1 ms to set up
 MIN_SAMPLES_PER_LANE = 100  # smaller streams are shared by all lanes
@@ -104,10 +102,10 @@ class PlanStream:
         return self.chosen_tokens * self.num_slots // max(self.num_tokens, 1)
 
 
-class _Found(dict[K, V]):
+class _Found(dict[Any, Any]):
     """Memoized values derived from the options. They are not pickled."""
 
-    def __reduce__(self) -> tuple[type[_Found[K, V]], tuple[()]]:
+    def __reduce__(self) -> tuple[type[_Found], tuple[()]]:
         return _Found, ()
 
 
@@ -147,24 +145,12 @@ class Recipe:
     """Queues per lane: one if packs mix streams, otherwise one per stream."""
     is_endless: bool = field(init=False, repr=False)
     """Whether queues continue from epoch to epoch, or through all chapters."""
-    draws_on: bool = field(init=False, repr=False)
-    """Whether a queue draws samples even if all of them are dropped."""
     order_seed: int = field(init=False, repr=False)
     """The seed of the sample order; negative for stored order."""
     shapes: PackShapes = field(init=False, repr=False)
     """The length of each queue's packs."""
-    ends: _Found[tuple[int, int], tuple[int, int, int]] = field(
-        default_factory=_Found, init=False, repr=False
-    )
-    """Results of `note_end` by (stream, lane): tokens, cursor, and tokens before the cursor."""
-    facts: _Found[str, bool] = field(default_factory=_Found, init=False, repr=False)
-    """Memoized results of functions of the recipe, by their names."""
-    _in_pass: _Found[tuple[int, int], int] = field(default_factory=_Found, init=False, repr=False)
-    _most_drawn: _Found[int, int] = field(default_factory=_Found, init=False, repr=False)
-    # Results of `assignment` by stream.
-    _assignments: _Found[int, tuple[list[Extents], Int64Array | None]] = field(
-        default_factory=_Found, init=False, repr=False
-    )
+    found: _Found = field(default_factory=_Found, init=False, repr=False)
+    """Memoized results of functions of the recipe, by name and arguments."""
 
     def __post_init__(self) -> None:
         order, size = self.order, self.global_batch_size
@@ -182,8 +168,6 @@ class Recipe:
             "is_mixed": is_mixed,
             "num_queues": 1 if is_mixed else len(names),
             "is_endless": self.mixing.epoch_end == "carry" or self.chapter is not None,
-            "draws_on": self.mixing.epoch_end == "carry"
-            or "tokens" in [stream.quota.unit for stream in self.streams],
             "chosen_tokens": sum([stream.chosen_tokens for stream in self.streams]),
             "chosen_slots": chosen_slots,
             "packs_per_carry_epoch": chosen_slots // (size * packing.row_tokens) * size,
@@ -247,12 +231,13 @@ class Recipe:
         return max(min(max(num_samples, CHUNK), half, most), 1)
 
     def _samples_in_pass(self, lane: int, queue: int) -> int:
-        if (lane, queue) not in self._in_pass:
+        key = "in_pass", lane, queue
+        if key not in self.found:
             # In a chapter, only streams with a share: another one in `streams` changes nothing.
             has_chapters = self.chapter is not None
             numbers = self.used if has_chapters and self.is_mixed else self.streams_in(queue)
-            self._in_pass[lane, queue] = sum([self.samples_in(n, lane) for n in numbers])
-        return self._in_pass[lane, queue]
+            self.found[key] = sum([self.samples_in(n, lane) for n in numbers])
+        return int(self.found[key])
 
     # Shuffle blocks.
 
@@ -266,15 +251,16 @@ class Recipe:
         No stream then exceeds half of a block that it states, so that its shards are enough for the
         first window.
         """
-        if queue not in self._most_drawn:
+        key = "most_drawn", queue
+        if key not in self.found:
             halves = [
                 self._own_block(number) / 2 / part
                 for mixture in self.mixtures(queue)
                 for number, part in mixture.items()
                 if part and self.streams[number].block_samples is not None
             ]
-            self._most_drawn[queue] = max(int(min(halves, default=MAX_SAMPLES)), 1)
-        return self._most_drawn[queue]
+            self.found[key] = max(int(min(halves, default=MAX_SAMPLES)), 1)
+        return int(self.found[key])
 
     def chunk(self, queue: int) -> int:
         """Return the samples that a queue draws at a time, at most `CHUNK`."""
@@ -310,7 +296,8 @@ class Recipe:
 
     def max_consecutive_drops(self, queue: int) -> int | None:
         """Return how many samples in a row a queue may drop; None if its order ends anyway."""
-        if not self.draws_on:
+        units = [stream.quota.unit for stream in self.streams]
+        if self.mixing.epoch_end != "carry" and "tokens" not in units:
             return None
         if not self.is_mixed:
             return 2 * self.streams[queue].num_samples
@@ -346,11 +333,6 @@ class Recipe:
         return list(filter(self.uses, range(len(self.streams))))
 
     @property
-    def choice_tokens(self) -> int:
-        """Token slots of one choice of a stream."""
-        return self.choice_slots * self.row_tokens
-
-    @property
     def choice_slots(self) -> int:
         """Slots of one choice of a stream."""
         sizes = {"device_per_stream": self.lane_turn, "per_stream": self.global_batch_size}
@@ -366,9 +348,11 @@ class Recipe:
         Parts are in the quota's unit or proportional to it, shape (num_lanes,). Of a stream that
         all lanes share, return all extents, and None.
         """
-        if number not in self._assignments:
-            self._assignments[number] = self._assign(number)
-        return self._assignments[number]
+        key = "assignment", number
+        if key not in self.found:
+            self.found[key] = self._assign(number)
+        assigned: tuple[list[Extents], Int64Array | None] = self.found[key]
+        return assigned
 
     def _assign(self, number: int) -> tuple[list[Extents], Int64Array | None]:
         stream = self.streams[number]

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,7 +38,7 @@ from streampack.mix.draw import (
     lookaheads,
 )
 from streampack.mix.schedule_kernels import SCALE
-from streampack.plan.lane_stream import LaneStream, StreamCursor, is_used
+from streampack.plan.lane_stream import LaneStream, StreamCursor
 from streampack.plan.recipe import Recipe
 from streampack.plan.snapshots import Arrivals
 from streampack.plan.undelivered import Undelivered
@@ -46,7 +47,6 @@ from streampack.types import NO_PACKS, PASS, SAMPLE, STREAM, TOKENS, Int64Array,
 LEAST_CHUNK = 32  # samples of one stream that are drawn together in a run, however few there are
 UNDELIVERED = -1  # in place of the pass: the row names an undelivered sample by its number
 
-Blocks: TypeAlias = dict[int, tuple[int, int]]
 Draws: TypeAlias = tuple[Int64Array, Int64Array]  # of each stream, and their places by stream
 
 
@@ -58,10 +58,10 @@ class SampleOrder:
     """
 
     def __init__(self, recipe: Recipe, lane: int, queue: int, epoch: int = 0) -> None:
-        numbers = recipe.streams_in(queue)
         self._lane = lane
-        self._carry = recipe.mixing.epoch_end == "carry" and is_used(recipe, lane, queue)
-        self.streams = [LaneStream(recipe, number, lane) for number in numbers]
+        self.streams = [LaneStream(recipe, number, lane) for number in recipe.streams_in(queue)]
+        is_used = any(stream.is_used for stream in self.streams)
+        self._carry = recipe.mixing.epoch_end == "carry" and is_used
         self._queue = queue
         self._means: list[Fraction] = []  # tokens of a sample of each stream
         self._own: tuple[Any, list[Fraction]] = (None, [])  # the last shares, and what they are of
@@ -87,10 +87,9 @@ class SampleOrder:
             self._draw = self._draw_by_shares
         elif by_tokens:
             weights = [stream.stream.chosen_tokens for stream in self.streams]
-            self._scaled = scaled_shares(weights, TOKEN_SCALE)
-            self._looks = self._looks_of(weights)
+            scaled, looks = scaled_shares(weights, TOKEN_SCALE), self._looks_of(weights)
             self._own = (None, [Fraction(tokens, max(sum(weights), 1)) for tokens in weights])
-            self._draw = self._draw_by_tokens
+            self._draw = partial(self._draw_known, scaled, looks)
         else:
             self._quotas = [cursor.num_samples for cursor in self._cursors]
             self._draw = self._draw_by_quotas
@@ -173,9 +172,6 @@ class SampleOrder:
         drawn = draw_chunk(self._quotas, self._chunk, seed, seed_path, size)
         self._chunk += 1
         return drawn
-
-    def _draw_by_tokens(self, most: int) -> Draws:
-        return self._draw_known(self._scaled, self._looks, most)
 
     def _draw_known(self, shares: Int64Array, looks: Sequence[int], most: int) -> Draws:
         """Draw by running token deficit; streams that end give way to the others."""
@@ -303,27 +299,21 @@ class SampleOrder:
 
     # State.
 
-    def blocks(self) -> Callable[[], Blocks]:
-        """Return a callable that computes the current shuffle blocks of each unfinished stream.
+    def blocks(self, state: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Return the shuffle blocks in use at a `state`, first and last, of unfinished streams.
 
-        In a run of chapters, of each stream with a share.
+        In a run of chapters, of those with a share.
         """
-        recipe = self._recipe
-        at = [
-            (cursor, *(cursor.at or cursor.locate()))
-            for cursor in self._cursors
-            if recipe.chapter is None or recipe.uses(cursor.lane_stream.number)
-        ]
-
-        def blocks_there() -> Blocks:
-            """Return the blocks in use at these positions, as [first, last) by stream."""
-            found = {
-                part.lane_stream.number: part.blocks_at(cursor, offset)
-                for part, cursor, offset in at
-            }
-            return {stream: blocks for stream, blocks in found.items() if blocks is not None}
-
-        return blocks_there
+        recipe, at = self._recipe, Arrivals.read(state)
+        found = {
+            part.lane_stream.number: part.blocks_at(cursor, offset)
+            for part, cursor, offset in zip(self._cursors, at.cursors, at.offsets, strict=True)
+        }
+        return {
+            stream: blocks
+            for stream, blocks in found.items()
+            if blocks is not None and (recipe.chapter is None or recipe.uses(stream))
+        }
 
     def state(self) -> list[int]:
         """Return the positions of the samples; see `Arrivals`."""

@@ -30,7 +30,6 @@ from streampack.plan.device_plan import (
     BatchPacks,
     DevicePlan,
     Totals,
-    touched_lanes,
 )
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.shard_tracker import ShardDelta, ShardTracker
@@ -68,22 +67,17 @@ class PackSequence:
         start = start or Progress()
         number = start.epoch
         self.stop = len(run) if run.chapters else number + 1
-        view = run.view(number)
-        # Each lane is counted by one device, although several may plan it.
-        counted = range(view.place, run.recipes[0].num_lanes, view.num_devices)
-        self._queues = PackQueues(run, number, start.snapshots, counted)
+        self._queues = PackQueues(run, number, start.snapshots)
         self._substituted_before = 0  # in chapters before, without those before the start
         self.num_skipped = 0
         self._begin(number, start.position)
         self._dropped_before = self._queues.dropped
         self._substituted_before -= self._at.substituted
-        slots = self._span.num_slots
-        if slots is not None and start.position >= slots and number + 1 < self.stop:
+        if self._is_over and number + 1 < self.stop:
             self._start_chapter()
 
     def _begin(self, number: int, position: int) -> None:
-        self._span = self._run.span(number)
-        self._recipe = recipe = self._span.recipe
+        self._recipe = recipe = self._run.recipe(number)
         self._view = view = self._run.view(number)
         self.epoch = number
         self.position = position
@@ -98,8 +92,7 @@ class PackSequence:
         self._dealt_from = -1
         self._num_looked = -1  # num_changes when shards_ahead last compared; -1: never
         self._watch = ShardTracker(recipe)
-        is_dealt = self._dealer is not None
-        self._at = SpanSlots(self._run, self._span, position, view, self._queues, is_dealt=is_dealt)
+        self._at = SpanSlots(self._run, number, position, self._queues)
         self._skip_to(position)
         self._at.note_delivered()
 
@@ -302,9 +295,9 @@ class PackSequence:
 
     def _skip(self, most: int) -> int:
         """Move past steps that are skipped; return the batches that may follow, up to `most`."""
-        size, before = self._recipe.global_batch_size, self._span.first_step
+        size, before = self._recipe.global_batch_size, self._run.first_step(self.epoch)
         for first, stop in self._skips:
-            step = self._span.step_at(self.position)
+            step = before + self.position // size
             # A step that has begun is delivered to its end.
             if first <= step < stop and self.position % size == 0:
                 last = stop - before
@@ -313,7 +306,7 @@ class PackSequence:
                 self.num_skipped += last - (step - before)
                 self.position = last * size
                 self._skip_to(self.position)
-        step = self._span.step_at(self.position)
+        step = before + self.position // size
         nexts = [first for first, _ in self._skips if first > step]
         if nexts:
             left = (nexts[0] - before) * size - self.position
@@ -326,7 +319,5 @@ class PackSequence:
         self._run.note_end(self.epoch, self._at.walk.state())
         self.close()
         number = self.epoch + 1
-        recipe = self._run.recipes[number]
-        lanes = touched_lanes(recipe, self._run.view(number), 0, self._run.lane_offset(number))
-        self._queues.start_chapter(recipe, lanes)
+        self._queues.start_chapter(self._run.recipes[number], self._run.lanes(number, 0))
         self._begin(number, 0)

@@ -78,13 +78,13 @@ def small_pass(recipe: Recipe, lane: int, queue: int) -> SmallPass | None:
 
 def uses_means(recipe: Recipe) -> bool:
     """Return whether the mean length of a stream's samples, if only estimated, changes packs."""
-    if "uses_means" not in recipe.facts:
+    if "uses_means" not in recipe.found:
         is_ramp = recipe.chapter is not None and recipe.chapter.ramps
         by_tokens = recipe.mixing.weight_unit == "tokens"
         queues = product(range(recipe.num_lanes), range(recipe.num_queues))
         is_used = recipe.is_mixed and (is_ramp or by_tokens)
-        recipe.facts["uses_means"] = is_used or any(starmap(partial(small_pass, recipe), queues))
-    return recipe.facts["uses_means"]
+        recipe.found["uses_means"] = is_used or any(starmap(partial(small_pass, recipe), queues))
+    return bool(recipe.found["uses_means"])
 
 
 def _bounded(packing: Packing, in_pass: float) -> Packing:

@@ -15,22 +15,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from streampack.plan.device_plan import DeviceView, touched_lanes
 from streampack.plan.lane_ends import LaneEndFinder, packs_in, slots_in
 from streampack.plan.lane_stream import is_used
 from streampack.plan.pack_queues import PackQueues
 from streampack.plan.slot_kernels import QUEUE, SUBSTITUTED
 from streampack.plan.slots import NO_SLOTS
-from streampack.plan.spans import RunPlan, Span
+from streampack.plan.spans import RunPlan
 from streampack.types import State
 
 AHEAD = 4096  # maximum number of slots walked ahead, as long as no queue has to be planned for it
 
 
 class SpanSlots:
-    """The slots of a span that are walked, and its end.
+    """The slots of a span, by its number, that are walked, and its end.
 
-    It begins before `position`, where `skip_to` moves. With `is_dealt`, the packs of a global batch
+    It begins before `position`, where `skip_to` moves. With a balance, the packs of a global batch
     are needed together until its last step.
 
     Attributes:
@@ -45,20 +44,11 @@ class SpanSlots:
         walk: The walk.
     """
 
-    def __init__(
-        self,
-        run: RunPlan,
-        span: Span,
-        position: int,
-        view: DeviceView,
-        queues: PackQueues,
-        *,
-        is_dealt: bool = False,
-    ) -> None:
-        self._recipe = recipe = span.recipe
+    def __init__(self, run: RunPlan, number: int, position: int, queues: PackQueues) -> None:
+        self._recipe = recipe = run.recipe(number)
         self._queues = queues
-        self._is_dealt = is_dealt
-        self._ends = LaneEndFinder(recipe, span.number)
+        self._is_dealt = run.view(number).balance is not None
+        self._ends = LaneEndFinder(recipe, number)
         # Packs of queues that were extended.
         self._num_packs = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
         self.slots = NO_SLOTS
@@ -67,10 +57,10 @@ class SpanSlots:
         self.num_slots: int | None = None
         self._substituted = 0  # substitutions before `first`
         self._saved: list[State] = []
-        self._own_lanes = touched_lanes(recipe, view, position, run.lane_offset(span.number))
-        if span.num_slots is not None:
-            self._set_total(span.num_slots)
-        self.walk = run.walker(span, position, self._extend_queue)
+        self._own_lanes = run.lanes(number, position)
+        if recipe.is_endless and (num_slots := run.num_slots(number)) is not None:
+            self._set_total(num_slots)
+        self.walk = run.walker(number, position, self._extend_queue)
         self.first = self.num_walked = self.asked = self._released = self.walk.slot
         queues.delivered[:] = self.walk.served // recipe.shapes.slots_per_pack
         self._open_queues()
@@ -154,16 +144,13 @@ class SpanSlots:
 
         A padded global batch is not dealt.
         """
-        return slot if not self._is_dealt or self.is_padded(slot) else self._begin_of(slot)
-
-    def _begin_of(self, slot: int) -> int:
-        size = self._recipe.global_batch_size
-        return slot // size * size
+        is_dealt = self._is_dealt and not self.is_padded(slot)
+        return slot - slot % self._recipe.global_batch_size if is_dealt else slot
 
     def is_padded(self, slot: int) -> bool:
         """Whether the global batch of a slot has fewer packs than slots."""
-        end = self._begin_of(slot) + self._recipe.global_batch_size
-        return self.total is not None and end > self.total
+        size = self._recipe.global_batch_size
+        return self.total is not None and slot // size * size + size > self.total
 
     def release(self, slot: int) -> None:
         """Mark the slots before `slot` as delivered, as far as nothing there is dealt later."""

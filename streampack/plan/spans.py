@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -25,43 +25,20 @@ import numpy as np
 from streampack.errors import ConfigError
 from streampack.mix.schedule import OWED_STEP, ScheduleState, rounded_debts
 from streampack.philox import random_bits
-from streampack.plan.device_plan import DeviceView
-from streampack.plan.lane_ends import count_queue, count_slots, slots_in
+from streampack.plan.device_plan import DeviceView, touched_lanes
+from streampack.plan.lane_ends import count_slots, queue_slots, slots_in
 from streampack.plan.recipe import Recipe
 from streampack.plan.slot_kernels import TURN
 from streampack.plan.slots import SlotWalker, WalkState
 from streampack.types import Int64Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Span:
-    """A part of the sequence with one recipe: an epoch, or a chapter of a run."""
-
-    number: int
-    """Index of the epoch or the chapter."""
-    recipe: Recipe
-    """Its streams, with shares or quotas, and its sizes."""
-    num_slots: int | None
-    """Its packs, whole global batches, or None if it is an epoch with another end, or endless."""
-    first_step: int = 0
-    """Steps of the chapters before."""
-
-    def step_at(self, position: int) -> int:
-        """Return the step of the run to which the pack at a position belongs."""
-        return self.first_step + position // self.recipe.global_batch_size
-
-    @property
-    def stop_step(self) -> int | None:
-        """Steps of the run until the span ends; None where that is not known."""
-        return None if self.num_slots is None else self.step_at(self.num_slots)
-
-
 class RunPlan:
     """The chapters of a run, which have the same streams and lanes, and where each of them begins.
 
-    A run without chapters has one recipe, that of all its epochs, and no `spans`. `views` are what
-    a device gets, of all epochs or of each chapter. `last_slots` are those of each queue in a last
-    chapter of whole passes, shape (num_lanes, num_queues); see `run_of`.
+    A run without chapters has one recipe, that of all its epochs, and no `chapters`. `views` are
+    what a device gets, of all epochs or of each chapter. `last_slots` are those of each queue in a
+    last chapter of whole passes, shape (num_lanes, num_queues); see `run_of`.
     """
 
     def __init__(
@@ -74,16 +51,11 @@ class RunPlan:
         self._last_slots = last_slots
         self.recipes = list(recipes)
         self.chapters = [recipe.chapter for recipe in recipes if recipe.chapter is not None]
-        self.spans: list[Span] = []
-        for number, plan in enumerate(self.chapters):
-            first = self.spans[-1].stop_step if number else 0
-            span = Span(
-                number=number,
-                recipe=self.recipes[number],
-                num_slots=plan.num_slots,
-                first_step=first or 0,
-            )
-            self.spans.append(span)
+        # Steps before each chapter, and of all if the last one ends.
+        self._steps = [0]
+        for recipe, chapter in zip(recipes, self.chapters, strict=False):
+            if chapter.num_slots is not None:
+                self._steps.append(self._steps[-1] + chapter.num_slots // recipe.global_batch_size)
         self._counted: dict[int, int] = {}  # slots that lanes serve in epochs
         self._starts: dict[int, WalkState] = {}
         if self.chapters:
@@ -118,7 +90,7 @@ class RunPlan:
 
     def whole(self) -> Self:
         """Return the same run, as a device gets it that has the batches of all, in order."""
-        return self.seen([view.alone for view in self.views])
+        return self.seen([DeviceView(batch_size=view.batch_size) for view in self.views])
 
     def counted(self, epoch: int) -> int:
         """Return the slots that all lanes serve in an epoch, which are counted once."""
@@ -129,13 +101,23 @@ class RunPlan:
     def num_slots(self, number: int) -> int | None:
         """Return the slots of an epoch or a chapter, padding included, or None if it has no end."""
         if self.chapters:
-            return self.spans[number].num_slots
+            return self.chapters[number].num_slots
         return slots_in(self.recipes[0], self.counted(number))
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of a run of chapters, or None if the run has no end."""
+        return self.stop_step(len(self) - 1) if self.chapters else None
+
+    def stop_step(self, number: int) -> int | None:
+        """Return the steps of the run to the end of an epoch or a chapter, or None: no end."""
+        is_endless = self.chapters and self.chapters[number].num_slots is None
+        return None if is_endless else self.first_step(number + 1)
 
     def first_step(self, number: int) -> int:
         """Return the steps of the run before an epoch or a chapter: its global batches."""
         if self.chapters:
-            return self.spans[number].first_step
+            return self._steps[number]
         recipe, size = self.recipes[0], self.recipes[0].global_batch_size
         if recipe.is_endless:
             return number * (recipe.packs_per_carry_epoch // size)
@@ -144,14 +126,6 @@ class RunPlan:
     def step_of(self, number: int, position: int) -> int:
         """Return the step of the run to which the pack at a position belongs."""
         return self.first_step(number) + position // self.recipe(number).global_batch_size
-
-    def span(self, number: int) -> Span:
-        """Return an epoch or a chapter."""
-        if self.spans:
-            return self.spans[number]
-        recipe = self.recipes[0]
-        num_slots = recipe.packs_per_carry_epoch if recipe.is_endless else None
-        return Span(number=number, recipe=recipe, num_slots=num_slots)
 
     def lane_offset(self, number: int) -> int:
         """Return the slots before an epoch or a chapter, modulo a round of all lanes."""
@@ -162,11 +136,16 @@ class RunPlan:
         first_lane = (int(self.start(number).turn[TURN]) + 1) % recipe.num_lanes
         return first_lane * recipe.lane_turn
 
+    def lanes(self, number: int, position: int) -> set[int]:
+        """Return the lanes that the device plans from a position of an epoch or a chapter on."""
+        before = self.lane_offset(number)
+        return touched_lanes(self.recipe(number), self.view(number), position, before)
+
     def walker(
-        self, span: Span, position: int, extend_queue: Callable[[int, int], None]
+        self, number: int, position: int, extend_queue: Callable[[int, int], None]
     ) -> SlotWalker:
         """Return the walk of an epoch, or of a chapter on the way to `position`."""
-        number, recipe = span.number, span.recipe
+        recipe = self.recipe(number)
         if not self.chapters:
             walker = SlotWalker(recipe, 0 if recipe.is_endless else number, extend_queue)
             if recipe.is_endless:
@@ -184,7 +163,7 @@ class RunPlan:
         """Return the state in which a chapter begins; walks those before it if needed."""
         if chapter not in self._starts:
             before = chapter - 1
-            recipe, num_slots = self.recipes[before], self.spans[before].num_slots or 0
+            recipe, num_slots = self.recipes[before], self.chapters[before].num_slots or 0
             walker = SlotWalker(recipe, 0, start=self.start(before))
             if recipe.is_mixed:
                 walker.skip(num_slots)
@@ -210,13 +189,9 @@ def run_of(recipes: Sequence[Recipe]) -> RunPlan:
     plan = recipe.chapter
     if plan is None or plan.passes is None:
         return RunPlan(recipes)
-    slots = np.zeros((recipe.num_lanes, recipe.num_queues), np.int64)
-    [number] = recipe.used
-    for lane in range(recipe.num_lanes):
-        queue = 0 if recipe.is_mixed else number
-        num_packs = count_queue(recipe, 0, lane, queue)
-        slots[lane, queue] = recipe.shapes.slots_of(queue, num_packs, is_all=True)
+    slots = queue_slots(recipe, 0)
     if not slots.any():
+        [number] = recipe.used
         raise ConfigError(
             f"chapters[{plan.number}] takes whole passes of stream {recipe.names[number]!r}, and "
             f"none of its samples is left at max_seq_len={recipe.packing.max_seq_len}; omit the "
@@ -251,7 +226,8 @@ def start_after(end: WalkState, before: Recipe, after: Recipe) -> WalkState:
     """Return the state in which a chapter begins, from the end of the one before."""
     schedule = end.schedule
     if schedule is not None:
-        is_alike = before.choice_tokens == after.choice_tokens
+        tokens = [recipe.choice_slots * recipe.row_tokens for recipe in (before, after)]
+        is_alike = tokens[0] == tokens[1]
         lags = _lags_after(schedule.lags, after) if is_alike else 0 * schedule.lags
         schedule = ScheduleState(lags=lags, owed=rounded_debts(schedule.owed))
     turn = np.array([end.turn[TURN], 0, -1, 0, -1], np.int64)

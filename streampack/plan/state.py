@@ -27,12 +27,11 @@ from typing import Any, NamedTuple, cast, get_args
 
 from streampack._checks import MAX_EPOCH
 from streampack.chapters import SHAPES
-from streampack.config import Order
 from streampack.config.packing import Method
 from streampack.errors import ResumeError
 from streampack.plan.chapter_recipes import chapter_record
 from streampack.plan.comparison import PACK_LENGTHS, check_same, run_values
-from streampack.plan.recipe import MAX_LANES, MAX_PACKS, Recipe
+from streampack.plan.recipe import MAX_LANES, MAX_PACKS
 from streampack.plan.snapshots import MAX_INTEGER, renumbered, snapshots_in, with_snapshots
 from streampack.plan.spans import RunPlan
 from streampack.types import State
@@ -122,7 +121,9 @@ def plan_fingerprint(
     """
     recipe = run.recipes[0]
     values = recipe.packing.in_sequence() | asdict(recipe.mixing) | asdict(recipe.order)
-    values |= _defaults(recipe.order)
+    # The effective values of settings with defaults that a release may change.
+    values["shuffle_block_size"] = recipe.order.block_size
+    values["pack_shuffle"] = list(recipe.order.pack_window)
     unused = NOT_IN_SEQUENCE
     if run.chapters:
         unused = unused | NOT_IN_CHAPTERS | (set() if recipe.is_mixed else {"weight_unit"})
@@ -131,30 +132,17 @@ def plan_fingerprint(
         used = run.uses() if used is None else used
         streams = zip(recipe.names, digests, strict=True)
         return {"streams": {name: digest for name, digest in streams if name in used}} | values
-    # Each stream's packs, unless they are the packing's.
-    return {
+    values = {
         "streams": list(digests),
         "weights": [[stream.quota.amount, stream.quota.unit] for stream in recipe.streams],
         **values,
-        **({} if recipe.shapes.is_uniform else {PACK_LENGTHS: recipe.shapes.longest}),
-        **_tokens(recipe),
     }
-
-
-def _defaults(order: Order) -> dict[str, int | list[int]]:
-    """Return the effective values of settings with defaults that a release may change."""
-    return {
-        "shuffle_block_size": order.block_size,
-        "pack_shuffle": list(order.pack_window),
-    }
-
-
-def _tokens(recipe: Recipe) -> dict[str, list[int]]:
-    """Return the expected tokens of each stream, if they influence the order."""
+    if not recipe.shapes.is_uniform:
+        values[PACK_LENGTHS] = recipe.shapes.longest
     by_samples = recipe.is_mixed and recipe.mixing.weight_unit == "samples"
-    if by_samples and recipe.mixing.epoch_end != "carry":
-        return {}
-    return {"tokens": [stream.num_tokens for stream in recipe.streams]}
+    if not by_samples or recipe.is_endless:  # expected tokens influence the order
+        values["tokens"] = [stream.num_tokens for stream in recipe.streams]
+    return values
 
 
 def _kept(run: RunPlan) -> dict[str, Any]:
@@ -232,8 +220,8 @@ def decode_state(state: State, run: RunPlan, digests: Sequence[str]) -> Progress
         names,
         running=number if run.chapters else None,
     )
-    slots = run.span(number).num_slots
-    if run.chapters and slots is not None and slots < position:
+    slots = run.chapters[number].num_slots if run.chapters else None
+    if slots is not None and slots < position:
         size = run.recipes[number].global_batch_size
         begun = -(-position // size)
         raise ResumeError(
@@ -264,7 +252,7 @@ def read_state(state: Any, kind: str | None = None) -> State:
             ("epoch", saved["epoch"] < num, f"one of {num} chapters"),
             (
                 "chapters",
-                all(map(_has_steps, saved["chapters"])),
+                all(type(each.get("steps")) in (int, type(None)) for each in saved["chapters"]),
                 "with integers as steps, or null",
             ),
             ("origins", len(saved["origins"]) == num, f"a list of {num}"),
@@ -273,10 +261,6 @@ def read_state(state: Any, kind: str | None = None) -> State:
             if not is_right:
                 raise wrong_value(key, saved[key], words)
     return saved
-
-
-def _has_steps(chapter: State) -> bool:
-    return type(chapter.get("steps")) in (int, type(None))
 
 
 def check_value(name: str, value: Any, wanted: Any) -> None:

@@ -25,7 +25,7 @@ from streampack.config.packing import Method
 from streampack.errors import ConfigError
 from streampack.mix.weights import Weight, resolve_weights
 from streampack.plan.chapter_edits import RunChapters
-from streampack.plan.chapter_recipes import chapter_recipes, chapter_slots
+from streampack.plan.chapter_recipes import chapter_recipes
 from streampack.plan.recipe import MAX_LANES, MAX_PACKS, PlanStream, Recipe
 from streampack.plan.repeats import check_repeats
 from streampack.plan.spans import RunPlan, run_of
@@ -36,9 +36,8 @@ from streampack.planned.refusals import (
     check_pack_lengths,
     slots_per_pack,
 )
-from streampack.planned.spec import DatasetSpec, check_whole_steps
+from streampack.planned.spec import DatasetSpec
 from streampack.planned.stream_lengths import StreamLengths
-from streampack.streams import TokenStream
 from streampack.streams.registry import unique_names
 from streampack.world import World
 
@@ -169,7 +168,8 @@ def build_recipe(spec: DatasetSpec, shape: RunShape | None = None) -> Recipe:
         global_batch_size=global_batch_size,
     )
     check_pack_lengths(recipe, spec.batch_size)
-    check_whole_steps(recipe, spec.view())
+    steps = {"global_batch_size": global_batch_size, "batch_size * devices": spec.view().stride}
+    check_combination({"balance": spec.balance, **steps})
     if mixing.epoch_end == "carry" and not recipe.packs_per_carry_epoch:
         raise ConfigError(
             f"epoch_end='carry' gives epochs of whole global batches, but an epoch's "
@@ -203,7 +203,9 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
     check_combination({"chapters": spec.chapters, **given})
     names, last = unique_names([stream.name for stream in spec.streams]), spec.chapters[-1]
     for name, stream, opened in zip(names, streams, spec.streams, strict=True):
-        _check_stream(stream, opened)
+        options = ("proportion", "repeat", "choose", "max_seq_len")
+        of_stream = {f"Stream({option})": getattr(stream, option, None) for option in options}
+        check_combination({"chapters": [stream], **of_stream}, f"stream {opened.name!r}: ")
         lengths = {
             "max_repeats": spec.mixing.max_repeats_of(name),
             "Chapter(passes)": last.passes if last.weights.get(name) else None,
@@ -214,13 +216,6 @@ def check_run(spec: DatasetSpec, streams: Sequence[Any], batch_format: BatchForm
         sizes = {"global_batch_size": own.mixing.global_batch_size}
         check_combination({"chapters": spec.chapters, **sizes, "cost": own.packing.cost})
         check_format(batch_format, own.packing, own.batch_size)
-
-
-def _check_stream(stream: Any, opened: TokenStream) -> None:
-    """Refuse options of a stream that a run of chapters does not have."""
-    names = ("proportion", "repeat", "choose", "max_seq_len")
-    given = {f"Stream({name})": getattr(stream, name, None) for name in names}
-    check_combination({"chapters": [stream], **given}, f"stream {opened.name!r}: ")
 
 
 def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
@@ -234,14 +229,6 @@ def chapter_spec(spec: DatasetSpec, chapter: Chapter) -> DatasetSpec:
         batch_size=chapter.batch_size or spec.batch_size,
         mixing=replace(spec.mixing, global_batch_size=size),
     )
-
-
-def chapter_steps(spec: DatasetSpec, chapter: Chapter) -> int | None:
-    """Return the length of a chapter in global batches, or None if it has no end."""
-    own = chapter_spec(spec, chapter)
-    size = own.mixing.global_batch_size or 1
-    slots = chapter_slots(chapter, own.packing.max_seq_len, size)
-    return None if slots is None else slots // size
 
 
 def build_chapters(

@@ -59,7 +59,7 @@ class CacheWorkingSet:
 def kept_bytes(spec: DatasetSpec, number: int) -> Int64Array:
     """Return the bytes of each fetched shard of a stream once it is read, shape (num_shards,)."""
     stream = spec.streams[number]
-    return cached_bytes(stream) if spec.keeps_packed[number] else stream.raw_bytes
+    return cached_bytes(stream) if stream.cache.location.download.keep_zip else stream.raw_bytes
 
 
 def lane_cycle(spec: DatasetSpec, recipe: Recipe) -> int:
@@ -178,17 +178,13 @@ class ReadAhead:
         if self._fetcher is None:
             return None
         self._fetcher.check()
-        needs = self._sequence.shards_ahead()
-        self._follow(needs)
-        return None if needs is None else needs.finished
-
-    def _follow(self, needs: ShardDelta | None) -> None:
-        needs = needs or self._put_off
+        changes = self._sequence.shards_ahead()
+        needs = changes or self._put_off
         self._put_off = needs if self.is_patient else None
         if needs is not None and self.is_patient:
             needs = replace(needs, ahead=needs.ahead[: needs.num_first])
-        if self._fetcher is not None:
-            self._fetcher.update_plan(needs)
+        self._fetcher.update_plan(needs)
+        return None if changes is None else changes.finished
 
     def has(self, plan: DevicePlan) -> bool:
         """Return whether the shards of a plan are local."""

@@ -316,9 +316,7 @@ def _make_engine(
         balance=arguments["balance"],
         chapters=() if chapters is None else check_chapters(chapters, packing),
         skip=check_skip(arguments["skip"], has_chapters=chapters is not None),
-        cache_limit=buffers.cache_bytes,
         loss_weights=loss_weights_of(streams, convert),
-        keeps_packed=tuple(bool(each.cache.location.download.keep_zip) for each in opened),
     )
     spec = replace(spec, context=spec.slice_for(convert))
     if spec.chapters:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -41,14 +40,15 @@ from streampack.planned.refusals import (
     check_within_epoch,
 )
 from streampack.planned.replanning import check_replanning, costs_tokenizing
-from streampack.planned.resuming import (
+from streampack.planned.run_state import (
+    RunState,
+    after_edge,
     amended,
     chapters_of,
     loaded_chapters,
     loaded_epochs,
     skipping,
 )
-from streampack.planned.run_state import RunState, after_edge
 from streampack.runtime.loader_session import close_at_exit
 from streampack.runtime.memory_budget import max_prefetch
 from streampack.runtime.rank_digest import compare_values
@@ -59,10 +59,6 @@ from streampack.types import State
 
 class PlanEngine(ReadableRun):
     """Plans, reads and resumes a planned dataset."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy in a worker plans for itself.
-        return super().__getstate__() | {"state": self.state._replace(latest=None, current=None)}
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in the current or next epoch, or in the run.
@@ -139,10 +135,11 @@ class PlanEngine(ReadableRun):
 
     def continues(self) -> bool:
         """Whether a loop continues after an iteration; of epochs, each is a loop of its own."""
-        reached = self._reached
-        slots = self.run.spans[reached.epoch].num_slots if self.run.chapters else 0
-        is_over = slots is not None and reached.position >= slots
-        return not (is_over and reached.epoch + 1 >= len(self.run))
+        if not self.run.chapters:
+            return False
+        reached = after_edge(self.run, self._reached)
+        slots = self.run.chapters[reached.epoch].num_slots
+        return slots is None or reached.position < slots
 
     def end_of_shape(self, number: int) -> int:
         """Return the epoch or chapter after those from one on whose batches have its shape."""
@@ -169,57 +166,40 @@ class PlanEngine(ReadableRun):
         else:
             sequence, state = self._next_sequence(number, key), self.state
             at = Progress(epoch=sequence.epoch, position=sequence.position)
-        return state._replace(worker_start=None, at=at, current=sequence, latest=sequence)
+        return state._replace(worker_start=None, at=at, current=sequence)
 
     def _next_sequence(self, worker: int, key: str) -> PackSequence:
         state = self.state
-        start, latest = state.worker_start, state.latest
-        if start is not None:
+        if (start := state.worker_start) is not None:
             self.counter.begin(worker, key, start.epoch)
-            return self._sequence(start, latest)
+            return self._sequence(start)
         epoch, start = self.counter.begin(worker, key), state.start
         if epoch != start.epoch or not start.position:
             # Not in the constructor: a loaded state may have another lane_turn.
             check_whole_batches(self.recipe)
-            return self._sequence(self._start_of(epoch), latest)
-        sequence = self._sequence(start, latest)
+            return self._sequence(self._start_of(epoch))
+        sequence = self._sequence(start)
         check_within_epoch(sequence, start.position, state.saved_size)
         if sequence.is_finished:
             # The state was taken after the epoch's last batch, so the next epoch follows.
             self.counter.begin(worker, key, epoch + 1)
-            return self._sequence(Progress(epoch=epoch + 1), sequence)
+            return self._sequence(Progress(epoch=epoch + 1))
         check_at_batch(sequence.position, start.position, state.view)
         return sequence
 
-    def _sequence(self, start: Progress, latest: PackSequence | None) -> PackSequence:
-        start = replace(start, snapshots=self._snapshots_at(start, latest))
+    def _sequence(self, start: Progress) -> PackSequence:
         start = self.left.completed(self.state, start)
         if start.epoch == self.state.start.epoch and not self.state.replans:  # set, or loaded
             check_replanning(self.run, self.spec.streams, start)
         return PackSequence(self.run, start)
 
-    def _snapshots_at(self, start: Progress, latest: PackSequence | None) -> list[State]:
-        """Return snapshots from which planning can resume, as far as they are known."""
-        if latest is None or self.recipe.mixing.epoch_end != "carry" or start.snapshots:
-            return start.snapshots
-        # Lanes continue across epochs: start from where the last epoch left them.
-        is_before = (latest.epoch, latest.position) <= (start.epoch, start.position)
-        return latest.snapshots() if is_before else []
-
     def note_end(self, sequence: PackSequence) -> None:
         """Record that an iteration is finished."""
+        end = Progress(epoch=sequence.epoch + 1)
         if self.run.chapters:
             position = sequence.position if sequence.num_slots is None else sequence.num_slots
-            end = Progress(epoch=sequence.epoch, position=position, snapshots=sequence.snapshots())
-        else:
-            end = Progress(epoch=sequence.epoch + 1)
-            end = replace(end, snapshots=self._snapshots_at(end, self.state.latest))
+            end = Progress(epoch=sequence.epoch, position=position)
         self.note(sequence, end)
-
-    def abandon(self) -> None:
-        """Note that an iteration failed: the next one plans from its start."""
-        super().abandon()
-        self.state = self.state._replace(latest=None)  # planning may have stopped halfway
 
     def batches(self) -> Iterator[Batch]:
         """Iterate the next epoch; in a torch worker, every num_workers-th batch of it."""

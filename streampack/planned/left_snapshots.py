@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
-from streampack.plan.device_plan import DevicePlan, touched_lanes
+from streampack.plan.device_plan import DevicePlan
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress, run_fingerprint
 from streampack.planned.run_state import RunState
@@ -63,14 +63,11 @@ class LeftSnapshots:
         return digest_of_values([run_fingerprint(run, self._digests), list(self._world.loading)])
 
     def _enter(self, run: RunPlan) -> None:
-        if run is self._run:
-            return
-        name = ""
-        if self._run is not None:
-            name, before = self._name_of(run), self._name or self._name_of(self._run)
-            if name != before:
+        before = self._run
+        if run is not before:
+            if before is not None and self._own and self._name_of(run) != self._name_of(before):
                 self._own = {}
-        self._run, self._name = run, name
+            self._run, self._name = run, ""
 
     def leave(self, run: RunPlan, plan: DevicePlan, snapshots: list[State]) -> None:
         """Leave the snapshots that hold from the first batch of a plan on, as far as changed."""
@@ -80,7 +77,7 @@ class LeftSnapshots:
         number, position = place = plan.epoch, plan.positions[0]
         recipe, view = run.recipe(number), run.view(number)
         # Queues that a chapter does not use may be of other ranks, which know better.
-        lanes = touched_lanes(recipe, view, position, run.lane_offset(number))
+        lanes = run.lanes(number, position)
         self._last, changed = snapshots, []
         for snapshot in snapshots:
             left = self._own.get(_key_of(snapshot), [])

@@ -168,7 +168,7 @@ class ReadableRun(ResumableRun[PackSequence, Progress]):
         self, epoch: int, num_workers: int, planner: int | None = None
     ) -> FetchLimits:
         spec, recipe = self.spec, self.recipe
-        limit, phase = spec.cache_limit, epoch % lane_cycle(spec, recipe)
+        limit, phase = self.buffers.cache_bytes, epoch % lane_cycle(spec, recipe)
         if limit is not None and (recipe, phase) not in self._needs:
             self._needs[recipe, phase] = cache_needs(spec, recipe, phase)
         needs = CacheWorkingSet() if limit is None else self._needs[recipe, phase]

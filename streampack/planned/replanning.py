@@ -17,11 +17,9 @@ from fractions import Fraction
 import numpy as np
 
 from streampack.errors import ResumeError
-from streampack.plan.device_plan import touched_lanes
 from streampack.plan.spans import RunPlan
 from streampack.plan.state import Progress
 from streampack.streams import TokenStream
-from streampack.types import Int64Array
 
 
 def costs_tokenizing(stream: TokenStream) -> bool:
@@ -31,13 +29,14 @@ def costs_tokenizing(stream: TokenStream) -> bool:
 
 def lanes_to_replan(run: RunPlan, progress: Progress) -> list[tuple[int, int, int]]:
     """Return rows (lane, queue, slots delivered) of what this device plans from the start again."""
-    recipe, number = run.recipe(progress.epoch), progress.epoch
-    served = _served(run, progress)
+    walker = run.walker(progress.epoch, progress.position, lambda *_: None)
+    walker.end_at(None)  # as if no queue ended
+    walker.walk_over(progress.position - walker.slot)
     known = {(each["lane"], each["queue"]) for each in progress.snapshots}
-    lanes = touched_lanes(recipe, run.view(number), progress.position, run.lane_offset(number))
+    lanes = run.lanes(progress.epoch, progress.position)
     return [
-        (lane, queue, int(served[lane, queue]))
-        for lane, queue in np.argwhere(served).tolist()
+        (lane, queue, int(walker.served[lane, queue]))
+        for lane, queue in np.argwhere(walker.served).tolist()
         if lane in lanes and (lane, queue) not in known
     ]
 
@@ -51,7 +50,7 @@ def check_replanning(run: RunPlan, streams: Sequence[TokenStream], progress: Pro
     missing = lanes_to_replan(run, progress) if costly else []
     if not missing:
         return
-    costly = [number for number in costly if not _is_all_here(streams[number])]
+    costly = [n for n in costly if not all(map(streams[n].is_here, range(streams[n].num_shards)))]
     recipe, num_tokens, lanes = run.recipe(progress.epoch), 0, set()
     for lane, queue, num_slots in missing:
         for number in set(costly).intersection(recipe.streams_in(queue)):
@@ -74,19 +73,6 @@ def check_replanning(run: RunPlan, streams: Sequence[TokenStream], progress: Pro
         )
 
 
-def _is_all_here(stream: TokenStream) -> bool:
-    return all(map(stream.is_here, range(stream.num_shards)))
-
-
-def _served(run: RunPlan, progress: Progress) -> Int64Array:
-    """Return the slots of each queue before a place, as if none ended, (num_lanes, num_queues)."""
-    walker = run.walker(run.span(progress.epoch), progress.position, lambda *_: None)
-    walker.end_at(None)
-    walker.walk_over(progress.position - walker.slot)
-    served: Int64Array = walker.served
-    return served
-
-
 def _mean_share(run: RunPlan, progress: Progress, stream: int) -> Fraction:
     """Return the share of a stream in its queue, in the slots before a place."""
     recipe = run.recipe(progress.epoch)
@@ -94,7 +80,7 @@ def _mean_share(run: RunPlan, progress: Progress, stream: int) -> Fraction:
         return Fraction(1)
     if recipe.chapter is None:
         return Fraction(recipe.streams[stream].chosen_tokens, max(recipe.chosen_tokens, 1))
-    slots = [span.num_slots or 0 for span in run.spans[: progress.epoch]] + [progress.position]
+    slots = [each.num_slots or 0 for each in run.chapters[: progress.epoch]] + [progress.position]
     shares = [each.mean_share(stream, num) for each, num in zip(run.chapters, slots, strict=False)]
     total = sum(map(Fraction.__mul__, shares, map(Fraction, slots)), Fraction(0))
     return total / max(sum(slots), 1)

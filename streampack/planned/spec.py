@@ -15,10 +15,8 @@ from streampack.batch.formats.registry import Formatter
 from streampack.batch.slices import context_slice
 from streampack.chapters import Chapter
 from streampack.config import Mixing, Order, Packing
-from streampack.config.combinations import check_combination
 from streampack.gather.context_slice import ContextSlice
 from streampack.plan.device_plan import DeviceView, view_of
-from streampack.plan.recipe import Recipe
 from streampack.streams import TokenStream
 from streampack.world import World
 
@@ -40,10 +38,6 @@ class DatasetSpec:
     """Ranges [first, stop) of steps of a run of chapters that are not delivered."""
     context: ContextSlice | None = None
     """The slice of each row that this rank gets, or None for whole rows."""
-    cache_limit: int | None = None
-    """Cache limit in bytes for fetched shards on this node, or None for no limit."""
-    keeps_packed: tuple[bool, ...]
-    """For each stream, whether a fetched shard is kept next to its decompressed form."""
     loss_weights: tuple[float, ...] | None = None
     """The factor of each stream's losses, or None if all are 1."""
     fetched_for_lengths: list[int] = field(default_factory=list)
@@ -83,9 +77,3 @@ class DatasetSpec:
     def view(self, world: World | None = None) -> DeviceView:
         """Return the part of the sequence that a rank, or this one, gets."""
         return view_of(world or self.world, self.batch_size, self.balance)
-
-
-def check_whole_steps(recipe: Recipe, view: DeviceView) -> None:
-    """Refuse a balanced global batch that is not a whole number of steps."""
-    given = {"balance": view.balance, "global_batch_size": recipe.global_batch_size}
-    check_combination({**given, "batch_size * devices": view.stride})

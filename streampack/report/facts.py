@@ -116,7 +116,7 @@ def run_facts(
     held = [(stream.num_tokens, stream.num_samples) for stream in recipe.streams]
     shortest = max(min(tokens / samples for tokens, samples in held), 1)
     affordable = max(int(PLANNED_PIECES / stride / (1 + recipe.row_tokens / shortest)), 1)
-    last = engine.run.spans[-1].stop_step if has_chapters else 0
+    last = engine.run.num_steps if has_chapters else 0
     in_run = -(-recipe.chosen_slots // recipe.row_tokens // stride)
     if has_chapters:
         in_run = affordable + 1 if last is None else len(dataset)
@@ -175,8 +175,8 @@ def _delivered(
     if engine.run.chapters:
         describe_run(dataset, state)  # refuses a state of another run
         sizes = [recipe.row_tokens for recipe in engine.run.recipes]
-        places = zip(engine.run.spans[: state["epoch"]], sizes, strict=False)
-        tokens = sum((span.num_slots or 0) * size for span, size in places)
+        places = zip(engine.run.chapters[: state["epoch"]], sizes, strict=False)
+        tokens = sum((each.num_slots or 0) * size for each, size in places)
         tokens += state["position"] * sizes[state["epoch"]]
     else:
         dataset.with_arguments().load_state_dict(state)  # as above

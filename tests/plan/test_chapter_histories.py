@@ -96,7 +96,7 @@ class History(RuleBasedStateMachine):
         return -(-self.state["position"] // plan.recipes[self.current].global_batch_size)
 
     def is_over(self) -> bool:
-        slots = self.plan().spans[self.current].num_slots
+        slots = self.plan().chapters[self.current].num_slots
         return self.state["position"] == slots and self.current + 1 == len(self.run)
 
     @precondition(lambda self: not self.is_over())
@@ -155,13 +155,13 @@ class History(RuleBasedStateMachine):
         self.names += [name for name in own if name not in self.names]
         plan, progress = self.resumed()
         number, steps = progress.epoch, self.steps_begun(plan)
-        slots = plan.spans[number].num_slots
+        slots = plan.chapters[number].num_slots
         size = plan.recipes[number].global_batch_size
         if slots is not None and steps * size == slots:
             number, steps = number + 1, 0
             if progress.position < slots or number == len(self.run):
                 return  # the chapter ends with this global batch
-            slots, size = plan.spans[number].num_slots, plan.recipes[number].global_batch_size
+            slots, size = plan.chapters[number].num_slots, plan.recipes[number].global_batch_size
         length = None if slots is None else slots // size
         chapters = [RunChapter(chapter, n, length) for n, chapter in enumerate(self.run)]
         amended = amend_chapters(chapters, number, own, after=steps)
@@ -171,7 +171,7 @@ class History(RuleBasedStateMachine):
     @rule(ahead=st.integers(0, 5), num=st.integers(1, 3))
     def skip(self, ahead, num) -> None:
         plan = self.plan()
-        first = plan.spans[self.current].first_step + self.steps_begun(plan) + ahead
+        first = plan.first_step(self.current) + self.steps_begun(plan) + ahead
         self.skips.append((first, first + num))
 
     @rule(order=st.permutations(NAMES), num=st.integers(0, 4))

@@ -15,10 +15,9 @@ from streampack.config import Mixing, Order, Packing
 from streampack.config.packing import Method
 from streampack.order.lanes import Extents
 from streampack.order.shuffle import Lengths, Passes
-from streampack.plan.device_plan import DeviceView
+from streampack.plan.device_plan import DeviceView, touched_lanes
 from streampack.plan.lane_stream import LaneStream
 from streampack.plan.recipe import Recipe
-from streampack.plan.sequence import touched_lanes
 from streampack.plan.state import Progress
 from streampack.types import SAMPLE, STREAM
 from tests.helpers.examples import crossed, examples

@@ -135,8 +135,8 @@ def test_an_amendment_at_an_edge_does_not_depend_on_what_was_planned_ahead(make,
             got.append(key(batch))
             if len(got) == EDGES[0]:
                 engine = loader._loading.engine
-                while is_ahead and engine.state.latest.epoch == 0:
-                    engine.state.latest.next()  # like a thread that reads ahead
+                while is_ahead and engine.state.current.epoch == 0:
+                    engine.state.current.next()  # like a thread that reads ahead
                 loader.amend(weights={"math": 1, "web": 1})
         runs.append(got)
     assert runs[0] == runs[1]

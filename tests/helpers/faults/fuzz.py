@@ -138,7 +138,6 @@ def _read_epoch(opened: Any) -> None:
         order=Order(seed=1),
         batch_size=4,
         world=World(),
-        keeps_packed=(False,),
     )
     recipe = build_recipe(blueprint)
     sequence = epoch_sequence(recipe, DeviceView(batch_size=4))

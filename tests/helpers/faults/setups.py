@@ -82,8 +82,6 @@ class Setup:
             order=recipe.order,
             batch_size=batch_size,
             world=world,
-            cache_limit=2**40,
-            keeps_packed=(self.keep_zip,) * len(streams),
         )
 
     def shape(self) -> tuple[int, int, int]:
@@ -208,7 +206,6 @@ def _make_setup(
         order=Order(seed=number, shuffle_block_size=5),
         batch_size=1,
         world=World(),
-        keeps_packed=(False,) * len(opened),
     )
     recipe = build_recipe(blueprint, RunShape(num_lanes, 2, GLOBAL_BATCH))
     tokens, num_packs = zip(
