@@ -149,24 +149,25 @@ def _index(
     with TemporaryDirectory(prefix="streampack-") as temporary:
         is_here = folder_of(source) is not None
         fetched = {"remote": source, "local": str(local or temporary)}
-        text, shards = _open(**given, **({"local": source} if is_here else fetched))
+        text, shards = elsewhere = _open(**given, **({"local": source} if is_here else fetched))
         if is_here and shards.cache.needs_fetch:
-            text, shards = _open(**given, **fetched)
+            elsewhere = _open(**given, **fetched)
         index = shards.index
         is_hashed = all(shard.raw.hashes for shard in index.shards)
-        for number in range(len(index.shards)):
-            opened = shards.read(number)
+        for number, info in enumerate(index.shards):
+            reader = shards if shards.cache.is_here(info) else elsewhere[1]
+            opened = reader.read(number)
             # Shards 0, 1, 2, 4, 8, ...: readers check the first that each process opens.
             if not number & (number - 1):
-                shards.check_values(opened, number, shards.checker(number))
+                reader.check_values(opened, number, reader.checker(number))
             place, spans = f"{shards.name}, shard {number}", opened.tokens
             if eos_id is not None:
                 spans = split_spans(spans, document_lengths(opened.data, spans, eos_id), place)
             lengths.append(spans.counts.astype(np.uint32))
             edges.append(edges_of(opened.data, spans, place))
             hashes += [] if is_hashed else [xxhash.xxh64_intdigest(opened.data.data)]
-            if shards.cache.folder.is_relative_to(temporary):
-                Path(shards.version(number).path).unlink()  # the mapping stays
+            if reader.cache.folder.is_relative_to(temporary):
+                Path(reader.version(number).path).unlink()  # the mapping stays
             progress(1)
     name = check_columns(index, shards.columns, shards.name)
     counts = np.concatenate(lengths)
