@@ -82,7 +82,7 @@ def flat(value: Any, path: Path = ()) -> Values:
     >>> flat({"seed": 3, "chapters": [{"weights": {"web": [1, 2]}}]})
     {('seed',): 3, ('chapters', 0, 'weights', 'web'): [1, 2]}
     """
-    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
+    if isinstance(value, list) and value and isinstance(value[0], dict):
         value = dict(enumerate(value))
     if not isinstance(value, dict) or len(path) == MOST_LEVELS:
         return {path: value}

@@ -93,10 +93,11 @@ def test_a_stream_with_hashes_gets_a_length_file_that_every_release_reads(tmp_pa
     )
     content = (path / LENGTH_FILE).read_bytes()
     text = (path / "index.json").read_bytes()
-    file = open_length_file(path / LENGTH_FILE, text, parse_index(text, "x"))
+    index = parse_index(text, "x")
+    file = open_length_file(path / LENGTH_FILE, text, index)
     assert (content[8], file.hashes) == (1, ())
     # The size that releases without hashes expected.
-    assert len(content) == file.head_bytes + 16 * file.num_shards + 12 * file.num_samples
+    assert len(content) == file.head_bytes + 16 * len(index.shards) + 12 * file.num_samples
 
 
 def test_a_length_file_of_an_earlier_release_is_read_and_the_stream_is_warned_of(tmp_path, caplog):
