@@ -95,7 +95,10 @@ def _write_arrow(rows: Any, path: Path) -> None:
     ipc = import_extra("pyarrow.ipc", "tables", "a table in memory")
     batches = _record_batches(rows)
     first = next(batches, None)
-    schema = rows.schema if first is None else first.schema
+    if first is None:
+        schema = rows.schema if is_from(rows, "pyarrow", "Table") else rows.features.arrow_schema
+    else:
+        schema = first.schema
     with ipc.new_file(str(path), schema) as writer:
         for batch in chain([] if first is None else [first], batches):
             writer.write_batch(batch)

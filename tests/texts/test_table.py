@@ -435,6 +435,21 @@ def test_repeated_texts_of_parquet_are_cut_by_what_they_decode_to(tmp_path):
     assert pa.ipc.open_file(decoded).num_record_batches >= len(table)
 
 
+def test_a_parquet_column_with_a_dot_in_its_name_has_the_size_of_any_other(tmp_path):
+    sizes = []
+    for name in ("text", "a.b"):
+        pa.parquet.write_table(pa.table({name: TEXTS}), tmp_path / f"{name}.parquet")
+        table = opened(tmp_path / f"{name}.parquet", tmp_path, RowSelection("text", name))
+        sizes.append(int(table.cut.text.sum()))
+    assert sizes[0] == sizes[1] >= sum(map(len, TEXTS)) / 2
+
+
+def test_a_dataset_of_no_rows_is_refused_as_a_file_of_no_rows_is(tmp_path):
+    rows = datasets.Dataset.from_dict({"text": []})
+    with pytest.raises(DataError, match="0 rows"):
+        opened(rows, tmp_path)
+
+
 @pytest.mark.usefixtures("small")
 def test_a_file_that_changes_between_the_table_and_the_read_is_refused(tmp_path):
     path = write_rows(tmp_path / "a.jsonl", ["a" * 100] * 1000)

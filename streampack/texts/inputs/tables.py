@@ -374,7 +374,7 @@ def _raw_bytes(group: Any, columns: list[str] | None) -> int:
     return 1 + sum(
         int(column.total_uncompressed_size)
         for column in column_chunks(group)
-        if columns is None or column.path_in_schema.partition(".")[0] in columns
+        if columns is None or any(f"{column.path_in_schema}.".startswith(f"{n}.") for n in columns)
     )
 
 
