@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import tracemalloc
@@ -21,6 +22,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from streaming import MDSWriter
@@ -468,6 +470,25 @@ def test_a_shard_of_mds_with_other_bytes_is_refused(tmp_path):
     path.write_bytes(data)
     with pytest.raises(DataError, match=r"its xxh64 is .* but index.json says"):
         rows_of(table, tmp_path)
+
+
+def test_a_shard_of_mds_that_unpacks_to_more_than_is_stated_is_not_unpacked_further(tmp_path):
+    folder = write_mds(tmp_path / "mds", compression="zstd")
+    path = folder / "shard.00000.mds.zstd"
+    index, bomb = (
+        json.loads((folder / "index.json").read_text()),
+        zstandard.compress(bytes(1 << 28)),
+    )
+    index["shards"][0]["zip_data"]["bytes"] = len(bomb)
+    (folder / "index.json").write_text(json.dumps(index))
+    path.write_bytes(bomb)
+    table = opened(folder, tmp_path)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"does not unpack to the \d+ bytes"):
+        rows_of(table, tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 32 << 20
 
 
 def test_lines_of_a_store_are_counted_by_a_command_and_else_refused(tmp_path, memory, capsys):

@@ -137,16 +137,19 @@ def shard_contents(slice_: InputSlice) -> bytes:
     _verify(data, slice_, is_raw=False)
     if found is not None:
         family = found[1] or found[2]
-        pieces = CODECS[family].pieces(io.BytesIO(data), raw_bytes_of(slice_))
+        stated, unpacked = raw_bytes_of(slice_), bytearray()
         try:
-            data = b"".join(map(bytes, pieces))
+            for piece in CODECS[family].pieces(io.BytesIO(data), stated):
+                unpacked += piece
+                if len(unpacked) > stated:
+                    break  # a bomb would go on
         except ConfigError:  # a library that is not installed
             raise
         except Exception as error:  # each codec raises its own exceptions
             raise _damaged(slice_, f"cannot be decompressed ({error})") from error
-        if len(data) != raw_bytes_of(slice_):
-            unpacked_to = f"unpacks to {len(data)} bytes"
-            raise _damaged(slice_, f"{unpacked_to}, but index.json says {raw_bytes_of(slice_)}")
+        if len(unpacked) != stated:
+            raise _damaged(slice_, f"does not unpack to the {stated} bytes that index.json says")
+        data = bytes(unpacked)
     _verify(data, slice_, is_raw=True)
     return data
 
