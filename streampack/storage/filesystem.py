@@ -127,8 +127,8 @@ def is_cut(data: ByteArray) -> bool:
 
     Bytes that were read instead of mapped are never cut.
     """
-    whole = data if data.base is None or isinstance(data.base, _Mapped) else data.base
-    return isinstance(whole.base, _Mapped) and whole.base.is_cut()
+    base = data.base.base if isinstance(data.base, np.ndarray) else data.base  # of a slice
+    return isinstance(base, _Mapped) and base.is_cut()
 
 
 class LocalFilesystem:
