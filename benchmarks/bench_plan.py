@@ -36,10 +36,10 @@ from streampack.chapters import Chapter, Ramp
 from streampack.config import Mixing, Order, Packing
 from streampack.mix.weights import Weight, resolve_weights
 from streampack.plan.chapter_recipes import chapter_recipes
-from streampack.plan.device_plan import DeviceView
+from streampack.plan.device_plan import DeviceView, touched_lanes
 from streampack.plan.recipe import PlanStream, Recipe
 from streampack.plan.sample_order import SampleOrder
-from streampack.plan.sequence import PackSequence, touched_lanes
+from streampack.plan.sequence import PackSequence
 from streampack.plan.spans import RunPlan
 from streampack.types import Int64Array
 

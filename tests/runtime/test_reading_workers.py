@@ -278,18 +278,18 @@ def test_a_worker_that_is_stopped_is_named_once_time_is_up_and_the_run_goes_on_e
 
 def test_a_worker_that_missed_an_iteration_begins_the_next_with_the_others(monkeypatch):
     """A worker drops the tasks of an iteration that was left before it reached them."""
-    begin = OnlineEngine.adopt
+    begin = OnlineEngine.deliveries
     has_begun: list[bool] = []
 
-    def late(self: Any, start: Any) -> Any:
+    def late(self: Any, *task: Any) -> Any:
         if not has_begun and get_worker_info().id == 1:
             time.sleep(1)
         has_begun.append(True)
-        return begin(self, start)
+        return begin(self, *task)
 
     loader = PackedDataLoader(of_iterables(), num_workers=2)
     wanted = [show(batch) for _ in range(2) for batch in loader][len(list(loader)) :]
-    monkeypatch.setattr(OnlineEngine, "adopt", late)
+    monkeypatch.setattr(OnlineEngine, "deliveries", late)
     loader = PackedDataLoader(of_iterables(), num_workers=2)
     next(iter(loader))
     assert [show(batch) for batch in loader] == wanted
