@@ -11,8 +11,10 @@ store's own time limit is over. It is a daemon, so no process waits for it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -38,6 +40,25 @@ class AttemptThread(threading.Thread):
             self.result = self._work()
         except BaseException as error:  # re-raised in the waiting thread
             self.error = error
+        finally:
+            _ending.append(threading.get_native_id())
+
+
+_ending: deque[int] = deque(maxlen=64)  # threads of the operating system, whose attempts are over
+
+
+def _await_ending() -> None:
+    # OpenSSL frees what it keeps for a thread under a lock, when Python has already joined the
+    # thread. A process that is forked just then would find this lock taken, and wait forever.
+    end_s = time.monotonic() + 1
+    while _ending and time.monotonic() < end_s:
+        if os.path.exists(f"/proc/self/task/{_ending[0]}"):
+            time.sleep(0.001)
+        else:
+            _ending.popleft()
+
+
+os.register_at_fork(before=_await_ending)
 
 
 class _Scope:
