@@ -142,7 +142,7 @@ def shard_contents(slice_: InputSlice) -> bytes:
             for piece in CODECS[family].pieces(io.BytesIO(data), stated):
                 unpacked += piece
                 if len(unpacked) > stated:
-                    break  # a bomb would go on
+                    break  # a bomb has no end
         except ConfigError:  # a library that is not installed
             raise
         except Exception as error:  # each codec raises its own exceptions
